@@ -1,0 +1,82 @@
+"""Checks of what users hand in. Each says what was expected, what came, and the likely fix.
+
+Shapes and dtypes are checked always, values only when they are concrete arrays: inside ``jit`` there is nothing to look
+at. Everything here runs while the model is traced, that is, before anything is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["check_finite", "check_floating", "check_inputs", "check_option", "is_concrete"]
+
+
+def is_concrete(x: Any) -> bool:
+    """Whether the values of ``x`` can be looked at now (false for a traced array)."""
+    return not isinstance(x, jax.core.Tracer)
+
+
+def check_option(name: str, value: str, known: Collection[str]) -> str:
+    """Return ``value`` if it is one of the ``known`` names of the option ``name``.
+
+    :raises ValueError: otherwise, naming the known ones.
+    """
+    if value not in known:
+        listed = ", ".join(repr(k) for k in known)
+        raise ValueError(f"Unknown `{name}` {value!r}; known are {listed}.")
+    return value
+
+
+def check_floating(name: str, x: Any) -> jax.Array:
+    """Return ``x`` as an array, refusing integers and anything else that is not floating point.
+
+    :raises TypeError: if the dtype is not a floating one.
+    """
+    try:
+        x = jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"`{name}` must be an array of floating-point numbers; got {type(x).__name__}.") from error
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(
+            f"`{name}` must have a floating dtype; got {x.dtype}. Convert it first: jnp.asarray({name}, float)."
+        )
+    return x
+
+
+def check_finite(name: str, x: jax.Array) -> jax.Array:
+    """Return ``x``, refusing NaN and infinity in a concrete array.
+
+    :raises ValueError: with the number of bad entries and where the first one is.
+    """
+    if is_concrete(x):
+        bad = ~np.isfinite(np.asarray(x))
+        if bad.any():
+            first = tuple(int(i) for i in np.argwhere(bad)[0])
+            raise ValueError(
+                f"`{name}` must be finite; got {int(bad.sum())} NaN or infinite of {bad.size} entries, "
+                f"the first at {first}. Remove or impute those rows (missing outputs can be masked, inputs cannot)."
+            )
+    return x
+
+
+def check_inputs(name: str, X: Any, dim: int | None = None) -> jax.Array:
+    """Return inputs as a floating array of shape (n, D), finite, not empty, with ``D = dim`` if ``dim`` is given.
+
+    :raises TypeError: if the dtype is not floating.
+    :raises ValueError: if the shape or a value is wrong.
+    """
+    X = check_floating(name, X)
+    if X.ndim != 2:
+        hint = f" For one input dimension use {name}[:, None]." if X.ndim == 1 else ""
+        raise ValueError(f"`{name}` must have shape (n, D); got {X.shape}.{hint}")
+    if 0 in X.shape:
+        raise ValueError(f"`{name}` must hold at least one point of at least one dimension; got shape {X.shape}.")
+    if dim is not None and X.shape[1] != dim:
+        hint = f" Did you pass {name}.T?" if X.shape[0] == dim else ""
+        raise ValueError(f"`{name}` must have shape (n, D) with D = {dim}; got {X.shape}.{hint}")
+    return check_finite(name, X)

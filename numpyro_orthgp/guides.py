@@ -1,0 +1,308 @@
+"""Guides that hand their Gaussians to the model: :func:`gp_posterior` by hand, :class:`AutoSparseGP` automatically."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.infer.autoguide import AutoDelta, AutoGuide
+from numpyro.primitives import Messenger
+
+from numpyro_orthgp.distributions import WhitenedGaussian, dense_lower_cholesky
+from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.likelihoods.base import check_observed, is_expected
+from numpyro_orthgp.math.gaussian import COVARIANCES, Whitened
+from numpyro_orthgp.primitives import Belief, CollectFunctions, Site, site_of
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["AutoSparseGP", "gp_posterior", "posterior"]
+
+RESIDUALS = ("prior", "tight")
+
+
+def gp_posterior(
+    name: str,
+    num_inducing: int | Sequence[int],
+    *,
+    covariance: str | Sequence[str] = "full",
+    residual: str = "prior",
+    num_latents: int | None = None,
+    analytic: bool = True,
+    dtype: Any = None,
+) -> list[Array]:
+    """Declare q for one gp in a hand-written guide.
+
+    For each set i it declares the param sites ``{name}.u{i}_loc``, shape (M_i,) or (P, M_i), and ``{name}.u{i}_scale_tril``,
+    shape (M_i, M_i) or (P, M_i, M_i), for covariance "full", or ``{name}.u{i}_scale`` for "diagonal"; then the sample
+    site ``{name}.u{i}``. A ``MeanOnly`` set has its weights in the model and is not counted here.
+
+    :param name: the name that the model gave its gp.
+    :param num_inducing: number of inducing variables, one per set.
+    :param covariance: of q in whitened coordinates: "full", "diagonal" or "prior" (the identity); one for all sets or one per set.
+    :param residual: "tight" for the tightened bound of Titsias 2025 (a param site ``{name}_residual_scale`` for v, used by
+        likelihoods that are not Gaussian, whose optimal v is known), or "prior".
+    :param num_latents: P, if the model's gp has it.
+    :param analytic: whether to hand the Gaussian itself to the model, which then integrates over it, or only samples, as
+        importance-weighted objectives (``RenyiELBO``) need.
+    :param dtype: dtype of the parameters; default JAX's default floating dtype.
+    :return: a sample of the whitened inducing variables of each set.
+    :raises ValueError: for an unknown option or a wrong number of them.
+    """
+    sizes = [num_inducing] if isinstance(num_inducing, int) else list(num_inducing)
+    kinds = _per_set("covariance", covariance, len(sizes))
+    check_option("residual", residual, RESIDUALS)
+    dtype = jnp.dtype(dtype or jnp.result_type(float))
+    batch = () if num_latents is None else (num_latents,)
+    v = None
+    if residual == "tight":
+        v = numpyro.param(f"{name}_residual_scale", jnp.ones(batch, dtype), constraint=constraints.positive)
+    values = []
+    for i, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
+        q = _family(f"{name}.u{i}", (*batch, size), kind, dtype)
+        belief = Belief(q if analytic else None, v if i == 0 else None)
+        values.append(numpyro.sample(f"{name}.u{i}", WhitenedGaussian(q), infer=belief.as_infer()))
+    return values
+
+
+def _family(name: str, shape: tuple[int, ...], covariance: str, dtype: Any) -> Whitened:
+    """Declare the parameters of one q, starting at the prior."""
+    loc = numpyro.param(f"{name}_loc", jnp.zeros(shape, dtype))
+    if covariance == "full":
+        eye = jnp.broadcast_to(jnp.eye(shape[-1], dtype=dtype), (*shape, shape[-1]))
+        scale = numpyro.param(f"{name}_scale_tril", eye, constraint=dense_lower_cholesky)
+    elif covariance == "diagonal":
+        scale = numpyro.param(f"{name}_scale", jnp.ones(shape, dtype), constraint=constraints.positive)
+    else:
+        scale = None
+    return Whitened(loc, scale, covariance)  # type: ignore[arg-type]
+
+
+def _per_set(option: str, value: str | Sequence[str], num_sets: int) -> list[str]:
+    values = [value] * num_sets if isinstance(value, str) else list(value)
+    if len(values) != num_sets:
+        raise ValueError(f"`{option}` must be one name or one per set, {num_sets} here; got {len(values)}: {values}.")
+    return [check_option(option, v, COVARIANCES) for v in values]
+
+
+class AutoSparseGP(AutoGuide):
+    """The automatic guide: a Gaussian for every gp of the model, a NumPyro autoguide for every other latent site.
+
+    ::
+
+        guide = AutoSparseGP(model)                                 # full covariances, MAP for the rest
+        guide = AutoSparseGP(model, residual="tight")               # the tightened bound of Titsias 2025
+        guide = AutoSparseGP(model, covariance=["full", "prior"])   # SOLVE-GP whose second set moves the mean only
+        guide = AutoSparseGP(model, hyper=AutoNormal)               # fully Bayesian hyperparameters
+
+    Its param sites are those of :func:`gp_posterior` and of the ``hyper`` guide.
+
+    :param model: a NumPyro model.
+    :param covariance: "full", "diagonal" or "prior" for all sets; or one per set; or a dict of these by gp name.
+    :param residual: "prior" or "tight"; or a dict of these by gp name.
+    :param analytic: hand Gaussians to the model, not only samples; see :func:`gp_posterior`.
+    :param hyper: what makes the guide for all other latent sites out of the model: an AutoGuide class or any callable
+        such as ``lambda model: AutoNormal(model, init_scale=0.01)``.
+    :raises ValueError: for unknown options; at the first call, for gp names that the model does not have, and for
+        observations outside the support of their likelihood.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        covariance: str | Sequence[str] | Mapping[str, str | Sequence[str]] = "full",
+        residual: str | Mapping[str, str] = "prior",
+        analytic: bool = True,
+        hyper: Callable[[Callable[..., Any]], Any] = AutoDelta,
+    ) -> None:
+        super().__init__(model)
+        for option, value, known in (("covariance", covariance, COVARIANCES), ("residual", residual, RESIDUALS)):
+            if isinstance(value, str):
+                check_option(option, value, known)
+        self.covariance, self.residual, self.analytic = covariance, residual, analytic
+        self._hyper = hyper(_WithoutGPs(model))
+        self._order: list[str] = []
+        self._gps: dict[str, list[Site]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Run the guide; with the arguments of the model.
+
+        :return: the values of the model's latent sites.
+        """
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        with handlers.trace() as emitted:
+            self._sample_latents(*args, **kwargs)
+            if any(name.endswith(_MISSING) for name in self._order):
+                self._sample_missing(emitted, *args, **kwargs)
+        return {name: site["value"] for name, site in emitted.items() if site["type"] == "sample"}
+
+    def sample_posterior(
+        self, rng_key: PRNGKey, params: dict[str, Any], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
+    ) -> dict[str, Array]:
+        """Samples of all latent sites, each of shape ``sample_shape`` + the site's."""
+
+        def draw(key: PRNGKey) -> dict[str, Array]:
+            guide = handlers.substitute(handlers.seed(self, key), params)
+            return guide(*args, **kwargs)
+
+        for size in reversed(sample_shape):
+            draw = _vmap_keys(draw, size)
+        return draw(rng_key)
+
+    def median(self, params: dict[str, Any]) -> dict[str, Array]:
+        """Posterior medians of all latent sites, by site name (those of ``hyper`` if it has medians)."""
+        medians = dict(self._hyper.median(params)) if self._has_hyper else {}
+        return medians | {
+            f"{gp}.u{s.index}": params[f"{gp}.u{s.index}_loc"] for gp, sites in self._gps.items() for s in sites
+        }
+
+    @property
+    def _has_hyper(self) -> bool:
+        own = {f"{gp}.u{s.index}" for gp, sites in self._gps.items() for s in sites}
+        return any(name not in own and not name.endswith(_MISSING) for name in self._order)
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        with handlers.block():
+            rng_key = jax.random.PRNGKey(0)
+            self.prototype_trace = handlers.trace(handlers.seed(self.model, rng_key)).get_trace(*args, **kwargs)
+        self._order, self._gps = [], {}
+        for name, message in self.prototype_trace.items():
+            if message["type"] != "sample":
+                continue
+            if message["is_observed"]:
+                check_observed(name, message["fn"], message["value"])
+                continue
+            site = site_of(message)
+            if site is not None:
+                self._gps.setdefault(name.removesuffix(f".u{site.index}"), []).append(site)
+            if site is not None or name.endswith(_MISSING) or not is_expected(message["fn"]):
+                self._order.append(name)
+        self._check_names()
+
+    def _check_names(self) -> None:
+        if not self._gps:
+            raise ValueError(
+                "AutoSparseGP found no gp() in the model. Use a NumPyro autoguide, or declare f = gp(name, kernel, Z)."
+            )
+        for option, value in (("covariance", self.covariance), ("residual", self.residual)):
+            if isinstance(value, Mapping):
+                for name in value:
+                    check_option(f"{option} key", name, list(self._gps))
+
+    def _sample_latents(self, *args: Any, **kwargs: Any) -> None:
+        pending = [(self._order.index(f"{name}.u0"), name) for name in self._gps]
+        with _InModelOrder(self._order, pending, self._sample_gp) as in_order:
+            in_order.emit_before_next(after=-1)
+            if self._has_hyper:
+                self._hyper(*args, **kwargs)
+        in_order.emit_rest()
+
+    def _sample_gp(self, name: str) -> None:
+        sites = self._gps[name]
+        shape = sites[0].shape
+        gp_posterior(
+            name,
+            [s.shape[-1] for s in sites],
+            covariance=self.covariance.get(name, "full") if isinstance(self.covariance, Mapping) else self.covariance,
+            residual=self.residual.get(name, "prior") if isinstance(self.residual, Mapping) else self.residual,
+            num_latents=shape[0] if len(shape) == 2 else None,
+            analytic=self.analytic,
+            dtype=sites[0].dtype,
+        )
+
+    def _sample_missing(self, emitted: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        # Outputs hidden by `obs_mask` are latent sites that weigh nothing. Their posterior is their predictive
+        # distribution, which only the model knows: run it under what has been drawn so far.
+        with handlers.block():
+            model = handlers.replay(handlers.seed(self.model, jax.random.PRNGKey(0)), dict(emitted))
+            messages = handlers.trace(model).get_trace(*args, **kwargs)
+        for name, message in messages.items():
+            if name.endswith(_MISSING) and message["type"] == "sample" and not message["is_observed"]:
+                numpyro.sample(name, message["fn"])
+
+
+_MISSING = "_unobserved"  # how NumPyro names the hidden part of a site with `obs_mask`
+
+
+class _WithoutGPs(Messenger):
+    """A model whose gp sites, and outputs hidden by `obs_mask`, no outer handler sees: what is left is for ``hyper``."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return
+        if site_of(msg) is not None or is_expected(msg["fn"]):
+            if msg["value"] is None:
+                msg["value"] = jnp.zeros(msg["fn"].shape(), getattr(site_of(msg), "dtype", None))
+            msg["stop"] = True
+
+
+class _InModelOrder(Messenger):
+    """Emits each gp's sites between the other latent sites where the model has them, as TraceMeanField_ELBO asks."""
+
+    def __init__(self, order: list[str], pending: list[tuple[int, str]], emit: Callable[[str], None]) -> None:
+        super().__init__()
+        self.order, self.pending, self.emit = order, sorted(pending), emit
+        own = {i for i, name in enumerate(order) for _, gp in pending if name.startswith(f"{gp}.u")}
+        self.others = [i for i in range(len(order)) if i not in own]
+
+    def __enter__(self) -> _InModelOrder:
+        super().__enter__()
+        return self
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        # Inside a plate the gp's sites would become part of it: wait for the next site outside.
+        if msg["type"] == "sample" and msg["name"] in self.order and not msg["cond_indep_stack"]:
+            self.emit_before_next(after=self.order.index(msg["name"]))
+
+    def emit_before_next(self, after: int) -> None:
+        upcoming = [i for i in self.others if i > after]
+        while self.pending and (not upcoming or self.pending[0][0] < upcoming[0]):
+            self.emit(self.pending.pop(0)[1])
+
+    def emit_rest(self) -> None:
+        while self.pending:
+            self.emit(self.pending.pop(0)[1])
+
+
+def _vmap_keys(draw: Callable[[PRNGKey], Any], size: int) -> Callable[[PRNGKey], Any]:
+    return lambda key: jax.vmap(draw)(jax.random.split(key, size))
+
+
+def posterior(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    params: dict[str, Any],
+    *args: Any,
+    rng_key: PRNGKey | None = None,
+    **kwargs: Any,
+) -> dict[str, GPFunction]:
+    """The fitted functions of a model, ready to be called at test inputs.
+
+    With a guide of this package the functions carry its Gaussians: means and variances are exact, with no sampling over
+    inducing variables. Other latent sites are drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide
+    map over ``rng_key`` with ``jax.vmap`` for a mixture. The residual is always the prior's (v = 1), also after
+    tightened training (Titsias 2025, Sec. 3.1).
+
+    :param model: the model that was fitted.
+    :param guide: its guide.
+    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``.
+    :param args: arguments of the model; the training inputs, or any inputs of the right shape.
+    :param rng_key: for the latent sites that the guide draws; default ``jax.random.PRNGKey(0)``.
+    :return: a :class:`GPFunction` for each gp, by full name (with the prefix of ``handlers.scope``).
+    """
+    guide_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
+    guide_trace = handlers.trace(handlers.substitute(handlers.seed(guide, guide_key), params)).get_trace(
+        *args, **kwargs
+    )
+    fitted = handlers.substitute(handlers.replay(handlers.seed(model, model_key), guide_trace), params)
+    with handlers.block(), CollectFunctions() as collected:
+        fitted(*args, **kwargs)
+    return {name: replace(f, pointwise=False, residual_scale=None) for name, f in collected.functions.items()}

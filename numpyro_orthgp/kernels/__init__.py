@@ -1,0 +1,43 @@
+"""Covariance functions.
+
+Stationary kernels have unit variance: write ``variance * Matern52(lengthscale)`` for another. `Linear`,
+`Polynomial`, `ArcCosine`, `Constant` and `White` have variances of their own. `Kernel` says how all are
+called, combined and batched.
+"""
+
+from numpyro_orthgp.kernels.base import Constant, Function, Kernel, Product, Restricted, Scaled, Sum
+from numpyro_orthgp.kernels.dot_product import ArcCosine, Linear, Polynomial
+from numpyro_orthgp.kernels.hyperparameters import hyperparameter, static
+from numpyro_orthgp.kernels.stationary import (
+    RBF,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    RationalQuadratic,
+    Stationary,
+)
+from numpyro_orthgp.kernels.white import White
+
+__all__ = [
+    "RBF",
+    "ArcCosine",
+    "Constant",
+    "Function",
+    "Kernel",
+    "Linear",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "Periodic",
+    "Polynomial",
+    "Product",
+    "RationalQuadratic",
+    "Restricted",
+    "Scaled",
+    "Stationary",
+    "Sum",
+    "White",
+    "hyperparameter",
+    "static",
+]

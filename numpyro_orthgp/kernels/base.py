@@ -1,0 +1,281 @@
+"""`Kernel`, the base of all covariance functions, and its algebra: sums, products, scaling, columns."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.kernels.hyperparameters import (
+    check_inputs,
+    check_value,
+    hyperparameter,
+    per_latent,
+    static,
+)
+from numpyro_orthgp.types import Array, ArrayLike, KernelLike
+
+__all__ = ["Constant", "Function", "Kernel", "Product", "Restricted", "Scaled", "Sum"]
+
+
+def _register(cls: type[Kernel]) -> None:
+    # Not `jax.tree_util.register_dataclass`: that unflattens through `__init__`, whose checks must not see
+    # gradients, optimizer states and the placeholders of tree transformations, which travel in the same
+    # structure.
+    dataclasses.dataclass(frozen=True, eq=False)(cls)
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    meta = tuple(field.name for field in fields if field.metadata.get("static"))
+    data = tuple(field.name for field in fields if not field.metadata.get("static"))
+
+    def flatten(kernel: Kernel) -> tuple[tuple, tuple]:
+        return tuple(getattr(kernel, name) for name in data), tuple(getattr(kernel, name) for name in meta)
+
+    def flatten_with_keys(kernel: Kernel) -> tuple[tuple, tuple]:
+        children, aux = flatten(kernel)
+        return tuple(zip(map(jax.tree_util.GetAttrKey, data), children, strict=True)), aux
+
+    def unflatten(aux: tuple, children: Iterable) -> Kernel:
+        kernel = object.__new__(cls)
+        for name, value in zip(data + meta, (*children, *aux), strict=True):
+            object.__setattr__(kernel, name, value)
+        return kernel
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(hyperparameter, static))
+class Kernel(abc.ABC):
+    """A covariance function.
+
+    ``kernel(X1, X2)`` is the covariance matrix, shape (..., n, m); ``kernel(X)`` is the variance at each
+    input, shape (..., n). Kernels are added, multiplied, scaled by numbers and arrays, and restricted to
+    columns of the inputs::
+
+        kernel = variance * Matern52(lengthscale).on([0, 1]) + Linear().on(2) + 0.1
+
+    In sums and products the other operand may be any callable with the same convention, a tinygp kernel for
+    one (ours goes on the left: tinygp would take ours for a number).
+
+    Any hyperparameter may have a leading axis P, one kernel per latent function, which then leads the result:
+    scalar ones have shape () or (P,), those with one value per input dimension (), (D,), (P, D) or (P, 1). A
+    kernel is a pytree whose leaves are its hyperparameters.
+
+    A new kernel is a subclass with annotated fields (`hyperparameter` or `static`; it becomes a frozen
+    dataclass and a pytree by itself) and the two methods `matrix` and `diagonal`.
+    """
+
+    __array_ufunc__ = None  # numpy's numbers and arrays leave the arithmetic to us
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _register(cls)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if "sign" in field.metadata:
+                check_value(field.name, getattr(self, field.name), field.metadata["sign"])
+
+    @abc.abstractmethod
+    def matrix(self, X1: Array, X2: Array) -> Array:
+        """The covariance matrix, shape (..., n, m); the inputs have been checked by `__call__`."""
+
+    @abc.abstractmethod
+    def diagonal(self, X: Array) -> Array:
+        """The diagonal of ``matrix(X, X)``, shape (..., n)."""
+
+    def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
+        """The covariance matrix of two sets of inputs, or the variances of one.
+
+        :param X1: inputs, shape (..., n, D).
+        :param X2: inputs, shape (..., m, D); leading axes broadcast against those of ``X1`` and of
+            hyperparameters. Given the very same array twice, stationary kernels make the diagonal exact.
+        :return: shape (..., n, m), or (..., n) without ``X2``.
+        :raises TypeError: if inputs are not floating-point arrays.
+        :raises ValueError: if shapes of inputs, or of inputs and hyperparameters, do not match.
+        """
+        if X2 is None:
+            return self.diagonal(check_inputs("X", X1))
+        first = check_inputs("X1", X1)
+        second = first if X2 is X1 else check_inputs("X2", X2)
+        if first.shape[-1] != second.shape[-1]:
+            raise ValueError(
+                f"`X2` must have shape (..., m, D) with D = {first.shape[-1]} to match `X1`; "
+                f"got {second.shape}. Did you pass X2.T?"
+            )
+        return self.matrix(first, second)
+
+    def on(self, dims: int | Iterable[int]) -> Restricted:
+        """This kernel as a function of some columns of the inputs only.
+
+        :param dims: a column, or several in the order the kernel is to see them; negative ones count from the
+            end.
+        """
+        return Restricted(self, dims)  # type: ignore[arg-type]
+
+    def __add__(self, other: Any) -> Kernel:
+        return Sum(self, _summand(other))
+
+    def __radd__(self, other: Any) -> Kernel:
+        if isinstance(other, int) and other == 0:  # where `sum` of a list of kernels starts
+            return self
+        return Sum(_summand(other), self)
+
+    def __mul__(self, other: Any) -> Kernel:
+        return Scaled(self, other) if _is_number(other) else Product(self, _operand(other))
+
+    def __rmul__(self, other: Any) -> Kernel:
+        return Scaled(self, other) if _is_number(other) else Product(_operand(other), self)
+
+
+class Sum(Kernel):
+    r""":math:`k(x, y) = k_1(x, y) + k_2(x, y)`: independent functions, added.
+
+    :param left: a kernel.
+    :param right: a kernel.
+    """
+
+    left: KernelLike
+    right: KernelLike
+
+    def matrix(self, X1: Array, X2: Array) -> Array:
+        return self.left(X1, X2) + self.right(X1, X2)
+
+    def diagonal(self, X: Array) -> Array:
+        return self.left(X) + self.right(X)
+
+
+class Product(Kernel):
+    r""":math:`k(x, y) = k_1(x, y)\, k_2(x, y)`.
+
+    :param left: a kernel.
+    :param right: a kernel.
+    """
+
+    left: KernelLike
+    right: KernelLike
+
+    def matrix(self, X1: Array, X2: Array) -> Array:
+        return self.left(X1, X2) * self.right(X1, X2)
+
+    def diagonal(self, X: Array) -> Array:
+        return self.left(X) * self.right(X)
+
+
+class Scaled(Kernel):
+    r""":math:`k(x, y) = v\, k_1(x, y)`; what ``variance * kernel`` makes.
+
+    :param kernel: a kernel.
+    :param variance: the factor :math:`v`, a variance (squared units of the function), shape () or (P,).
+    """
+
+    kernel: KernelLike
+    variance: ArrayLike = hyperparameter()
+
+    def matrix(self, X1: Array, X2: Array) -> Array:
+        return per_latent("variance", self.variance, X1) * self.kernel(X1, X2)
+
+    def diagonal(self, X: Array) -> Array:
+        return per_latent("variance", self.variance, X, axes=1) * self.kernel(X)
+
+
+class Restricted(Kernel):
+    r""":math:`k(x, y) = k_1(x_S, y_S)` with :math:`S` some of the input dimensions; what ``kernel.on(dims)``
+    makes.
+
+    :param kernel: a kernel.
+    :param dims: the dimensions, an integer or several.
+    :raises TypeError: if ``dims`` are not integers.
+    :raises ValueError: if there are none, and when called if one is out of range.
+    """
+
+    kernel: KernelLike
+    dims: tuple[int, ...] = static()
+
+    def __post_init__(self) -> None:
+        dims: Any = self.dims
+        try:
+            dims = tuple(map(operator.index, dims if np.iterable(dims) else (dims,)))
+        except TypeError as error:
+            raise TypeError(f"`dims` must be an integer or several, such as [0, 2]; got {dims!r}.") from error
+        if not dims:
+            raise ValueError("`dims` must name at least one column; got none.")
+        object.__setattr__(self, "dims", dims)
+
+    def _columns(self, X: Array) -> Array:
+        num_dims = X.shape[-1]
+        if any(not -num_dims <= dim < num_dims for dim in self.dims):
+            raise ValueError(
+                f"`dims` must lie in 0..{num_dims - 1} for inputs with D = {num_dims}; got {self.dims}."
+            )
+        dims = [dim % num_dims for dim in self.dims]
+        if dims == list(range(dims[0], dims[0] + len(dims))):  # a slice costs less than a gather
+            return X[..., dims[0] : dims[0] + len(dims)]
+        return X[..., np.array(dims)]
+
+    def matrix(self, X1: Array, X2: Array) -> Array:
+        columns = self._columns(X1)
+        return self.kernel(columns, columns if X2 is X1 else self._columns(X2))
+
+    def diagonal(self, X: Array) -> Array:
+        return self.kernel(self._columns(X))
+
+
+class Constant(Kernel):
+    r""":math:`k(x, y) = c`: an unknown constant function with variance :math:`c`; what ``kernel + c`` adds.
+
+    :param value: the variance :math:`c`, shape () or (P,).
+    """
+
+    value: ArrayLike = hyperparameter(zero=True)
+
+    def matrix(self, X1: Array, X2: Array) -> Array:
+        value = per_latent("value", self.value, X1)
+        batch = jnp.broadcast_shapes(value.shape[:-2], X1.shape[:-2], X2.shape[:-2])
+        dtype = jnp.result_type(value, X1, X2)
+        return jnp.broadcast_to(value, (*batch, X1.shape[-2], X2.shape[-2])).astype(dtype)
+
+    def diagonal(self, X: Array) -> Array:
+        value = per_latent("value", self.value, X, axes=1)
+        shape = jnp.broadcast_shapes(value.shape, X.shape[:-1])
+        return jnp.broadcast_to(value, shape).astype(jnp.result_type(value, X))
+
+
+class Function(Kernel):
+    """A plain function with the convention of kernels, as a kernel, so that it can be part of a pytree.
+
+    :param function: ``function(X1, X2)`` has shape (..., n, m), ``function(X)`` shape (..., n).
+    """
+
+    function: Callable[..., Any] = static()
+
+    def matrix(self, X1: Array, X2: Array) -> Array:
+        return self.function(X1, X2)
+
+    def diagonal(self, X: Array) -> Array:
+        return self.function(X)
+
+
+def _is_number(other: Any) -> bool:
+    return isinstance(other, int | float | np.ndarray | np.generic | jax.Array)
+
+
+def _operand(other: Any) -> KernelLike:
+    if isinstance(other, type) or not callable(other):
+        got = f"an object of type {type(other).__name__}"
+        if isinstance(other, type):
+            got = f"the class {other.__name__}. Did you mean `{other.__name__}(...)`, an instance"
+        raise TypeError(
+            "A kernel can be combined with a number, an array or a kernel, that is any callable with "
+            f"`k(X1, X2)` and `k(X)`; got {got}{'?' if isinstance(other, type) else '.'}"
+        )
+    return Function(other) if jax.tree_util.all_leaves([other]) else other
+
+
+def _summand(other: Any) -> KernelLike:
+    return Constant(other) if _is_number(other) else _operand(other)

@@ -1,0 +1,122 @@
+"""What a kernel's hyperparameters may look like: kinds of fields, and checks of values, shapes and inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = [
+    "as_array",
+    "check_inputs",
+    "check_value",
+    "hyperparameter",
+    "per_dimension",
+    "per_latent",
+    "static",
+]
+
+
+def hyperparameter(default: Any = dataclasses.MISSING, *, zero: bool = False) -> Any:
+    """A field that is differentiated and batched; a concrete value must be positive (or 0, if ``zero``)."""
+    return dataclasses.field(default=default, metadata={"sign": "nonnegative" if zero else "positive"})
+
+
+def static(default: Any = dataclasses.MISSING) -> Any:
+    """A field that is part of the kernel's structure: hashable, never traced."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+def _is_concrete(value: Any) -> bool:
+    if isinstance(value, jax.Array):
+        return not isinstance(value, jax.core.Tracer) and value.is_fully_addressable
+    return isinstance(value, int | float | np.ndarray | np.generic)
+
+
+def check_value(name: str, value: Any, sign: str) -> None:
+    """Raise if a concrete hyperparameter is outside its domain; tracers and anything that is no number pass.
+
+    :param name: the hyperparameter's name, for the message.
+    :param value: a number, an array, or a list of them.
+    :param sign: "positive" or "nonnegative".
+    :raises ValueError: if a value is not finite or has the wrong sign.
+    """
+    for part in jax.tree.leaves(value):
+        if not _is_concrete(part):
+            continue
+        array = np.asarray(part)
+        within = array > 0 if sign == "positive" else array >= 0
+        bad = array[~(within & np.isfinite(array))]
+        if bad.size:
+            raise ValueError(f"`{name}` must be {sign} and finite; got {bad.flat[0]}.")
+
+
+def as_array(value: Any, dtype: jnp.dtype) -> Array:
+    """A hyperparameter as an array that promotes as JAX's numbers do.
+
+    Python numbers, lists of them and integer arrays take ``dtype``, that of the inputs; floating arrays keep
+    theirs.
+    """
+    if isinstance(value, list | tuple):
+        return jnp.asarray(value, dtype)
+    array = jnp.asarray(value)
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(dtype)
+
+
+def per_dimension(name: str, value: ArrayLike, X: Array) -> Array:
+    """A hyperparameter with one value per input dimension, ready to broadcast against ``X``.
+
+    :param name: its name, for the message.
+    :param value: shape (), (D,), (P, D) or (P, 1).
+    :param X: inputs, shape (..., n, D).
+    :return: shape (), (D,), (P, 1, D) or (P, 1, 1).
+    :raises ValueError: if the shape is another.
+    """
+    array, num_dims = as_array(value, X.dtype), X.shape[-1]
+    if array.ndim > 2 or (array.ndim > 0 and array.shape[-1] not in (1, num_dims)):
+        raise ValueError(
+            f"`{name}` must have shape (), (D,), (P, D) or (P, 1) with D = {num_dims} to match the "
+            f"inputs; got {array.shape}. One value per latent function has shape (P, 1)."
+        )
+    return array if array.ndim < 2 else array[:, None, :]
+
+
+def per_latent(name: str, value: ArrayLike, X: Array, *, axes: int = 2) -> Array:
+    """A scalar hyperparameter, possibly one per latent function, ready to broadcast against kernel values.
+
+    :param name: its name, for the message.
+    :param value: shape () or (P,).
+    :param X: inputs, shape (..., n, D); only their dtype matters.
+    :param axes: 2 for a kernel matrix, 1 for its diagonal.
+    :return: shape (), or (P, 1, 1) with as many ones as ``axes``.
+    :raises ValueError: if the shape is another.
+    """
+    array = as_array(value, X.dtype)
+    if array.ndim > 1:
+        raise ValueError(f"`{name}` must have shape () or (P,), one per latent function; got {array.shape}.")
+    return array.reshape(array.shape + array.ndim * axes * (1,))
+
+
+def check_inputs(name: str, X: ArrayLike) -> Array:
+    """``X`` as a floating-point array with at least two axes.
+
+    :param name: the argument's name, for the message.
+    :param X: shape (..., n, D).
+    :raises TypeError: if it does not hold floating-point numbers.
+    :raises ValueError: if it has fewer than two axes.
+    """
+    array = jnp.asarray(X)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(
+            f"`{name}` must hold floating-point numbers; got {array.dtype}. Did you mean "
+            f"`{name}.astype(float)`?"
+        )
+    if array.ndim < 2:
+        hint = f" Did you mean `{name}[:, None]`, one column?" if array.ndim == 1 else ""
+        raise ValueError(f"`{name}` must have shape (..., n, D); got {array.shape}.{hint}")
+    return array

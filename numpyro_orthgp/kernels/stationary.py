@@ -1,0 +1,162 @@
+"""Kernels of the distance between inputs, with unit variance: ``variance * kernel`` for another."""
+
+from __future__ import annotations
+
+import abc
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_orthgp.kernels.base import Kernel
+from numpyro_orthgp.kernels.hyperparameters import hyperparameter, per_dimension, per_latent
+from numpyro_orthgp.math.distances import centre, squared_distance, squared_distance_by_differences
+from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = ["RBF", "Matern12", "Matern32", "Matern52", "Periodic", "RationalQuadratic", "Stationary"]
+
+
+# The Matern profiles as functions of q = s^2, where s is r times sqrt(3) or sqrt(5). Their derivative in q
+# needs no square root's derivative: q -> (1 + s) exp(-s) has -exp(-s) / 2, and q -> (1 + s + s^2 / 3) exp(-s)
+# has -(1 + s) exp(-s) / 6, so nothing divides by r and both are right and finite at r = 0.
+
+
+@jax.custom_jvp
+def _matern32(q: Array) -> Array:
+    s = safe_sqrt(q)
+    return (1 + s) * jnp.exp(-s)
+
+
+@_matern32.defjvp
+def _matern32_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (q,), (dq,) = primals, tangents
+    return _matern32(q), -0.5 * jnp.exp(-safe_sqrt(q)) * dq
+
+
+@jax.custom_jvp
+def _matern52(q: Array) -> Array:
+    s = safe_sqrt(q)
+    return (1 + s + q / 3) * jnp.exp(-s)
+
+
+@_matern52.defjvp
+def _matern52_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (q,), (dq,) = primals, tangents
+    return _matern52(q), -_matern32(q) / 6 * dq
+
+
+class Stationary(Kernel):
+    r"""A function of the squared scaled distance, :math:`r^2 = \sum_d (x_d - y_d)^2 / \ell_d^2`.
+
+    A subclass says which function, `profile`; it must be 1 at 0.
+
+    :param lengthscale: :math:`\ell`, same units as the inputs, shape (), (D,), (P, D) or (P, 1).
+    """
+
+    lengthscale: ArrayLike = hyperparameter(1.0)
+
+    @abc.abstractmethod
+    def profile(self, r2: Array) -> Array:
+        """The kernel as a function of the squared scaled distance, elementwise, shape (..., n, m)."""
+
+    def _squared_distance(self, X1: Array, X2: Array) -> Array:
+        return squared_distance(X1, X2)
+
+    def matrix(self, X1: Array, X2: Array) -> Array:
+        lengthscale = per_dimension("lengthscale", self.lengthscale, X1)
+        A, B = centre(X1, X2)
+        scaled = A / lengthscale
+        return self.profile(self._squared_distance(scaled, scaled if B is A else B / lengthscale))
+
+    def diagonal(self, X: Array) -> Array:
+        lengthscale = per_dimension("lengthscale", self.lengthscale, X)
+        shape = jnp.broadcast_shapes(X.shape[:-1], lengthscale.shape[:-1])
+        return self.profile(jnp.zeros((*shape, 1), jnp.result_type(X, lengthscale)))[..., 0]
+
+
+class RBF(Stationary):
+    r"""Squared exponential, infinitely smooth: :math:`k = \exp(-r^2 / 2)`.
+
+    :param lengthscale: :math:`\ell`, same units as the inputs, shape (), (D,), (P, D) or (P, 1).
+    """
+
+    def profile(self, r2: Array) -> Array:
+        return jnp.exp(-0.5 * r2)
+
+
+class Matern12(Stationary):
+    r"""Matern of order 1/2, rough (Ornstein-Uhlenbeck): :math:`k = \exp(-r)`.
+
+    It has a kink where two inputs coincide; its derivative there is taken to be 0.
+
+    :param lengthscale: :math:`\ell`, same units as the inputs, shape (), (D,), (P, D) or (P, 1).
+    """
+
+    def profile(self, r2: Array) -> Array:
+        return jnp.exp(-safe_sqrt(r2))
+
+    def _squared_distance(self, X1: Array, X2: Array) -> Array:
+        # exp(-r) has slope 1 in r: the rounding of products, eps in r^2, would be sqrt(eps) in the kernel.
+        return squared_distance_by_differences(X1, X2)
+
+
+class Matern32(Stationary):
+    r"""Matern of order 3/2, once differentiable: :math:`k = (1 + \sqrt{3} r) \exp(-\sqrt{3} r)`.
+
+    :param lengthscale: :math:`\ell`, same units as the inputs, shape (), (D,), (P, D) or (P, 1).
+    """
+
+    def profile(self, r2: Array) -> Array:
+        return _matern32(3 * r2)
+
+
+class Matern52(Stationary):
+    r"""Matern of order 5/2, twice differentiable: :math:`k = (1 + \sqrt{5} r + 5 r^2 / 3) \exp(-\sqrt{5} r)`.
+
+    :param lengthscale: :math:`\ell`, same units as the inputs, shape (), (D,), (P, D) or (P, 1).
+    """
+
+    def profile(self, r2: Array) -> Array:
+        return _matern52(5 * r2)
+
+
+class RationalQuadratic(Stationary):
+    r"""A scale mixture of squared exponentials: :math:`k = (1 + r^2 / (2 \alpha))^{-\alpha}`.
+
+    :param lengthscale: :math:`\ell`, same units as the inputs, shape (), (D,), (P, D) or (P, 1).
+    :param alpha: :math:`\alpha`; the larger, the closer to `RBF`. Shape () or (P,).
+    """
+
+    alpha: ArrayLike = hyperparameter(1.0)
+
+    def profile(self, r2: Array) -> Array:
+        alpha = per_latent("alpha", self.alpha, r2)
+        return jnp.exp(-alpha * jnp.log1p(0.5 * r2 / alpha))
+
+
+class Periodic(Kernel):
+    r"""MacKay's periodic kernel: :math:`k = \exp\bigl(-2 \sum_d \sin^2(\pi (x_d - y_d) / p_d) /
+    \ell_d^2\bigr)`.
+
+    It is `RBF` on the circle: with :math:`u = 2 \pi x / p` every input becomes :math:`(\cos u, \sin u) /
+    \ell`, and squared distances between those are products again.
+
+    :param lengthscale: :math:`\ell`, no units, shape (), (D,), (P, D) or (P, 1).
+    :param period: :math:`p`, same units as the inputs, shape (), (D,), (P, D) or (P, 1).
+    """
+
+    lengthscale: ArrayLike = hyperparameter(1.0)
+    period: ArrayLike = hyperparameter(1.0)
+
+    def _on_circle(self, X: Array) -> Array:
+        lengthscale = per_dimension("lengthscale", self.lengthscale, X)
+        angle = 2 * jnp.pi * X / per_dimension("period", self.period, X)
+        return jnp.concatenate([jnp.cos(angle) / lengthscale, jnp.sin(angle) / lengthscale], axis=-1)
+
+    def matrix(self, X1: Array, X2: Array) -> Array:
+        A, B = centre(X1, X2)
+        first = self._on_circle(A)
+        return jnp.exp(-0.5 * squared_distance(first, first if B is A else self._on_circle(B)))
+
+    def diagonal(self, X: Array) -> Array:
+        return jnp.ones_like(self._on_circle(X)[..., 0])

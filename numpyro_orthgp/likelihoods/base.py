@@ -1,0 +1,232 @@
+"""What every likelihood is: a NumPyro distribution over y whose log density is an expectation over the latent function.
+
+To add one, subclass :class:`ExpectedLikelihood`, say which NumPyro distribution y has given f (``conditional``), and, if
+there is a closed form, what its expectation is (``expected_log_density``).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax.scipy.special import logsumexp
+
+from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.marginals import Marginals, prng_key
+from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.math.quadrature import gauss_hermite, quasi_normal
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
+
+__all__ = ["ExpectedLikelihood", "GaussHermite", "MonteCarlo", "QuasiMonteCarlo", "check_observed", "is_expected"]
+
+
+@dataclass(frozen=True)
+class GaussHermite:
+    """Integrate by the Gauss-Hermite rule, ``num_points`` nodes for each latent function that a point mixes."""
+
+    num_points: int = 20
+
+    def nodes(
+        self, rng_key: PRNGKey | None, batch: tuple[int, ...], dim: int | None, dtype: Any
+    ) -> tuple[Array, Array]:
+        nodes, weights = gauss_hermite(self.num_points, dim or 1)
+        nodes = nodes.reshape((-1,) + (1,) * len(batch) + ((dim,) if dim else ()))
+        return jnp.asarray(nodes, dtype), jnp.asarray(weights, dtype)
+
+
+@dataclass(frozen=True)
+class QuasiMonteCarlo:
+    """Integrate by ``num_points`` randomly shifted Sobol points, with a shift of its own for each data point."""
+
+    num_points: int = 128
+
+    def nodes(
+        self, rng_key: PRNGKey | None, batch: tuple[int, ...], dim: int | None, dtype: Any
+    ) -> tuple[Array, Array]:
+        nodes = quasi_normal(_or_fixed(rng_key), self.num_points, batch, dim or 1, dtype)
+        return nodes if dim else nodes[..., 0], jnp.full(self.num_points, 1 / self.num_points, dtype)
+
+
+@dataclass(frozen=True)
+class MonteCarlo:
+    """Integrate by ``num_points`` independent draws."""
+
+    num_points: int = 128
+
+    def nodes(
+        self, rng_key: PRNGKey | None, batch: tuple[int, ...], dim: int | None, dtype: Any
+    ) -> tuple[Array, Array]:
+        shape = (self.num_points, *batch, *((dim,) if dim else ()))
+        return jax.random.normal(_or_fixed(rng_key), shape, dtype), jnp.full(
+            self.num_points, 1 / self.num_points, dtype
+        )
+
+
+Integrator = GaussHermite | QuasiMonteCarlo | MonteCarlo
+
+
+def _or_fixed(rng_key: PRNGKey | None) -> PRNGKey:
+    # Without randomness (NUTS) the same nodes each time: a deterministic objective.
+    return jax.random.PRNGKey(0) if rng_key is None else rng_key
+
+
+class ExpectedLikelihood(dist.Distribution):
+    r"""A distribution over y whose ``log_prob`` is :math:`E_{q(f)}[\log p(y \mid f)]`, minus the cost of tightening.
+
+    The batch shape is that of ``conditional(f)``: (B,) for one latent function, or for P that each y depends on jointly;
+    (B, P) where each of P outputs has its own y (then ``.to_event(1)`` inside a plate over B).
+
+    :param marginals: f(X).
+    :param integrator: how to integrate where no closed form is known; by default 20 Gauss-Hermite nodes per latent
+        function for one or two, quasi-Monte Carlo above.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields = ("marginals", "rng_key")
+    pytree_aux_fields = ("integrator", "mixes")
+
+    def __init__(
+        self, marginals: Marginals, *, integrator: Integrator | None = None, validate_args: bool | None = None
+    ) -> None:
+        if not isinstance(marginals, Marginals):
+            raise TypeError(
+                f"{type(self).__name__} needs the marginals of a function, f(X); got {type(marginals).__name__}. For plain arrays "
+                "use numpyro.distributions."
+            )
+        self.marginals = marginals
+        prototype = self.conditional(marginals.mean)
+        self.mixes = marginals.mean.ndim == 2 and prototype.batch_shape == marginals.shape[:1]
+        if prototype.batch_shape not in (marginals.shape, marginals.shape[:1]):
+            raise ValueError(
+                f"Given f of shape {marginals.shape}, the likelihood has batch shape {prototype.batch_shape}; expected "
+                f"{marginals.shape}, or {marginals.shape[:1]} where y depends on all latent functions. Do its other arguments "
+                "broadcast against f?"
+            )
+        dim = (marginals.num_latents or 1) if self.mixes else 1
+        self.integrator = integrator or (GaussHermite() if dim <= 2 else QuasiMonteCarlo())
+        self.rng_key = None if isinstance(self.integrator, GaussHermite) else prng_key()
+        super().__init__(prototype.batch_shape, prototype.event_shape, validate_args=validate_args)
+
+    @abstractmethod
+    def conditional(self, f: Array) -> dist.Distribution:
+        """p(y | f) for latent values of shape (..., B) or (..., B, P)."""
+
+    def log_density(self, f: Array, y: Array) -> Array:
+        """log p(y | f), where it can be had more precisely than from ``conditional``."""
+        return self.conditional(f).log_prob(y)
+
+    def expected_log_density(self, y: Array) -> Array:
+        """E_q(f)[log p(y | f)]; here by integration, in closed form where a subclass knows it."""
+        f, weights = self._values()
+        return jnp.tensordot(weights, self.log_density(f, y), 1)
+
+    def log_prob(self, value: ArrayLike) -> Array:
+        y = self._checked(value)
+        return self.expected_log_density(y) - self.tightening_cost
+
+    def log_predictive(self, value: ArrayLike) -> Array:
+        """log E_q(f)[p(y | f)], the log density of y with the latent function integrated out, shape of the batch."""
+        y = self._checked(value)
+        f, weights = self._values()
+        log_p = self.log_density(f, y)
+        return logsumexp(log_p, axis=0, b=weights.reshape((-1,) + (1,) * (log_p.ndim - 1)))
+
+    def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draw f, then y given f; jointly over the inputs wherever ``f(X).sample()`` is joint."""
+        assert key is not None
+        f_key, y_key = jax.random.split(key)
+        return self.conditional(self.marginals.draw(f_key, sample_shape)).sample(y_key)
+
+    @property
+    def support(self) -> Any:
+        return self.conditional(self.marginals.mean).support
+
+    @property
+    def mean(self) -> Array:
+        """E[y], f integrated out, shape batch + event."""
+        f, weights = self._values()
+        return jnp.tensordot(weights, self.conditional(f).mean, 1)
+
+    @property
+    def variance(self) -> Array:
+        """Var[y], f integrated out, by the law of total variance."""
+        f, weights = self._values()
+        given = self.conditional(f)
+        mean = jnp.tensordot(weights, given.mean, 1)
+        return jnp.tensordot(weights, given.variance + (given.mean - mean) ** 2, 1)
+
+    @property
+    def tightening_cost(self) -> Array:
+        """What ``log_prob`` pays for the tightened residual, broadcastable to the batch shape."""
+        return self.marginals.point_cost if self.mixes else self.marginals.tightening_cost
+
+    def _values(self) -> tuple[Array, Array]:
+        """Latent values at the integration nodes, shape (S,) + that of f, and the weights of the nodes, shape (S,)."""
+        m = self.marginals
+        dim = m.num_latents if self.mixes else None
+        batch = m.shape[:1] if self.mixes else m.shape
+        nodes, weights = self.integrator.nodes(self.rng_key, batch, dim, m.mean.dtype)
+        return (m.at(nodes) if self.mixes else m.mean + safe_sqrt(m.variance) * nodes), weights
+
+    def _checked(self, value: ArrayLike) -> Array:
+        y = jnp.asarray(value)
+        shape = self.batch_shape + self.event_shape
+        if y.shape[max(y.ndim - len(shape), 0) :] != shape:
+            hint = " Did you mean y[:, 0]?" if y.ndim == 2 and y.shape[1] == 1 else ""
+            raise ValueError(f"`obs` must have shape {shape} to match the likelihood; got {y.shape}.{hint}")
+        _check_support(type(self).__name__, "obs", self.support, y, True)
+        return y
+
+
+def is_expected(fn: Any) -> bool:
+    """Whether a site's distribution is, beneath masks and such, a likelihood of this package."""
+    return isinstance(_unwrap(fn)[0], ExpectedLikelihood)
+
+
+def check_observed(name: str, fn: Any, value: Any) -> None:
+    """Check concrete observations against the support of their likelihood, where they are not masked.
+
+    :raises ValueError: saying which value is outside of which support.
+    """
+    likelihood, mask = _unwrap(fn)
+    if isinstance(likelihood, ExpectedLikelihood):
+        _check_support(type(likelihood).__name__, name, likelihood.support, jnp.asarray(value), mask)
+
+
+def _unwrap(fn: Any) -> tuple[Any, Any]:
+    mask: Any = True
+    while isinstance(fn, (dist.MaskedDistribution, dist.Independent, dist.ExpandedDistribution)):
+        if isinstance(fn, dist.MaskedDistribution):
+            mask = fn._mask
+        fn = fn.base_dist
+    return fn, mask
+
+
+def _check_support(likelihood: str, name: str, support: Any, y: Array, mask: Any) -> None:
+    if not (is_concrete(y) and is_concrete(mask)) or mask is False:
+        return
+    try:
+        inside = np.asarray(support(np.asarray(y)))
+    except jax.errors.ConcretizationTypeError:  # a support with traced bounds
+        return
+    mask = np.asarray(mask).reshape(
+        np.shape(mask) + (1,) * max(inside.ndim - np.ndim(mask), 0) if np.ndim(mask) else ()
+    )
+    bad = ~inside & mask
+    if bad.any():
+        first = tuple(int(i) for i in np.argwhere(bad)[0])
+        example = np.asarray(y)[first]
+        hint = " Labels are 0 and 1: use (y + 1) / 2 for labels -1 and 1." if likelihood == "Bernoulli" else ""
+        hint = (
+            " Mask missing outputs: numpyro.handlers.mask, with any allowed value in their place."
+            if np.isnan(example).any()
+            else hint
+        )
+        raise ValueError(
+            f"`{name}` must lie in the support of {likelihood} ({support}); got {example} at {first}, one of {int(bad.sum())}.{hint}"
+        )

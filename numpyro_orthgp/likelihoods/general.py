@@ -1,0 +1,54 @@
+"""Any NumPyro distribution as a likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpyro.distributions as dist
+from jax.tree_util import Partial
+
+from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator
+from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.types import Array
+
+__all__ = ["Likelihood"]
+
+
+class Likelihood(ExpectedLikelihood):
+    """y given f is any NumPyro distribution.
+
+    ::
+
+        Likelihood(f(X), lambda f: dist.NegativeBinomial2(jnp.exp(f), concentration))
+        Likelihood(stack([f(X), g(X)]), lambda fg: dist.Normal(fg[..., 0], jnp.exp(fg[..., 1])))
+
+    :param marginals: f(X), shape (B,) or (B, P).
+    :param fn: from latent values of shape (..., B) or (..., B, P) to a distribution whose batch shape is the same, or
+        (..., B) where y depends on all P. The leading axes run over integration nodes: index latent functions from the
+        right, ``f[..., 0]``.
+    :param integrator: :class:`GaussHermite`, :class:`QuasiMonteCarlo` or :class:`MonteCarlo`; by default 20 Gauss-Hermite nodes for
+        one or two latent functions, 128 quasi-Monte Carlo points above.
+    :raises TypeError: if ``fn`` does not return a distribution.
+    """
+
+    pytree_data_fields = ("fn",)
+
+    def __init__(
+        self,
+        marginals: Marginals,
+        fn: Callable[[Array], dist.Distribution],
+        *,
+        integrator: Integrator | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        opaque = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(fn))
+        self.fn: Any = Partial(fn) if opaque else fn
+        super().__init__(marginals, integrator=integrator, validate_args=validate_args)
+
+    def conditional(self, f: Array) -> dist.Distribution:
+        given = self.fn(f)
+        if not isinstance(given, dist.Distribution):
+            raise TypeError(f"`fn` must return a numpyro distribution; got {type(given).__name__}.")
+        return given

@@ -1,0 +1,286 @@
+"""The Gaussian marginals of latent functions at inputs, and their arithmetic."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax.tree_util import Partial
+
+from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_sqrt
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
+
+__all__ = ["Marginals", "Names", "prng_key", "stack"]
+
+# A joint draw at B points needs a B x B Cholesky factor; beyond this size the user should say what is meant.
+MAX_JOINT_DRAW = 8192
+
+
+def prng_key() -> PRNGKey | None:
+    """A key from the model's ``seed`` handler; ``None``, without a warning, where there is none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return numpyro.prng_key()
+
+
+class Names:
+    """Fresh site names for one function, the same ones each time the model runs.
+
+    Equal to every other instance, so that as static data of a pytree it never causes a recompilation.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix, self.used = prefix, 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Names)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def fresh(self) -> str:
+        self.used += 1
+        return f"{self.prefix}.residual_cost{self.used - 1}"
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Marginals:
+    r"""The Gaussian marginals of latent functions at B inputs.
+
+    Latent functions are independent of each other given the inputs; ``mixing`` turns L of them into P outputs.
+
+    :param mean: means of the outputs, shape (B,) or (B, P).
+    :param explained: variance of each latent function that comes from its inducing variables, shape (B,) or (B, L).
+    :param residual: variance of each latent function that no inducing variable explains, same shape.
+    :param mixing: ``None`` if outputs are latent functions, else shape (L, P) or (B, L, P).
+    :param residual_scale: the v of Titsias 2025 Eq. 23 that the guide hands over, shape () or (L,), when the residual is
+        tightened; ``None`` when it is the prior's.
+    :param joint: draws the outputs jointly, ``joint(rng_key, sample_shape)``; ``None`` where draws are point by point.
+    """
+
+    mean: Array
+    explained: Array
+    residual: Array
+    mixing: Array | None = None
+    residual_scale: Array | None = None
+    joint: Any = None
+    names: Names | None = field(default=None, metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B,) or (B, P)."""
+        return self.mean.shape
+
+    @property
+    def num_latents(self) -> int | None:
+        """Number L of latent functions beneath the outputs, ``None`` for a single one."""
+        return None if self.explained.ndim == 1 else self.explained.shape[-1]
+
+    @property
+    def tight(self) -> bool:
+        """Whether the guide asked for the tightened bound."""
+        return self.residual_scale is not None
+
+    @property
+    def latent_variance(self) -> Array:
+        """Variance of each latent function, explained + v residual, shape (B,) or (B, L)."""
+        v = 1.0 if self.residual_scale is None else self.residual_scale
+        return self.explained + v * self.residual
+
+    @property
+    def explained_variance(self) -> Array:
+        """The part of the outputs' variance that comes from inducing variables, shape of ``mean``."""
+        return self._mixed(self.explained)
+
+    @property
+    def residual_variance(self) -> Array:
+        """The part of the outputs' variance that no inducing variable explains (scaled by v while training tightened)."""
+        return self._mixed(self.latent_variance - self.explained)
+
+    @property
+    def variance(self) -> Array:
+        """Variances of the outputs, shape of ``mean``."""
+        return self._mixed(self.latent_variance)
+
+    @property
+    def tightening_cost(self) -> Array:
+        r"""What the bound pays for v where each output has a y of its own: :math:`(v - \log v - 1)/2`, shape of ``mean``.
+
+        Titsias 2025, the regularizer of Eq. 23; zero if not tightened. Where outputs mix latent functions each output is
+        charged for all of them: a bound whichever outputs are masked, and no worse than v = 1 once v is learned.
+        """
+        if self.mixing is not None:
+            return jnp.broadcast_to(self.point_cost[:, None], self.mean.shape)
+        return self._latent_cost
+
+    @property
+    def point_cost(self) -> Array:
+        """What the bound pays for v where one y depends on all latent functions of its point, shape (B,)."""
+        return self._latent_cost if self.explained.ndim == 1 else self._latent_cost.sum(-1)
+
+    @property
+    def _latent_cost(self) -> Array:
+        v = jnp.ones((), self.mean.dtype) if self.residual_scale is None else self.residual_scale
+        return jnp.broadcast_to((v - jnp.log(v) - 1) / 2, self.explained.shape)
+
+    def at(self, nodes: Array) -> Array:
+        """Outputs for standard-normal ``nodes`` of shape (S, B) or (S, B, L), shape (S,) + ``shape``."""
+        return self.mean + self._mix_draws(safe_sqrt(self.latent_variance) * nodes)
+
+    def sample(self, rng_key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draw the outputs.
+
+        In a model that is being fitted with a guide of this package only marginals matter, so draws are point by point (a
+        doubly stochastic estimate); everywhere else (``Predictive``, ``posterior``, the prior) one draw is one function
+        at all B inputs, which costs B^3; :meth:`independent` opts out.
+
+        :param rng_key: if ``None``, :func:`numpyro.prng_key` gives one inside a seeded model.
+        :return: shape ``sample_shape`` + (B,) or (B, P).
+        :raises ValueError: without a key, or for a joint draw at more than 8192 inputs.
+        """
+        inside_model = rng_key is None
+        if rng_key is None:
+            rng_key = prng_key()
+        if rng_key is None:
+            raise ValueError(
+                "`sample()` needs a random key: give `rng_key`, or run the model under numpyro.handlers.seed. Inference that "
+                "has no randomness (NUTS) cannot sample f; use a likelihood of numpyro_orthgp, which integrates it out."
+            )
+        if inside_model and self.tight and self.names is not None:
+            numpyro.factor(self.names.fresh(), -self.point_cost)
+        return self.draw(rng_key, sample_shape)
+
+    def draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
+        """:meth:`sample` with nothing but a key: no site, no message."""
+        if self.joint is None:
+            nodes = jax.random.normal(rng_key, sample_shape + self.explained.shape, self.mean.dtype)
+            return self.at(nodes)
+        if self.shape[0] > MAX_JOINT_DRAW:
+            raise ValueError(
+                f"A joint draw at B = {self.shape[0]} inputs needs a B x B Cholesky factor; the limit is {MAX_JOINT_DRAW}. Predict "
+                "in batches, use the `mean` and `variance` of posterior(...), or draw point by point: f(X).independent()."
+            )
+        return self.joint(rng_key, sample_shape)
+
+    def independent(self) -> Marginals:
+        """The same marginals, whose draws are independent between inputs (not draws of one function)."""
+        return replace(self, joint=None)
+
+    def __add__(self, shift: ArrayLike) -> Marginals:
+        """Add an array: a mean function, an offset, fixed effects."""
+        shift = _operand("+", shift)
+        _check_broadcast("+", shift, self.mean)
+        joint = None if self.joint is None else Partial(_draw_shifted, self.joint, shift)
+        return replace(self, mean=self.mean + shift, joint=joint)
+
+    __radd__ = __add__
+
+    def __sub__(self, shift: ArrayLike) -> Marginals:
+        return self + (-_operand("-", shift))
+
+    def __mul__(self, factor: ArrayLike) -> Marginals:
+        """Multiply by an array: an amplitude, a known covariate (a varying coefficient)."""
+        factor = _operand("*", factor)
+        _check_broadcast("*", factor, self.mean)
+        joint = None if self.joint is None else Partial(_draw_scaled, self.joint, factor)
+        if self.mixing is None:
+            square = factor**2
+            scaled = replace(self, explained=self.explained * square, residual=self.residual * square)
+        else:
+            per_output = jnp.broadcast_to(factor, self.mean.shape)[:, None, :] if factor.ndim == 2 else factor
+            scaled = replace(self, mixing=self.mixing * per_output)
+        return replace(scaled, mean=self.mean * factor, joint=joint)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Marginals:
+        return self * -1.0
+
+    def __matmul__(self, W: ArrayLike) -> Marginals:
+        """Mix P functions into Q outputs, ``f(X) @ W`` with W of shape (P, Q): the linear model of coregionalization."""
+        W = _operand("@", W)
+        if self.mean.ndim != 2 or W.ndim != 2 or W.shape[0] != self.mean.shape[1]:
+            raise ValueError(
+                f"`f(X) @ W` needs f(X) of shape (B, P) and W of shape (P, Q); got {self.mean.shape} and {W.shape}. "
+                "Give gp() `num_latents=P`, or stack single functions with numpyro_orthgp.stack([...])."
+            )
+        mixing = W if self.mixing is None else matmul(self.mixing, W)
+        joint = None if self.joint is None else Partial(_draw_mixed, self.joint, W)
+        return replace(self, mean=matmul(self.mean, W), mixing=mixing, joint=joint)
+
+    def _mixed(self, variance: Array) -> Array:
+        return variance if self.mixing is None else _mix(variance, self.mixing**2)
+
+    def _mix_draws(self, latent: Array) -> Array:
+        return latent if self.mixing is None else _mix(latent, self.mixing)
+
+
+def stack(marginals: Sequence[Marginals]) -> Marginals:
+    """Put single functions side by side: P marginals of shape (B,) become one of shape (B, P).
+
+    :param marginals: marginals of *different* functions at the same inputs (different functions are independent).
+    :raises ValueError: if they are not all of shape (B,), or some are tightened and some not.
+    """
+    marginals = list(marginals)
+    shapes = {m.shape for m in marginals}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+        raise ValueError(f"`stack` needs marginals of one shape (B,); got {[m.shape for m in marginals]}.")
+    if len({m.tight for m in marginals}) != 1:
+        raise ValueError(
+            "`stack` needs all functions tightened or none; give AutoSparseGP one `residual` for all of them."
+        )
+    columns = {name: jnp.stack([getattr(m, name) for m in marginals], -1) for name in ("mean", "explained", "residual")}
+    v = jnp.stack([m.residual_scale for m in marginals]) if marginals[0].tight else None
+    joint = Partial(_draw_stacked, marginals) if any(m.joint is not None for m in marginals) else None
+    return Marginals(**columns, residual_scale=v, joint=joint, names=marginals[0].names)
+
+
+def _operand(symbol: str, value: Any) -> Array:
+    if isinstance(value, Marginals):
+        raise TypeError(
+            f"Marginals {symbol} Marginals: sums of functions are not kept, since they need the covariance between them. Use a "
+            "kernel that is a sum (k1 + k2), or stack([f(X), g(X)]) @ jnp.ones((2, 1)) for independent functions."
+        )
+    return jnp.asarray(value)
+
+
+def _check_broadcast(symbol: str, value: Array, mean: Array) -> None:
+    try:
+        kept = jnp.broadcast_shapes(value.shape, mean.shape) == mean.shape
+    except ValueError:
+        kept = False
+    if not kept:
+        hint = "[:, None]" if mean.ndim == 2 else "[:, 0]"
+        raise ValueError(
+            f"`f(X) {symbol} array` needs an array that broadcasts to the shape {mean.shape} of f(X); got {value.shape}. "
+            f"Did you mean array{hint}?"
+        )
+
+
+def _mix(values: Array, mixing: Array) -> Array:
+    """Latent (..., B, L) to outputs (..., B, P)."""
+    spec = "...bl,lp->...bp" if mixing.ndim == 2 else "...bl,blp->...bp"
+    return jnp.einsum(spec, values, mixing, precision=PRECISION)
+
+
+def _draw_shifted(draw: Any, shift: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    return draw(rng_key, shape) + shift
+
+
+def _draw_scaled(draw: Any, factor: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    return draw(rng_key, shape) * factor
+
+
+def _draw_mixed(draw: Any, W: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    return matmul(draw(rng_key, shape), W)
+
+
+def _draw_stacked(marginals: Sequence[Marginals], rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    keys = jax.random.split(rng_key, len(marginals))
+    return jnp.stack([m.draw(key, shape) for m, key in zip(marginals, keys, strict=True)], -1)

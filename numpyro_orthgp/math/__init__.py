@@ -1,0 +1,1 @@
+"""Arrays in, arrays out: the mathematics, one pure function per theorem, with no NumPyro in sight."""

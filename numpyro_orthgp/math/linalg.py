@@ -1,0 +1,98 @@
+"""Jitter policy, Cholesky factors that never fail silently, triangular solves, and products in full precision."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+
+from numpyro_orthgp.types import Array
+
+__all__ = ["add_jitter", "default_jitter", "matmul", "safe_cholesky", "safe_sqrt", "solve_lower"]
+
+# Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
+PRECISION = lax.Precision.HIGHEST
+
+# Relative to the mean of the kernel's diagonal. Large enough for the factor to exist in nearly all cases, small
+# enough not to be seen in a bound; `safe_cholesky` raises it where it is not enough.
+_DEFAULT_JITTER = {"float32": 1e-6, "float64": 1e-10}
+_MAX_TRIES = 8
+
+
+def default_jitter(dtype: jnp.dtype) -> float:
+    """The relative jitter used when the user gives none: 1e-6 in float32, 1e-10 in float64."""
+    return _DEFAULT_JITTER.get(jnp.dtype(dtype).name, 1e-3)
+
+
+def matmul(A: Array, B: Array) -> Array:
+    """``A @ B`` in full precision on every device."""
+    return jnp.matmul(A, B, precision=PRECISION)
+
+
+def solve_lower(L: Array, B: Array) -> Array:
+    """Solve ``L X = B`` for lower-triangular ``L``.
+
+    :param L: shape (..., M, M).
+    :param B: shape (..., M, B); leading axes broadcast against those of ``L``.
+    """
+    batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
+    L = jnp.broadcast_to(L, batch + L.shape[-2:])
+    B = jnp.broadcast_to(B, batch + B.shape[-2:])
+    return solve_triangular(L, B, lower=True)
+
+
+def safe_sqrt(x: Array) -> Array:
+    """Square root of ``max(x, 0)`` whose derivative at zero is zero rather than infinite."""
+    positive = x > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
+
+
+def add_jitter(K: Array, amount: Array) -> Array:
+    """``K + amount I`` with ``amount`` of shape ``K.shape[:-2]``."""
+    return K + amount[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
+
+
+@jax.custom_jvp
+def safe_cholesky(K: Array, scale: Array) -> Array:
+    r"""Lower Cholesky factor of ``K``, with growing jitter where ``K`` is not numerically positive definite.
+
+    The first attempt uses ``K`` as it is (the caller has added the jitter of the policy). Each further attempt adds
+    :math:`10^t \epsilon M` times ``scale`` to the diagonal, :math:`t = 0, 1, \dots`, of those matrices of a batch that
+    failed, so a NaN is handed on only if ``K`` itself holds one or is far from positive semidefinite.
+
+    :param K: symmetric matrices, shape (..., M, M).
+    :param scale: the size of the prior variances, shape (...); what extra jitter is relative to.
+    :return: shape (..., M, M), lower triangular.
+    """
+    unit = jnp.finfo(K.dtype).eps * K.shape[-1] * scale
+
+    def failed(L: Array) -> Array:
+        return ~jnp.isfinite(L).all(axis=(-2, -1))
+
+    def retry(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        t, L = state
+        attempt = lax.linalg.cholesky(add_jitter(K, jnp.asarray(10, K.dtype) ** t * unit))
+        return t + 1, jnp.where(failed(L)[..., None, None], attempt, L)
+
+    def again(state: tuple[Array, Array]) -> Array:
+        t, L = state
+        return (t < _MAX_TRIES) & failed(L).any()
+
+    return lax.while_loop(again, retry, (jnp.asarray(0), lax.linalg.cholesky(K)))[1]
+
+
+@safe_cholesky.defjvp
+def _safe_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    # dL = L Phi(L^-1 dK L^-T) with Phi the lower triangle, its diagonal halved. Using the factor that was returned,
+    # whatever jitter it took, keeps failed attempts (NaN) out of the derivative. `scale` moves only rescue jitter.
+    K, scale = primals
+    dK, _ = tangents
+    L = safe_cholesky(K, scale)
+    half = partial(lax.linalg.triangular_solve, lower=True)
+    dK = (dK + jnp.swapaxes(dK, -1, -2)) / 2
+    W = half(L, half(L, dK, left_side=False, transpose_a=True), left_side=True)
+    phi = jnp.tril(W) * (1 - jnp.eye(L.shape[-1], dtype=L.dtype) / 2)
+    return L, matmul(L, phi)

@@ -1,0 +1,86 @@
+r"""The orthogonal decomposition of a Gaussian process along sets of inducing variables. The main idea of the package.
+
+Sets :math:`Z_1, \dots, Z_K`. Write :math:`C_i` for the prior covariance of set :math:`i` given all sets before it and
+:math:`L_i L_i^\top = C_i`: the diagonal blocks of the block Cholesky factor of the covariance of all sets together.
+For inputs :math:`X`
+
+.. math::
+    A_i(X) &= L_i^{-1} \Big( K(Z_i, X) - \sum_{j<i} A_j(Z_i)^\top A_j(X) \Big) \\
+    f(x) &= \sum_i A_i(x)^\top e_i + \text{residual}(x), \qquad e_i \sim N(0, I) \text{ independent} \\
+    r(x) &= k(x, x) - \sum_i |A_i(x)|^2
+
+and the residual process, with variance :math:`r(x)`, is independent of every :math:`e_i`. One set is the whitened SVGP
+of Hensman et al. 2015; two are SOLVE-GP, with :math:`C_2 = C_{vv}` and :math:`A_2(X) = L_2^{-1} C_{vf}` of Eqs. 17-18 of
+Shi et al. 2020; more come at no further thought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from numpyro_orthgp.math.linalg import add_jitter, matmul, safe_cholesky, solve_lower
+from numpyro_orthgp.types import Array
+
+__all__ = ["Block", "decompose", "project", "residual_covariance", "residual_variance"]
+
+
+class Block(NamedTuple):
+    """One set's part of the decomposition.
+
+    :param L: Cholesky factor of the covariance of the set given those before it, shape (..., M_i, M_i).
+    :param before: the projections :math:`A_j(Z_i)` of its points on each set before it, shapes (..., M_j, M_i).
+    """
+
+    L: Array
+    before: tuple[Array, ...]
+
+
+def decompose(covariances: Sequence[Sequence[Array]], jitter: float) -> tuple[Block, ...]:
+    """Decompose the joint covariance of the sets.
+
+    :param covariances: ``covariances[i][j]`` is K(Z_j, Z_i) for j <= i, shape (..., M_j, M_i).
+    :param jitter: what is added to the diagonal of each :math:`C_i`, relative to the mean of the diagonal of K(Z_i, Z_i). It
+        stands for independent noise of that variance on the inducing variables, so every bound remains a bound.
+    :return: one block per set.
+    """
+    blocks: list[Block] = []
+    for row in covariances:
+        before = project(blocks, row[:-1])
+        K = row[-1]
+        # Relative to the prior's scale, not to C's: C vanishes where a set repeats points of an earlier one.
+        scale = jnp.diagonal(K, axis1=-2, axis2=-1).mean(-1)
+        C = add_jitter(residual_covariance(K, before, before), jitter * scale)
+        blocks.append(Block(safe_cholesky(C, scale), before))
+    return tuple(blocks)
+
+
+def project(blocks: Sequence[Block], covariances: Sequence[Array]) -> tuple[Array, ...]:
+    """The projections :math:`A_i(X)` of inputs on every set.
+
+    :param covariances: K(Z_i, X) for each set, shapes (..., M_i, B).
+    :return: one array per set, shapes (..., M_i, B).
+    """
+    A: list[Array] = []
+    for block, K in zip(blocks, covariances, strict=True):
+        A.append(solve_lower(block.L, residual_covariance(K, block.before, A)))
+    return tuple(A)
+
+
+def residual_covariance(K: Array, A1: Sequence[Array], A2: Sequence[Array]) -> Array:
+    r"""Prior covariance given the sets: :math:`K(X_1, X_2) - \sum_i A_i(X_1)^\top A_i(X_2)`, shape (..., n, m)."""
+    for left, right in zip(A1, A2, strict=True):
+        K = K - matmul(jnp.swapaxes(left, -1, -2), right)
+    return K
+
+
+def residual_variance(variance: Array, A: Sequence[Array]) -> Array:
+    r"""The variance :math:`r(x) = k(x, x) - \sum_i |A_i(x)|^2` that no set explains, never below zero.
+
+    :param variance: k(x, x), shape (..., B).
+    """
+    for Ai in A:
+        variance = variance - jnp.sum(Ai**2, axis=-2)
+    return jnp.maximum(variance, 0.0)

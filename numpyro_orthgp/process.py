@@ -1,0 +1,142 @@
+"""The function of a Gaussian process as a model sees it: callable at inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.tree_util import Partial
+
+from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.inducing import Feature, InducingPoints
+from numpyro_orthgp.marginals import Marginals, Names
+from numpyro_orthgp.math.gaussian import Whitened, spread
+from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, matmul, safe_cholesky
+from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
+
+__all__ = ["GPFunction", "MeanShift"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MeanShift:
+    """The part of the posterior mean that mean-only points carry.
+
+    :param points: shape (H, D).
+    :param weights: the a of Salimbeni et al. 2018, shape (H,) or (P, H).
+    :param projected: for each set the projection A_i(points) weights, shape (..., M_i); cheaper than A_i itself.
+    """
+
+    points: Array
+    weights: Array
+    projected: tuple[Array, ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GPFunction:
+    """A function with a Gaussian-process prior and what is known about its inducing variables.
+
+    ``f(X)`` gives the marginals at inputs, ``f.joint(X)`` the full covariance. A pytree: it can be returned from ``jit``,
+    mapped over with ``vmap``, saved and restored.
+
+    :param kernel: the covariance function.
+    :param features: the sets of inducing variables.
+    :param blocks: their orthogonal decomposition.
+    :param beliefs: a Gaussian or a value for the whitened inducing variables of each set.
+    :param shift: mean-only points, or ``None``.
+    :param residual_scale: see :class:`Marginals`.
+    :param num_latents: P, or ``None`` for a single function.
+    :param pointwise: whether draws are independent between inputs (while fitting), not joint.
+    """
+
+    kernel: Any
+    features: tuple[Feature, ...]
+    blocks: tuple[Block, ...]
+    beliefs: tuple[Whitened, ...]
+    shift: MeanShift | None = None
+    residual_scale: Array | None = None
+    num_latents: int | None = field(default=None, metadata={"static": True})
+    pointwise: bool = field(default=False, metadata={"static": True})
+    names: Names | None = field(default=None, metadata={"static": True})
+
+    def __call__(self, X: ArrayLike) -> Marginals:
+        """Marginals of the function at inputs.
+
+        Costs O(B M^2) per set and never forms a B x B matrix.
+
+        :param X: inputs, shape (B, D), same units as the inducing points.
+        :return: marginals of shape (B,), or (B, P) with P latent functions.
+        :raises TypeError: if ``X`` is not floating, or of another dtype than the inducing points.
+        :raises ValueError: if ``X`` has another shape or holds NaN or infinity.
+        """
+        X = self._checked(X)
+        A = self._project(X)
+        spreads = [spread(q, Ai) for q, Ai in zip(self.beliefs, A, strict=True)]
+        residual = residual_variance(self.kernel(X), A)
+        explained = sum((jnp.sum(W**2, axis=-2) for W in spreads if W is not None), start=jnp.zeros_like(residual))
+        mean, explained, residual = (self._columns(a) for a in (self._mean(X, A), explained, residual))
+        joint = None if self.pointwise else Partial(_draw_process, self, X)
+        return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names)
+
+    def joint(self, X: ArrayLike) -> dist.MultivariateNormal:
+        r"""Joint distribution at inputs, with the full B x B covariance (Shi et al. 2020, Eqs. 23-24).
+
+        :param X: inputs, shape (B, D).
+        :return: event shape (B,); batch shape (P,) with P latent functions.
+        :raises TypeError, ValueError: as for ``f(X)``.
+        """
+        X = self._checked(X)
+        A = self._project(X)
+        K = self.kernel(X, X)
+        covariance = residual_covariance(K, A, A)
+        for q, Ai in zip(self.beliefs, A, strict=True):
+            W = spread(q, Ai)
+            if W is not None:
+                covariance = covariance + matmul(jnp.swapaxes(W, -1, -2), W)
+        scale = jnp.diagonal(K, axis1=-2, axis2=-1).mean(-1)
+        L = safe_cholesky(add_jitter(covariance, default_jitter(K.dtype) * scale), scale)
+        return dist.MultivariateNormal(self._mean(X, A), scale_tril=self._per_latent(L, event_dim=2))
+
+    def _checked(self, X: ArrayLike) -> Array:
+        points = [s.points for s in self.features if isinstance(s, InducingPoints)]
+        X = check_inputs("X", X, dim=points[0].shape[-1] if points else None)
+        if X.dtype != self.features[0].dtype:
+            raise TypeError(
+                f"`X` is {X.dtype} but the inducing variables are {self.features[0].dtype}, and nothing is cast silently. "
+                "Convert one: jnp.asarray(X, Z.dtype)."
+            )
+        return X
+
+    def _project(self, X: Array) -> tuple[Array, ...]:
+        return project(self.blocks, [s.covariance_with_inputs(self.kernel, X) for s in self.features])
+
+    def _mean(self, X: Array, A: Sequence[Array]) -> Array:
+        """Mean at X, shape (B,) or (P, B)."""
+        mean = jnp.zeros((), X.dtype)
+        for i, (q, Ai) in enumerate(zip(self.beliefs, A, strict=True)):
+            loc = q.loc if self.shift is None else q.loc - self.shift.projected[i]
+            mean = mean + jnp.einsum("...mb,...m->...b", Ai, loc, precision=PRECISION)
+        if self.shift is not None:
+            K = self.kernel(self.shift.points, X)
+            mean = mean + jnp.einsum("...hb,...h->...b", K, self.shift.weights, precision=PRECISION)
+        return mean
+
+    def _columns(self, values: Array) -> Array:
+        """(B,) or (P, B) to (B,) or (B, P)."""
+        return values if self.num_latents is None else self._per_latent(values, event_dim=1).T
+
+    def _per_latent(self, values: Array, event_dim: int) -> Array:
+        if self.num_latents is None:
+            return values
+        return jnp.broadcast_to(values, (self.num_latents, *values.shape[values.ndim - event_dim :]))
+
+
+def _draw_process(f: GPFunction, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    draws = f.joint(X).sample(rng_key, shape)
+    return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)

@@ -1,0 +1,29 @@
+"""Array aliases, axis letters and the kernel protocol.
+
+Axis letters used in every shape of this package: ``N`` data points, ``B`` points of a (mini)batch, ``M`` inducing
+variables of one set (``M_i`` of set ``i``), ``H`` mean-only points, ``D`` input dimensions, ``P`` latent functions.
+``...`` stands for leading batch axes, usually none or ``(P,)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+from jax.typing import ArrayLike
+
+__all__ = ["Array", "ArrayLike", "KernelLike", "PRNGKey"]
+
+Array = jax.Array
+PRNGKey = jax.Array
+
+
+@runtime_checkable
+class KernelLike(Protocol):
+    """What the package asks of a covariance function; tinygp's kernels satisfy it as they are.
+
+    ``kernel(X1, X2)`` is the covariance matrix, shape (..., n, m), of inputs of shape (n, D) and (m, D);
+    ``kernel(X)`` is the variance of each input, shape (..., n).
+    """
+
+    def __call__(self, X1: Any, X2: Any = None) -> Any: ...

@@ -1,0 +1,51 @@
+"""Shared fixtures. The whole suite runs in float64; tests of float32 give float32 inputs and check the output's dtype."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_enable_x64", True)
+
+SHARED = Path(os.environ.get("NUMPYRO_ORTHGP_SHARED", Path(__file__).parents[2] / "shared"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--slow"):
+        return
+    skip = pytest.mark.skip(reason="slow: run with --slow")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def _folder(name: str) -> Path:
+    folder = SHARED / name
+    if not folder.is_dir():
+        pytest.skip(f"needs the folder {name} of reference files")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """Folder of reference values computed by other libraries; tests that need it skip when it is absent."""
+    return _folder("golden")
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """Folder of real data sets; tests that need it skip when it is absent."""
+    return _folder("data")
