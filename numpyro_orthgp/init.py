@@ -5,6 +5,7 @@ Everything here runs once, before training, on arrays in and arrays out; nothing
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from functools import partial
@@ -33,10 +34,10 @@ _BLOCK_ENTRIES = 2**22  # distances held at once: rows of X times centres
 def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30) -> Array:
     r"""Centres of k-means clusters, a good default for inducing points.
 
-    Seeding by k-means++ (each further seed is drawn with probability proportional to the squared distance
-    from the seeds so far), then ``num_iters`` rounds of Lloyd's algorithm. A cluster that loses all its
-    points is put on one of the points farthest from their own centres. Memory is that of ``X`` plus a block
-    of about four million distances.
+    Seeding by k-means++ (further seeds are drawn with probability proportional to the squared distance from
+    the seeds so far, the best of a few draws each time), then ``num_iters`` rounds of Lloyd's algorithm. A
+    cluster that loses all its points is put on one of the points farthest from their own centres. Memory is
+    a few times that of ``X`` plus a block of about four million distances.
 
     With fewer distinct rows than ``num`` some centres coincide; they are finite all the same.
 
@@ -84,7 +85,7 @@ def greedy_variance(
         each latent is conditioned by itself, and the variances are summed over latents.
     :param X: candidate points, shape (N, D).
     :param num: how many points to pick, from 1 to the number of candidates.
-    :param given: points already there, shape (M, D), or a list of such arrays.
+    :param given: points already there, shape (M, D), or a list of such arrays; converted to the dtype of ``X``.
     :param max_points: if ``X`` has more rows than this, a random subset of this many rows is used.
     :param rng_key: key of that subset; ``jax.random.key(0)`` if not given. Otherwise the answer is
         deterministic.
@@ -107,7 +108,9 @@ def greedy_variance(
     listed: Sequence[Any] = given if isinstance(given, list | tuple) else [] if given is None else [given]
     sets = [check_inputs("given", Z, X.shape[1]).astype(X.dtype) for Z in listed]
     X = _subset(X, max_points, rng_key)
-    return X[_pivots(kernel, X, jnp.concatenate(sets) if sets else None, int(num), float(threshold))]
+    # The kernel may be any callable, so it is closed over; one program compiles faster than its many small steps.
+    pivots = jax.jit(partial(_pivots, kernel, num=int(num), threshold=float(threshold)))
+    return X[pivots(X=X, given=jnp.concatenate(sets) if sets else None)]
 
 
 def median_lengthscale(X: Array, *, num_points: int = 1000, rng_key: PRNGKey | None = None, ard: bool = False) -> Array:
@@ -131,12 +134,7 @@ def median_lengthscale(X: Array, *, num_points: int = 1000, rng_key: PRNGKey | N
     """
     X = check_inputs("X", X)
     _check_count("num_points", num_points, None)
-    X = _subset(X, num_points, rng_key)
-    if ard:
-        typical = lax.map(lambda x: _typical_distance(x[:, None]), X.T) * X.shape[1] ** 0.5
-    else:
-        typical = _typical_distance(X)
-    return jnp.where(typical > 0, typical, 1.0).astype(X.dtype)
+    return _median_lengthscale(_subset(X, num_points, rng_key), bool(ard))
 
 
 def _check_count(name: str, value: Any, N: int | None) -> None:
@@ -160,21 +158,28 @@ def _subset(X: Array, size: int, rng_key: PRNGKey | None) -> Array:
     return X[random.choice(key, X.shape[0], (size,), replace=False)]
 
 
-@jax.jit
+@partial(jax.jit, static_argnames="ard")
+def _median_lengthscale(X: Array, ard: bool) -> Array:
+    D = X.shape[1]
+    typical = lax.map(lambda x: _typical_distance(x[:, None]), X.T) * D**0.5 if ard else _typical_distance(X)
+    return jnp.where(typical > 0, typical, 1.0).astype(X.dtype)
+
+
 def _typical_distance(X: Array) -> Array:
     """Median distance between rows; of the positive distances where that is zero, and zero if there are none."""
-    N = X.shape[0]
-    if N == 1:
-        return jnp.zeros((), X.dtype)
     X = X - X[0]
     size = jnp.abs(X).max()  # keeps squares from overflowing or vanishing
     X = X / jnp.where(size > 0, size, 1.0)
     # By differences, one row at a time: equal rows must have distance zero, not rounding error.
-    distances = lax.map(lambda x: safe_sqrt(((X - x) ** 2).sum(axis=-1)), X)
-    pairs = distances[jnp.triu_indices(N, 1)]
-    median = jnp.median(pairs)
-    positive = jnp.nanmedian(jnp.where(pairs > 0, pairs, jnp.nan))
-    return size * jnp.where(median > 0, median, jnp.where(jnp.isnan(positive), 0.0, positive))
+    distances = jnp.sort(lax.map(lambda x: safe_sqrt(((X - x) ** 2).sum(axis=-1)), X).ravel())
+
+    def median_beyond(skipped: int | Array) -> Array:
+        # Every pair is there twice, which moves no median; the rows with themselves are the first N zeros.
+        low, high = (distances.size - 1 + skipped) // 2, (distances.size + skipped) // 2
+        return (distances[low] + distances[jnp.minimum(high, distances.size - 1)]) / 2
+
+    median = median_beyond(X.shape[0])
+    return size * jnp.where(median > 0, median, median_beyond((distances == 0).sum()))
 
 
 # ---- k-means
@@ -190,15 +195,21 @@ def _kmeans(rng_key: PRNGKey, X: Array, num: int, num_iters: int) -> Array:
 
 
 def _seeds(rng_key: PRNGKey, X: Array, num: int) -> Array:
-    """k-means++, shape (num, D): rows drawn in proportion to their squared distance from those drawn before."""
+    """k-means++, shape (num, D): rows drawn in proportion to their squared distance from those drawn before.
+
+    Of a few rows drawn at each turn the one that leaves the smallest sum of squared distances is kept.
+    """
+    tries = 2 + int(math.log(num))
     keys = random.split(rng_key, num)
 
     def step(m: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         centres, nearest = state
         cumulative = jnp.cumsum(nearest)
-        draw = random.uniform(keys[m], (), X.dtype) * cumulative[-1]
-        row = X[jnp.clip(jnp.searchsorted(cumulative, draw, side="right"), 0, X.shape[0] - 1)]
-        return centres.at[m].set(row), jnp.minimum(nearest, ((X - row) ** 2).sum(axis=-1))
+        draws = random.uniform(keys[m], (tries,), X.dtype) * cumulative[-1]
+        rows = X[jnp.clip(jnp.searchsorted(cumulative, draws, side="right"), 0, X.shape[0] - 1)]
+        left = jnp.minimum(nearest, _squared_distance(rows, X))  # (tries, N)
+        best = left.sum(axis=-1).argmin()
+        return centres.at[m].set(rows[best]), left[best]
 
     first = X[random.randint(keys[0], (), 0, X.shape[0])]
     centres = jnp.zeros((num, X.shape[1]), X.dtype).at[0].set(first)
@@ -262,7 +273,7 @@ def _pivots(kernel: KernelLike, X: Array, given: Array | None, num: int, thresho
 
     def step(m: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         factor, variance, free, picks = state
-        i = jnp.argmax(jnp.where(free, variance.sum(axis=0), -jnp.inf))
+        i = jnp.argmax(jnp.where(free, variance.sum(axis=0), -jnp.inf)).astype(picks.dtype)
         own = variance[:, i]
         informative = own > floor
         column = lax.dynamic_index_in_dim(factor, i, axis=2, keepdims=False)

@@ -72,6 +72,8 @@ class Marginals:
     joint: Any = None
     names: Names | None = field(default=None, metadata={"static": True})
 
+    __array_ufunc__ = None  # numpy array + Marginals asks us, instead of adding us to each of its entries
+
     @property
     def shape(self) -> tuple[int, ...]:
         """(B,) or (B, P)."""
@@ -90,8 +92,7 @@ class Marginals:
     @property
     def latent_variance(self) -> Array:
         """Variance of each latent function, explained + v residual, shape (B,) or (B, L)."""
-        v = 1.0 if self.residual_scale is None else self.residual_scale
-        return self.explained + v * self.residual
+        return self.explained + self._latent_residual
 
     @property
     def explained_variance(self) -> Array:
@@ -101,7 +102,7 @@ class Marginals:
     @property
     def residual_variance(self) -> Array:
         """The part of the outputs' variance that no inducing variable explains (scaled by v while training tightened)."""
-        return self._mixed(self.latent_variance - self.explained)
+        return self._mixed(self._latent_residual)
 
     @property
     def variance(self) -> Array:
@@ -123,6 +124,10 @@ class Marginals:
     def point_cost(self) -> Array:
         """What the bound pays for v where one y depends on all latent functions of its point, shape (B,)."""
         return self._latent_cost if self.explained.ndim == 1 else self._latent_cost.sum(-1)
+
+    @property
+    def _latent_residual(self) -> Array:
+        return self.residual if self.residual_scale is None else self.residual_scale * self.residual
 
     @property
     def _latent_cost(self) -> Array:
@@ -174,7 +179,7 @@ class Marginals:
 
     def __add__(self, shift: ArrayLike) -> Marginals:
         """Add an array: a mean function, an offset, fixed effects."""
-        shift = _operand("+", shift)
+        shift = _operand("+", shift, self.mean.dtype)
         _check_broadcast("+", shift, self.mean)
         joint = None if self.joint is None else Partial(_draw_shifted, self.joint, shift)
         return replace(self, mean=self.mean + shift, joint=joint)
@@ -182,11 +187,11 @@ class Marginals:
     __radd__ = __add__
 
     def __sub__(self, shift: ArrayLike) -> Marginals:
-        return self + (-_operand("-", shift))
+        return self + (-_operand("-", shift, self.mean.dtype))
 
     def __mul__(self, factor: ArrayLike) -> Marginals:
         """Multiply by an array: an amplitude, a known covariate (a varying coefficient)."""
-        factor = _operand("*", factor)
+        factor = _operand("*", factor, self.mean.dtype)
         _check_broadcast("*", factor, self.mean)
         joint = None if self.joint is None else Partial(_draw_scaled, self.joint, factor)
         if self.mixing is None:
@@ -204,7 +209,7 @@ class Marginals:
 
     def __matmul__(self, W: ArrayLike) -> Marginals:
         """Mix P functions into Q outputs, ``f(X) @ W`` with W of shape (P, Q): the linear model of coregionalization."""
-        W = _operand("@", W)
+        W = _operand("@", W, self.mean.dtype)
         if self.mean.ndim != 2 or W.ndim != 2 or W.shape[0] != self.mean.shape[1]:
             raise ValueError(
                 f"`f(X) @ W` needs f(X) of shape (B, P) and W of shape (P, Q); got {self.mean.shape} and {W.shape}. "
@@ -241,13 +246,15 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
     return Marginals(**columns, residual_scale=v, joint=joint, names=marginals[0].names)
 
 
-def _operand(symbol: str, value: Any) -> Array:
+def _operand(symbol: str, value: Any, dtype: Any) -> Array:
     if isinstance(value, Marginals):
         raise TypeError(
             f"Marginals {symbol} Marginals: sums of functions are not kept, since they need the covariance between them. Use a "
             "kernel that is a sum (k1 + k2), or stack([f(X), g(X)]) @ jnp.ones((2, 1)) for independent functions."
         )
-    return jnp.asarray(value)
+    value = jnp.asarray(value)
+    # Integers become real first: unsigned ones would wrap around when negated or squared.
+    return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(dtype)
 
 
 def _check_broadcast(symbol: str, value: Array, mean: Array) -> None:

@@ -262,8 +262,8 @@ def _as_pytree(kernel: Any) -> Any:
 def _check_latents(num_latents: int | None, K: Array, num: int) -> int | None:
     if K.ndim not in (2, 3) or K.shape[-2:] != (num, num):
         raise ValueError(
-            f"`kernel(Z, Z)` must have shape (M, M) or (P, M, M) with M = {num}; got {K.shape}. Do the kernel's hyperparameters have "
-            "shape (), (D,), or a leading axis of one entry per latent function?"
+            f"`kernel(Z, Z)` must have shape (M, M) or (P, M, M) with M = {num}; got {K.shape}. Do the kernel's "
+            "hyperparameters have shape (), (D,), or a leading axis of one entry per latent function?"
         )
     batch = K.shape[0] if K.ndim == 3 else None
     if num_latents is None:

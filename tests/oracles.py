@@ -70,9 +70,7 @@ def matern32(variance=1.0, lengthscale=1.0) -> Kernel:
 
 
 def matern52(variance=1.0, lengthscale=1.0) -> Kernel:
-    return stationary(
-        lambda r: (1 + np.sqrt(5) * r + 5 * r**2 / 3) * np.exp(-np.sqrt(5) * r), variance, lengthscale
-    )
+    return stationary(lambda r: (1 + np.sqrt(5) * r + 5 * r**2 / 3) * np.exp(-np.sqrt(5) * r), variance, lengthscale)
 
 
 KERNELS = {"RBF": rbf, "Matern12": matern12, "Matern32": matern32, "Matern52": matern52}

@@ -113,8 +113,8 @@ class Kernel(abc.ABC):
     def on(self, dims: int | Iterable[int]) -> Restricted:
         """This kernel as a function of some columns of the inputs only.
 
-        :param dims: a column, or several in the order the kernel is to see them; negative ones count from the
-            end.
+        :param dims: a column, or several in the order the kernel is to see them; negative ones count
+            from the end.
         """
         return Restricted(self, dims)  # type: ignore[arg-type]
 
@@ -185,8 +185,7 @@ class Scaled(Kernel):
 
 
 class Restricted(Kernel):
-    r""":math:`k(x, y) = k_1(x_S, y_S)` with :math:`S` some of the input dimensions; what ``kernel.on(dims)``
-    makes.
+    r""":math:`k(x, y) = k_1(x_S, y_S)`, :math:`S` some input dimensions; what ``kernel.on(dims)`` makes.
 
     :param kernel: a kernel.
     :param dims: the dimensions, an integer or several.
@@ -210,9 +209,7 @@ class Restricted(Kernel):
     def _columns(self, X: Array) -> Array:
         num_dims = X.shape[-1]
         if any(not -num_dims <= dim < num_dims for dim in self.dims):
-            raise ValueError(
-                f"`dims` must lie in 0..{num_dims - 1} for inputs with D = {num_dims}; got {self.dims}."
-            )
+            raise ValueError(f"`dims` must lie in 0..{num_dims - 1} for inputs with D = {num_dims}; got {self.dims}.")
         dims = [dim % num_dims for dim in self.dims]
         if dims == list(range(dims[0], dims[0] + len(dims))):  # a slice costs less than a gather
             return X[..., dims[0] : dims[0] + len(dims)]

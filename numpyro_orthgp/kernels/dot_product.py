@@ -55,9 +55,7 @@ class Polynomial(Kernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(
-            self, "degree", _integer("degree", self.degree, "a positive integer: 1, 2, 3, ...")
-        )
+        object.__setattr__(self, "degree", _integer("degree", self.degree, "a positive integer: 1, 2, 3, ..."))
         if self.degree < 1:
             raise ValueError(f"`degree` must be a positive integer: 1, 2, 3, ...; got {self.degree}.")
 
@@ -116,8 +114,7 @@ _angular2.defjvp(lambda primals, tangents: (_angular2(*primals), 4 * _angular1(*
 class ArcCosine(Kernel):
     r"""The arc-cosine kernel: an infinitely wide layer of units with activation :math:`\max(0, a)^n`.
 
-    .. math:: k(x, y) = \tfrac{1}{\pi}\, |x|^n |y|^n J_n(\theta), \qquad \cos\theta = \frac{x \cdot y}{|x|
-    |y|}
+    .. math:: k(x, y) = \tfrac{1}{\pi}\, |x|^n |y|^n J_n(\theta), \qquad \cos\theta = \frac{x \cdot y}{|x| |y|}
 
     with :math:`x \cdot y = \sum_d w_d x_d y_d + b`, :math:`|x|^2 = x \cdot x`, and
 
@@ -164,10 +161,13 @@ class ArcCosine(Kernel):
         # of products, would leave sqrt(eps) on the diagonal.
         a = self._direction(X1)
         b = a if X2 is X1 else self._direction(X2)
-        opposite = safe_sqrt(squared_distance_by_differences(a, b))
-        adjacent = safe_sqrt(squared_distance_by_differences(a, -b))
-        adjacent = jnp.where((opposite == 0) & (adjacent == 0), 1, adjacent)  # two zero vectors
-        return 1 - 2 / jnp.pi * jnp.arctan2(opposite, adjacent)
+        one, eps = jnp.ones((), a.dtype), jnp.finfo(a.dtype).eps
+        opposite2 = squared_distance_by_differences(a, b, one)
+        adjacent2 = squared_distance_by_differences(a, -b, one)
+        # An angle within rounding of zero is zero, with derivative zero; two zero vectors have angle zero.
+        opposite2 = jnp.where(opposite2 > (8 * eps) ** 2, opposite2, 0)
+        adjacent2 = jnp.where(opposite2 + adjacent2 > 0, adjacent2, 1)
+        return 1 - 2 / jnp.pi * jnp.arctan2(safe_sqrt(opposite2), safe_sqrt(adjacent2))
 
     def matrix(self, X1: Array, X2: Array) -> Array:
         if self.order == 0:

@@ -103,20 +103,19 @@ def per_latent(name: str, value: ArrayLike, X: Array, *, axes: int = 2) -> Array
 
 
 def check_inputs(name: str, X: ArrayLike) -> Array:
-    """``X`` as a floating-point array with at least two axes.
+    """``X`` as a floating-point array with at least two axes and one column.
 
     :param name: the argument's name, for the message.
     :param X: shape (..., n, D).
     :raises TypeError: if it does not hold floating-point numbers.
-    :raises ValueError: if it has fewer than two axes.
+    :raises ValueError: if it has fewer than two axes, or no column.
     """
     array = jnp.asarray(X)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
-            f"`{name}` must hold floating-point numbers; got {array.dtype}. Did you mean "
-            f"`{name}.astype(float)`?"
+            f"`{name}` must hold floating-point numbers; got {array.dtype}. Did you mean `{name}.astype(float)`?"
         )
-    if array.ndim < 2:
+    if array.ndim < 2 or array.shape[-1] == 0:
         hint = f" Did you mean `{name}[:, None]`, one column?" if array.ndim == 1 else ""
         raise ValueError(f"`{name}` must have shape (..., n, D); got {array.shape}.{hint}")
     return array

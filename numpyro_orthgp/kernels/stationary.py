@@ -59,14 +59,8 @@ class Stationary(Kernel):
     def profile(self, r2: Array) -> Array:
         """The kernel as a function of the squared scaled distance, elementwise, shape (..., n, m)."""
 
-    def _squared_distance(self, X1: Array, X2: Array) -> Array:
-        return squared_distance(X1, X2)
-
     def matrix(self, X1: Array, X2: Array) -> Array:
-        lengthscale = per_dimension("lengthscale", self.lengthscale, X1)
-        A, B = centre(X1, X2)
-        scaled = A / lengthscale
-        return self.profile(self._squared_distance(scaled, scaled if B is A else B / lengthscale))
+        return self.profile(squared_distance(X1, X2, per_dimension("lengthscale", self.lengthscale, X1)))
 
     def diagonal(self, X: Array) -> Array:
         lengthscale = per_dimension("lengthscale", self.lengthscale, X)
@@ -95,9 +89,10 @@ class Matern12(Stationary):
     def profile(self, r2: Array) -> Array:
         return jnp.exp(-safe_sqrt(r2))
 
-    def _squared_distance(self, X1: Array, X2: Array) -> Array:
+    def matrix(self, X1: Array, X2: Array) -> Array:
         # exp(-r) has slope 1 in r: the rounding of products, eps in r^2, would be sqrt(eps) in the kernel.
-        return squared_distance_by_differences(X1, X2)
+        lengthscale = per_dimension("lengthscale", self.lengthscale, X1)
+        return self.profile(squared_distance_by_differences(X1, X2, lengthscale))
 
 
 class Matern32(Stationary):
@@ -149,14 +144,18 @@ class Periodic(Kernel):
     period: ArrayLike = hyperparameter(1.0)
 
     def _on_circle(self, X: Array) -> Array:
-        lengthscale = per_dimension("lengthscale", self.lengthscale, X)
         angle = 2 * jnp.pi * X / per_dimension("period", self.period, X)
-        return jnp.concatenate([jnp.cos(angle) / lengthscale, jnp.sin(angle) / lengthscale], axis=-1)
+        return jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=-1)
+
+    def _lengthscale(self, X: Array) -> Array:  # for both coordinates of every circle
+        lengthscale = per_dimension("lengthscale", self.lengthscale, X)
+        return lengthscale if jnp.shape(lengthscale)[-1:] in ((), (1,)) else jnp.concatenate(2 * [lengthscale], axis=-1)
 
     def matrix(self, X1: Array, X2: Array) -> Array:
         A, B = centre(X1, X2)
         first = self._on_circle(A)
-        return jnp.exp(-0.5 * squared_distance(first, first if B is A else self._on_circle(B)))
+        second = first if B is A else self._on_circle(B)
+        return jnp.exp(-0.5 * squared_distance(first, second, self._lengthscale(X1)))
 
     def diagonal(self, X: Array) -> Array:
-        return jnp.ones_like(self._on_circle(X)[..., 0])
+        return jnp.ones_like((self._on_circle(X) / self._lengthscale(X))[..., 0])

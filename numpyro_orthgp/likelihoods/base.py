@@ -122,8 +122,8 @@ class ExpectedLikelihood(dist.Distribution):
 
     def expected_log_density(self, y: Array) -> Array:
         """E_q(f)[log p(y | f)]; here by integration, in closed form where a subclass knows it."""
-        f, weights = self._values()
-        return jnp.tensordot(weights, self.log_density(f, y), 1)
+        f, weights = self._values(y)
+        return _expectation(weights, self.log_density(f, y))
 
     def log_prob(self, value: ArrayLike) -> Array:
         y = self._checked(value)
@@ -132,15 +132,18 @@ class ExpectedLikelihood(dist.Distribution):
     def log_predictive(self, value: ArrayLike) -> Array:
         """log E_q(f)[p(y | f)], the log density of y with the latent function integrated out, shape of the batch."""
         y = self._checked(value)
-        f, weights = self._values()
-        log_p = self.log_density(f, y)
+        f, weights = self._values(y)
+        log_p = self.log_density(f, y).astype(weights.dtype)
         return logsumexp(log_p, axis=0, b=weights.reshape((-1,) + (1,) * (log_p.ndim - 1)))
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw f, then y given f; jointly over the inputs wherever ``f(X).sample()`` is joint."""
         assert key is not None
         f_key, y_key = jax.random.split(key)
-        return self.conditional(self.marginals.draw(f_key, sample_shape)).sample(y_key)
+        f = self.marginals.draw(f_key, sample_shape)
+        y = self.conditional(f).sample(y_key)
+        # NumPyro draws in the default dtype, whatever that of the parameters.
+        return y.astype(f.dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y
 
     @property
     def support(self) -> Any:
@@ -150,28 +153,33 @@ class ExpectedLikelihood(dist.Distribution):
     def mean(self) -> Array:
         """E[y], f integrated out, shape batch + event."""
         f, weights = self._values()
-        return jnp.tensordot(weights, self.conditional(f).mean, 1)
+        return _expectation(weights, self.conditional(f).mean)
 
     @property
     def variance(self) -> Array:
         """Var[y], f integrated out, by the law of total variance."""
         f, weights = self._values()
         given = self.conditional(f)
-        mean = jnp.tensordot(weights, given.mean, 1)
-        return jnp.tensordot(weights, given.variance + (given.mean - mean) ** 2, 1)
+        mean = _expectation(weights, given.mean)
+        return _expectation(weights, given.variance + (given.mean - mean) ** 2)
 
     @property
     def tightening_cost(self) -> Array:
         """What ``log_prob`` pays for the tightened residual, broadcastable to the batch shape."""
         return self.marginals.point_cost if self.mixes else self.marginals.tightening_cost
 
-    def _values(self) -> tuple[Array, Array]:
-        """Latent values at the integration nodes, shape (S,) + that of f, and the weights of the nodes, shape (S,)."""
+    def _values(self, y: Array | None = None) -> tuple[Array, Array]:
+        """Latent values at the integration nodes, shape (S,) + that of f, and the weights of the nodes, shape (S,).
+
+        Where ``y`` has leading sample axes the values have axes of size one in their place.
+        """
         m = self.marginals
         dim = m.num_latents if self.mixes else None
         batch = m.shape[:1] if self.mixes else m.shape
         nodes, weights = self.integrator.nodes(self.rng_key, batch, dim, m.mean.dtype)
-        return (m.at(nodes) if self.mixes else m.mean + safe_sqrt(m.variance) * nodes), weights
+        f = m.at(nodes) if self.mixes else m.mean + safe_sqrt(m.variance) * nodes
+        leading = 0 if y is None else y.ndim - len(self.batch_shape) - len(self.event_shape)
+        return f.reshape(f.shape[:1] + (1,) * leading + f.shape[1:]), weights
 
     def _checked(self, value: ArrayLike) -> Array:
         y = jnp.asarray(value)
@@ -181,6 +189,11 @@ class ExpectedLikelihood(dist.Distribution):
             raise ValueError(f"`obs` must have shape {shape} to match the likelihood; got {y.shape}.{hint}")
         _check_support(type(self).__name__, "obs", self.support, y, True)
         return y
+
+
+def _expectation(weights: Array, values: Array) -> Array:
+    # In the dtype of f, also where NumPyro made the values from integers or in its default dtype.
+    return jnp.tensordot(weights, values.astype(weights.dtype), 1)
 
 
 def is_expected(fn: Any) -> bool:
@@ -212,7 +225,7 @@ def _check_support(likelihood: str, name: str, support: Any, y: Array, mask: Any
         return
     try:
         inside = np.asarray(support(np.asarray(y)))
-    except jax.errors.ConcretizationTypeError:  # a support with traced bounds
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):  # a support with traced bounds
         return
     mask = np.asarray(mask).reshape(
         np.shape(mask) + (1,) * max(inside.ndim - np.ndim(mask), 0) if np.ndim(mask) else ()
@@ -228,5 +241,6 @@ def _check_support(likelihood: str, name: str, support: Any, y: Array, mask: Any
             else hint
         )
         raise ValueError(
-            f"`{name}` must lie in the support of {likelihood} ({support}); got {example} at {first}, one of {int(bad.sum())}.{hint}"
+            f"`{name}` must lie in the support of {likelihood} ({support}); got {example} at {first}, "
+            f"{int(bad.sum())} in all.{hint}"
         )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import gammaln, log_ndtr, ndtr
 
@@ -42,13 +45,14 @@ class Bernoulli(ExpectedLikelihood):
         return dist.BernoulliLogits(f) if self.link == "logit" else dist.BernoulliProbs(ndtr(f))
 
     def log_density(self, f: Array, y: Array) -> Array:
-        signed = (2 * y - 1) * f  # p(y | f) is the link at f for y = 1, at -f for y = 0
+        signed = _signs(y, f.dtype) * f  # p(y | f) is the link at f for y = 1, at -f for y = 0
         return jax.nn.log_sigmoid(signed) if self.link == "logit" else log_ndtr(signed)
 
     def log_predictive(self, value: ArrayLike) -> Array:
         if self.link == "logit":
             return super().log_predictive(value)
-        return log_ndtr((2 * self._checked(value) - 1) * self._probit_argument)
+        argument = self._probit_argument
+        return log_ndtr(_signs(self._checked(value), argument.dtype) * argument)
 
     @property
     def mean(self) -> Array:
@@ -86,18 +90,21 @@ class Poisson(ExpectedLikelihood):
         validate_args: bool | None = None,
     ) -> None:
         self.exposure = jnp.asarray(exposure, marginals.mean.dtype)
-        if is_concrete(self.exposure) and not bool((self.exposure > 0).all()):
-            raise ValueError(f"`exposure` must be positive; got a smallest value of {float(self.exposure.min())}.")
+        if is_concrete(self.exposure) and not (np.asarray(self.exposure) > 0).all():
+            raise ValueError(f"`exposure` must be positive; got a smallest value of {np.asarray(self.exposure).min()}.")
         super().__init__(marginals, integrator=integrator, validate_args=validate_args)
 
     def conditional(self, f: Array) -> dist.Distribution:
         return dist.Poisson(self.exposure * jnp.exp(f))
 
     def log_density(self, f: Array, y: Array) -> Array:
+        y = _real(y, f.dtype)
         return y * (f + jnp.log(self.exposure)) - self.exposure * jnp.exp(f) - gammaln(y + 1)
 
     def expected_log_density(self, y: Array) -> Array:
-        return y * (self.marginals.mean + jnp.log(self.exposure)) - self.mean - gammaln(y + 1)
+        m = self.marginals.mean
+        y = _real(y, m.dtype)
+        return y * (m + jnp.log(self.exposure)) - self.mean - gammaln(y + 1)
 
     @property
     def mean(self) -> Array:
@@ -129,8 +136,21 @@ class Categorical(ExpectedLikelihood):
     def conditional(self, f: Array) -> dist.Distribution:
         return dist.CategoricalLogits(f)
 
+    def log_density(self, f: Array, y: Array) -> Array:
+        return super().log_density(f, y.astype(int))  # NumPyro takes no labels like 2.0
+
     @property
     def probs(self) -> Array:
         """E_q(f)[softmax(f)], the predictive probabilities, shape (B, P)."""
         f, weights = self._values()
         return jnp.tensordot(weights, jax.nn.softmax(f, axis=-1), 1)
+
+
+def _real(y: Array, dtype: Any) -> Array:
+    """Integer labels or counts as real numbers: unsigned ones would wrap around, any would end in the default dtype."""
+    return y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(dtype)
+
+
+def _signs(y: Array, dtype: Any) -> Array:
+    """Labels 0 and 1 to -1 and 1."""
+    return 2 * _real(y, dtype) - 1

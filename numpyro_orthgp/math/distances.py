@@ -1,9 +1,4 @@
-"""Squared distances between two sets of points, by products where they are fast and by differences where they
-must be.
-
-Both forms keep their digits far from the origin: inputs are centred first (`centre`), which changes no
-distance.
-"""
+"""Squared distances between two sets of points: by products where that is fast, by differences where needed."""
 
 from __future__ import annotations
 
@@ -16,18 +11,16 @@ from numpyro_orthgp.types import Array
 
 __all__ = ["centre", "squared_distance", "squared_distance_by_differences"]
 
-# Up to here differences cost no more than products (measured, with gradients) and round less.
-_FEW_DIMENSIONS = 2
-# Up to here the loop over dimensions is unrolled into one fused pass; beyond it compiling would take too
-# long.
-_MAX_UNROLLED = 16
+# Up to here differences, unrolled into one fused pass, cost no more than products and round less (measured on a CPU,
+# with gradients).
+_FEW_DIMENSIONS = 3
 
 
 def centre(X1: Array, X2: Array) -> tuple[Array, Array]:
     """Move both sets by the mean of ``X2``, so that norms are no larger than the spread of the data.
 
-    No gradient passes through the mean: what is computed from the result must not depend on where the origin
-    is. If ``X1`` and ``X2`` are the same object, so are the two results.
+    No gradient passes through the mean: what is computed from the result must not depend on where the origin is.
+    If ``X1`` and ``X2`` are the same object, so are the two results.
 
     :param X1: shape (..., n, D).
     :param X2: shape (..., m, D).
@@ -40,49 +33,63 @@ def centre(X1: Array, X2: Array) -> tuple[Array, Array]:
 
 @jax.custom_jvp
 def _clip_rounding(r2: Array) -> Array:
-    # What is cut off is rounding error, not part of the function: the derivative passes untouched. (That of
-    # `maximum` would be 0 or 1/2 at coincident points, where second derivatives need 1.)
+    # What is cut off is rounding error, not part of the function: the derivative passes untouched. (That of `maximum`
+    # would be 0 or 1/2 at coincident points, where second derivatives need 1.)
     return jnp.maximum(r2, 0)
 
 
 _clip_rounding.defjvp(lambda primals, tangents: (_clip_rounding(*primals), tangents[0]))
 
 
-def squared_distance(X1: Array, X2: Array) -> Array:
-    r"""Squared Euclidean distances :math:`|x|^2 + |y|^2 - 2 x^\top y`, never negative.
+def squared_distance(X1: Array, X2: Array, scale: Array) -> Array:
+    r"""Squared scaled distances :math:`|a|^2 + |b|^2 - 2 a^\top b`, :math:`a = x / s`, :math:`b = y / s`, centred.
 
-    The absolute rounding error is about eps times the largest squared norm, so give centred inputs, and use
-    `squared_distance_by_differences` where the square root's slope at zero would magnify it. If ``X1`` and
-    ``X2`` are the same object the diagonal is exactly zero, its derivatives too.
+    The rounding error is about eps times the largest squared norm: use `squared_distance_by_differences` where the
+    square root's slope at zero would magnify it. (In few dimensions this function takes differences too, as they cost
+    no more.) If ``X1`` and ``X2`` are the same object the diagonal is exactly zero, its derivatives too.
 
     :param X1: shape (..., n, D).
     :param X2: shape (..., m, D); leading axes broadcast against those of ``X1``.
+    :param scale: the unit :math:`s` of each dimension, broadcasts against ``X1``: shape (), (D,) or (..., 1, D).
     :return: shape (..., n, m).
     """
     if X1.shape[-1] <= _FEW_DIMENSIONS:
-        return squared_distance_by_differences(X1, X2)
-    cross = matmul(X1, jnp.swapaxes(X2, -1, -2))  # (..., n, m)
-    norms1 = jnp.square(X1).sum(axis=-1)[..., :, None]
-    norms2 = jnp.square(X2).sum(axis=-1)[..., None, :]
-    r2 = _clip_rounding(norms1 + norms2 - 2 * cross)
-    if X2 is X1:
-        r2 = jnp.where(jnp.eye(X1.shape[-2], dtype=bool), 0, r2)
-    return r2
+        return squared_distance_by_differences(X1, X2, scale)
+    X1, X2 = centre(X1, X2)
+    A = X1 / scale
+    B = A if X2 is X1 else X2 / scale
+    cross = matmul(A, jnp.swapaxes(B, -1, -2))  # (..., n, m)
+    r2 = jnp.square(A).sum(axis=-1)[..., :, None] + jnp.square(B).sum(axis=-1)[..., None, :] - 2 * cross
+    if B is A:
+        r2 = jnp.where(jnp.eye(A.shape[-2], dtype=bool), 0, r2)
+    return _clip_rounding(r2)
 
 
-def squared_distance_by_differences(X1: Array, X2: Array) -> Array:
-    r"""Squared Euclidean distances :math:`\sum_d (x_d - y_d)^2`, relatively accurate however close two points
-    are.
+def squared_distance_by_differences(X1: Array, X2: Array, scale: Array) -> Array:
+    r"""Squared scaled distances :math:`\sum_d (x_d - y_d)^2 / s_d^2`, accurate however close two points are.
+
+    Points are subtracted before they are scaled, so that equal ones have distance exactly 0 however the compiler fuses
+    the operations.
 
     :param X1: shape (..., n, D).
     :param X2: shape (..., m, D); leading axes broadcast against those of ``X1``.
+    :param scale: the unit :math:`s` of each dimension, broadcasts against ``X1``: shape (), (D,) or (..., 1, D).
     :return: shape (..., n, m).
     """
-    num_dims = X1.shape[-1]
-    if num_dims <= _MAX_UNROLLED:
-        squares = (jnp.square(X1[..., :, None, d] - X2[..., None, :, d]) for d in range(num_dims))
-        total = next(squares)
-        for square in squares:
-            total = total + square
+    inverse = jnp.broadcast_to(1 / scale, (*jnp.shape(scale)[:-1], X1.shape[-1]))
+
+    def square(x: Array, y: Array, inverse: Array) -> Array:
+        return jnp.square((x[..., :, None] - y[..., None, :]) * inverse[..., None])
+
+    if X1.shape[-1] <= _FEW_DIMENSIONS:
+        total = square(X1[..., 0], X2[..., 0], inverse[..., 0])
+        for d in range(1, X1.shape[-1]):
+            total += square(X1[..., d], X2[..., d], inverse[..., d])
         return total
-    return jnp.square(X1[..., :, None, :] - X2[..., None, :, :]).sum(axis=-1)
+
+    @jax.checkpoint  # recompute the differences in the backward pass: no (n, m, D) array is ever stored
+    def add(total: Array, columns: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        return total + square(*columns), None
+
+    columns = tuple(jnp.moveaxis(array, -1, 0) for array in (X1, X2, inverse))
+    return lax.scan(add, jnp.zeros_like(square(*(column[0] for column in columns))), columns)[0]

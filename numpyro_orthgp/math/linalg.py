@@ -44,10 +44,19 @@ def solve_lower(L: Array, B: Array) -> Array:
     return solve_triangular(L, B, lower=True)
 
 
+@jax.custom_jvp
 def safe_sqrt(x: Array) -> Array:
-    """Square root of ``max(x, 0)`` whose derivative at zero is zero rather than infinite."""
-    positive = x > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
+    """Square root of ``max(x, 0)`` whose derivatives at zero are zero rather than infinite."""
+    # Not the usual pair of `where`s: XLA's CPU compiler (jaxlib 0.10.2) drops the outer one when it fuses them with a
+    # product and an exponential, and a kernel's diagonal comes out wrong; tests/test_linalg.py has the case.
+    return jnp.sqrt(jnp.maximum(x, 0))
+
+
+@safe_sqrt.defjvp
+def _safe_sqrt_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    s = safe_sqrt(primals[0])
+    tiny = float(jnp.finfo(s.dtype).tiny) ** 0.25  # whose square still has a finite inverse, for second derivatives
+    return s, tangents[0] * jnp.sign(s) / (2 * jnp.maximum(s, tiny))
 
 
 def add_jitter(K: Array, amount: Array) -> Array:

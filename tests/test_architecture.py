@@ -1,0 +1,115 @@
+"""Rooms: who may import whom; the public names; and what the library must never do."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import numpyro_orthgp
+from numpyro_orthgp import kernels, likelihoods
+from tests import problems
+
+PACKAGE = Path(numpyro_orthgp.__file__).parent
+
+# From top to bottom: a room imports only from rooms above it (and from itself, if it is a folder).
+ROOMS = [
+    "types", "errors", "math", "kernels", "inducing", "marginals", "process", "distributions", "likelihoods", "primitives",
+    "guides", "init", "__init__",
+]  # fmt: skip
+
+# What arrays-in-arrays-out rooms must not know.
+FORBIDDEN = {"math": ("numpyro",), "kernels": ("numpyro",), "inducing": ("numpyro",), "init": ("numpyro",)}
+
+
+def modules():
+    return [(path.relative_to(PACKAGE).parts[0].removesuffix(".py"), path) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def imported(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_imports_point_upward_only():
+    for room, path in modules():
+        tree = ast.parse(path.read_text())
+        for name in imported(tree):
+            parts = name.split(".")
+            if parts[0] != "numpyro_orthgp" or len(parts) < 2:
+                assert parts[0] not in FORBIDDEN.get(room, ()), f"{path.name} imports {name}"
+                continue
+            assert ROOMS.index(parts[1]) < ROOMS.index(room) or parts[1] == room, f"{room} ({path.name}) imports {name}"
+
+
+def test_no_import_of_our_own_inside_functions():
+    for _, path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                assert not any(name.startswith("numpyro_orthgp") for name in imported(node)), f"{path.name}: {node.name}"
+
+
+def test_global_settings_are_left_alone():
+    for _, path in modules():
+        text = path.read_text()
+        assert "config.update" not in text and "environ" not in text, path.name
+
+
+def test_jitter_has_one_home():
+    for room, path in modules():
+        literals = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
+        if path.name != "linalg.py":
+            assert not {1e-4, 1e-5, 1e-6, 1e-8, 1e-10} & literals, f"a jitter-like literal in {room}/{path.name}"
+
+
+def test_files_and_functions_stay_small():
+    for _, path in modules():
+        text = path.read_text()
+        assert text.count("\n") <= 350, f"{path.name} has more than 350 lines"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                body = node.end_lineno - node.body[ast.get_docstring(node) is not None and len(node.body) > 1].lineno + 1
+                assert body <= 45, f"{path.name}: {node.name} has {body} lines"
+
+
+def test_public_names():
+    assert sorted(n for n in vars(numpyro_orthgp) if not n.startswith("_")) == sorted([
+        "AutoSparseGP", "GPFunction", "GaussHermite", "InducingPoints", "Likelihood", "Marginals", "MeanOnly", "MonteCarlo",
+        "QuasiMonteCarlo", "gp", "gp_posterior", "init", "kernels", "likelihoods", "posterior", "stack",
+        # submodules, visible because they are imported
+        "distributions", "errors", "guides", "inducing", "marginals", "math", "primitives", "process", "types",
+    ])  # fmt: skip
+    assert {"Gaussian", "Bernoulli", "Poisson", "StudentT", "Categorical", "Likelihood"} <= set(vars(likelihoods))
+    assert {
+        "RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic", "Periodic", "Linear", "Polynomial", "ArcCosine", "Constant",
+        "White",
+    } <= set(vars(kernels))  # fmt: skip
+
+
+@pytest.mark.parametrize("public", [getattr(numpyro_orthgp, n) for n in ("gp", "gp_posterior", "posterior", "AutoSparseGP", "stack")])
+def test_public_docstrings_say_shapes_and_errors(public):
+    assert public.__doc__ and ":param" in public.__doc__
+    assert ":raises" in public.__doc__ or ":return" in public.__doc__
+
+
+@pytest.mark.parametrize("sizes, expected", [([5], 1), ([5, 4], 2), ([5, 4, 3], 3)])
+def test_one_cholesky_factor_per_set(rng, sizes, expected):
+    """Nothing is factorised twice, and no B x B matrix appears: both are costs that creep in silently."""
+    X, y = (jnp.asarray(a) for a in problems.data(rng, 23))
+    Zs = problems.sets(rng, sizes)
+    params = problems.q_params([problems.random_q(rng, M) for M in sizes])
+
+    def objective(params):
+        return problems.loss(params, X, y, inducing=Zs, likelihood=problems.gaussian(0.3), jitter=None)
+
+    for function in (objective, jax.grad(objective)):
+        text = str(jax.make_jaxpr(function)(params))
+        # Each factor stands twice in the program: the first attempt, and the body of the loop that retries with more jitter.
+        assert text.count("cholesky[") == 2 * expected
+        assert "23,23]" not in text

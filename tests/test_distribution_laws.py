@@ -1,0 +1,255 @@
+"""NumPyro's laws of a distribution (shapes, expand, mask, pytree, transforms, gradients, divergences), for every class here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from jax.flatten_util import ravel_pytree
+from numpy.testing import assert_allclose
+from numpyro.distributions.kl import kl_divergence
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import GaussHermite, QuasiMonteCarlo, likelihoods
+from numpyro_orthgp.distributions import WhitenedGaussian, WhitenedPrior
+from numpyro_orthgp.math.gaussian import Whitened
+
+B, M = 3, 4
+KEY = jax.random.PRNGKey(0)
+RNG = np.random.default_rng(0)
+
+
+class Law(NamedTuple):
+    """A distribution as a function of its differentiable parameters, and a value of it."""
+
+    build: Callable[[Any], dist.Distribution]
+    params: Any
+    y: Any
+
+    @property
+    def distribution(self):
+        return self.build(self.params)
+
+
+def f(P=None):
+    shape = (B,) if P is None else (B, P)
+    return tuple(jnp.asarray(a) for a in (RNG.normal(size=shape), *RNG.uniform(0.1, 1, (2, *shape))))
+
+
+def law(build, y, P=None, **params):
+    params = {k: jnp.asarray(p) for k, p in params.items()}
+    return Law(lambda p: build(ogp.Marginals(*p[0]), **p[1]), (f(P), params), jnp.asarray(y))
+
+
+def _negative_binomial(m, c):
+    return ogp.Likelihood(m, lambda f: dist.NegativeBinomial2(jnp.exp(f), c))
+
+
+def _multinomial(m):
+    return ogp.Likelihood(m, lambda f: dist.Multinomial(5, logits=f), integrator=QuasiMonteCarlo(16))
+
+
+def _gaussian(covariance, P=None):
+    batch = () if P is None else (P,)
+    loc = jnp.asarray(RNG.normal(size=(*batch, M)))
+    scale = {
+        "full": jnp.asarray(np.tril(RNG.normal(size=(*batch, M, M)) / 4) + np.eye(M)),
+        "diagonal": jnp.asarray(RNG.uniform(0.5, 2, (*batch, M))),
+        "prior": None,
+    }[covariance]
+
+    def build(params):
+        loc, scale = params
+        # as in a guide, what is above the diagonal of a factor is no parameter
+        return WhitenedGaussian(Whitened(loc, jnp.tril(scale) if covariance == "full" else scale, covariance))
+
+    return Law(build, (loc, scale), jnp.asarray(RNG.normal(size=loc.shape)))
+
+
+REAL = np.array([0.3, -1.0, 2.0])
+LIKELIHOODS = {
+    "Gaussian": law(likelihoods.Gaussian, REAL, scale=0.4),
+    "Gaussian (B, P)": law(likelihoods.Gaussian, np.stack([REAL, -REAL], -1), 2, scale=[0.4, 0.7]),
+    "Bernoulli logit": law(likelihoods.Bernoulli, [0, 1, 1]),
+    "Bernoulli probit": law(lambda m: likelihoods.Bernoulli(m, "probit"), [0, 1, 1]),
+    "Poisson": law(likelihoods.Poisson, [0, 3, 1], exposure=[0.5, 1.0, 2.0]),
+    "StudentT": law(likelihoods.StudentT, REAL, df=4.0, scale=0.5),
+    "Categorical": law(lambda m: likelihoods.Categorical(m, integrator=GaussHermite(4)), [0, 2, 1], 3),
+    "NegativeBinomial2": law(_negative_binomial, [0, 3, 1], c=2.5),
+    "Multinomial": law(_multinomial, [[5, 0, 0], [1, 2, 2], [0, 4, 1]], 3),
+}
+GAUSSIANS = {f"q {kind} {P}": _gaussian(kind, P) for kind in ("full", "diagonal", "prior") for P in (None, 2)}
+LAWS = {
+    **LIKELIHOODS,
+    **GAUSSIANS,
+    "prior (M,)": Law(lambda _: WhitenedPrior((M,), jnp.float64), (), jnp.asarray(RNG.normal(size=M))),
+    "prior (P, M)": Law(lambda _: WhitenedPrior((2, M), jnp.float32), (), jnp.zeros((2, M), jnp.float32)),
+}
+every_law = pytest.mark.parametrize("name", LAWS)
+every_likelihood = pytest.mark.parametrize("name", LIKELIHOODS)
+
+
+@every_law
+def test_shapes_and_support_of_samples(name):
+    d = LAWS[name].distribution
+    for sample_shape in ((), (3,), (2, 3)):
+        y = d.sample(KEY, sample_shape)
+        assert y.shape == sample_shape + d.batch_shape + d.event_shape == d.shape(sample_shape)
+        assert bool(np.all(d.support(y)))
+        assert d.log_prob(y).shape == sample_shape + d.batch_shape
+        if y.dtype.kind == "f":
+            assert y.dtype == LAWS[name].y.dtype
+    # each row on its own
+    rows = y.reshape(-1, *d.shape())
+    each = jnp.stack([d.log_prob(row) for row in rows])
+    assert_allclose(d.log_prob(y).ravel(), each.ravel(), rtol=1e-6)
+
+
+@every_likelihood
+def test_log_predictive_takes_sample_axes(name):
+    d, y = LAWS[name].distribution, LAWS[name].y
+    rows = jnp.broadcast_to(y, (2, 5, *y.shape))
+    assert_allclose(d.log_predictive(rows), np.broadcast_to(d.log_predictive(y), (2, 5, *d.batch_shape)), rtol=1e-12)
+
+
+@every_law
+def test_expand_and_to_event(name):
+    d, y = LAWS[name].distribution, LAWS[name].y
+    wide = d.expand((5, *d.batch_shape))
+    assert wide.sample(KEY, (2,)).shape == (2, 5, *d.shape())
+    assert_allclose(wide.log_prob(jnp.broadcast_to(y, (5, *y.shape)))[3], d.log_prob(y), rtol=1e-12)
+    whole = d.to_event(len(d.batch_shape))
+    assert whole.batch_shape == () and whole.event_shape == d.shape()
+    assert_allclose(whole.log_prob(y), d.log_prob(y).sum(), rtol=1e-12)
+
+
+@every_likelihood
+def test_mask_hides_what_may_be_nan(name):
+    build, params, y = LAWS[name]
+    mask = jnp.asarray(np.arange(B) > 0)
+    mask = jnp.broadcast_to(mask.reshape(-1, *(1,) * (len(build(params).batch_shape) - 1)), build(params).batch_shape)
+    broken = y.astype(float).at[0].set(jnp.nan)
+
+    def total(params):
+        return build(params).mask(mask).log_prob(broken).sum()
+
+    reference = jnp.where(mask, build(params).log_prob(y), 0).sum()
+    for run in (jax.value_and_grad(total), jax.jit(jax.value_and_grad(total))):
+        value, gradient = run(params)
+        assert_allclose(value, reference, rtol=1e-10)
+        assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+
+
+@every_law
+def test_pytree_and_jit(name):
+    d, y = LAWS[name].distribution, LAWS[name].y
+    expected = d.log_prob(y)
+    leaves, structure = jax.tree.flatten(d)
+    for again in (jax.tree.unflatten(structure, leaves), jax.jit(lambda: d)()):
+        assert (again.batch_shape, again.event_shape) == (d.batch_shape, d.event_shape)
+        assert_allclose(again.log_prob(y), expected, rtol=1e-10)
+    assert_allclose(jax.jit(lambda d, y: d.log_prob(y))(d, y), expected, rtol=1e-10)
+    assert_allclose(jax.jit(lambda d: d.sample(KEY))(d), d.sample(KEY), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [n for n in LAWS if not n.startswith("prior")])
+def test_map_vmap_and_gradient(name):
+    build, params, y = LAWS[name]
+    flat, unravel = ravel_pytree(params)
+    steps = jnp.asarray(1e-5 * np.eye(len(flat)))
+
+    def total(flat):
+        return build(unravel(flat)).log_prob(y).sum()
+
+    up, down = jax.jit(jax.vmap(total))(flat + steps), jax.jit(lambda x: jax.lax.map(total, x))(flat - steps)
+    assert_allclose(jax.jit(jax.grad(total))(flat), (up - down) / 2e-5, rtol=1e-6, atol=1e-7)
+    # a batch of distributions, made inside vmap and used outside
+    many = jax.vmap(lambda x: build(unravel(x)))(flat + steps[:2])
+    log_probs = jax.vmap(lambda d: d.log_prob(y).sum())(many)
+    assert_allclose(log_probs, up[:2], rtol=1e-10)
+
+
+# ---------------------------------------------------------------- outputs that are refused
+
+
+@pytest.mark.parametrize(
+    ("name", "y", "message"),
+    [
+        ("Gaussian", REAL[:, None], r"`obs` must have shape \(3,\) .* got \(3, 1\). Did you mean y\[:, 0\]\?"),
+        ("Bernoulli logit", np.zeros((B, 1)), r"got \(3, 1\). Did you mean"),
+        ("Gaussian (B, P)", REAL, r"`obs` must have shape \(3, 2\) .* got \(3,\)"),
+        ("Bernoulli logit", [-1, 1, 1], r"support of Bernoulli .* got -1 .* labels -1 and 1"),
+        ("Bernoulli probit", [0.5, 1, 1], r"support of Bernoulli .* got 0.5"),
+        ("Poisson", [-1, 0, 1], r"support of Poisson .* got -1"),
+        ("Poisson", [0, 0.5, 1], r"support of Poisson .* got 0.5 at \(1,\)"),
+        ("Categorical", [0, 3, 1], r"support of Categorical .* got 3 at \(1,\)"),
+        ("Gaussian", [0.0, np.nan, 1], r"support of Gaussian .* got nan at \(1,\).* Mask missing outputs"),
+        ("StudentT", [0.0, np.nan, 1], r"support of StudentT .* got nan"),
+        ("NegativeBinomial2", [0, 1, -2], r"support of Likelihood .* got -2 at \(2,\)"),
+        ("Multinomial", [[5, 0, 0], [1, 2, 1], [5, 0, 0]], r"support of Likelihood .* got \[1 2 1\] at \(1,\)"),
+    ],
+)
+def test_bad_outputs_are_refused_when_concrete(name, y, message):
+    d = LAWS[name].distribution
+    for method in (d.log_prob, d.log_predictive):
+        with pytest.raises(ValueError, match=message):
+            method(np.asarray(y))
+    if "support" in message:  # nothing to look at inside jit
+        assert jax.jit(d.log_prob)(np.asarray(y)).shape == d.batch_shape
+
+
+@pytest.mark.parametrize("name", ["Bernoulli logit", "Bernoulli probit", "Poisson", "Categorical"])
+def test_integer_and_real_outputs_are_the_same(name):
+    d, y = LAWS[name].distribution, LAWS[name].y
+    assert y.dtype.kind == "i"
+    assert_allclose(d.log_prob(y), d.log_prob(y.astype(float)), rtol=1e-12)
+
+
+# ---------------------------------------------------------------- divergences
+
+
+@pytest.mark.parametrize("name", GAUSSIANS)
+def test_divergence_from_the_prior(name):
+    q, y = LAWS[name].distribution, LAWS[name].y
+    p = WhitenedPrior(q.event_shape, y.dtype)
+    kl = float(kl_divergence(q, p))
+    loc, scale = LAWS[name].params
+    if scale is None:
+        scale = jnp.ones(M)
+    factor = jnp.tril(scale) if "full" in name else scale[..., None] * jnp.eye(M)
+    # NumPyro wants positive diagonals; only factor factor^T matters
+    L = jnp.linalg.cholesky(factor @ jnp.swapaxes(factor, -1, -2))
+    dense = dist.MultivariateNormal(loc, scale_tril=L)
+    standard = dist.MultivariateNormal(jnp.zeros(M), scale_tril=jnp.eye(M))
+    assert_allclose(kl, kl_divergence(dense, standard).sum(), rtol=1e-12)
+    assert_allclose(q.log_prob(y), dense.log_prob(y).sum(), rtol=1e-12)
+    assert_allclose(q.mean, loc)
+    assert_allclose(q.variance, np.broadcast_to(dense.variance, loc.shape), rtol=1e-12)
+
+    draws = q.sample(jax.random.PRNGKey(1), (100_000,))
+    ratio = np.asarray(q.log_prob(draws) - p.log_prob(draws))
+    assert abs(ratio.mean() - kl) < 4 * ratio.std() / np.sqrt(len(ratio))
+
+
+@pytest.mark.parametrize("shape", [(M,), (2, M)])
+def test_divergence_of_independent_normals_is_analytic(shape):
+    loc, scale = jnp.asarray(RNG.normal(size=shape)), jnp.asarray(RNG.uniform(0.5, 2, shape))
+    q = dist.Normal(loc, scale).to_event(len(shape))  # what AutoNormal samples from
+    expected = kl_divergence(WhitenedGaussian(Whitened(loc, scale, "diagonal")), WhitenedPrior(shape, loc.dtype))
+    assert_allclose(kl_divergence(q, WhitenedPrior(shape, loc.dtype)), expected, rtol=1e-12)
+
+
+def test_divergence_between_other_shapes_is_refused():
+    with pytest.raises(ValueError, match=r"guide's q has shape \(4,\) but the model has .* of shape \(5,\)"):
+        kl_divergence(LAWS["q full None"].distribution, WhitenedPrior((5,), jnp.float64))
+
+
+def test_whitened_samples_are_reparametrized():
+    build, params, _ = LAWS["q full None"]
+    gradient = jax.grad(lambda params: build(params).sample(KEY).sum())(params)
+    assert_allclose(gradient[0], 1.0) and np.abs(gradient[1]).max() > 0

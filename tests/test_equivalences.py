@@ -1,0 +1,135 @@
+"""Methods that must agree with each other: the table of section 4 of the design as equalities."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.linalg import block_diag
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp.math.projection import decompose
+from tests import oracles, problems
+
+NOISE = 0.4
+K = problems.kernel_oracle("matern52")
+
+
+def elbo(params, X, y, **kwargs):
+    kwargs = {"likelihood": problems.gaussian(NOISE)} | kwargs
+    return -float(problems.loss(params, jnp.asarray(X), jnp.asarray(y), **kwargs))
+
+
+def optimal(X, y, Z, noise=NOISE**2):
+    mean, cov = oracles.optimal_q(K, X, y, Z, noise, whitened=True)
+    return [(mean, np.linalg.cholesky((cov + cov.T) / 2))]
+
+
+def test_svgp_at_its_optimum_is_the_collapsed_bound(rng):
+    X, y = problems.data(rng)
+    Z = problems.sets(rng, [8])[0]
+    params = problems.q_params(optimal(X, y, Z))
+    np.testing.assert_allclose(elbo(params, X, y, inducing=Z), oracles.titsias2009(K, X, y, Z, NOISE**2), rtol=1e-9)
+    tight = elbo(params, X, y, inducing=Z, residual="tight")
+    np.testing.assert_allclose(tight, oracles.titsias2025(K, X, y, Z, NOISE**2), rtol=1e-9)
+
+
+def test_all_data_as_inducing_points_is_the_exact_gp(rng):
+    X, y = problems.data(rng, N=20)
+    params = problems.q_params(optimal(X, y, X))
+    exact = oracles.exact_log_marginal(K, X, y, NOISE**2)
+    np.testing.assert_allclose(elbo(params, X, y, inducing=X), exact, rtol=1e-9)
+    f = ogp.posterior(
+        problems.model, ogp.AutoSparseGP(problems.model), params,
+        jnp.asarray(X), jnp.asarray(y), inducing=X, likelihood=problems.gaussian(NOISE),
+    )["f"]  # fmt: skip
+    Xs = rng.uniform(-3, 3, (7, 2))
+    mean, cov = oracles.exact_predict(K, X, y, NOISE**2, Xs)
+    np.testing.assert_allclose(f(Xs).mean, mean, rtol=1e-8)
+    np.testing.assert_allclose(f.joint(Xs).covariance_matrix, cov, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("sizes", [[5, 4], [3, 4, 2], [2, 2, 2, 3]], ids=str)
+@pytest.mark.parametrize("residual", ["prior", "tight"])
+def test_sets_are_the_union_with_block_diagonal_covariance(rng, sizes, residual):
+    """Shi 2020, App. F: in whitened coordinates the structured covariance of the union is block diagonal."""
+    X, y = problems.data(rng)
+    Zs = problems.sets(rng, sizes)
+    qs = [problems.random_q(rng, M) for M in sizes]
+    union = [(np.concatenate([m for m, _ in qs]), block_diag(*(T for _, T in qs)))]
+    apart = elbo(problems.q_params(qs), X, y, inducing=Zs, residual=residual)
+    together = elbo(problems.q_params(union), X, y, inducing=np.concatenate(Zs), residual=residual)
+    np.testing.assert_allclose(apart, together, rtol=1e-10)
+
+
+def test_prior_covariance_is_mean_only(rng):
+    X, y = problems.data(rng)
+    Z, O = problems.sets(rng, [5, 4])
+    q, a = problems.random_q(rng, 5), rng.normal(size=4)
+    k = 1.3 * ogp.kernels.Matern52(jnp.asarray([0.9, 0.9]))
+    blocks = decompose([[k(Z, Z)], [k(Z, O), k(O, O)]], 0.0)
+    params = problems.q_params([q]) | {"f.u1_loc": blocks[1].L.T @ a, "f.u1_weights": jnp.asarray(a)}
+    for residual in ("prior", "tight"):
+        prior = elbo(params, X, y, inducing=[Z, O], covariance=["full", "prior"], residual=residual)
+        mean_only = elbo(params, X, y, inducing=[Z, ogp.MeanOnly(O)], residual=residual)
+        np.testing.assert_allclose(prior, mean_only, rtol=1e-10)
+
+
+def test_second_set_at_its_prior_changes_nothing(rng):
+    X, y = problems.data(rng)
+    Z, O = problems.sets(rng, [5, 4])
+    params = problems.q_params([problems.random_q(rng, 5), (np.zeros(4), np.eye(4))]) | {"f.u1_weights": jnp.zeros(4)}
+    alone = elbo(params, X, y, inducing=Z)
+    np.testing.assert_allclose(elbo(params, X, y, inducing=[Z, O]), alone, rtol=1e-12)
+    np.testing.assert_allclose(elbo(params, X, y, inducing=[Z, ogp.MeanOnly(O)]), alone, rtol=1e-12)
+
+
+def test_solvegp_optimum_lies_between_the_two_svgps(rng):
+    """titsias2009(Z) <= SOLVE-GP(Z, O) at its best q <= titsias2009(Z and O)."""
+    X, y = problems.data(rng)
+    Z, O = problems.sets(rng, [4, 5])
+    noise = NOISE**2
+    m_v, S_v = oracles.solvegp_optimal_qv(K, X, y, Z, O, noise)
+    m_u, S_u = oracles.solvegp_optimal_qu(K, X, y, Z, O, noise, m_v)
+    L_u = np.linalg.cholesky(K(Z, Z))
+    L_v = np.linalg.cholesky(oracles.orthogonal_process(K, Z)(O, O))
+    qs = [
+        (np.linalg.solve(L, m), np.linalg.cholesky(np.linalg.solve(L, np.linalg.solve(L, S).T)))
+        for L, m, S in ((L_u, m_u, S_u), (L_v, m_v, S_v))
+    ]
+    best = elbo(problems.q_params(qs), X, y, inducing=[Z, O])
+    collapsed = oracles.solvegp_collapsed(K, X, y, Z, O, noise, m_v, S_v)
+    np.testing.assert_allclose(best, collapsed, rtol=1e-9)
+    assert oracles.titsias2009(K, X, y, Z, noise) < best < oracles.titsias2009(K, X, y, np.concatenate([Z, O]), noise)
+
+
+@pytest.mark.parametrize("residual", ["prior", "tight"])
+def test_minibatches_average_to_the_full_batch(rng, residual):
+    """Plates scale the data terms and never the divergence."""
+    X, y = problems.data(rng, N=30)
+    Zs = problems.sets(rng, [4, 3])
+    params = problems.q_params([problems.random_q(rng, 4), problems.random_q(rng, 3)]) | {"f.u2_weights": jnp.asarray(rng.normal(size=3))}
+    kwargs = {"inducing": [*Zs, ogp.MeanOnly(problems.sets(rng, [3])[0])], "residual": residual}
+    full = elbo(params, X, y, **kwargs)
+    batches = [elbo(params, X[i : i + 10], y[i : i + 10], N=30, **kwargs) for i in (0, 10, 20)]
+    np.testing.assert_allclose(np.mean(batches), full, rtol=1e-12)
+    assert np.std(batches) > 0.1
+
+
+def test_latent_functions_are_separate_gps(rng):
+    """P latents with one kernel, and with one kernel per latent, equal P separate functions."""
+    X, _ = problems.data(rng)
+    Y = rng.normal(size=(len(X), 3))
+    Zs = problems.sets(rng, [4, 3])
+    qs = [[problems.random_q(rng, M) for M in (4, 3)] for _ in range(3)]
+    stacked = problems.q_params([tuple(np.stack(parts) for parts in zip(*per_set, strict=True)) for per_set in zip(*qs, strict=True)])
+    for lengthscales in (jnp.full((3, 2), 0.9), jnp.asarray(rng.uniform(0.5, 1.5, (3, 2)))):
+        separate = sum(
+            elbo(problems.q_params(q) | {"lengthscale": lengthscales[p]}, X, Y[:, p], inducing=Zs) for p, q in enumerate(qs)
+        )
+        hyper = {"lengthscale": lengthscales, "variance": jnp.full(3, 1.3)}
+        together = elbo(stacked | hyper, X, Y, inducing=Zs, to_event=1)
+        np.testing.assert_allclose(together, separate, rtol=1e-10)
+    together = elbo(stacked | {"lengthscale": jnp.full(2, 0.9)}, X, Y, inducing=Zs, num_latents=3, to_event=1)
+    separate = sum(elbo(problems.q_params(q), X, Y[:, p], inducing=Zs) for p, q in enumerate(qs))
+    np.testing.assert_allclose(together, separate, rtol=1e-10)
