@@ -84,8 +84,12 @@ class Fit:
         self.guide = ogp.AutoSparseGP(model, residual=self.residual)
         schedule = optax.cosine_decay_schedule(1e-2, self.num_steps)
         self.svi = SVI(model, self.guide, optax.adam(schedule), TraceMeanField_ELBO())
-        self.state = self.svi.init(random.PRNGKey(self.seed), self.data.X[:1], self.data.y[:1], **self.kwargs)
+        # Compiled, where an uncompiled init would compile each of its operations by itself.
+        self.state = jax.jit(self._init)(random.PRNGKey(self.seed))
         self._compiled: Any = None
+
+    def _init(self, rng_key):
+        return self.svi.init(rng_key, self.data.X[:1], self.data.y[:1], **self.kwargs)
 
     def _run(self, state, batches):
         def step(state, rows):

@@ -70,12 +70,21 @@ def optimize(svi_of: Any, num_steps: int, X, y, **kwargs) -> tuple[float, dict[s
     return -float(result.losses[-1]), result.params
 
 
-def fit_sparse(name, X, y, starts, num_steps, X_plot, residual="prior") -> Fit:
-    """The best of several starting points, each a list of inducing sets."""
+def fit_sparse(name, X, y, starts, num_steps, X_plot, residual="prior", also_from=None) -> Fit:
+    """The best fit from several starts, each a list of inducing sets, and from another fit's parameters if given."""
     guide = ogp.AutoSparseGP(sparse, residual=residual)
-    fits = [
-        optimize(lambda adam: SVI(sparse, guide, adam, TraceMeanField_ELBO()), num_steps, X, y, sets=s) for s in starts
-    ]
+
+    def run(sets, init_params=None):
+        return optimize(
+            lambda adam: SVI(sparse, guide, adam, TraceMeanField_ELBO()),
+            num_steps,
+            X,
+            y,
+            sets=sets,
+            init_params=init_params,
+        )
+
+    fits = [run(sets) for sets in starts] + ([] if also_from is None else [run(starts[0], also_from.params)])
     bound, params = max(fits, key=lambda fit: fit[0])
     f = ogp.posterior(sparse, guide, params, X, sets=starts[0])["f"](X_plot)
     return Fit(name, bound, params, f.mean, f.variance)
@@ -106,13 +115,12 @@ def second_set(X, y, num_steps, num_restarts, X_plot) -> list[Fit]:
 
 
 def tight_residual(X, y, num_steps, num_restarts, X_plot) -> list[Fit]:
-    """The exact GP, SVGP (7), SVGP (7) with the tight residual."""
+    """The exact GP, SVGP (7) with the tight residual, SVGP (7)."""
     points = starts(X, 7, num_restarts)
-    return [
-        fit_exact(X, y, num_steps, X_plot),
-        fit_sparse("SVGP (7), tight", X, y, points, num_steps, X_plot, residual="tight"),
-        fit_sparse("SVGP (7)", X, y, points, num_steps, X_plot),
-    ]
+    loose = fit_sparse("SVGP (7)", X, y, points, num_steps, X_plot)
+    # At the looser bound's optimum the tight one is already higher, so starting there too leaves no doubt which is better.
+    tight = fit_sparse("SVGP (7), tight", X, y, points, num_steps, X_plot, residual="tight", also_from=loose)
+    return [fit_exact(X, y, num_steps, X_plot), tight, loose]
 
 
 def print_fits(title: str, bound: str, fits: list[Fit]) -> None:
@@ -125,11 +133,16 @@ def print_fits(title: str, bound: str, fits: list[Fit]) -> None:
 
 
 def synthetic(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """200 noisy values on [0, 6] of a function that wiggles, with a gap."""
+    """200 noisy values on [0, 6], with a gap, of a smooth function that swings as Snelson and Ghahramani's does."""
     rng = np.random.default_rng(seed)
-    x = np.sort(np.concatenate([rng.uniform(0.0, 3.2, 110), rng.uniform(3.8, 6.0, 90)]))
-    f = 0.9 * np.sin(2.2 * x) + 0.7 * np.sin(4.1 * x + 1.0) - 0.3
+    x = np.sort(np.concatenate([rng.uniform(0.0, 1.8, 65), rng.uniform(2.3, 6.0, 135)]))
+    turns, heights = np.array([0.0, 1.4, 2.8, 3.6, 4.4, 5.4, 6.3]), np.array([-0.2, -1.8, 0.6, -0.2, 0.85, -0.8, 0.1])
+    f = bumps(x, turns) @ np.linalg.solve(bumps(turns, turns), heights)
     return x[:, None], f + 0.28 * rng.normal(size=200)
+
+
+def bumps(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    return np.exp(-((x[:, None] - centres) ** 2) / (2 * 0.6**2))
 
 
 def plot(path: Path, panels: list[tuple[Any, Any, Fit]], X_plot) -> None:

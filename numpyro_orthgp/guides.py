@@ -259,8 +259,10 @@ class _InModelOrder(Messenger):
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         # Inside a plate the gp's sites would become part of it: wait for the next site outside.
-        if msg["type"] == "sample" and msg["name"] in self.order and not msg["cond_indep_stack"]:
-            self.emit_before_next(after=self.order.index(msg["name"]))
+        if msg["type"] == "sample" and not msg["cond_indep_stack"]:
+            index = self.order.index(msg["name"]) if msg["name"] in self.order else -1
+            if index in self.others:
+                self.emit_before_next(after=index)
 
     def emit_before_next(self, after: int) -> None:
         upcoming = [i for i in self.others if i > after]

@@ -64,7 +64,14 @@ class InducingPoints:
         return other.covariance_with_inputs(kernel, self.points).swapaxes(-1, -2)
 
     def covariance_with_inputs(self, kernel: KernelLike, X: Array) -> Array:
-        return kernel(self.points, X)
+        K = kernel(self.points, X)
+        expected = (self.num, X.shape[-2])
+        if K.shape[-2:] != expected:
+            raise ValueError(
+                f"`kernel(X1, X2)` must have shape {expected} for {expected[0]} and {expected[1]} inputs, or (P, n, m); got {K.shape}. "
+                "A kernel takes two matrices of inputs, not two points."
+            )
+        return K
 
 
 @jax.tree_util.register_dataclass

@@ -149,7 +149,6 @@ class Marginals:
         :return: shape ``sample_shape`` + (B,) or (B, P).
         :raises ValueError: without a key, or for a joint draw at more than 8192 inputs.
         """
-        inside_model = rng_key is None
         if rng_key is None:
             rng_key = prng_key()
         if rng_key is None:
@@ -157,7 +156,7 @@ class Marginals:
                 "`sample()` needs a random key: give `rng_key`, or run the model under numpyro.handlers.seed. Inference that "
                 "has no randomness (NUTS) cannot sample f; use a likelihood of numpyro_orthgp, which integrates it out."
             )
-        if inside_model and self.tight and self.names is not None:
+        if self.tight and self.names is not None:
             numpyro.factor(self.names.fresh(), -self.point_cost)
         return self.draw(rng_key, sample_shape)
 

@@ -221,7 +221,7 @@ def test_float32(rng, sizes, residual):
     assert {a.dtype for a in (marginals.mean, marginals.variance, f.joint(single(X)).scale_tril)} == {jnp.dtype("float32")}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     log_noise=st.floats(-2.5, 1),

@@ -11,6 +11,7 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 from jax.flatten_util import ravel_pytree
+from jax.tree_util import Partial
 from numpy.testing import assert_allclose
 from numpyro.distributions.kl import kl_divergence
 
@@ -47,7 +48,8 @@ def law(build, y, P=None, **params):
 
 
 def _negative_binomial(m, c):
-    return ogp.Likelihood(m, lambda f: dist.NegativeBinomial2(jnp.exp(f), c))
+    # a Partial carries c as data of the pytree; a lambda would keep it as a tracer of whatever transform made it
+    return ogp.Likelihood(m, Partial(lambda c, f: dist.NegativeBinomial2(jnp.exp(f), c), c))
 
 
 def _multinomial(m):
@@ -97,17 +99,22 @@ every_likelihood = pytest.mark.parametrize("name", LIKELIHOODS)
 @every_law
 def test_shapes_and_support_of_samples(name):
     d = LAWS[name].distribution
-    for sample_shape in ((), (3,), (2, 3)):
+
+    def draw(d, sample_shape):
         y = d.sample(KEY, sample_shape)
+        return y, d.log_prob(y)
+
+    for sample_shape in ((), (3,), (2, 3)):
+        y, log_prob = jax.eval_shape(lambda d, shape=sample_shape: draw(d, shape), d)
         assert y.shape == sample_shape + d.batch_shape + d.event_shape == d.shape(sample_shape)
-        assert bool(np.all(d.support(y)))
-        assert d.log_prob(y).shape == sample_shape + d.batch_shape
-        if y.dtype.kind == "f":
-            assert y.dtype == LAWS[name].y.dtype
+        assert log_prob.shape == sample_shape + d.batch_shape
+    y, log_prob = jax.jit(lambda d: draw(d, (2, 3)))(d)
+    assert bool(np.all(d.support(y)))
+    if LAWS[name].y.dtype.kind == "f":
+        assert y.dtype == log_prob.dtype == LAWS[name].y.dtype
     # each row on its own
-    rows = y.reshape(-1, *d.shape())
-    each = jnp.stack([d.log_prob(row) for row in rows])
-    assert_allclose(d.log_prob(y).ravel(), each.ravel(), rtol=1e-6)
+    each = jax.jit(jax.vmap(jax.vmap(d.log_prob)))(y)
+    assert_allclose(log_prob, each, rtol=1e-6)
 
 
 @every_likelihood

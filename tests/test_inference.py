@@ -231,7 +231,7 @@ def test_condition_substitute_and_block(xy):
     np.testing.assert_allclose(conditioned["y"]["fn"].mean, mean, atol=1e-6)
 
 
-def test_scope_and_two_gps_in_one_model(xy):
+def test_scope_and_two_gps_in_one_model(xy, recwarn):
     X, y = xy
 
     def two(X, y=None):
@@ -246,6 +246,7 @@ def test_scope_and_two_gps_in_one_model(xy):
     assert {"inner/f.u0_scale_tril", "inner/f.u1_loc", "inner/g.u0_scale", "inner/f_residual_scale"} <= set(result.params)
     assert result.losses[-1] < result.losses[0] - 10
     assert set(ogp.posterior(scoped, guide, result.params, X, y)) == {"inner/f", "inner/g"}
+    assert not [w for w in recwarn if "mean field" in str(w.message)]
 
 
 def test_masks_and_missing_outputs(xy):

@@ -183,12 +183,19 @@ class ExpectedLikelihood(dist.Distribution):
 
     def _checked(self, value: ArrayLike) -> Array:
         y = jnp.asarray(value)
+        self.check(y)
+        return y
+
+    def check(self, y: Array, name: str = "obs", mask: Any = True) -> None:
+        """Check the shape of observations and, where they are concrete and not masked, that they lie in the support.
+
+        :raises ValueError: saying what was expected and which value is outside.
+        """
         shape = self.batch_shape + self.event_shape
         if y.shape[max(y.ndim - len(shape), 0) :] != shape:
             hint = " Did you mean y[:, 0]?" if y.ndim == 2 and y.shape[1] == 1 else ""
-            raise ValueError(f"`obs` must have shape {shape} to match the likelihood; got {y.shape}.{hint}")
-        _check_support(type(self).__name__, "obs", self.support, y, True)
-        return y
+            raise ValueError(f"`{name}` must have shape {shape} to match the likelihood; got {y.shape}.{hint}")
+        _check_support(type(self).__name__, name, self.support, y, mask)
 
 
 def _expectation(weights: Array, values: Array) -> Array:
@@ -202,13 +209,10 @@ def is_expected(fn: Any) -> bool:
 
 
 def check_observed(name: str, fn: Any, value: Any) -> None:
-    """Check concrete observations against the support of their likelihood, where they are not masked.
-
-    :raises ValueError: saying which value is outside of which support.
-    """
+    """:meth:`ExpectedLikelihood.check` for an observed site, whatever wraps its likelihood."""
     likelihood, mask = _unwrap(fn)
     if isinstance(likelihood, ExpectedLikelihood):
-        _check_support(type(likelihood).__name__, name, likelihood.support, jnp.asarray(value), mask)
+        likelihood.check(jnp.asarray(value), name, mask)
 
 
 def _unwrap(fn: Any) -> tuple[Any, Any]:

@@ -19,7 +19,6 @@ PRECISION = lax.Precision.HIGHEST
 # Relative to the mean of the kernel's diagonal. Large enough for the factor to exist in nearly all cases, small
 # enough not to be seen in a bound; `safe_cholesky` raises it where it is not enough.
 _DEFAULT_JITTER = {"float32": 1e-6, "float64": 1e-10}
-_MAX_TRIES = 8
 
 
 def default_jitter(dtype: jnp.dtype) -> float:
@@ -69,28 +68,29 @@ def safe_cholesky(K: Array, scale: Array) -> Array:
     r"""Lower Cholesky factor of ``K``, with growing jitter where ``K`` is not numerically positive definite.
 
     The first attempt uses ``K`` as it is (the caller has added the jitter of the policy). Each further attempt adds
-    :math:`10^t \epsilon M` times ``scale`` to the diagonal, :math:`t = 0, 1, \dots`, of those matrices of a batch that
-    failed, so a NaN is handed on only if ``K`` itself holds one or is far from positive semidefinite.
+    :math:`10^t \epsilon M` times ``scale`` to the diagonal, :math:`t = 0, 1, \dots` while that is less than ``scale``, of those
+    matrices of a batch that failed; so a NaN is handed on only if ``K`` itself holds one or is nowhere near positive
+    semidefinite.
 
     :param K: symmetric matrices, shape (..., M, M).
     :param scale: the size of the prior variances, shape (...); what extra jitter is relative to.
     :return: shape (..., M, M), lower triangular.
     """
-    unit = jnp.finfo(K.dtype).eps * K.shape[-1] * scale
+    unit = jnp.asarray(jnp.finfo(K.dtype).eps * K.shape[-1], K.dtype)
 
     def failed(L: Array) -> Array:
         return ~jnp.isfinite(L).all(axis=(-2, -1))
 
     def retry(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        t, L = state
-        attempt = lax.linalg.cholesky(add_jitter(K, jnp.asarray(10, K.dtype) ** t * unit))
-        return t + 1, jnp.where(failed(L)[..., None, None], attempt, L)
+        relative, L = state
+        attempt = lax.linalg.cholesky(add_jitter(K, relative * scale))
+        return 10 * relative, jnp.where(failed(L)[..., None, None], attempt, L)
 
     def again(state: tuple[Array, Array]) -> Array:
-        t, L = state
-        return (t < _MAX_TRIES) & failed(L).any()
+        relative, L = state
+        return (relative < 1) & failed(L).any()
 
-    return lax.while_loop(again, retry, (jnp.asarray(0), lax.linalg.cholesky(K)))[1]
+    return lax.while_loop(again, retry, (unit, lax.linalg.cholesky(K)))[1]
 
 
 @safe_cholesky.defjvp

@@ -1,0 +1,55 @@
+# Everything runs in an environment of its own, .venv, which the first target that needs it creates.
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+DEMO ?=
+PYTEST ?=
+
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+READY_TEST := $(VENV)/.ready-test
+
+.DEFAULT_GOAL := help
+.PHONY: help demo snelson test slow lint typecheck check clean
+
+help:  ## show this list
+	@echo "make <target>, where <target> is one of"
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  \1|/' | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+demo: $(READY)  ## four sparse GP classifiers on real data: table, figure and NetCDF file in out/ (DEMO="--steps 500" etc.)
+	$(PY) examples/demo.py $(DEMO)
+
+snelson: $(READY)  ## one-dimensional regression: the second inducing set and the tight residual (DEMO="--data FILE.npz")
+	$(PY) examples/snelson.py $(DEMO)
+
+test: $(READY_TEST)  ## the tests, without the slow ones (PYTEST="-k likelihood" etc.)
+	$(PY) -m pytest -q -n $(WORKERS) $(PYTEST)
+
+slow: $(READY_TEST)  ## all tests
+	$(PY) -m pytest -q -n $(WORKERS) --slow $(PYTEST)
+
+lint: $(READY_TEST)  ## ruff: errors and format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+typecheck: $(READY_TEST)  ## mypy
+	$(PY) -m mypy
+
+check: lint typecheck test  ## what continuous integration runs
+
+clean:  ## remove the environment, caches and outputs
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp per set of extras, newer than pyproject.toml once installed.
+$(READY): pyproject.toml | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[examples]'
+	@touch $@
+
+$(READY_TEST): pyproject.toml | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test,examples]'
+	@touch $@ $(READY)

@@ -1,0 +1,90 @@
+"""The examples and the README run as a user would run them, and Snelson's data shows what the papers say of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*args: object) -> str:
+    """The output of a Python run in a process of its own, so that no setting of the tests leaks into it."""
+    command = [sys.executable, *map(str, args)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Warning" not in done.stderr, done.stderr[-3000:]
+    return done.stdout
+
+
+def table(output: str) -> dict[str, list[float]]:
+    """Rows of a printed table, by their first cell: the numbers in the others."""
+    cells = (re.split(r"\s{2,}", line.strip()) for line in output.splitlines())
+    rows = {row[0]: row[1:] for row in cells if len(row) > 3}
+    numeric = re.compile(r"-?\d+(\.\d+)?( %)?$")
+    return {
+        name: [float(c.split()[0]) for c in row if numeric.match(c)]
+        for name, row in rows.items()
+        if numeric.match(row[0])
+    }
+
+
+def assert_picture(path: Path) -> None:
+    image = path.read_bytes()
+    assert image.startswith(b"\x89PNG")
+    assert len(image) > 20_000
+
+
+def test_demo(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import arviz as az
+
+    output = run("examples/demo.py", "--quick", "--no-progress-bar", "--out", tmp_path)
+    rows = table(output)
+    assert list(rows) == ["SVGP (8)", "SOLVE-GP (8+8)", "SOLVE-GP (8+8), tight", "SVGP (16)"]
+    assert all(len(row) >= 6 for row in rows.values())
+    assert_picture(tmp_path / "demo.png")
+
+    opened = az.from_netcdf(str(tmp_path / "demo.nc"))
+    for group in ("posterior", "posterior_predictive", "log_likelihood", "observed_data", "constant_data"):
+        assert len(opened[group].data_vars) > 0, group
+    assert opened["posterior"]["f"].dims == ("chain", "draw", "picture")
+    assert opened["posterior"]["f"].shape == (1, 50, 597)
+    assert opened["posterior_predictive"]["y"].shape == opened["log_likelihood"]["y"].shape == (1, 50, 597)
+    assert list(opened["constant_data"]["hyperparameter"].values) == ["lengthscale", "scale", "v"]
+
+
+@pytest.mark.slow
+def test_snelson_runs_without_data(tmp_path: Path) -> None:
+    rows = table(run("examples/snelson.py", "--quick", "--out", tmp_path))
+    assert list(rows) == ["SVGP (5)", "SOLVE-GP (5+5)", "SVGP (10)", "exact GP", "SVGP (7), tight", "SVGP (7)"]
+    assert_picture(tmp_path / "snelson.png")
+
+
+@pytest.mark.slow
+def test_snelson_shows_what_the_papers_say(tmp_path: Path, data: Path) -> None:
+    rows = table(run("examples/snelson.py", "--data", data / "snelson.npz", "--out", tmp_path))
+    bound = {name: row[0] for name, row in rows.items()}
+    noise = {name: row[1] for name, row in rows.items()}
+    # Shi, Titsias, Mnih 2020, Sec. 3.1: 5 + 5 does nearly what 10 do, and 5 do not.
+    assert bound["SVGP (10)"] - 1.0 < bound["SOLVE-GP (5+5)"] <= bound["SVGP (10)"] + 0.05
+    assert bound["SVGP (5)"] < bound["SVGP (10)"] - 10
+    # Titsias 2025, Table 3: 0.0715, 0.087 and 0.108 on another subset of 40.
+    assert bound["exact GP"] > bound["SVGP (7), tight"] > bound["SVGP (7)"]
+    assert noise["exact GP"] < noise["SVGP (7), tight"] < noise["SVGP (7)"]
+    assert 0.05 < noise["exact GP"] and noise["SVGP (7)"] < 0.15
+
+
+def test_readme_model_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    script = tmp_path / "readme.py"
+    script.write_text(blocks[0])
+    means, *_ = run(script).split("]")
+    assert len([float(x) for x in means.strip("[ ").split()]) == 3
