@@ -135,8 +135,10 @@ def main(argv=None):
     ms, losses = timed(steps, Xb, yb, args.blocks, args.per_block)
     threads = os.environ.get("OPENBLAS_NUM_THREADS", "not set")
     device = jax.devices()[0].device_kind
-    print(f"JAX {jax.__version__}, {device}, {os.cpu_count()} cores, OPENBLAS_NUM_THREADS {threads}; "
-          f"{np.dtype(dtype).name}, B = {args.batch_size}, D = {X.shape[1]}, medians of {args.blocks} blocks of {args.per_block} steps")
+    print(
+        f"JAX {jax.__version__}, {device}, {os.cpu_count()} cores, OPENBLAS_NUM_THREADS {threads}; "
+        f"{np.dtype(dtype).name}, B = {args.batch_size}, D = {X.shape[1]}, medians of {args.blocks} blocks of {args.per_block} steps"
+    )
     for name in steps:
         print(f"{name:28s} {ms[name]:8.2f} ms   loss {losses[name]:.6g}")
     names = list(steps)

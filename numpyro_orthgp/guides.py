@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -150,23 +151,23 @@ class AutoSparseGP(AutoGuide):
         """Samples of all latent sites, each of shape ``sample_shape`` + the site's."""
 
         def draw(key: PRNGKey) -> dict[str, Array]:
-            guide = handlers.substitute(handlers.seed(self, key), params)
-            return guide(*args, **kwargs)
+            return handlers.substitute(handlers.seed(self, key), params)(*args, **kwargs)
 
-        for size in reversed(sample_shape):
-            draw = _vmap_keys(draw, size)
-        return draw(rng_key)
+        if not sample_shape:
+            return draw(rng_key)
+        draws = jax.vmap(draw)(jax.random.split(rng_key, math.prod(sample_shape)))
+        return jax.tree.map(lambda x: x.reshape(sample_shape + x.shape[1:]), draws)
 
     def median(self, params: dict[str, Any]) -> dict[str, Array]:
         """Posterior medians of all latent sites, by site name (those of ``hyper`` if it has medians)."""
         medians = dict(self._hyper.median(params)) if self._has_hyper else {}
         return medians | {
-            f"{gp}.u{s.index}": params[f"{gp}.u{s.index}_loc"] for gp, sites in self._gps.items() for s in sites
+            f"{gp}.u{s.position}": params[f"{gp}.u{s.position}_loc"] for gp, sites in self._gps.items() for s in sites
         }
 
     @property
     def _has_hyper(self) -> bool:
-        own = {f"{gp}.u{s.index}" for gp, sites in self._gps.items() for s in sites}
+        own = {f"{gp}.u{s.position}" for gp, sites in self._gps.items() for s in sites}
         return any(name not in own and not name.endswith(_MISSING) for name in self._order)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
@@ -182,7 +183,7 @@ class AutoSparseGP(AutoGuide):
                 continue
             site = site_of(message)
             if site is not None:
-                self._gps.setdefault(name.removesuffix(f".u{site.index}"), []).append(site)
+                self._gps.setdefault(name.removesuffix(f".u{site.position}"), []).append(site)
             if site is not None or name.endswith(_MISSING) or not is_expected(message["fn"]):
                 self._order.append(name)
         self._check_names()
@@ -272,10 +273,6 @@ class _InModelOrder(Messenger):
     def emit_rest(self) -> None:
         while self.pending:
             self.emit(self.pending.pop(0)[1])
-
-
-def _vmap_keys(draw: Callable[[PRNGKey], Any], size: int) -> Callable[[PRNGKey], Any]:
-    return lambda key: jax.vmap(draw)(jax.random.split(key, size))
 
 
 def posterior(

@@ -240,7 +240,7 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
             "`stack` needs all functions tightened or none; give AutoSparseGP one `residual` for all of them."
         )
     columns = {name: jnp.stack([getattr(m, name) for m in marginals], -1) for name in ("mean", "explained", "residual")}
-    v = jnp.stack([m.residual_scale for m in marginals]) if marginals[0].tight else None
+    v = jnp.stack([jnp.asarray(m.residual_scale) for m in marginals]) if marginals[0].tight else None
     joint = Partial(_draw_stacked, marginals) if any(m.joint is not None for m in marginals) else None
     return Marginals(**columns, residual_scale=v, joint=joint, names=marginals[0].names)
 

@@ -36,12 +36,12 @@ _KEY = "numpyro_orthgp"
 class Site(NamedTuple):
     """What the model writes into the ``infer`` of a whitened inducing site, for guides to read.
 
-    :param index: position of the set in its gp.
+    :param position: position of the set in its gp.
     :param shape: event shape of the site, (M,) or (P, M).
     :param dtype: dtype of the site.
     """
 
-    index: int
+    position: int
     shape: tuple[int, ...]
     dtype: Any
 
@@ -241,8 +241,8 @@ def _mean_shift(
 
 def _columns(mean_only: MeanOnly, weights: Array) -> tuple[Any, Array]:
     """Columns of C that enter the penalty, and their weights scaled so that the sum stays unbiased."""
-    H, size = mean_only.num, mean_only.subsample_size
-    rng_key = None if size is None or size == H else numpyro.prng_key()
+    H, size = mean_only.num, mean_only.subsample_size or mean_only.num
+    rng_key = None if size == H else numpyro.prng_key()
     if rng_key is None:
         return slice(None), weights
     columns = jax.random.choice(rng_key, H, (size,), replace=False)

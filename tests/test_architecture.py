@@ -55,7 +55,9 @@ def test_no_import_of_our_own_inside_functions():
     for _, path in modules():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
-                assert not any(name.startswith("numpyro_orthgp") for name in imported(node)), f"{path.name}: {node.name}"
+                assert not any(name.startswith("numpyro_orthgp") for name in imported(node)), (
+                    f"{path.name}: {node.name}"
+                )
 
 
 def test_global_settings_are_left_alone():
@@ -77,7 +79,9 @@ def test_files_and_functions_stay_small():
         assert text.count("\n") <= 350, f"{path.name} has more than 350 lines"
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
-                body = node.end_lineno - node.body[ast.get_docstring(node) is not None and len(node.body) > 1].lineno + 1
+                body = (
+                    node.end_lineno - node.body[ast.get_docstring(node) is not None and len(node.body) > 1].lineno + 1
+                )
                 assert body <= 45, f"{path.name}: {node.name} has {body} lines"
 
 
@@ -95,7 +99,9 @@ def test_public_names():
     } <= set(vars(kernels))  # fmt: skip
 
 
-@pytest.mark.parametrize("public", [getattr(numpyro_orthgp, n) for n in ("gp", "gp_posterior", "posterior", "AutoSparseGP", "stack")])
+@pytest.mark.parametrize(
+    "public", [getattr(numpyro_orthgp, n) for n in ("gp", "gp_posterior", "posterior", "AutoSparseGP", "stack")]
+)
 def test_public_docstrings_say_shapes_and_errors(public):
     assert public.__doc__ and ":param" in public.__doc__
     assert ":raises" in public.__doc__ or ":return" in public.__doc__
@@ -104,7 +110,9 @@ def test_public_docstrings_say_shapes_and_errors(public):
 def all_equations(jaxpr):
     for equation in jaxpr.eqns:
         yield equation
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
             inner = getattr(inner, "jaxpr", inner)
             if hasattr(inner, "eqns"):
                 yield from all_equations(inner)

@@ -51,7 +51,8 @@ from tests import problems
 assert len(jax.devices()) == 4
 rng = np.random.default_rng(0)
 X, y = (jnp.asarray(a) for a in problems.data(rng, 32))
-kwargs = {"inducing": [jnp.asarray(s) for s in problems.sets(rng, [5, 4])], "likelihood": problems.gaussian(0.3), "jitter": None, "N": 100}
+sets = [jnp.asarray(s) for s in problems.sets(rng, [5, 4])]
+kwargs = {"inducing": sets, "likelihood": problems.gaussian(0.3), "jitter": None, "N": 100}
 svi = SVI(problems.model, ogp.AutoSparseGP(problems.model), optax.adam(0.05), TraceMeanField_ELBO())
 step = jax.jit(lambda state, X, y: svi.update(state, X, y, **kwargs))
 mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -74,7 +75,12 @@ print("same losses on 4 devices")
 def test_sharded_over_four_devices_gives_the_same_losses():
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     run = subprocess.run(
-        [sys.executable, "-c", SHARDED], env=env, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", SHARDED],
+        env=env,
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert "same losses on 4 devices" in run.stdout

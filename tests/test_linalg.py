@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from numpyro_orthgp import kernels
-from numpyro_orthgp.math.linalg import add_jitter, default_jitter, safe_cholesky, safe_sqrt, solve_lower
+from numpyro_orthgp.math.linalg import (
+    add_jitter,
+    default_jitter,
+    inverse_cholesky,
+    safe_cholesky,
+    safe_sqrt,
+    solve_lower,
+)
 
 DTYPES = [jnp.float32, jnp.float64]
 
@@ -89,7 +96,14 @@ def test_compiled_kernel_beside_a_cholesky_factor(rng, M, D, dtype):
         K = (variance * kernel(lengthscale))(Z, Z)
         return K, safe_cholesky(add_jitter(K, jnp.asarray(0.01, dtype)), variance)
 
-    for kernel in (kernels.RBF, kernels.Matern12, kernels.Matern32, kernels.Matern52, kernels.RationalQuadratic, kernels.Periodic):
+    for kernel in (
+        kernels.RBF,
+        kernels.Matern12,
+        kernels.Matern32,
+        kernels.Matern52,
+        kernels.RationalQuadratic,
+        kernels.Periodic,
+    ):
         hyper = (jnp.asarray(1.2, dtype), jnp.full(D, 0.8, dtype))
         eager, compiled = both(*hyper, kernel), jax.jit(both, static_argnums=2)(*hyper, kernel)
         for a, b in zip(eager, compiled, strict=True):
@@ -100,4 +114,25 @@ def test_solve_lower_broadcasts(rng):
     L = jnp.linalg.cholesky(spd(rng, 3))
     B = jnp.asarray(rng.normal(size=(5, 2)))
     np.testing.assert_allclose(L @ solve_lower(L, B), jnp.broadcast_to(B, (3, 5, 2)), atol=1e-12)
-    np.testing.assert_allclose(L[0] @ solve_lower(L[0], jnp.broadcast_to(B, (4, 5, 2))), jnp.broadcast_to(B, (4, 5, 2)), atol=1e-12)
+    np.testing.assert_allclose(
+        L[0] @ solve_lower(L[0], jnp.broadcast_to(B, (4, 5, 2))), jnp.broadcast_to(B, (4, 5, 2)), atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+def test_products_with_the_inverse_factor_equal_solves(rng, mode):
+    """The fast path (one rule, products) against the slow clear one (autodiff through factor and solve)."""
+    K, B, V = spd(rng, 2), jnp.asarray(rng.normal(size=(5, 7))), jnp.asarray(rng.normal(size=(2, 5, 7)))
+
+    def symmetric(K):
+        return (K + jnp.swapaxes(K, -1, -2)) / 2
+
+    def fast(K):
+        return jnp.sum(V * (inverse_cholesky(symmetric(K), jnp.ones(2)) @ B) ** 2)
+
+    def slow(K):
+        return jnp.sum(V * solve_lower(jnp.linalg.cholesky(symmetric(K)), B) ** 2)
+
+    np.testing.assert_allclose(fast(K), slow(K), rtol=1e-12)
+    derivative = jax.grad if mode == "reverse" else jax.jacfwd
+    np.testing.assert_allclose(derivative(fast)(K), derivative(slow)(K), rtol=1e-9, atol=1e-11)

@@ -87,8 +87,8 @@ class ExpectedLikelihood(dist.Distribution):
     """
 
     arg_constraints: dict[str, Any] = {}
-    pytree_data_fields = ("marginals", "rng_key")
-    pytree_aux_fields = ("integrator", "mixes")
+    pytree_data_fields: tuple[str, ...] = ("marginals", "rng_key")
+    pytree_aux_fields: tuple[str, ...] = ("integrator", "mixes")
 
     def __init__(
         self, marginals: Marginals, *, integrator: Integrator | None = None, validate_args: bool | None = None

@@ -22,7 +22,7 @@ class StudentT(ExpectedLikelihood):
         is narrow: take more.
     """
 
-    pytree_data_fields = ("df", "scale")
+    pytree_data_fields: tuple[str, ...] = ("df", "scale")
 
     def __init__(
         self,

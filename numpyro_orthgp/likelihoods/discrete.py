@@ -28,7 +28,7 @@ class Bernoulli(ExpectedLikelihood):
     :raises ValueError: for another link.
     """
 
-    pytree_aux_fields = ("link",)
+    pytree_aux_fields: tuple[str, ...] = ("link",)
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Poisson(ExpectedLikelihood):
     :raises ValueError: if a concrete ``exposure`` is not positive.
     """
 
-    pytree_data_fields = ("exposure",)
+    pytree_data_fields: tuple[str, ...] = ("exposure",)
 
     def __init__(
         self,

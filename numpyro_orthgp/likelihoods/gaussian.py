@@ -30,7 +30,7 @@ class Gaussian(ExpectedLikelihood):
     :raises ValueError: if ``scale`` does not broadcast.
     """
 
-    pytree_data_fields = ("scale",)
+    pytree_data_fields: tuple[str, ...] = ("scale",)
 
     def __init__(self, marginals: Marginals, scale: ArrayLike, *, validate_args: bool | None = None) -> None:
         self.scale = jnp.asarray(scale)

@@ -33,7 +33,7 @@ class Likelihood(ExpectedLikelihood):
     :raises TypeError: if ``fn`` does not return a distribution.
     """
 
-    pytree_data_fields = ("fn",)
+    pytree_data_fields: tuple[str, ...] = ("fn",)
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from numpyro_orthgp.math.linalg import add_jitter, matmul, safe_cholesky, solve_lower
+from numpyro_orthgp.math.linalg import add_jitter, inverse_cholesky, matmul
 from numpyro_orthgp.types import Array
 
 __all__ = ["Block", "decompose", "project", "residual_covariance", "residual_variance"]
@@ -30,11 +30,12 @@ __all__ = ["Block", "decompose", "project", "residual_covariance", "residual_var
 class Block(NamedTuple):
     """One set's part of the decomposition.
 
-    :param L: Cholesky factor of the covariance of the set given those before it, shape (..., M_i, M_i).
+    :param whitener: the inverse :math:`L_i^{-1}` of the Cholesky factor of its covariance given the sets before it, shape
+        (..., M_i, M_i).
     :param before: the projections :math:`A_j(Z_i)` of its points on each set before it, shapes (..., M_j, M_i).
     """
 
-    L: Array
+    whitener: Array
     before: tuple[Array, ...]
 
 
@@ -53,7 +54,7 @@ def decompose(covariances: Sequence[Sequence[Array]], jitter: float) -> tuple[Bl
         # Relative to the prior's scale, not to C's: C vanishes where a set repeats points of an earlier one.
         scale = jnp.diagonal(K, axis1=-2, axis2=-1).mean(-1)
         C = add_jitter(residual_covariance(K, before, before), jitter * scale)
-        blocks.append(Block(safe_cholesky(C, scale), before))
+        blocks.append(Block(inverse_cholesky(C, scale), before))
     return tuple(blocks)
 
 
@@ -65,7 +66,7 @@ def project(blocks: Sequence[Block], covariances: Sequence[Array]) -> tuple[Arra
     """
     A: list[Array] = []
     for block, K in zip(blocks, covariances, strict=True):
-        A.append(solve_lower(block.L, residual_covariance(K, block.before, A)))
+        A.append(matmul(block.whitener, residual_covariance(K, block.before, A)))
     return tuple(A)
 
 
