@@ -137,7 +137,8 @@ def main(argv=None):
     device = jax.devices()[0].device_kind
     print(
         f"JAX {jax.__version__}, {device}, {os.cpu_count()} cores, OPENBLAS_NUM_THREADS {threads}; "
-        f"{np.dtype(dtype).name}, B = {args.batch_size}, D = {X.shape[1]}, medians of {args.blocks} blocks of {args.per_block} steps"
+        f"{np.dtype(dtype).name}, B = {args.batch_size}, D = {X.shape[1]}, "
+        f"medians of {args.blocks} blocks of {args.per_block} steps"
     )
     for name in steps:
         print(f"{name:28s} {ms[name]:8.2f} ms   loss {losses[name]:.6g}")

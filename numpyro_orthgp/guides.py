@@ -102,7 +102,8 @@ class AutoSparseGP(AutoGuide):
         guide = AutoSparseGP(model, covariance=["full", "prior"])   # SOLVE-GP whose second set moves the mean only
         guide = AutoSparseGP(model, hyper=AutoNormal)               # fully Bayesian hyperparameters
 
-    Its param sites are those of :func:`gp_posterior` and of the ``hyper`` guide.
+    Its param sites are those of :func:`gp_posterior` and of the ``hyper`` guide. The default ``hyper`` estimates sampled
+    hyperparameters by their posterior mode: the loss then holds their log prior, and is a bound on log p(y, hyperparameters).
 
     :param model: a NumPyro model.
     :param covariance: "full", "diagonal" or "prior" for all sets; or one per set; or a dict of these by gp name.
@@ -173,9 +174,9 @@ class AutoSparseGP(AutoGuide):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         with handlers.block():
             rng_key = jax.random.PRNGKey(0)
-            self.prototype_trace = handlers.trace(handlers.seed(self.model, rng_key)).get_trace(*args, **kwargs)
+            messages = handlers.trace(handlers.seed(self.model, rng_key)).get_trace(*args, **kwargs)
         self._order, self._gps = [], {}
-        for name, message in self.prototype_trace.items():
+        for name, message in messages.items():
             if message["type"] != "sample":
                 continue
             if message["is_observed"]:
@@ -187,6 +188,8 @@ class AutoSparseGP(AutoGuide):
             if site is not None or name.endswith(_MISSING) or not is_expected(message["fn"]):
                 self._order.append(name)
         self._check_names()
+        # Names only: under `jit` the messages hold tracers, which must not outlive it.
+        self.prototype_trace = dict.fromkeys(messages)
 
     def _check_names(self) -> None:
         if not self._gps:
@@ -283,7 +286,7 @@ def posterior(
     rng_key: PRNGKey | None = None,
     **kwargs: Any,
 ) -> dict[str, GPFunction]:
-    """The fitted functions of a model, ready to be called at test inputs.
+    """The fitted functions of a model, ready to be called at test inputs. Works under ``jax.jit``, where it is much faster.
 
     With a guide of this package the functions carry its Gaussians: means and variances are exact, with no sampling over
     inducing variables. Other latent sites are drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide

@@ -68,8 +68,8 @@ class InducingPoints:
         expected = (self.num, X.shape[-2])
         if K.shape[-2:] != expected:
             raise ValueError(
-                f"`kernel(X1, X2)` must have shape {expected} for {expected[0]} and {expected[1]} inputs, or (P, n, m); got {K.shape}. "
-                "A kernel takes two matrices of inputs, not two points."
+                f"`kernel(X1, X2)` must have shape {expected} for {expected[0]} and {expected[1]} inputs, or (P, n, m); "
+                f"got {K.shape}. A kernel takes two matrices of inputs, not two points."
             )
         return K
 

@@ -42,10 +42,26 @@ def oracle_sets(Zs, qs):
     return [oracles.WhitenedSet(Z, m, T @ T.T) for Z, (m, T) in zip(Zs, qs, strict=True)]
 
 
-def model(X, y=None, *, inducing, likelihood, kernel="matern52", N=None, jitter=0.0, num_latents=None, to_event=0):
+def model(
+    X,
+    y=None,
+    *,
+    inducing,
+    likelihood,
+    kernel="matern52",
+    variance=1.3,
+    lengthscale=0.9,
+    N=None,
+    jitter=0.0,
+    num_latents=None,
+    to_event=0,
+):
     """One gp with all hyperparameters as params, whatever the sets and the likelihood."""
-    variance = numpyro.param("variance", jnp.asarray(1.3, X.dtype))
-    lengthscale = numpyro.param("lengthscale", jnp.asarray([0.9] * X.shape[1], X.dtype))
+    variance = numpyro.param("variance", jnp.asarray(variance, X.dtype))
+    lengthscale = jnp.asarray(lengthscale, X.dtype)
+    lengthscale = numpyro.param(
+        "lengthscale", jnp.broadcast_to(lengthscale, jnp.broadcast_shapes(lengthscale.shape, X.shape[1:]))
+    )
     f = ogp.gp("f", variance * KERNELS[kernel](lengthscale), inducing, jitter=jitter, num_latents=num_latents)
     with numpyro.plate("data", N or len(X), subsample_size=len(X)):
         numpyro.sample("y", likelihood(f(X)).to_event(to_event), obs=y)
@@ -58,6 +74,13 @@ def loss(params, X, y, *, guide=None, key=0, elbo=None, **kwargs):
     elbo = elbo or TraceMeanField_ELBO()
     # Compiled as a whole: run operation by operation the same takes three times as long.
     return jax.jit(lambda params: elbo.loss(jax.random.PRNGKey(key), params, model, guide, X, y, **kwargs))(params)
+
+
+def posterior(params, X, y, **kwargs):
+    """The fitted function, compiled as a whole."""
+    options = {k: kwargs.pop(k) for k in ("covariance", "residual") if k in kwargs}
+    guide = ogp.AutoSparseGP(model, **options)
+    return jax.jit(lambda params: ogp.posterior(model, guide, params, X, y, **kwargs)["f"])(params)
 
 
 def gaussian(scale):

@@ -165,16 +165,9 @@ def test_posterior_marginals_and_joint(rng, sizes, mean_only):
         extra = oracles.MeanOnlySet(problems.sets(rng, [7])[0], rng.normal(size=7))
         sets.append(ogp.MeanOnly(extra.H))
         params[f"f.u{len(sizes)}_weights"] = jnp.asarray(extra.a)
-    guide = ogp.AutoSparseGP(problems.model, residual="tight")
-    f = ogp.posterior(
-        problems.model,
-        guide,
-        params,
-        jnp.asarray(X),
-        jnp.asarray(y),
-        inducing=sets,
-        likelihood=problems.gaussian(NOISE),
-    )["f"]
+    f = problems.posterior(
+        params, jnp.asarray(X), jnp.asarray(y), inducing=sets, likelihood=problems.gaussian(NOISE), residual="tight"
+    )
     mean, cov = oracles.q_f(problems.kernel_oracle("matern52"), problems.oracle_sets(Zs, qs), Xs, mean_only=extra)
     marginals, joint = f(Xs), f.joint(Xs)
     np.testing.assert_allclose(marginals.mean, mean, rtol=1e-9, atol=1e-11)
@@ -241,10 +234,9 @@ def test_float32(rng, sizes, residual):
     value, gradient = jax.value_and_grad(objective, argnums=(0, 1))(single(problems.q_params(qs)), single(Zs))
     np.testing.assert_allclose(value, exact, rtol=1e-4)
     assert all(g.dtype == jnp.float32 and jnp.isfinite(g).all() for g in jax.tree.leaves(gradient))
-    f = ogp.posterior(
-        problems.model, ogp.AutoSparseGP(problems.model), single(problems.q_params(qs)),
-        single(X), single(y), inducing=single(Zs), likelihood=problems.gaussian(NOISE),
-    )["f"]  # fmt: skip
+    f = problems.posterior(
+        single(problems.q_params(qs)), single(X), single(y), inducing=single(Zs), likelihood=problems.gaussian(NOISE)
+    )
     marginals = f(single(X))
     assert {a.dtype for a in (marginals.mean, marginals.variance, f.joint(single(X)).scale_tril)} == {
         jnp.dtype("float32")
