@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -130,8 +130,9 @@ class AutoSparseGP(AutoGuide):
                 check_option(option, value, known)
         self.covariance, self.residual, self.analytic = covariance, residual, analytic
         self._hyper = hyper(_WithoutGPs(model))
-        self._order: list[str] = []
+        self._order: list[str] = []  # latent sites, as the model has them
         self._gps: dict[str, list[Site]] = {}
+        self._missing: set[str] = set()  # those of them that `obs_mask` made
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run the guide; with the arguments of the model.
@@ -142,7 +143,7 @@ class AutoSparseGP(AutoGuide):
             self._setup_prototype(*args, **kwargs)
         with handlers.trace() as emitted:
             self._sample_latents(*args, **kwargs)
-            if any(name.endswith(_MISSING) for name in self._order):
+            if self._missing:
                 self._sample_missing(emitted, *args, **kwargs)
         return {name: site["value"] for name, site in emitted.items() if site["type"] == "sample"}
 
@@ -162,20 +163,22 @@ class AutoSparseGP(AutoGuide):
     def median(self, params: dict[str, Any]) -> dict[str, Array]:
         """Posterior medians of all latent sites, by site name (those of ``hyper`` if it has medians)."""
         medians = dict(self._hyper.median(params)) if self._has_hyper else {}
-        return medians | {
-            f"{gp}.u{s.position}": params[f"{gp}.u{s.position}_loc"] for gp, sites in self._gps.items() for s in sites
-        }
+        return medians | {name: params[f"{name}_loc"] for name in self._inducing_sites}
+
+    @property
+    def _inducing_sites(self) -> list[str]:
+        return [f"{gp}.u{site.position}" for gp, sites in self._gps.items() for site in sites]
 
     @property
     def _has_hyper(self) -> bool:
-        own = {f"{gp}.u{s.position}" for gp, sites in self._gps.items() for s in sites}
-        return any(name not in own and not name.endswith(_MISSING) for name in self._order)
+        return bool(set(self._order) - set(self._inducing_sites) - self._missing)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         with handlers.block():
             rng_key = jax.random.PRNGKey(0)
             messages = handlers.trace(handlers.seed(self.model, rng_key)).get_trace(*args, **kwargs)
         self._order, self._gps = [], {}
+        self._missing = {name for name in messages if _hidden_by_mask(name, messages)}
         for name, message in messages.items():
             if message["type"] != "sample":
                 continue
@@ -185,7 +188,7 @@ class AutoSparseGP(AutoGuide):
             site = site_of(message)
             if site is not None:
                 self._gps.setdefault(name.removesuffix(f".u{site.position}"), []).append(site)
-            if site is not None or name.endswith(_MISSING) or not is_expected(message["fn"]):
+            if site is not None or name in self._missing or not is_expected(message["fn"]):
                 self._order.append(name)
         self._check_names()
         # Names only: under `jit` the messages hold tracers, which must not outlive it.
@@ -203,7 +206,8 @@ class AutoSparseGP(AutoGuide):
 
     def _sample_latents(self, *args: Any, **kwargs: Any) -> None:
         pending = [(self._order.index(f"{name}.u0"), name) for name in self._gps]
-        with _InModelOrder(self._order, pending, self._sample_gp) as in_order:
+        others = [i for i, name in enumerate(self._order) if name not in self._inducing_sites]
+        with _InModelOrder(self._order, others, pending, self._sample_gp) as in_order:
             in_order.emit_before_next(after=-1)
             if self._has_hyper:
                 self._hyper(*args, **kwargs)
@@ -229,20 +233,29 @@ class AutoSparseGP(AutoGuide):
             model = handlers.replay(handlers.seed(self.model, jax.random.PRNGKey(0)), dict(emitted))
             messages = handlers.trace(model).get_trace(*args, **kwargs)
         for name, message in messages.items():
-            if name.endswith(_MISSING) and message["type"] == "sample" and not message["is_observed"]:
+            if _hidden_by_mask(name, messages) and not message["is_observed"]:
                 numpyro.sample(name, message["fn"])
 
 
-_MISSING = "_unobserved"  # how NumPyro names the hidden part of a site with `obs_mask`
+def _hidden_by_mask(name: str, names: Container[str]) -> bool:
+    """Whether a site is the hidden part of one with `obs_mask`, which NumPyro calls {site}_unobserved beside {site}_observed."""
+    return name.endswith("_unobserved") and name.removesuffix("_unobserved") + "_observed" in names
 
 
 class _WithoutGPs(Messenger):
     """A model whose gp sites, and outputs hidden by `obs_mask`, no outer handler sees: what is left is for ``hyper``."""
 
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__(fn)
+        self._seen: set[str] = set()
+
     def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] != "sample" or msg["is_observed"]:
+        if msg["type"] != "sample":
             return
-        if site_of(msg) is not None or is_expected(msg["fn"]):
+        self._seen.add(msg["name"])
+        if msg["is_observed"]:
+            return
+        if site_of(msg) is not None or is_expected(msg["fn"]) or _hidden_by_mask(msg["name"], self._seen):
             if msg["value"] is None:
                 msg["value"] = jnp.zeros(msg["fn"].shape(), getattr(site_of(msg), "dtype", None))
             msg["stop"] = True
@@ -251,11 +264,11 @@ class _WithoutGPs(Messenger):
 class _InModelOrder(Messenger):
     """Emits each gp's sites between the other latent sites where the model has them, as TraceMeanField_ELBO asks."""
 
-    def __init__(self, order: list[str], pending: list[tuple[int, str]], emit: Callable[[str], None]) -> None:
+    def __init__(
+        self, order: list[str], others: list[int], pending: list[tuple[int, str]], emit: Callable[[str], None]
+    ) -> None:
         super().__init__()
-        self.order, self.pending, self.emit = order, sorted(pending), emit
-        own = {i for i, name in enumerate(order) for _, gp in pending if name.startswith(f"{gp}.u")}
-        self.others = [i for i in range(len(order)) if i not in own]
+        self.order, self.others, self.pending, self.emit = order, others, sorted(pending), emit
 
     def __enter__(self) -> _InModelOrder:
         super().__enter__()

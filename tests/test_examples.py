@@ -67,7 +67,6 @@ def test_snelson_runs_without_data(tmp_path: Path) -> None:
     assert_picture(tmp_path / "snelson.png")
 
 
-@pytest.mark.slow
 def test_snelson_shows_what_the_papers_say(tmp_path: Path, data: Path) -> None:
     rows = table(run("examples/snelson.py", "--data", data / "snelson.npz", "--out", tmp_path))
     bound = {name: row[0] for name, row in rows.items()}

@@ -281,6 +281,17 @@ def test_masks_and_missing_outputs(xy):
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", likelihoods.Gaussian(f(X), NOISE), obs=y, obs_mask=mask)
 
+    def sampled(X, y=None, mask=None):
+        g = numpyro.sample("f.unrelated_unobserved", dist.Normal(0, 1))  # an ordinary latent site, whatever its name
+        f = ogp.gp("f", kernels.Matern52(0.9), [Z, O])
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f(X).sample() + 0 * g, NOISE), obs=y, obs_mask=mask)
+
+    plain = fit(sampled, ogp.AutoSparseGP(sampled), X, y, keep, steps=5)
+    assert {"f.unrelated_unobserved_auto_loc"} == {n for n in plain.params if "auto" in n} and np.isfinite(
+        plain.losses
+    ).all()
+
     params = fit(fixed, ogp.AutoSparseGP(fixed), X[keep], y[keep], steps=100).params
     holes = jnp.where(keep, y, jnp.nan)
 
