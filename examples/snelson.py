@@ -100,9 +100,14 @@ def fit_exact(X, y, num_steps, X_plot) -> Fit:
 
 
 def starts(X, M: int, num_restarts: int, orthogonal: int = 0) -> list[list[jax.Array]]:
+    """Starting points: k-means, and for a second set the greedy choice; for two sets also one half of the line each."""
     kernel = START["scale"] ** 2 * kernels.RBF(START["lengthscale"])
     sets = [[init.kmeans(random.PRNGKey(seed), X, M)] for seed in range(num_restarts)]
-    return [[Z, init.greedy_variance(kernel, X, orthogonal, given=Z)] if orthogonal else [Z] for (Z,) in sets]
+    if not orthogonal:
+        return sets
+    # Two sets have more local optima than one, hence a second kind of start.
+    line = jnp.sort(init.kmeans(random.PRNGKey(0), X, M + orthogonal), axis=0)
+    return [*([Z, init.greedy_variance(kernel, X, orthogonal, given=Z)] for (Z,) in sets), [line[:M], line[M:]]]
 
 
 def second_set(X, y, num_steps, num_restarts, X_plot) -> list[Fit]:
