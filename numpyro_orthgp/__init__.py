@@ -25,6 +25,7 @@ from numpyro_orthgp.likelihoods import MonteCarlo as MonteCarlo
 from numpyro_orthgp.likelihoods import QuasiMonteCarlo as QuasiMonteCarlo
 from numpyro_orthgp.marginals import Marginals as Marginals
 from numpyro_orthgp.marginals import stack as stack
+from numpyro_orthgp.natural import natural_gradient as natural_gradient
 from numpyro_orthgp.primitives import gp as gp
 from numpyro_orthgp.process import GPFunction as GPFunction
 

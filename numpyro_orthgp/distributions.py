@@ -10,12 +10,11 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
-from numpyro.distributions.transforms import ParameterFreeTransform, biject_to
 
 from numpyro_orthgp.math.gaussian import Whitened, kl_from_prior, log_density, sample
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["WhitenedGaussian", "WhitenedPrior", "dense_lower_cholesky"]
+__all__ = ["WhitenedGaussian", "WhitenedPrior"]
 
 
 class WhitenedPrior(dist.Independent):
@@ -87,40 +86,3 @@ def _kl_from_prior(q: WhitenedGaussian, p: WhitenedPrior) -> Array:
             f"The guide's q has shape {q.event_shape} but the model has whitened inducing variables of shape {p.event_shape}."
         )
     return kl_from_prior(q.q)
-
-
-class _DenseLowerCholesky(type(constraints.lower_cholesky)):  # type: ignore[misc]
-    """Lower-triangular matrices with positive diagonal, unconstrained as a dense matrix whose upper triangle is unused.
-
-    NumPyro's own transform packs the triangle into a vector; unpacking it is a scatter of M^2 / 2 entries at each step,
-    which shows beside the matrix products. Here it is one fused elementwise pass.
-    """
-
-
-dense_lower_cholesky = _DenseLowerCholesky()
-
-
-class _DenseLowerCholeskyTransform(ParameterFreeTransform):
-    domain = constraints.independent(constraints.real, 2)
-    codomain = dense_lower_cholesky
-
-    def __call__(self, x: Array) -> Array:
-        diagonal = jax.nn.softplus(jnp.diagonal(x, axis1=-2, axis2=-1))
-        return jnp.tril(x, -1) + diagonal[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
-
-    def _inverse(self, y: Array) -> Array:
-        diagonal = jnp.diagonal(y, axis1=-2, axis2=-1)
-        inverse = diagonal + jnp.log(-jnp.expm1(-diagonal))  # softplus^-1
-        return jnp.tril(y, -1) + inverse[..., None] * jnp.eye(y.shape[-1], dtype=y.dtype)
-
-    def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
-        return -jnp.sum(jax.nn.softplus(-jnp.diagonal(x, axis1=-2, axis2=-1)), -1)
-
-    def forward_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape
-
-    def inverse_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape
-
-
-biject_to.register(_DenseLowerCholesky)(lambda constraint: _DenseLowerCholeskyTransform())

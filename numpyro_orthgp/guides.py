@@ -15,7 +15,9 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 from numpyro.primitives import Messenger
 
-from numpyro_orthgp.distributions import WhitenedGaussian, dense_lower_cholesky
+from numpyro_orthgp.constraints import dense_lower_cholesky
+from numpyro_orthgp.constraints import natural as natural_constraint
+from numpyro_orthgp.distributions import WhitenedGaussian
 from numpyro_orthgp.errors import check_option
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
 from numpyro_orthgp.math.gaussian import COVARIANCES, Whitened
@@ -35,6 +37,7 @@ def gp_posterior(
     covariance: str | Sequence[str] = "full",
     residual: str = "prior",
     num_latents: int | None = None,
+    natural: bool = False,
     analytic: bool = True,
     dtype: Any = None,
 ) -> list[Array]:
@@ -50,6 +53,8 @@ def gp_posterior(
     :param residual: "tight" for the tightened bound of Titsias 2025 (a param site ``{name}_residual_scale`` for v, used by
         likelihoods that are not Gaussian, whose optimal v is known), or "prior".
     :param num_latents: P, if the model's gp has it.
+    :param natural: whether :func:`~numpyro_orthgp.natural_gradient` is to step these Gaussians, and ``MeanOnly`` weights have
+        preconditioned gradients. Names and values of the parameters are the same.
     :param analytic: whether to hand the Gaussian itself to the model, which then integrates over it, or only samples, as
         importance-weighted objectives (``RenyiELBO``) need.
     :param dtype: dtype of the parameters; default JAX's default floating dtype.
@@ -66,20 +71,26 @@ def gp_posterior(
         v = numpyro.param(f"{name}_residual_scale", jnp.ones(batch, dtype), constraint=constraints.positive)
     values = []
     for i, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
-        q = _family(f"{name}.u{i}", (*batch, size), kind, dtype)
-        belief = Belief(q if analytic else None, v if i == 0 else None)
+        q = _family(f"{name}.u{i}", (*batch, size), kind, natural, dtype)
+        belief = Belief(q if analytic else None, v if i == 0 else None, natural)
         values.append(numpyro.sample(f"{name}.u{i}", WhitenedGaussian(q), infer=belief.as_infer()))
     return values
 
 
-def _family(name: str, shape: tuple[int, ...], covariance: str, dtype: Any) -> Whitened:
+def _family(name: str, shape: tuple[int, ...], covariance: str, natural: bool, dtype: Any) -> Whitened:
     """Declare the parameters of one q, starting at the prior."""
-    loc = numpyro.param(f"{name}_loc", jnp.zeros(shape, dtype))
+
+    def declare(suffix: str, start: Array, constraint: Any) -> Array:
+        # With the prior's covariance the natural gradient is the gradient, for any optimizer to follow.
+        own = natural and covariance != "prior"
+        return numpyro.param(f"{name}_{suffix}", start, constraint=natural_constraint if own else constraint)
+
+    loc = declare("loc", jnp.zeros(shape, dtype), constraints.real)
     if covariance == "full":
         eye = jnp.broadcast_to(jnp.eye(shape[-1], dtype=dtype), (*shape, shape[-1]))
-        scale = numpyro.param(f"{name}_scale_tril", eye, constraint=dense_lower_cholesky)
+        scale = jnp.tril(declare("scale_tril", eye, dense_lower_cholesky))
     elif covariance == "diagonal":
-        scale = numpyro.param(f"{name}_scale", jnp.ones(shape, dtype), constraint=constraints.positive)
+        scale = declare("scale", jnp.ones(shape, dtype), constraints.positive)
     else:
         scale = None
     return Whitened(loc, scale, covariance)  # type: ignore[arg-type]
@@ -92,6 +103,11 @@ def _per_set(option: str, value: str | Sequence[str], num_sets: int) -> list[str
     return [check_option(option, v, COVARIANCES) for v in values]
 
 
+def _of(name: str, option: Any, default: Any) -> Any:
+    """What an option says about one gp: the same for all, or by name."""
+    return option.get(name, default) if isinstance(option, Mapping) else option
+
+
 class AutoSparseGP(AutoGuide):
     """The automatic guide: a Gaussian for every gp of the model, a NumPyro autoguide for every other latent site.
 
@@ -101,6 +117,7 @@ class AutoSparseGP(AutoGuide):
         guide = AutoSparseGP(model, residual="tight")               # the tightened bound of Titsias 2025
         guide = AutoSparseGP(model, covariance=["full", "prior"])   # SOLVE-GP whose second set moves the mean only
         guide = AutoSparseGP(model, hyper=AutoNormal)               # fully Bayesian hyperparameters
+        guide = AutoSparseGP(model, natural=True)                   # for natural_gradient(optax.adam(1e-2), 0.1)
 
     Its param sites are those of :func:`gp_posterior` and of the ``hyper`` guide. The default ``hyper`` estimates sampled
     hyperparameters by their posterior mode: the loss then holds their log prior, and is a bound on log p(y, hyperparameters).
@@ -108,6 +125,7 @@ class AutoSparseGP(AutoGuide):
     :param model: a NumPyro model.
     :param covariance: "full", "diagonal" or "prior" for all sets; or one per set; or a dict of these by gp name.
     :param residual: "prior" or "tight"; or a dict of these by gp name.
+    :param natural: let :func:`~numpyro_orthgp.natural_gradient` step the Gaussians; or a dict of bools by gp name.
     :param analytic: hand Gaussians to the model, not only samples; see :func:`gp_posterior`.
     :param hyper: what makes the guide for all other latent sites out of the model: an AutoGuide class or any callable
         such as ``lambda model: AutoNormal(model, init_scale=0.01)``.
@@ -121,6 +139,7 @@ class AutoSparseGP(AutoGuide):
         *,
         covariance: str | Sequence[str] | Mapping[str, str | Sequence[str]] = "full",
         residual: str | Mapping[str, str] = "prior",
+        natural: bool | Mapping[str, bool] = False,
         analytic: bool = True,
         hyper: Callable[[Callable[..., Any]], Any] = AutoDelta,
     ) -> None:
@@ -128,7 +147,7 @@ class AutoSparseGP(AutoGuide):
         for option, value, known in (("covariance", covariance, COVARIANCES), ("residual", residual, RESIDUALS)):
             if isinstance(value, str):
                 check_option(option, value, known)
-        self.covariance, self.residual, self.analytic = covariance, residual, analytic
+        self.covariance, self.residual, self.natural, self.analytic = covariance, residual, natural, analytic
         self._hyper = hyper(_WithoutGPs(model))
         self._order: list[str] = []  # latent sites, as the model has them
         self._gps: dict[str, list[Site]] = {}
@@ -199,7 +218,8 @@ class AutoSparseGP(AutoGuide):
             raise ValueError(
                 "AutoSparseGP found no gp() in the model. Use a NumPyro autoguide, or declare f = gp(name, kernel, Z)."
             )
-        for option, value in (("covariance", self.covariance), ("residual", self.residual)):
+        for option in ("covariance", "residual", "natural"):
+            value = getattr(self, option)
             if isinstance(value, Mapping):
                 for name in value:
                     check_option(f"{option} key", name, list(self._gps))
@@ -219,8 +239,9 @@ class AutoSparseGP(AutoGuide):
         gp_posterior(
             name,
             [s.shape[-1] for s in sites],
-            covariance=self.covariance.get(name, "full") if isinstance(self.covariance, Mapping) else self.covariance,
-            residual=self.residual.get(name, "prior") if isinstance(self.residual, Mapping) else self.residual,
+            covariance=_of(name, self.covariance, "full"),
+            residual=_of(name, self.residual, "prior"),
+            natural=_of(name, self.natural, False),
             num_latents=shape[0] if len(shape) == 2 else None,
             analytic=self.analytic,
             dtype=sites[0].dtype,

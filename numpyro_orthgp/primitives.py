@@ -14,23 +14,30 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpyro
+from jax import lax
 from jax.tree_util import Partial
+from numpyro.distributions import constraints
 from numpyro.infer import RenyiELBO
 from numpyro.primitives import Messenger, apply_stack
 
+from numpyro_orthgp.constraints import natural as natural_constraint
 from numpyro_orthgp.distributions import WhitenedPrior
 from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.inducing import Feature, MeanOnly, as_sets
 from numpyro_orthgp.marginals import Names
 from numpyro_orthgp.math.gaussian import Whitened
-from numpyro_orthgp.math.linalg import PRECISION, default_jitter
-from numpyro_orthgp.math.projection import Block, decompose, project
+from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, inverse_cholesky
+from numpyro_orthgp.math.natural import precondition
+from numpyro_orthgp.math.projection import Block, decompose, project, residual_covariance, residual_variance
 from numpyro_orthgp.process import GPFunction, MeanShift
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["Belief", "CollectFunctions", "Site", "belief_of", "gp", "site_of"]
 
 _KEY = "numpyro_orthgp"
+
+# Up to so many mean-only points the inverse of their Fisher matrix preconditions natural gradients, beyond its diagonal.
+MAX_EXACT_FISHER = 1024
 
 
 class Site(NamedTuple):
@@ -51,10 +58,13 @@ class Belief(NamedTuple):
 
     :param q: the Gaussian that the site's value was drawn from; ``None`` asks the model to use the value.
     :param residual_scale: v, shape () or (P,), on the first site of a gp whose residual is tightened; else ``None``.
+    :param natural: whether the gp's parameters are stepped along natural gradients; then those of mean-only weights are
+        preconditioned.
     """
 
     q: Whitened | None
     residual_scale: Array | None
+    natural: bool = False
 
     def as_infer(self) -> dict[str, Any]:
         """The ``infer`` argument of the guide's ``numpyro.sample``."""
@@ -149,13 +159,14 @@ def gp(
     messages = [_inducing_site(f"{name}.u{i}", Site(i, (*batch, s.num), s.dtype)) for i, s in enumerate(features)]
     known = [_known(message) for message in messages]
     belief = belief_of(messages[0])
+    natural = belief is not None and belief.natural
     full_name = messages[0]["name"].removesuffix(".u0")
     f = GPFunction(
         kernel,
         features,
         blocks,
         tuple(known),
-        shift=_mean_shift(f"{name}.u{len(features)}", kernel, features, blocks, mean_only, batch),
+        shift=_mean_shift(f"{name}.u{len(features)}", kernel, features, blocks, mean_only, batch, natural),
         residual_scale=None if belief is None else belief.residual_scale,
         num_latents=num_latents,
         pointwise=belief is not None,
@@ -214,17 +225,21 @@ def _mean_shift(
     blocks: Sequence[Block],
     mean_only: MeanOnly | None,
     batch: tuple[int, ...],
+    natural: bool,
 ) -> MeanShift | None:
     r"""Declare the weights a of the mean-only points and charge :math:`a^\top C a / 2` (Salimbeni et al. 2018, Prop. A.1)."""
     if mean_only is None:
         return None
     points, H = mean_only.points, mean_only.num
     # A parameter of the model, like the inducing points: then every guide, Predictive and posterior see the same shift.
-    weights = numpyro.param(f"{name}_weights", jnp.zeros((*batch, H), points.dtype))
+    constraint = natural_constraint if natural else constraints.real
+    weights = numpyro.param(f"{name}_weights", jnp.zeros((*batch, H), points.dtype), constraint=constraint)
     if weights.shape != (*batch, H):
         raise ValueError(
             f"`{name}_weights` must have shape {(*batch, H)}, one weight per mean-only point; got {weights.shape}."
         )
+    if natural:
+        weights = precondition(weights, *_root_of_fisher(kernel, features, blocks, points))
     # A_i(points) a needs vector solves only: project K(Z_i, points) a as if it were one input.
     products = [
         jnp.einsum("...mh,...h->...m", s.covariance_with_inputs(kernel, points), weights, precision=PRECISION)
@@ -237,6 +252,21 @@ def _mean_shift(
     cost = (quadratic - sum(jnp.sum(p**2) for p in projected)) / 2
     numpyro.factor(f"{name}_kl", -cost)
     return MeanShift(points, weights, projected)
+
+
+def _root_of_fisher(
+    kernel: KernelLike, features: Sequence[Feature], blocks: Sequence[Block], points: Array
+) -> tuple[Array, bool]:
+    """W with W'W = C^-1 for the mean-only points, C their covariance given the sets; of its diagonal alone if they are many."""
+    diagonal = points.shape[-2] > MAX_EXACT_FISHER
+    A = project(blocks, [s.covariance_with_inputs(kernel, points) for s in features])
+    variance = kernel(points)
+    scale = variance.mean(-1)
+    jitter = default_jitter(variance.dtype) * scale
+    if diagonal:
+        return lax.stop_gradient(1 / jnp.sqrt(residual_variance(variance, A) + jitter[..., None])), True
+    C = add_jitter(residual_covariance(kernel(points, points), A, A), jitter)
+    return lax.stop_gradient(inverse_cholesky(C, scale)), False
 
 
 def _columns(mean_only: MeanOnly, weights: Array) -> tuple[Any, Array]:

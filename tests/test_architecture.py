@@ -20,8 +20,8 @@ PACKAGE = Path(numpyro_orthgp.__file__).parent
 
 # From top to bottom: a room imports only from rooms above it (and from itself, if it is a folder).
 ROOMS = [
-    "types", "errors", "math", "kernels", "inducing", "marginals", "process", "distributions", "likelihoods", "primitives",
-    "guides", "init", "__init__",
+    "types", "errors", "math", "kernels", "inducing", "marginals", "process", "constraints", "distributions", "likelihoods",
+    "primitives", "guides", "natural", "init", "__init__",
 ]  # fmt: skip
 
 # What arrays-in-arrays-out rooms must not know.
@@ -88,9 +88,10 @@ def test_files_and_functions_stay_small():
 def test_public_names():
     assert sorted(n for n in vars(numpyro_orthgp) if not n.startswith("_")) == sorted([
         "AutoSparseGP", "GPFunction", "GaussHermite", "InducingPoints", "Likelihood", "Marginals", "MeanOnly", "MonteCarlo",
-        "QuasiMonteCarlo", "gp", "gp_posterior", "init", "kernels", "likelihoods", "posterior", "stack",
+        "QuasiMonteCarlo", "gp", "gp_posterior", "init", "kernels", "likelihoods", "natural_gradient", "posterior", "stack",
         # submodules, visible because they are imported
-        "distributions", "errors", "guides", "inducing", "marginals", "math", "primitives", "process", "types",
+        "constraints", "distributions", "errors", "guides", "inducing", "marginals", "math", "natural", "primitives", "process",
+        "types",
     ])  # fmt: skip
     assert {"Gaussian", "Bernoulli", "Poisson", "StudentT", "Categorical", "Likelihood"} <= set(vars(likelihoods))
     assert {
@@ -100,7 +101,11 @@ def test_public_names():
 
 
 @pytest.mark.parametrize(
-    "public", [getattr(numpyro_orthgp, n) for n in ("gp", "gp_posterior", "posterior", "AutoSparseGP", "stack")]
+    "public",
+    [
+        getattr(numpyro_orthgp, n)
+        for n in ("gp", "gp_posterior", "posterior", "AutoSparseGP", "natural_gradient", "stack")
+    ],
 )
 def test_public_docstrings_say_shapes_and_errors(public):
     assert public.__doc__ and ":param" in public.__doc__

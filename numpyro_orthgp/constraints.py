@@ -1,0 +1,88 @@
+"""How the parameters of q are stored while they are optimized: NumPyro constraints with unconstrained forms of our own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import ParameterFreeTransform, biject_to
+
+from numpyro_orthgp.types import Array
+
+__all__ = ["Natural", "dense_lower_cholesky", "natural"]
+
+
+class _DenseLowerCholesky(type(constraints.lower_cholesky)):  # type: ignore[misc]
+    """Lower-triangular matrices with positive diagonal, unconstrained as a dense matrix whose upper triangle is unused.
+
+    NumPyro's own transform packs the triangle into a vector; unpacking it is a scatter of M^2 / 2 entries at each step,
+    which shows beside the matrix products. Here it is one fused elementwise pass.
+    """
+
+
+dense_lower_cholesky = _DenseLowerCholesky()
+
+
+class _DenseLowerCholeskyTransform(ParameterFreeTransform):
+    domain = constraints.independent(constraints.real, 2)
+    codomain = dense_lower_cholesky
+
+    def __call__(self, x: Array) -> Array:
+        diagonal = jax.nn.softplus(jnp.diagonal(x, axis1=-2, axis2=-1))
+        return jnp.tril(x, -1) + diagonal[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
+
+    def _inverse(self, y: Array) -> Array:
+        diagonal = jnp.diagonal(y, axis1=-2, axis2=-1)
+        inverse = diagonal + jnp.log(-jnp.expm1(-diagonal))  # softplus^-1
+        return jnp.tril(y, -1) + inverse[..., None] * jnp.eye(y.shape[-1], dtype=y.dtype)
+
+    def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
+        return -jnp.sum(jax.nn.softplus(-jnp.diagonal(x, axis1=-2, axis2=-1)), -1)
+
+    def forward_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def inverse_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+
+biject_to.register(_DenseLowerCholesky)(lambda constraint: _DenseLowerCholeskyTransform())
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Natural:
+    """An array among the optimizer's parameters that belongs to :func:`~numpyro_orthgp.natural_gradient`.
+
+    The wrapper is the whole message: which arrays belong to a q is known from where they are declared, not guessed
+    from their names. Any other optimizer sees an ordinary array inside.
+    """
+
+    value: Array
+
+
+class _NaturalConstraint(type(constraints.real)):  # type: ignore[misc]
+    """Any array; unconstrained in the wrapper :class:`Natural`."""
+
+
+natural = _NaturalConstraint()
+
+
+class _NaturalTransform(ParameterFreeTransform):
+    domain = constraints.real
+    codomain = natural
+
+    def __call__(self, x: Natural) -> Array:
+        return x.value
+
+    def _inverse(self, y: Array) -> Natural:
+        return Natural(jnp.asarray(y))
+
+    def log_abs_det_jacobian(self, x: Natural, y: Array, intermediates: Any = None) -> Array:
+        return jnp.zeros_like(y)
+
+
+biject_to.register(_NaturalConstraint)(lambda constraint: _NaturalTransform())

@@ -1,0 +1,129 @@
+r"""Natural-gradient steps of Gaussians over whitened inducing variables.
+
+For q = N(m, S) with natural parameters :math:`(S^{-1} m, -S^{-1} / 2)` the natural gradient is the gradient with respect to
+the expectation parameters :math:`(m, S + m m^\top)`, so that a step of length :math:`\gamma` against the gradient of a loss is
+
+.. math:: S'^{-1} = S^{-1} + 2 \gamma \nabla_S, \qquad m' = m - \gamma S' \nabla_m
+
+(Hensman, Fusi, Lawrence 2013, Sec. 3.2; Salimbeni, Eleftheriadis, Hensman 2018, Sec. 2; the mean written with the new
+covariance). With :math:`S = T T^\top` the precision's update is a multiplicative one,
+
+.. math:: S' = T Q^{-1} T^\top, \qquad Q = I + 2 \gamma\, T^\top \nabla_S T,
+
+and :math:`2\, T^\top \nabla_S T` is the symmetric matrix whose lower triangle is that of :math:`T^\top \nabla_T`: nothing that
+may be ill conditioned is ever inverted. The new covariance is positive definite exactly if Q is; where it is not, the step
+is shortened, to no more than half the way to the edge.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.math.linalg import matmul, solve_lower
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = ["natural_step", "precondition"]
+
+
+def natural_step(q: Whitened, gradient: Whitened, rate: ArrayLike) -> Whitened:
+    """One step of length ``rate`` along the natural gradient, shorter where it would leave the positive-definite cone.
+
+    :param q: the Gaussian, its scale lower triangular for "full".
+    :param gradient: derivatives of a loss with respect to ``q.loc`` and ``q.scale``.
+    :param rate: the length; 1 lands on the optimum of a Gaussian likelihood with full data.
+    :return: the next Gaussian.
+    """
+    assert q.scale is not None and gradient.scale is not None
+    if q.covariance == "diagonal":
+        Q, rate = _inside_diagonal(q.scale * gradient.scale, rate)
+        scale = q.scale / jnp.sqrt(Q)
+        return Whitened(q.loc - rate * scale**2 * gradient.loc, scale, q.covariance)
+    L, rate = _inside_full(_symmetric(matmul(jnp.swapaxes(q.scale, -1, -2), jnp.tril(gradient.scale))), rate)
+    # L is the factor of Q with both axes reversed, so that L^-T reversed again is lower triangular.
+    inverse = solve_lower(L, jnp.broadcast_to(jnp.eye(L.shape[-1], dtype=L.dtype), L.shape))
+    scale = jnp.tril(matmul(q.scale, jnp.swapaxes(_reversed(inverse), -1, -2)))
+    ahead = matmul(scale, matmul(jnp.swapaxes(scale, -1, -2), gradient.loc[..., None]))[..., 0]
+    return Whitened(q.loc - rate * ahead, scale, q.covariance)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def precondition(weights: Array, root: Array, diagonal: bool) -> Array:
+    r"""``weights`` as they are, whose gradient g arrives as :math:`C^{-1} g`.
+
+    For the weights a of mean-only points, whose Fisher matrix is their prior covariance C given the sets (Salimbeni, Cheng,
+    Boots, Deisenroth 2018, Eq. 16a; with only the diagonal of C, Eq. 17).
+
+    :param weights: shape (..., H).
+    :param root: W with :math:`W^\top W = C^{-1}`, shape (..., H, H); (..., H) if ``diagonal``. It takes no gradient.
+    :param diagonal: whether C is diagonal.
+    """
+    return weights
+
+
+def _precondition_fwd(weights: Array, root: Array, diagonal: bool) -> tuple[Array, Array]:
+    return weights, root
+
+
+def _precondition_bwd(diagonal: bool, root: Array, g: Array) -> tuple[Array, Array]:
+    if diagonal:
+        return root**2 * g, jnp.zeros_like(root)
+    return matmul(jnp.swapaxes(root, -1, -2), matmul(root, g[..., None]))[..., 0], jnp.zeros_like(root)
+
+
+precondition.defvjp(_precondition_fwd, _precondition_bwd)
+
+
+def _inside_full(G: Array, rate: ArrayLike) -> tuple[Array, Array]:
+    """The Cholesky factor of I + rate G, axes reversed, and the ``rate``, halved if need be; (..., M, M), (..., 1)."""
+    G = _reversed(G)
+    eye = jnp.eye(G.shape[-1], dtype=G.dtype)
+    # A pivot below rounding error is as good as none.
+    floor = jnp.sqrt(jnp.finfo(G.dtype).eps * G.shape[-1])
+
+    def factor(rate: Array) -> Array:
+        return lax.linalg.cholesky(eye + rate[..., None] * G)
+
+    def outside(L: Array) -> Array:
+        pivots = jnp.diagonal(L, axis1=-2, axis2=-1)
+        return ~(pivots > floor).all(-1, keepdims=True)
+
+    def shorten(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        rate, L = state
+        rate = jnp.where(outside(L), rate / 2, rate)
+        return rate, factor(rate)
+
+    full = jnp.broadcast_to(jnp.asarray(rate, G.dtype), (*G.shape[:-2], 1))
+    shortest = full * jnp.finfo(G.dtype).eps ** 2
+
+    def again(state: tuple[Array, Array]) -> Array:
+        rate, L = state
+        # A gradient that is not finite ends the search; it is handed on, for the user to see.
+        return (outside(L) & (rate > shortest)).any()
+
+    inside, L = lax.while_loop(again, shorten, (full, factor(full)))
+    # Half the way to the edge: there Q >= I / 2, so that no variance more than doubles in a shortened step.
+    kept = jnp.where(inside < full, inside / 2, full)
+    return lax.cond((inside < full).any(), lambda: factor(kept), lambda: L), kept
+
+
+def _inside_diagonal(g: Array, rate: ArrayLike) -> tuple[Array, Array]:
+    """1 + rate g, and ``rate``, shortened where an entry would not have been positive; shapes (..., M), (..., 1)."""
+    least = jnp.min(g, axis=-1, keepdims=True)
+    rate = jnp.where(
+        1 + rate * least > jnp.finfo(g.dtype).eps, rate, 0.5 / jnp.maximum(-least, jnp.finfo(g.dtype).tiny)
+    )
+    return 1 + rate * g, rate
+
+
+def _symmetric(X: Array) -> Array:
+    """The symmetric matrix with the lower triangle of ``X``."""
+    return jnp.tril(X) + jnp.swapaxes(jnp.tril(X, -1), -1, -2)
+
+
+def _reversed(X: Array) -> Array:
+    return jnp.flip(X, axis=(-2, -1))
