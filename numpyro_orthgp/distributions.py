@@ -36,6 +36,12 @@ class WhitenedPrior(dist.Independent):
         assert key is not None
         return jax.random.normal(key, sample_shape + self.event_shape, self.base_dist.loc.dtype)
 
+    def sample_with_intermediates(
+        self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()
+    ) -> tuple[Array, list[Any]]:
+        # What `numpyro.sample` calls; the base class would draw in the default dtype here.
+        return self.sample(key, sample_shape), []
+
 
 class WhitenedGaussian(dist.Distribution):
     """A Gaussian over whitened inducing variables, from a guide.

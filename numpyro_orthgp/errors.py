@@ -64,19 +64,21 @@ def check_finite(name: str, x: jax.Array) -> jax.Array:
     return x
 
 
-def check_inputs(name: str, X: Any, dim: int | None = None) -> jax.Array:
+def check_inputs(name: str, X: Any, dim: int | None = None, *, latents: bool = False) -> jax.Array:
     """Return inputs as a floating array of shape (n, D), finite, not empty, with ``D = dim`` if ``dim`` is given.
 
+    :param latents: allow shape (P, n, D) too, points of their own for each latent function.
     :raises TypeError: if the dtype is not floating.
     :raises ValueError: if the shape or a value is wrong.
     """
     X = check_floating(name, X)
-    if X.ndim != 2:
-        hint = f" For one input dimension use {name}[:, None]." if X.ndim == 1 else ""
+    if X.ndim != 2 and not (latents and X.ndim == 3):
+        hint = " Points of their own for each latent function have shape (P, n, D)." if latents else ""
+        hint = f" For one input dimension use {name}[:, None]." if X.ndim == 1 else hint
         raise ValueError(f"`{name}` must have shape (n, D); got {X.shape}.{hint}")
     if 0 in X.shape:
         raise ValueError(f"`{name}` must hold at least one point of at least one dimension; got shape {X.shape}.")
-    if dim is not None and X.shape[1] != dim:
-        hint = f" Did you pass {name}.T?" if X.shape[0] == dim else ""
+    if dim is not None and X.shape[-1] != dim:
+        hint = f" Did you pass {name}.T?" if X.shape[0] == dim and X.ndim == 2 else ""
         raise ValueError(f"`{name}` must have shape (n, D) with D = {dim}; got {X.shape}.{hint}")
     return check_finite(name, X)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from jax.tree_util import Partial
 
@@ -58,7 +59,7 @@ class Marginals:
     :param mean: means of the outputs, shape (B,) or (B, P).
     :param explained: variance of each latent function that comes from its inducing variables, shape (B,) or (B, L).
     :param residual: variance of each latent function that no inducing variable explains, same shape.
-    :param mixing: ``None`` if outputs are latent functions, else shape (L, P) or (B, L, P).
+    :param mixing: ``None`` if outputs are latent functions, else shape (L, P) or (B, L, P), with P = 1 for a mean of shape (B,).
     :param residual_scale: the v of Titsias 2025 Eq. 23 that the guide hands over, shape () or (L,), when the residual is
         tightened; ``None`` when it is the prior's.
     :param joint: draws the outputs jointly, ``joint(rng_key, sample_shape)``; ``None`` where draws are point by point.
@@ -97,17 +98,17 @@ class Marginals:
     @property
     def explained_variance(self) -> Array:
         """The part of the outputs' variance that comes from inducing variables, shape of ``mean``."""
-        return self._mixed(self.explained)
+        return self._mixed(self.explained, 2)
 
     @property
     def residual_variance(self) -> Array:
         """The part of the outputs' variance that no inducing variable explains (scaled by v while training tightened)."""
-        return self._mixed(self._latent_residual)
+        return self._mixed(self._latent_residual, 2)
 
     @property
     def variance(self) -> Array:
         """Variances of the outputs, shape of ``mean``."""
-        return self._mixed(self.latent_variance)
+        return self._mixed(self.latent_variance, 2)
 
     @property
     def tightening_cost(self) -> Array:
@@ -116,9 +117,9 @@ class Marginals:
         Titsias 2025, the regularizer of Eq. 23; zero if not tightened. Where outputs mix latent functions each output is
         charged for all of them: a bound whichever outputs are masked, and no worse than v = 1 once v is learned.
         """
-        if self.mixing is not None:
-            return jnp.broadcast_to(self.point_cost[:, None], self.mean.shape)
-        return self._latent_cost
+        if self.mixing is None:
+            return self._latent_cost
+        return jnp.broadcast_to(self.point_cost.reshape(-1, *(1,) * (self.mean.ndim - 1)), self.mean.shape)
 
     @property
     def point_cost(self) -> Array:
@@ -136,7 +137,7 @@ class Marginals:
 
     def at(self, nodes: Array) -> Array:
         """Outputs for standard-normal ``nodes`` of shape (S, B) or (S, B, L), shape (S,) + ``shape``."""
-        return self.mean + self._mix_draws(safe_sqrt(self.latent_variance) * nodes)
+        return self.mean + self._mixed(safe_sqrt(self.latent_variance) * nodes)
 
     def sample(self, rng_key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw the outputs.
@@ -176,6 +177,30 @@ class Marginals:
         """The same marginals, whose draws are independent between inputs (not draws of one function)."""
         return replace(self, joint=None)
 
+    def __getitem__(self, key: Any) -> Marginals:
+        """Pick outputs: ``m[..., p]`` is one of them, shape (B,); ``m[..., a:b]`` and ``m[..., [p, q]]`` are several.
+
+        So each output can have a likelihood of its own: ``Gaussian(m[..., 0], scale)``, ``Bernoulli(m[..., 1])``. An output
+        that mixes latent functions depends on all L of them, also when it is picked. Every ``numpyro.sample`` has a key of its
+        own, hence draws of its own: under ``Predictive`` two outputs of a mixture share the inducing variables but not what
+        those leave undetermined. For joint draws sample all outputs in one statement.
+
+        :param key: ``[..., p]`` or ``[:, p]`` with p an integer, a slice, or different integers in the order they are wanted.
+        :raises IndexError: if there is no such output.
+        :raises TypeError: for any other key; rows are picked by indexing X.
+        :raises ValueError: if no output is picked, or one twice.
+        """
+        columns = _picked(key, self.shape)
+        joint = None if self.joint is None else Partial(_draw_columns, self.joint, columns)
+        if self.mixing is None:
+            v = self.residual_scale
+            v = None if v is None else jnp.broadcast_to(v, self.shape[1:])[columns]
+            explained, residual = self.explained[:, columns], self.residual[:, columns]
+            picked = replace(self, explained=explained, residual=residual, residual_scale=v)
+        else:
+            picked = replace(self, mixing=self.mixing[..., np.atleast_1d(columns)])
+        return replace(picked, mean=self.mean[:, columns], joint=joint)
+
     def __add__(self, shift: ArrayLike) -> Marginals:
         """Add an array: a mean function, an offset, fixed effects."""
         shift = _operand("+", shift, self.mean.dtype)
@@ -188,6 +213,9 @@ class Marginals:
     def __sub__(self, shift: ArrayLike) -> Marginals:
         return self + (-_operand("-", shift, self.mean.dtype))
 
+    def __rsub__(self, shift: ArrayLike) -> Marginals:
+        return -self + _operand("-", shift, self.mean.dtype)
+
     def __mul__(self, factor: ArrayLike) -> Marginals:
         """Multiply by an array: an amplitude, a known covariate (a varying coefficient)."""
         factor = _operand("*", factor, self.mean.dtype)
@@ -197,11 +225,15 @@ class Marginals:
             square = factor**2
             scaled = replace(self, explained=self.explained * square, residual=self.residual * square)
         else:
-            per_output = jnp.broadcast_to(factor, self.mean.shape)[:, None, :] if factor.ndim == 2 else factor
+            per_point = factor.ndim == self.mean.ndim
+            per_output = jnp.broadcast_to(factor, self.shape).reshape(self.shape[0], 1, -1) if per_point else factor
             scaled = replace(self, mixing=self.mixing * per_output)
         return replace(scaled, mean=self.mean * factor, joint=joint)
 
     __rmul__ = __mul__
+
+    def __truediv__(self, divisor: ArrayLike) -> Marginals:
+        return self * (1 / _operand("/", divisor, self.mean.dtype))
 
     def __neg__(self) -> Marginals:
         return self * -1.0
@@ -218,23 +250,30 @@ class Marginals:
         joint = None if self.joint is None else Partial(_draw_mixed, self.joint, W)
         return replace(self, mean=matmul(self.mean, W), mixing=mixing, joint=joint)
 
-    def _mixed(self, variance: Array) -> Array:
-        return variance if self.mixing is None else _mix(variance, self.mixing**2)
-
-    def _mix_draws(self, latent: Array) -> Array:
-        return latent if self.mixing is None else _mix(latent, self.mixing)
+    def _mixed(self, latent: Array, power: int = 1) -> Array:
+        """Latent (..., B, L) to outputs (..., B) or (..., B, P), with weights ``mixing**power``."""
+        if self.mixing is None:
+            return latent
+        spec = "...bl,lp->...bp" if self.mixing.ndim == 2 else "...bl,blp->...bp"
+        outputs = jnp.einsum(spec, latent, self.mixing**power, precision=PRECISION)
+        return outputs[..., 0] if self.mean.ndim == 1 else outputs
 
 
 def stack(marginals: Sequence[Marginals]) -> Marginals:
     """Put single functions side by side: P marginals of shape (B,) become one of shape (B, P).
 
     :param marginals: marginals of *different* functions at the same inputs (different functions are independent).
-    :raises ValueError: if they are not all of shape (B,), or some are tightened and some not.
+    :raises ValueError: if they are not all of shape (B,), one is an output of ``f(X) @ W``, or only some are tightened.
     """
     marginals = list(marginals)
     shapes = {m.shape for m in marginals}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         raise ValueError(f"`stack` needs marginals of one shape (B,); got {[m.shape for m in marginals]}.")
+    if any(m.mixing is not None for m in marginals):
+        raise ValueError(
+            "`stack` needs functions that do not mix others. Stack first and mix then, stack([f(X), g(X)]) @ W; several outputs "
+            "of one mixture are (f(X) @ W)[..., [0, 2]]."
+        )
     if len({m.tight for m in marginals}) != 1:
         raise ValueError(
             "`stack` needs all functions tightened or none; give AutoSparseGP one `residual` for all of them."
@@ -269,10 +308,24 @@ def _check_broadcast(symbol: str, value: Array, mean: Array) -> None:
         )
 
 
-def _mix(values: Array, mixing: Array) -> Array:
-    """Latent (..., B, L) to outputs (..., B, P)."""
-    spec = "...bl,lp->...bp" if mixing.ndim == 2 else "...bl,blp->...bp"
-    return jnp.einsum(spec, values, mixing, precision=PRECISION)
+def _picked(key: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The columns that a key picks from marginals of ``shape``: an integer array, shape () for a single one."""
+    every_row = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], (slice, type(...)))
+    if len(shape) != 2 or not every_row or key[0] not in (..., slice(None)):
+        raise TypeError(
+            f"f(X)[..., p] picks outputs of an f(X) of shape (B, P) and nothing else; got the key {key} for shape {shape}. "
+            "For other inputs index X: f(X[rows])."
+        )
+    P, p = shape[1], key[1]
+    columns = np.arange(P)[p] if isinstance(p, slice) else np.asarray(p)
+    if columns.ndim > 1 or not np.issubdtype(columns.dtype, np.integer):
+        raise TypeError(f"In f(X)[..., p] p must be an integer, a slice or a list of integers; got {p!r}.")
+    if ((columns < -P) | (columns >= P)).any():
+        raise IndexError(f"In f(X)[..., p] p must lie in 0..{P - 1} for f(X) of shape {shape}; got {p}.")
+    columns = columns % P
+    if not 0 < columns.size == len(np.unique(columns)):
+        raise ValueError(f"In f(X)[..., p] p must pick at least one output, and none twice; got {p}.")
+    return columns
 
 
 def _draw_shifted(draw: Any, shift: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
@@ -285,6 +338,10 @@ def _draw_scaled(draw: Any, factor: Array, rng_key: PRNGKey, shape: tuple[int, .
 
 def _draw_mixed(draw: Any, W: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     return matmul(draw(rng_key, shape), W)
+
+
+def _draw_columns(draw: Any, columns: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    return draw(rng_key, shape)[..., columns]
 
 
 def _draw_stacked(marginals: Sequence[Marginals], rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:

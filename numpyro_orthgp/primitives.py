@@ -23,7 +23,7 @@ from numpyro.primitives import Messenger, apply_stack
 from numpyro_orthgp.constraints import natural as natural_constraint
 from numpyro_orthgp.distributions import WhitenedPrior
 from numpyro_orthgp.errors import is_concrete
-from numpyro_orthgp.inducing import Feature, MeanOnly, as_sets
+from numpyro_orthgp.inducing import Feature, MeanOnly, as_sets, covariance_of_points
 from numpyro_orthgp.marginals import Names
 from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, inverse_cholesky
@@ -132,9 +132,10 @@ def gp(
 
     :param name: name of the function, the prefix of its sites.
     :param kernel: covariance function; ``kernel(X1, X2)`` of shape (n, m), or (P, n, m) for one per latent function.
-    :param inducing: inducing points of shape (M, D), same units as the data's inputs; or a feature; or a list of sets.
-    :param num_latents: number P of independent functions that share the kernel and inducing points; ``None`` for one
-        function without a latent axis.
+    :param inducing: inducing points of shape (M, D), same units as the data's inputs, or (P, M, D), points of its own for each
+        latent function; or a feature; or a list of sets.
+    :param num_latents: number P of independent functions that share the kernel and inducing points; ``None`` for one function
+        without a latent axis, or for as many as hyperparameters or points have a leading axis of.
     :param jitter: variance of independent noise on the inducing variables, relative to the mean of the kernel's diagonal;
         by default 1e-6 in float32 and 1e-10 in float64. Zero is respected. Where the Cholesky factor does not exist
         even so, more is added.
@@ -247,7 +248,7 @@ def _mean_shift(
     ]
     projected = tuple(p[..., 0] for p in project(blocks, [p[..., None] for p in products]))
     columns, scaled = _columns(mean_only, weights)
-    K = kernel(points, points[columns])
+    K = covariance_of_points(kernel, points, points[..., columns, :])
     quadratic = jnp.sum(weights * jnp.einsum("...hs,...s->...h", K, scaled, precision=PRECISION))
     cost = (quadratic - sum(jnp.sum(p**2) for p in projected)) / 2
     numpyro.factor(f"{name}_kl", -cost)
@@ -265,7 +266,7 @@ def _root_of_fisher(
     jitter = default_jitter(variance.dtype) * scale
     if diagonal:
         return lax.stop_gradient(1 / jnp.sqrt(residual_variance(variance, A) + jitter[..., None])), True
-    C = add_jitter(residual_covariance(kernel(points, points), A, A), jitter)
+    C = add_jitter(residual_covariance(covariance_of_points(kernel, points, points), A, A), jitter)
     return lax.stop_gradient(inverse_cholesky(C, scale)), False
 
 
@@ -302,7 +303,8 @@ def _check_latents(num_latents: int | None, K: Array, num: int) -> int | None:
         raise ValueError(f"`num_latents` must be a positive integer or None; got {num_latents!r}.")
     if batch not in (None, num_latents):
         raise ValueError(
-            f"`num_latents` is {num_latents} but the kernel's hyperparameters have a leading axis of {batch}."
+            f"`num_latents` is {num_latents} but the kernel's hyperparameters or the inducing points have a leading axis of "
+            f"{batch}."
         )
     return num_latents
 

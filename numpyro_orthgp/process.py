@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs
-from numpyro_orthgp.inducing import Feature, InducingPoints
+from numpyro_orthgp.inducing import Feature, InducingPoints, covariance_of_points
 from numpyro_orthgp.marginals import Marginals, Names
 from numpyro_orthgp.math.gaussian import Whitened, spread
 from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, matmul, safe_cholesky
@@ -27,7 +27,7 @@ __all__ = ["GPFunction", "MeanShift"]
 class MeanShift:
     """The part of the posterior mean that mean-only points carry.
 
-    :param points: shape (H, D).
+    :param points: shape (H, D) or (P, H, D).
     :param weights: the a of Salimbeni et al. 2018, shape (H,) or (P, H).
     :param projected: for each set the projection A_i(points) weights, shape (..., M_i); cheaper than A_i itself.
     """
@@ -123,20 +123,25 @@ class GPFunction:
             loc = q.loc if self.shift is None else q.loc - self.shift.projected[i]
             mean = mean + jnp.einsum("...mb,...m->...b", Ai, loc, precision=PRECISION)
         if self.shift is not None:
-            K = self.kernel(self.shift.points, X)
+            K = covariance_of_points(self.kernel, self.shift.points, X)
             mean = mean + jnp.einsum("...hb,...h->...b", K, self.shift.weights, precision=PRECISION)
         return mean
 
     def _columns(self, values: Array) -> Array:
         """(B,) or (P, B) to (B,) or (B, P)."""
-        return values if self.num_latents is None else self._per_latent(values, event_dim=1).T
+        values = self._per_latent(values, event_dim=1)
+        return values if self.num_latents is None else values.T
 
     def _per_latent(self, values: Array, event_dim: int) -> Array:
-        if self.num_latents is None:
-            return values
-        return jnp.broadcast_to(values, (self.num_latents, *values.shape[values.ndim - event_dim :]))
+        P, batch = self.num_latents, values.shape[: values.ndim - event_dim]
+        if batch not in ((), (P,)):
+            raise ValueError(
+                f"The function has num_latents={P}, but its kernel or inducing variables a leading axis of {batch[0]}."
+            )
+        return values if P is None else jnp.broadcast_to(values, (P, *values.shape[values.ndim - event_dim :]))
 
 
 def _draw_process(f: GPFunction, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    draws = f.joint(X).sample(rng_key, shape)
+    # NumPyro draws in the default dtype, whatever that of the function.
+    draws = f.joint(X).sample(rng_key, shape).astype(X.dtype)
     return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)

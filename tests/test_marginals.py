@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import jax
@@ -25,6 +26,7 @@ FACTOR = np.array([2.0, -0.5, 1.5])
 W = np.array([[1.0, -0.5, 0.0], [0.3, 2.0, -1.0]])
 
 
+@functools.cache
 def function(num_latents: int | None, key: int = 0) -> ogp.GPFunction:
     """A function outside of any fit, u known: f | u has only residual variance, joint over inputs."""
     with numpyro.handlers.seed(rng_seed=key):
@@ -38,9 +40,11 @@ SINGLE = {
     "+ array": lambda f: f + OFFSET,
     "array +": lambda f: OFFSET + f,
     "- array": lambda f: f - OFFSET,
+    "array -": lambda f: OFFSET - f,
     "* scalar": lambda f: f * 3,
     "* array": lambda f: f * FACTOR,
     "array *": lambda f: FACTOR * f,
+    "/ array": lambda f: f / FACTOR,
     "unary -": lambda f: -f,
     "chain": lambda f: -(f * FACTOR + OFFSET) * 0.5 - 1.0,
 }
@@ -54,6 +58,14 @@ MULTIPLE = {
     "chain": lambda f: -((f * FACTOR[:, None] + 1.0) @ W) * OFFSET + FACTOR,
     "@ W * (B, P) @ V": lambda f: ((f @ W) * np.outer(FACTOR, OFFSET) + 2.0) @ W.T - 1.0,
     "B = P": lambda f: (f @ W) * FACTOR,
+    "(P,) -": lambda f: OFFSET - f @ W / 2,
+    "[..., p]": lambda f: f[..., 1],
+    "[..., p] * array": lambda f: f[:, -2] * FACTOR + OFFSET,
+    "[..., [p, q]]": lambda f: f[..., [1, 0]] * FACTOR[:2],
+    "@ W [..., p]": lambda f: (f @ W)[..., 1],
+    "@ W [..., p] * array": lambda f: (f @ W + 1.0)[:, 0] * FACTOR - OFFSET,
+    "@ W * (B, P) [..., a:b] @ V": lambda f: ((f @ W) * np.outer(FACTOR, OFFSET))[..., 1:] @ W[:, 1:] + 1.0,
+    "[..., [p, q]] @ W [..., p]": lambda f: (f[..., [1, 0]] @ W)[..., 2] / 3,
 }
 CASES = [(None, op) for op in SINGLE] + [(2, op) for op in MULTIPLE]
 cases = pytest.mark.parametrize(("num_latents", "op"), CASES)
@@ -84,7 +96,7 @@ def test_moments_of_arithmetic(num_latents, op, rng):
         assert_allclose(m.explained_variance.ravel(), A**2 @ e.ravel(), rtol=1e-12)
         assert_allclose(m.residual_variance.ravel(), A**2 @ (factor * r).ravel(), rtol=1e-12)
         assert_allclose(m.variance, m.explained_variance + m.residual_variance, rtol=1e-12)
-        assert m.num_latents == num_latents
+        assert m.num_latents == (None if m.mixing is None and m.mean.ndim == 1 else num_latents)
 
 
 def z_scores(draws, mean, covariance):
@@ -110,12 +122,50 @@ def test_covariance_of_draws(num_latents, op):
     size = int(np.prod(shape))
     prior = prior.reshape(size, size)
     mean = A @ np.asarray(joint.mean.T).ravel() + offset
-    draw = jax.jit(lambda m, key: m.sample(key, (20_000,)))
     for marginals, latent in ((m, prior), (m.independent(), np.diag(np.diag(prior)))):
-        draws = np.asarray(draw(marginals, jax.random.PRNGKey(1)))
+        # Not compiled as a whole: the operations are the same ones in all cases.
+        draws = np.asarray(marginals.sample(jax.random.PRNGKey(1), (20_000,)))
         assert draws.shape == (20_000, *m.shape)
         # 1e-9: an output that an operation leaves without variance must not divide by zero
         assert z_scores(draws.reshape(len(draws), -1), mean, A @ latent @ A.T + 1e-9 * np.eye(len(mean))) < 4.5
+
+
+@pytest.mark.parametrize("key", [0, -1, slice(1, None), [2, 0]], ids=str)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_picked_outputs_are_columns(mixed, key, rng):
+    """Of everything that a likelihood looks at, and of draws, with v for all latent functions, for each, and without."""
+    mean, e, r = (jnp.asarray(rng.uniform(0.5, 1, (B, 3))) for _ in range(3))
+    mix = jnp.asarray(rng.normal(size=(3, 3)))
+    for v in (None, jnp.asarray(0.6), jnp.asarray([0.6, 1.5, 0.2])):
+        m = ogp.Marginals(mean, e, r, residual_scale=v)
+        m = (m @ mix) * jnp.asarray(rng.normal(size=(B, 3))) if mixed else m
+        picked = m[..., key]
+        names = ("mean", "variance", "explained_variance", "residual_variance", "tightening_cost")
+        for name in names if mixed else (*names, "explained", "residual", "latent_variance"):
+            assert_allclose(getattr(picked, name), getattr(m, name)[..., key], rtol=1e-13, err_msg=name)
+        cost = m.point_cost if mixed else m.tightening_cost[..., key]
+        assert_allclose(picked.point_cost, cost if mixed or isinstance(key, int) else cost.sum(-1), rtol=1e-13)
+        nodes = jnp.asarray(rng.normal(size=(5, B, 3)))
+        assert_allclose(picked.at(nodes if mixed else nodes[..., key]), m.at(nodes)[..., key], rtol=1e-12)
+        assert picked.tight == m.tight
+
+
+def test_a_picked_output_is_drawn_as_a_column_of_the_same_function():
+    m, rng_key = (function(2)(X) + 1.0) @ W, jax.random.PRNGKey(0)
+    draw = jax.jit(lambda m: m.sample(rng_key, (4,)))
+    whole = draw(m)
+    assert_allclose(draw(m[..., 1]), whole[..., 1], rtol=1e-12)
+    assert_allclose(draw(m[:, [2, 0]] * 2.0), 2 * whole[..., [2, 0]], rtol=1e-12)
+    again = jax.tree.unflatten(*jax.tree.flatten(m[..., 1])[::-1])
+    assert_allclose(draw(again), whole[..., 1], rtol=1e-12)
+
+
+def test_arithmetic_with_jax_arrays_from_the_left():
+    m, offset = function(None)(X), jnp.asarray(OFFSET)
+    assert_allclose((offset - m).mean, OFFSET - m.mean)
+    assert_allclose((offset + m).mean, OFFSET + m.mean)
+    assert_allclose((offset * m).variance, OFFSET**2 * m.variance)
+    assert_allclose((m / 4).variance, m.variance / 16)
 
 
 def test_stack_is_side_by_side():
@@ -185,6 +235,24 @@ def test_a_small_residual_is_not_lost_beside_a_large_explained_variance():
             r"`f\(X\) @ W` needs f\(X\) of shape \(B, P\) and W of shape \(P, Q\); got \(3,\)",
         ),
         (lambda f, g: g @ W.T, ValueError, r"got \(3, 2\) and \(3, 2\)"),
+        (lambda f, g: 1.0 / f, TypeError, "unsupported operand"),
+        (lambda f, g: f / f, TypeError, r"Marginals / Marginals"),
+        (lambda f, g: f[..., 0], TypeError, r"picks outputs of an f\(X\) of shape \(B, P\).* for shape \(3,\)"),
+        (lambda f, g: g[0], TypeError, r"got the key 0 for shape \(3, 2\)\. For other inputs index X: f\(X\[rows\]\)"),
+        (lambda f, g: list(g), TypeError, r"index X"),
+        (lambda f, g: g[1:, 0], TypeError, r"index X"),
+        (lambda f, g: g[np.array([0, 1]), 0], TypeError, r"index X"),
+        (lambda f, g: g[...], TypeError, r"index X"),
+        (lambda f, g: g[..., None, 0], TypeError, r"index X"),
+        (lambda f, g: g[..., 0.0], TypeError, r"must be an integer, a slice or a list of integers; got 0\.0"),
+        (lambda f, g: g[..., [True, False]], TypeError, r"list of integers; got \[True, False\]"),
+        (lambda f, g: g[..., None], TypeError, r"list of integers; got None"),
+        (lambda f, g: g[..., 2], IndexError, r"p must lie in 0\.\.1 for f\(X\) of shape \(3, 2\); got 2"),
+        (lambda f, g: g[..., [0, -3]], IndexError, r"p must lie in 0\.\.1"),
+        (lambda f, g: g[..., 2:], ValueError, "at least one output"),
+        (lambda f, g: g[..., [1, -1]], ValueError, r"none twice; got \[1, -1\]"),
+        (lambda f, g: ogp.stack([(g @ W)[..., 0], f]), ValueError, r"Stack first and mix then"),
+        (lambda f, g: (g @ W)[..., 0] @ W, ValueError, r"got \(3,\)"),
         (lambda f, g: ogp.stack([f, g]), ValueError, r"`stack` needs marginals of one shape \(B,\)"),
         (lambda f, g: ogp.stack([]), ValueError, r"`stack` needs marginals of one shape"),
         (

@@ -1,11 +1,12 @@
 """Covariance functions.
 
 Stationary kernels have unit variance: write ``variance * Matern52(lengthscale)`` for another. `Linear`,
-`Polynomial`, `ArcCosine`, `Constant` and `White` have variances of their own. `Kernel` says how all are
-called, combined and batched.
+`Polynomial`, `ArcCosine`, `Constant`, `White` and `Coregion` have variances of their own. `Kernel` says how all
+are called, combined and batched.
 """
 
 from numpyro_orthgp.kernels.base import Constant, Function, Kernel, Product, Restricted, Scaled, Sum
+from numpyro_orthgp.kernels.coregion import Coregion
 from numpyro_orthgp.kernels.dot_product import ArcCosine, Linear, Polynomial
 from numpyro_orthgp.kernels.hyperparameters import hyperparameter, static
 from numpyro_orthgp.kernels.stationary import (
@@ -23,6 +24,7 @@ __all__ = [
     "RBF",
     "ArcCosine",
     "Constant",
+    "Coregion",
     "Function",
     "Kernel",
     "Linear",

@@ -1,0 +1,95 @@
+"""The covariance between tasks: intrinsic coregionalization over a column that holds the task's index."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.kernels.base import Kernel
+from numpyro_orthgp.kernels.hyperparameters import as_array, hyperparameter
+from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = ["Coregion"]
+
+
+class Coregion(Kernel):
+    r"""How alike T tasks are: :math:`k(i, j) = (W W^\top + \mathrm{diag}(\kappa))_{ij}` for task indices i, j in 0..T-1.
+
+    One column of the inputs holds the index, a whole number in a floating dtype; a product with a kernel of the other columns is
+    the intrinsic model of coregionalization [1, 2], in which any (input, task) pair may be observed::
+
+        Matern52(lengthscale).on([0, 1]) * Coregion(W, kappa).on(2)
+
+    Where every task is observed at the same inputs, ``f(X) @ W.T`` with ``num_latents=R`` is the same prior (for
+    :math:`\kappa = 0`) at less cost.
+
+    Indices that are known while tracing are checked; under ``jit`` they are rounded, and clipped to 0..T-1. The derivative with
+    respect to the inputs is zero: inducing points that are learned keep the tasks that they start with.
+
+    :param W: loadings of the tasks on R independent functions, any sign, shape (T, R) or (P, T, R). Changing the sign of a
+        column of W, or rotating the columns, changes nothing; equal columns, all zero say, get equal gradients: start from
+        different ones.
+    :param kappa: variance of what is each task's own, shape (), (T,) or (P, T). With the default, zero, T tasks have rank R.
+    :raises ValueError: if W holds NaN or infinity, kappa a negative number; when called, for other shapes, more than one
+        column, or indices that are no tasks.
+
+    **References:**
+
+    1. Bonilla, Chai, Williams. Multi-task Gaussian Process Prediction. 2008. Eq. 1.
+    2. Alvarez, Rosasco, Lawrence. Kernels for Vector-Valued Functions: a Review. 2012. Sec. 4.2.
+    """
+
+    W: ArrayLike
+    kappa: ArrayLike = hyperparameter(0.0, zero=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for part in jax.tree.leaves(self.W):
+            if is_concrete(part) and not np.isfinite(np.asarray(part, float)).all():
+                raise ValueError(f"`W` must be finite; got {part}.")
+
+    def matrix(self, X1: Array, X2: Array) -> Array:
+        task1, loadings1, kappa1 = self._tasks(X1)
+        task2, loadings2, _ = (task1, loadings1, kappa1) if X2 is X1 else self._tasks(X2)
+        same = task1[..., :, None] == task2[..., None, :]
+        return matmul(loadings1, jnp.swapaxes(loadings2, -1, -2)) + jnp.where(same, kappa1[..., :, None], 0)
+
+    def diagonal(self, X: Array) -> Array:
+        _, loadings, kappa = self._tasks(X)
+        return jnp.sum(loadings**2, axis=-1) + kappa
+
+    def _tasks(self, X: Array) -> tuple[Array, Array, Array]:
+        """For each input its task, shape (..., n), and the task's loadings, (..., n, R), and kappa, (..., n)."""
+        W, kappa = as_array(self.W, X.dtype), as_array(self.kappa, X.dtype)
+        if W.ndim not in (2, 3) or 0 in W.shape:
+            raise ValueError(f"`W` must have shape (T, R) or (P, T, R), a row for each task; got {W.shape}.")
+        T = W.shape[-2]
+        if kappa.ndim > 2 or (kappa.ndim > 0 and kappa.shape[-1] != T):
+            raise ValueError(
+                f"`kappa` must have shape (), (T,) or (P, T) with T = {T} to match `W`; got {kappa.shape}."
+            )
+        if X.shape[-1] != 1:
+            raise ValueError(
+                f"Coregion needs one column, the index of the task; got {X.shape[-1]}. Did you mean Coregion(W, kappa).on(column)?"
+            )
+        _check_tasks(X, T)
+        task = jnp.clip(jnp.round(X[..., 0]), 0, T - 1)
+        # Products with one-hot rows: exact, they broadcast over latent functions, and need no scatter in the backward pass.
+        chosen = (task[..., None] == jnp.arange(T, dtype=X.dtype)).astype(X.dtype)  # (..., n, T)
+        kappa = jnp.broadcast_to(kappa, (*kappa.shape[:-1], T))
+        return task, matmul(chosen, W), matmul(chosen, kappa[..., None])[..., 0]
+
+
+def _check_tasks(X: Array, T: int) -> None:
+    if not is_concrete(X):
+        return
+    tasks = np.asarray(X)
+    bad = tasks[~np.isin(tasks, np.arange(T))]
+    if bad.size:
+        raise ValueError(
+            f"Task indices must be whole numbers in 0..{T - 1}, one for each row of `W`; got {bad[0]}. Does `.on(...)` name the "
+            "column of tasks?"
+        )
