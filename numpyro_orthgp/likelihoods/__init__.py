@@ -1,12 +1,49 @@
-"""Likelihoods: NumPyro distributions over y that integrate the latent function out."""
+"""Likelihoods: NumPyro distributions over y that integrate the latent function out.
+
+====================================== ================================= ==========================================
+likelihood                             E[log p(y given f)]               log E[p(y given f)]
+====================================== ================================= ==========================================
+Gaussian                               closed, with the best tightening  closed
+HeteroskedasticGaussian                "exp": closed; "softplus": 1-D    one dimension
+Laplace                                closed                            closed
+StudentT, Beta                         integrated                        integrated
+Bernoulli                              integrated ("cloglog", 0: closed) "probit": closed
+Binomial                               integrated ("cloglog": part)      integrated
+Poisson                                "exp": closed                     integrated
+NegativeBinomial                       integrated                        integrated
+ZeroInflated                           y > 0: that of what it wraps      integrated
+Exponential, Weibull                   closed, censored or not           integrated
+Gamma                                  closed; censored: integrated      integrated
+LogNormal                              closed; censored: integrated      closed, censored or not
+Ordinal                                integrated                        "probit": closed
+Categorical                            "softmax": quasi-Monte Carlo;     the same
+                                       "robustmax": one dimension
+Transformed                            that of what it wraps             that of what it wraps
+Likelihood                             integrated                        integrated
+====================================== ================================= ==========================================
+
+"Integrated" is by 20 Gauss-Hermite nodes for each latent function that a point mixes, unless ``integrator`` says otherwise.
+"""
 
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood as ExpectedLikelihood
 from numpyro_orthgp.likelihoods.base import GaussHermite as GaussHermite
 from numpyro_orthgp.likelihoods.base import MonteCarlo as MonteCarlo
 from numpyro_orthgp.likelihoods.base import QuasiMonteCarlo as QuasiMonteCarlo
+from numpyro_orthgp.likelihoods.classes import Categorical as Categorical
+from numpyro_orthgp.likelihoods.classes import Ordinal as Ordinal
+from numpyro_orthgp.likelihoods.continuous import Beta as Beta
+from numpyro_orthgp.likelihoods.continuous import Laplace as Laplace
 from numpyro_orthgp.likelihoods.continuous import StudentT as StudentT
-from numpyro_orthgp.likelihoods.discrete import Bernoulli as Bernoulli
-from numpyro_orthgp.likelihoods.discrete import Categorical as Categorical
-from numpyro_orthgp.likelihoods.discrete import Poisson as Poisson
+from numpyro_orthgp.likelihoods.counts import NegativeBinomial as NegativeBinomial
+from numpyro_orthgp.likelihoods.counts import Poisson as Poisson
+from numpyro_orthgp.likelihoods.counts import ZeroInflated as ZeroInflated
 from numpyro_orthgp.likelihoods.gaussian import Gaussian as Gaussian
+from numpyro_orthgp.likelihoods.gaussian import HeteroskedasticGaussian as HeteroskedasticGaussian
 from numpyro_orthgp.likelihoods.general import Likelihood as Likelihood
+from numpyro_orthgp.likelihoods.survival import Exponential as Exponential
+from numpyro_orthgp.likelihoods.survival import Gamma as Gamma
+from numpyro_orthgp.likelihoods.survival import LogNormal as LogNormal
+from numpyro_orthgp.likelihoods.survival import Weibull as Weibull
+from numpyro_orthgp.likelihoods.transformed import Transformed as Transformed
+from numpyro_orthgp.likelihoods.trials import Bernoulli as Bernoulli
+from numpyro_orthgp.likelihoods.trials import Binomial as Binomial

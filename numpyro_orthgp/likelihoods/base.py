@@ -17,12 +17,16 @@ import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
 from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, real
 from numpyro_orthgp.marginals import Marginals, prng_key
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import gauss_hermite, quasi_normal
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
-__all__ = ["ExpectedLikelihood", "GaussHermite", "MonteCarlo", "QuasiMonteCarlo", "check_observed", "is_expected"]
+__all__ = [
+    "ExpectedLikelihood", "GaussHermite", "Integrator", "MonteCarlo", "QuasiMonteCarlo", "check_observed", "expectation",
+    "is_expected", "log_expectation",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,7 @@ class ExpectedLikelihood(dist.Distribution):
     def __init__(
         self, marginals: Marginals, *, integrator: Integrator | None = None, validate_args: bool | None = None
     ) -> None:
-        if not isinstance(marginals, Marginals):
-            raise TypeError(
-                f"{type(self).__name__} needs the marginals of a function, f(X); got {type(marginals).__name__}. For plain arrays "
-                "use numpyro.distributions."
-            )
-        self.marginals = marginals
+        self.marginals = self._required(marginals)
         prototype = self.conditional(marginals.mean)
         self.mixes = marginals.mean.ndim == 2 and prototype.batch_shape == marginals.shape[:1]
         if prototype.batch_shape not in (marginals.shape, marginals.shape[:1]):
@@ -112,6 +111,18 @@ class ExpectedLikelihood(dist.Distribution):
         self.rng_key = None if isinstance(self.integrator, GaussHermite) else prng_key()
         super().__init__(prototype.batch_shape, prototype.event_shape, validate_args=validate_args)
 
+    def _required(self, marginals: Any) -> Marginals:
+        if not isinstance(marginals, Marginals):
+            raise TypeError(
+                f"{type(self).__name__} needs the marginals of a function, f(X); got {type(marginals).__name__}. For plain arrays "
+                "use numpyro.distributions."
+            )
+        return marginals
+
+    def _parameter(self, marginals: Marginals, name: str, value: ArrayLike, allowed: Allowed = POSITIVE) -> Array:
+        """A parameter as a real array (integers get the dtype of f), refused if it is concrete and not ``allowed``."""
+        return check_allowed(name, real(jnp.asarray(value), self._required(marginals).mean.dtype), allowed)
+
     @abstractmethod
     def conditional(self, f: Array) -> dist.Distribution:
         """p(y | f) for latent values of shape (..., B) or (..., B, P)."""
@@ -123,7 +134,7 @@ class ExpectedLikelihood(dist.Distribution):
     def expected_log_density(self, y: Array) -> Array:
         """E_q(f)[log p(y | f)]; here by integration, in closed form where a subclass knows it."""
         f, weights = self._values(y)
-        return _expectation(weights, self.log_density(f, y))
+        return expectation(weights, self.log_density(f, y))
 
     def log_prob(self, value: ArrayLike) -> Array:
         y = self._checked(value)
@@ -133,8 +144,7 @@ class ExpectedLikelihood(dist.Distribution):
         """log E_q(f)[p(y | f)], the log density of y with the latent function integrated out, shape of the batch."""
         y = self._checked(value)
         f, weights = self._values(y)
-        log_p = self.log_density(f, y).astype(weights.dtype)
-        return logsumexp(log_p, axis=0, b=weights.reshape((-1,) + (1,) * (log_p.ndim - 1)))
+        return log_expectation(weights, self.log_density(f, y))
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw f, then y given f; jointly over the inputs wherever ``f(X).sample()`` is joint."""
@@ -153,15 +163,15 @@ class ExpectedLikelihood(dist.Distribution):
     def mean(self) -> Array:
         """E[y], f integrated out, shape batch + event."""
         f, weights = self._values()
-        return _expectation(weights, self.conditional(f).mean)
+        return expectation(weights, self.conditional(f).mean)
 
     @property
     def variance(self) -> Array:
         """Var[y], f integrated out, by the law of total variance."""
         f, weights = self._values()
         given = self.conditional(f)
-        mean = _expectation(weights, given.mean)
-        return _expectation(weights, given.variance + (given.mean - mean) ** 2)
+        mean = expectation(weights, given.mean)
+        return expectation(weights, given.variance + (given.mean - mean) ** 2)
 
     @property
     def tightening_cost(self) -> Array:
@@ -178,8 +188,17 @@ class ExpectedLikelihood(dist.Distribution):
         batch = m.shape[:1] if self.mixes else m.shape
         nodes, weights = self.integrator.nodes(self.rng_key, batch, dim, m.mean.dtype)
         f = m.at(nodes) if self.mixes else m.mean + safe_sqrt(m.variance) * nodes
+        return self._aligned(f, y), weights
+
+    def _line(self, y: Array | None = None) -> tuple[Array, Array]:
+        """Standard-normal nodes of one dimension for each point, shape (S, B) or (S, 1), aligned as those of ``_values``."""
+        m = self.marginals
+        nodes, weights = self.integrator.nodes(self.rng_key, m.shape[:1], None, m.mean.dtype)
+        return self._aligned(nodes, y), weights
+
+    def _aligned(self, values: Array, y: Array | None) -> Array:
         leading = 0 if y is None else y.ndim - len(self.batch_shape) - len(self.event_shape)
-        return f.reshape(f.shape[:1] + (1,) * leading + f.shape[1:]), weights
+        return values.reshape(values.shape[:1] + (1,) * leading + values.shape[1:])
 
     def _checked(self, value: ArrayLike) -> Array:
         y = jnp.asarray(value)
@@ -198,9 +217,16 @@ class ExpectedLikelihood(dist.Distribution):
         _check_support(type(self).__name__, name, self.support, y, mask)
 
 
-def _expectation(weights: Array, values: Array) -> Array:
-    # In the dtype of f, also where NumPyro made the values from integers or in its default dtype.
+def expectation(weights: Array, values: Array) -> Array:
+    """The weighted sum over the leading axis of nodes, in the dtype of f: NumPyro may make values in its default dtype."""
     return jnp.tensordot(weights, values.astype(weights.dtype), 1)
+
+
+def log_expectation(weights: Array, log_values: Array) -> Array:
+    """log of the weighted sum of exp(log_values) over the leading axis of nodes."""
+    # Weights enter as logarithms: in float32 their products with small densities would vanish.
+    log_weights = jnp.log(weights).reshape((-1,) + (1,) * (log_values.ndim - 1))
+    return logsumexp(log_values.astype(weights.dtype) + log_weights, axis=0)
 
 
 def is_expected(fn: Any) -> bool:

@@ -1,15 +1,22 @@
-"""Real outputs with noise that is not Gaussian."""
+"""Real outputs with noise that is not Gaussian, and outputs between 0 and 1."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax.scipy.special import gammaln
+from numpyro.distributions import constraints
 
-from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator
+from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
+from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS
+from numpyro_orthgp.likelihoods.special import branches, folded_mean, log_ndtr, log_ndtr_scaled, standardize
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["StudentT"]
+__all__ = ["Beta", "Laplace", "StudentT"]
 
 
 class StudentT(ExpectedLikelihood):
@@ -20,6 +27,7 @@ class StudentT(ExpectedLikelihood):
     :param scale: scale of the noise, in units of y (its standard deviation times sqrt((df - 2) / df)).
     :param integrator: default 20 Gauss-Hermite nodes. Where the posterior of f is much wider than the noise the integrand
         is narrow: take more.
+    :raises ValueError: if a concrete ``df`` or ``scale`` is not positive.
     """
 
     pytree_data_fields: tuple[str, ...] = ("df", "scale")
@@ -33,8 +41,126 @@ class StudentT(ExpectedLikelihood):
         integrator: Integrator | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        self.df, self.scale = jnp.asarray(df), jnp.asarray(scale)
+        self.df = self._parameter(marginals, "df", df)
+        self.scale = self._parameter(marginals, "scale", scale)
         super().__init__(marginals, integrator=integrator, validate_args=validate_args)
 
     def conditional(self, f: Array) -> dist.Distribution:
         return dist.StudentT(self.df, f, self.scale)
+
+
+class Laplace(ExpectedLikelihood):
+    r"""y = f(x) + Laplace noise: median regression, and robust to outliers. Everything is in closed form:
+
+    .. math:: E_q[\log p(y \mid f)] = -\log 2b - \frac{1}{b} E_q|y - f|, \qquad
+        p(y) = \frac{1}{2b} e^{v / 2b^2} \sum_{\pm} e^{\mp d / b}\, \Phi\!\left(\frac{\pm d - v / b}{\sqrt v}\right),
+
+    with the mean of a folded normal, and d = y - m.
+
+    :param marginals: f(X), shape (B,) or (B, P).
+    :param scale: b, in units of y (the standard deviation of the noise is :math:`\sqrt 2\, b`); broadcasts to f(X).
+    :raises ValueError: if a concrete ``scale`` is not positive.
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("scale",)
+
+    def __init__(
+        self,
+        marginals: Marginals,
+        scale: ArrayLike,
+        *,
+        integrator: Integrator | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.scale = self._parameter(marginals, "scale", scale)
+        super().__init__(marginals, integrator=integrator, validate_args=validate_args)
+
+    def conditional(self, f: Array) -> dist.Distribution:
+        return dist.Laplace(f, self.scale)
+
+    def expected_log_density(self, y: Array) -> Array:
+        m = self.marginals
+        return -jnp.log(2 * self.scale) - folded_mean(y - m.mean, m.variance) / self.scale
+
+    def log_predictive(self, value: ArrayLike) -> Array:
+        d = self._checked(value) - self.marginals.mean
+        return jnp.logaddexp(self._half_predictive(d), self._half_predictive(-d)) - jnp.log(2 * self.scale)
+
+    def _half_predictive(self, d: Array) -> Array:
+        """log of exp(v / 2 b^2 - d / b) Phi(d / s - s / b)."""
+        variance = self.marginals.variance
+        z, s = standardize(d, variance)
+        negative, low, high = branches(z - s / self.scale, 0)
+        # Below zero, log Phi is mostly minus half its squared argument, and that leaves -z^2 / 2 of the other terms.
+        below = log_ndtr_scaled(low) - z**2 / 2
+        above = log_ndtr(high) - d / self.scale + variance / (2 * self.scale**2)
+        return jnp.where(negative, below, above)
+
+    @property
+    def support(self) -> Any:
+        return constraints.real
+
+    @property
+    def mean(self) -> Array:
+        return self.marginals.mean
+
+    @property
+    def variance(self) -> Array:
+        return self.marginals.variance + 2 * self.scale**2
+
+
+class Beta(ExpectedLikelihood):
+    r"""Outputs in (0, 1) with mean :math:`\mu = p(f)` and precision c: :math:`y \sim \mathrm{Beta}(c \mu, c (1 - \mu))`.
+
+    :param marginals: f(X), shape (B,) or (B, P).
+    :param concentration: c > 0, in pseudo-observations: the variance given f is :math:`\mu (1 - \mu) / (1 + c)`; broadcasts to
+        f(X).
+    :param link: from f to the mean: "logit", "probit" or "cloglog".
+    :param integrator: default 20 Gauss-Hermite nodes.
+    :raises ValueError: for another link, or if a concrete ``concentration`` is not positive.
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("concentration",)
+    pytree_aux_fields: tuple[str, ...] = ("link",)
+
+    def __init__(
+        self,
+        marginals: Marginals,
+        concentration: ArrayLike,
+        link: str = "logit",
+        *,
+        integrator: Integrator | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.link = check_option("link", link, PROBABILITY_LINKS)
+        self.concentration = self._parameter(marginals, "concentration", concentration)
+        super().__init__(marginals, integrator=integrator, validate_args=validate_args)
+
+    def conditional(self, f: Array) -> dist.Distribution:
+        link, c = PROBABILITY_LINKS[self.link], self.concentration
+        tiny = jnp.finfo(f.dtype).tiny  # a beta distribution's parameters are positive
+        return dist.Beta(jnp.maximum(c * link.p(f), tiny), jnp.maximum(c * link.not_p(f), tiny))
+
+    def log_density(self, f: Array, y: Array) -> Array:
+        link, c = PROBABILITY_LINKS[self.link], self.concentration
+        a, b = c * link.p(f), c * link.not_p(f)
+        # Gamma(a) = Gamma(a + 1) / a, and log a is known where a is too small to be a number
+        log_ab = 2 * jnp.log(c) + link.log_p(f) + link.log_not_p(f)
+        norm = gammaln(c) + log_ab - gammaln(a + 1) - gammaln(b + 1)
+        return norm + (a - 1) * jnp.log(y) + (b - 1) * jnp.log1p(-y)
+
+    @property
+    def support(self) -> Any:
+        return constraints.open_interval(0.0, 1.0)
+
+    @property
+    def mean(self) -> Array:
+        f, weights = self._values()
+        return expectation(weights, PROBABILITY_LINKS[self.link].p(f))
+
+    @property
+    def variance(self) -> Array:
+        f, weights = self._values()
+        link = PROBABILITY_LINKS[self.link]
+        within = expectation(weights, link.p(f) * link.not_p(f) / (1 + self.concentration))
+        return within + expectation(weights, (link.p(f) - self.mean) ** 2)

@@ -1,4 +1,4 @@
-"""Gaussian noise: everything in closed form, including the best tightening."""
+"""Gaussian noise, of one size or of a size that is a function too."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_orthgp.likelihoods.base import ExpectedLikelihood
+from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation, log_expectation
+from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS
+from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI
 from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["Gaussian"]
+__all__ = ["Gaussian", "HeteroskedasticGaussian"]
 
 
 class Gaussian(ExpectedLikelihood):
-    r"""y = f(x) + noise.
+    r"""y = f(x) + noise: everything in closed form, including the best tightening.
 
     .. math:: E_q[\log N(y \mid f, s^2)] = \log N(y \mid m, s^2) - \frac{e + r}{2 s^2},
 
@@ -27,13 +31,13 @@ class Gaussian(ExpectedLikelihood):
     :param marginals: f(X), shape (B,) or (B, P).
     :param scale: standard deviation of the noise, in units of y; a scalar, (P,), or one per point: any shape that
         broadcasts to that of f(X).
-    :raises ValueError: if ``scale`` does not broadcast.
+    :raises ValueError: if ``scale`` does not broadcast, or is concrete and not positive.
     """
 
     pytree_data_fields: tuple[str, ...] = ("scale",)
 
     def __init__(self, marginals: Marginals, scale: ArrayLike, *, validate_args: bool | None = None) -> None:
-        self.scale = jnp.asarray(scale)
+        self.scale = self._parameter(marginals, "scale", scale)
         super().__init__(marginals, validate_args=validate_args)
 
     def conditional(self, f: Array) -> dist.Distribution:
@@ -64,3 +68,92 @@ class Gaussian(ExpectedLikelihood):
     @property
     def variance(self) -> Array:
         return self.marginals.variance + self.scale**2
+
+
+class HeteroskedasticGaussian(ExpectedLikelihood):
+    r"""y = f(x) + noise whose standard deviation is a function of x too: :math:`e^{g(x)}` or :math:`\log(1 + e^{g(x)})`.
+
+    With means :math:`m_f, m_g`, variances :math:`v_f, v_g` and covariance c of f(x) and g(x) (zero unless they mix latent
+    functions), the expectation under "exp" is in closed form (Lazaro-Gredilla and Titsias 2011, with a covariance):
+
+    .. math:: E_q[\log p(y \mid f, g)] = -\tfrac12 \log 2\pi - m_g
+        - \tfrac12 \left((y - m_f + 2c)^2 + v_f\right) e^{2 v_g - 2 m_g}
+
+    Everything else integrates f in closed form and g by the integrator, in one dimension.
+
+    :param marginals: f(X) of shape (B, 2): ``stack([f(X), g(X)])``, a gp with ``num_latents=2``, or a mixture of others.
+    :param link: "exp" or "softplus", from g to the standard deviation of the noise, in units of y.
+    :param integrator: default 20 Gauss-Hermite nodes for g.
+    :raises ValueError: for another link, or if f(X) is not of shape (B, 2).
+    """
+
+    pytree_aux_fields: tuple[str, ...] = ("link",)
+
+    def __init__(
+        self,
+        marginals: Marginals,
+        link: str = "exp",
+        *,
+        integrator: Integrator | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.link = check_option("link", link, POSITIVE_LINKS)
+        if self._required(marginals).shape[1:] != (2,):
+            raise ValueError(
+                f"HeteroskedasticGaussian needs f(X) of shape (B, 2), a mean and a noise level; got {marginals.shape}. Put two "
+                "functions side by side with numpyro_orthgp.stack([f(X), g(X)]), or declare gp(..., num_latents=2)."
+            )
+        super().__init__(marginals, integrator=integrator or GaussHermite(), validate_args=validate_args)
+
+    def conditional(self, f: Array) -> dist.Distribution:
+        return dist.Normal(f[..., 0], POSITIVE_LINKS[self.link].value(f[..., 1]))
+
+    def expected_log_density(self, y: Array) -> Array:
+        if self.link == "exp":
+            (m_f, m_g), (v_f, v_g), c = self._moments
+            square = (y - m_f + 2 * c) ** 2 + v_f
+            return -LOG_ROOT_TWO_PI - m_g - square * jnp.exp(2 * (v_g - m_g)) / 2
+        mean, variance, g, weights = self._given_noise(y)
+        link = POSITIVE_LINKS[self.link]
+        fit = ((y - mean) ** 2 + variance) / (2 * link.value(g) ** 2)
+        return expectation(weights, -LOG_ROOT_TWO_PI - link.log(g) - fit)
+
+    def log_predictive(self, value: ArrayLike) -> Array:
+        y = self._checked(value)
+        mean, variance, g, weights = self._given_noise(y)
+        total = variance + POSITIVE_LINKS[self.link].value(g) ** 2
+        return log_expectation(weights, dist.Normal(mean, jnp.sqrt(total)).log_prob(y))
+
+    @property
+    def support(self) -> Any:
+        return constraints.real
+
+    @property
+    def mean(self) -> Array:
+        return self.marginals.mean[..., 0]
+
+    @property
+    def variance(self) -> Array:
+        (_, m_g), (v_f, v_g), _ = self._moments
+        if self.link == "exp":
+            return v_f + jnp.exp(2 * (m_g + v_g))
+        _, _, g, weights = self._given_noise()
+        return v_f + expectation(weights, POSITIVE_LINKS[self.link].value(g) ** 2)
+
+    @property
+    def _moments(self) -> tuple[tuple[Array, Array], tuple[Array, Array], Array]:
+        """Means of f and g, their variances, and the covariance between them, shape (B,) each."""
+        m = self.marginals
+        mean, variance = m.mean, m.variance
+        covariance = jnp.zeros_like(mean[:, 0])
+        if m.mixing is not None:
+            covariance = (m.latent_variance * m.mixing[..., 0] * m.mixing[..., 1]).sum(-1)
+        return (mean[:, 0], mean[:, 1]), (variance[:, 0], variance[:, 1]), covariance
+
+    def _given_noise(self, y: Array | None = None) -> tuple[Array, Array, Array, Array]:
+        """Mean and variance of f(x) given values of g(x) at the nodes, those values, and the nodes' weights."""
+        (m_f, m_g), (v_f, v_g), c = self._moments
+        nodes, weights = self._line(y)
+        s_g = safe_sqrt(v_g)
+        slope = c / jnp.where(s_g > 0, s_g, 1)  # no covariance with what does not vary
+        return m_f + slope * nodes, jnp.maximum(v_f - slope**2, 0), m_g + s_g * nodes, weights

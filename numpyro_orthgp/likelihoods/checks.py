@@ -1,0 +1,80 @@
+"""What the arguments of likelihoods must be, and labels and counts as real numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.types import Array
+
+__all__ = [
+    "FRACTION", "INCREASING", "OPEN_FRACTION", "POSITIVE", "WHOLE", "Allowed", "check_allowed", "check_censored", "real", "signs",
+]  # fmt: skip
+
+
+class Allowed(NamedTuple):
+    """A set of values: in words, and which entries of an array lie in it."""
+
+    words: str
+    holds: Callable[[np.ndarray], np.ndarray]
+
+
+POSITIVE = Allowed("positive", lambda x: x > 0)
+FRACTION = Allowed("at least 0 and less than 1", lambda x: (x >= 0) & (x < 1))
+OPEN_FRACTION = Allowed("between 0 and 1", lambda x: (x > 0) & (x < 1))
+WHOLE = Allowed("whole and not negative", lambda x: (x >= 0) & (x == np.floor(x)))
+INCREASING = Allowed("finite and increasing", lambda x: np.isfinite(x) & _above_previous(x))
+
+
+def _above_previous(x: np.ndarray) -> np.ndarray:
+    return np.append(True, x[1:] > x[:-1]) if x.size and x.ndim == 1 else np.ones(x.shape, bool)
+
+
+def check_allowed(name: str, value: Array, allowed: Allowed) -> Array:
+    """Return ``value``, refusing a concrete one with entries that are not allowed (NaN never is).
+
+    :raises ValueError: with the first such entry.
+    """
+    if is_concrete(value):
+        values = np.asarray(value)
+        bad = ~allowed.holds(values)
+        if bad.any():
+            raise ValueError(f"`{name}` must be {allowed.words}; got a value of {values[bad].flat[0]}.")
+    return value
+
+
+def check_censored(censored: Any, shape: tuple[int, ...]) -> Array | None:
+    """Return which outputs are censored as a boolean array.
+
+    :raises TypeError: if it is not boolean; an event indicator, which means the opposite, usually is not.
+    :raises ValueError: if it does not broadcast to the ``shape`` of f(X).
+    """
+    if censored is None:
+        return None
+    censored = jnp.asarray(censored)
+    if censored.dtype != bool:
+        raise TypeError(
+            f"`censored` must be boolean, True where only y > value is known; got {censored.dtype}. If it holds 1 for an "
+            "event that was seen, give `event == 0`."
+        )
+    try:
+        fits = jnp.broadcast_shapes(censored.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"`censored` must broadcast to the shape {shape} of f(X); got {censored.shape}.")
+    return censored
+
+
+def real(y: Array, dtype: Any) -> Array:
+    """Integer labels or counts as real numbers: unsigned ones would wrap around, any would end in the default dtype."""
+    return y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(dtype)
+
+
+def signs(y: Array, dtype: Any) -> Array:
+    """Labels 0 and 1 to -1 and 1."""
+    return 2 * real(y, dtype) - 1

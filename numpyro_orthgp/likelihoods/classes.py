@@ -1,0 +1,227 @@
+"""Classes, with an order or without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.nn import log_sigmoid, sigmoid
+from jax.scipy.special import ndtr
+from numpyro.distributions import constraints
+
+from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation
+from numpyro_orthgp.likelihoods.checks import INCREASING, OPEN_FRACTION
+from numpyro_orthgp.likelihoods.special import log1mexp, log_ndtr, log_ndtr_difference, standardize
+from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = ["Categorical", "Ordinal"]
+
+
+class Ordinal(ExpectedLikelihood):
+    r"""Ordered classes 0, ..., K (ratings, grades): :math:`P(y \le k \mid f) = F(c_k - f)` with cutpoints :math:`c_0 < c_1 < \dots`
+
+    The cutpoints are learned as
+
+    ::
+
+        numpyro.param("cutpoints", jnp.arange(4.0), constraint=dist.constraints.ordered_vector)
+
+    :param marginals: f(X), shape (B,) or (B, P).
+    :param cutpoints: shape (K,), increasing; in units of f, whose noise has scale 1.
+    :param link: F is the standard normal distribution function ("probit"; ``log_predictive`` and ``probs`` are in closed form) or
+        the logistic one ("logit").
+    :param integrator: default 20 Gauss-Hermite nodes.
+    :raises ValueError: for another link; if ``cutpoints`` is no vector, or is concrete and does not increase.
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("cutpoints",)
+    pytree_aux_fields: tuple[str, ...] = ("link",)
+
+    def __init__(
+        self,
+        marginals: Marginals,
+        cutpoints: ArrayLike,
+        link: str = "probit",
+        *,
+        integrator: Integrator | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.link = check_option("link", link, ("probit", "logit"))
+        self.cutpoints = self._parameter(marginals, "cutpoints", cutpoints, INCREASING)
+        if self.cutpoints.ndim != 1 or self.cutpoints.size == 0:
+            raise ValueError(f"`cutpoints` must have shape (K,) for K + 1 classes; got {self.cutpoints.shape}.")
+        super().__init__(marginals, integrator=integrator, validate_args=validate_args)
+
+    def conditional(self, f: Array) -> dist.Distribution:
+        cdf = ndtr if self.link == "probit" else sigmoid
+        below = cdf(self.cutpoints - f[..., None])
+        ends = jnp.zeros_like(below[..., :1])
+        return dist.CategoricalProbs(jnp.diff(jnp.concatenate([ends, below, 1 + ends], -1)))
+
+    def log_density(self, f: Array, y: Array) -> Array:
+        return self._log_density(f, y, 1.0)
+
+    def log_predictive(self, value: ArrayLike) -> Array:
+        if self.link != "probit":
+            return super().log_predictive(value)
+        m = self.marginals
+        return self._log_density(m.mean, self._checked(value), jnp.sqrt(1 + m.variance))
+
+    def _log_density(self, f: Array, y: Array, scale: ArrayLike) -> Array:
+        """log(F((upper - f) / scale) - F((lower - f) / scale)) with the cutpoints on either side of y."""
+        k, c = y.astype(int), self.cutpoints
+        first, last = k == 0, k == c.size
+        upper, lower = c[jnp.minimum(k, c.size - 1)], c[jnp.maximum(k - 1, 0)]
+        below, above, width = (upper - f) / scale, (f - lower) / scale, (upper - lower) / scale
+        if self.link == "probit":
+            return log_ndtr_difference(jnp.where(last, above, below), width, first | last)
+        # F(a) - F(b) = F(a) F(-b) (1 - exp(b - a)) for the logistic function
+        sides = jnp.where(last, 0, log_sigmoid(below)) + jnp.where(first, 0, log_sigmoid(above))
+        return sides + jnp.where(first | last, 0, log1mexp(jnp.where(first | last, 1, width)))
+
+    @property
+    def support(self) -> Any:
+        return constraints.integer_interval(0, self.cutpoints.size)
+
+    @property
+    def probs(self) -> Array:
+        """The predictive probabilities of the classes, f integrated out, shape of f(X) + (K + 1,)."""
+        return _probs(self, self.cutpoints.size + 1)
+
+    @property
+    def mean(self) -> Array:
+        """The mean of the class as a number."""
+        return self.probs @ jnp.arange(self.cutpoints.size + 1, dtype=self.marginals.mean.dtype)
+
+    @property
+    def variance(self) -> Array:
+        classes = jnp.arange(self.cutpoints.size + 1, dtype=self.marginals.mean.dtype)
+        return (self.probs * (classes - self.mean[..., None]) ** 2).sum(-1)
+
+
+class Categorical(ExpectedLikelihood):
+    r"""Classes 0, ..., P-1, one latent function for each.
+
+    "softmax": :math:`p(y = c \mid f) = e^{f_c} / \sum_j e^{f_j}`, by quasi-Monte Carlo.
+
+    "robustmax" (Hernandez-Lobato et al. 2011): the class of the largest function has probability :math:`1 - \epsilon`, each other
+    one :math:`\epsilon / (P - 1)`. Then all is a function of
+
+    .. math:: P(f_c \text{ is the largest}) = E_{f_c}\Big[\prod_{j \ne c} \Phi\big((f_c - m_j) / s_j\big)\Big],
+
+    an integral in one dimension whatever P, by Gauss-Hermite.
+
+    The nodes of the quasi-Monte Carlo rule are drawn from a key that is taken when the distribution is made: every class, and
+    every call, sees the same ones, so that probabilities sum to one and differences between classes have little noise.
+
+    :param marginals: f(X) of shape (B, P): a gp with ``num_latents=P``, or ``stack``ed or (for "softmax") mixed single ones.
+    :param link: "softmax" or "robustmax".
+    :param epsilon: the probability of a label that is not the largest function's, for "robustmax".
+    :param integrator: for "softmax" by default quasi-Monte Carlo with 128 points, Gauss-Hermite for up to two latent functions; for
+        "robustmax" 20 Gauss-Hermite nodes.
+    :raises ValueError: for another link; a concrete ``epsilon`` that is not between 0 and 1; if ``marginals`` has no latent axis,
+        or (for "robustmax") if its outputs mix latent functions.
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("epsilon",)
+    pytree_aux_fields: tuple[str, ...] = ("link",)
+
+    def __init__(
+        self,
+        marginals: Marginals,
+        link: str = "softmax",
+        epsilon: ArrayLike = 1e-3,
+        *,
+        integrator: Integrator | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.link = check_option("link", link, ("softmax", "robustmax"))
+        self.epsilon = self._parameter(marginals, "epsilon", epsilon, OPEN_FRACTION)
+        if marginals.mean.ndim != 2:
+            raise ValueError(
+                f"Categorical needs f(X) of shape (B, P), one latent function per class; got {marginals.shape}. "
+                "Declare gp(..., num_latents=P)."
+            )
+        if link == "robustmax":
+            _check_robustmax(marginals)
+            integrator = integrator or GaussHermite()
+        super().__init__(marginals, integrator=integrator, validate_args=validate_args)
+
+    def conditional(self, f: Array) -> dist.Distribution:
+        if self.link == "softmax":
+            return dist.CategoricalLogits(f)
+        largest = jax.nn.one_hot(f.argmax(-1), f.shape[-1], dtype=f.dtype)
+        return dist.CategoricalProbs(self._robust(largest))
+
+    def log_density(self, f: Array, y: Array) -> Array:
+        return super().log_density(f, y.astype(int))  # NumPyro takes no labels like 2.0
+
+    def expected_log_density(self, y: Array) -> Array:
+        if self.link == "softmax":
+            return super().expected_log_density(y)
+        p = self._probability_of_largest(y)
+        return p * jnp.log(self._robust(1.0)) + (1 - p) * jnp.log(self._robust(0.0))
+
+    def log_predictive(self, value: ArrayLike) -> Array:
+        if self.link == "softmax":
+            return super().log_predictive(value)
+        return jnp.log(self._robust(self._probability_of_largest(self._checked(value))))
+
+    def _robust(self, p: ArrayLike) -> Array:
+        """The probability of a class that is the largest with probability p."""
+        return (1 - self.epsilon) * p + self.epsilon / (self.marginals.shape[1] - 1) * (1 - p)
+
+    def _probability_of_largest(self, y: Array) -> Array:
+        m, y = self.marginals, y.astype(int)
+        nodes, weights = self._line(y)
+
+        def of_class(values: Array) -> Array:
+            return jnp.take_along_axis(jnp.broadcast_to(values, (*y.shape, values.shape[-1])), y[..., None], -1)[..., 0]
+
+        f = of_class(m.mean) + safe_sqrt(of_class(m.variance)) * nodes
+        z, _ = standardize(f[..., None] - m.mean, m.variance)
+        others = jnp.arange(m.shape[1]) != y[..., None]
+        return expectation(weights, jnp.exp(jnp.where(others, log_ndtr(z), 0).sum(-1)))
+
+    @property
+    def support(self) -> Any:
+        return constraints.integer_interval(0, self.marginals.shape[1] - 1)
+
+    @property
+    def probs(self) -> Array:
+        """The predictive probabilities of the classes, f integrated out, shape (B, P)."""
+        if self.link == "robustmax":
+            return _probs(self, self.marginals.shape[1])
+        f, weights = self._values()
+        return expectation(weights, jax.nn.softmax(f, axis=-1))
+
+    @property
+    def mean(self) -> Array:
+        raise NotImplementedError("Classes without an order have no mean: use `.probs`, their probabilities.")
+
+    @property
+    def variance(self) -> Array:
+        raise NotImplementedError("Classes without an order have no variance: use `.probs`, their probabilities.")
+
+
+def _probs(likelihood: Ordinal | Categorical, num_classes: int) -> Array:
+    classes = jnp.arange(num_classes).reshape((-1,) + (1,) * len(likelihood.batch_shape))
+    every = jnp.broadcast_to(classes, (num_classes, *likelihood.batch_shape))
+    return jnp.exp(jnp.moveaxis(likelihood.log_predictive(every), 0, -1))
+
+
+def _check_robustmax(marginals: Marginals) -> None:
+    if marginals.mixing is not None:
+        raise ValueError(
+            'Categorical(link="robustmax") needs independent latent functions: which of mixed ones is the largest is not a '
+            'one-dimensional integral. Use link="softmax", or functions that are not mixed (`@ W`).'
+        )
+    if marginals.shape[1] < 2:
+        raise ValueError(
+            f'Categorical(link="robustmax") needs two classes or more; got f(X) of shape {marginals.shape}.'
+        )

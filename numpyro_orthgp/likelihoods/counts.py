@@ -1,0 +1,223 @@
+"""Counts: without an upper limit, out of a total, and with more zeros than those explain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import nn
+from jax.scipy.special import gammaln
+from numpyro.distributions import constraints
+
+from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
+from numpyro_orthgp.likelihoods.checks import FRACTION, real
+from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS, PositiveLink
+from numpyro_orthgp.likelihoods.special import branches, log_rising
+from numpyro_orthgp.likelihoods.trials import Binomial
+from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = ["NegativeBinomial", "Poisson", "ZeroInflated"]
+
+
+class _Rate(ExpectedLikelihood):
+    """Counts whose mean given f is exposure times a positive link of f."""
+
+    pytree_data_fields: tuple[str, ...] = ("exposure",)
+    pytree_aux_fields: tuple[str, ...] = ("link",)
+
+    def __init__(
+        self,
+        marginals: Marginals,
+        exposure: ArrayLike,
+        link: str,
+        *,
+        integrator: Integrator | None,
+        validate_args: bool | None,
+    ) -> None:
+        self.link = check_option("link", link, POSITIVE_LINKS)
+        self.exposure = self._parameter(marginals, "exposure", exposure)
+        super().__init__(marginals, integrator=integrator, validate_args=validate_args)
+
+    @property
+    def _link(self) -> PositiveLink:
+        return POSITIVE_LINKS[self.link]
+
+    def _rate(self, f: Array) -> Array:
+        return self.exposure * self._link.value(f)
+
+    def _log_rate(self, f: Array) -> Array:
+        return jnp.log(self.exposure) + self._link.log(f)
+
+    @property
+    def support(self) -> Any:
+        return constraints.nonnegative_integer
+
+    @property
+    def mean(self) -> Array:
+        """Expected counts, shape of f(X)."""
+        if self.link == "exp":
+            return self.exposure * jnp.exp(self.marginals.mean + self.marginals.variance / 2)
+        f, weights = self._values()
+        return expectation(weights, self._rate(f))
+
+
+class Poisson(_Rate):
+    r"""Counts with rate :math:`c\, e^{f}`, whose expectation is in closed form, or :math:`c \log(1 + e^f)` ("softplus"):
+
+    .. math:: E_q[\log p(y \mid f)] = y\,(m + \log c) - c\, e^{m + v / 2} - \log y!
+
+    :param marginals: f(X), shape (B,) or (B, P).
+    :param exposure: c > 0, what the rate is per unit of (time, area, population); broadcasts to f(X).
+    :param link: "exp" or "softplus", which grows only linearly.
+    :param integrator: for ``log_predictive`` and "softplus"; default 20 Gauss-Hermite nodes.
+    :raises ValueError: for another link, or if a concrete ``exposure`` is not positive.
+    """
+
+    def __init__(
+        self,
+        marginals: Marginals,
+        exposure: ArrayLike = 1.0,
+        link: str = "exp",
+        *,
+        integrator: Integrator | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        super().__init__(marginals, exposure, link, integrator=integrator, validate_args=validate_args)
+
+    def conditional(self, f: Array) -> dist.Distribution:
+        return dist.Poisson(self._rate(f))
+
+    def log_density(self, f: Array, y: Array) -> Array:
+        y = real(y, f.dtype)
+        return y * self._log_rate(f) - self._rate(f) - gammaln(y + 1)
+
+    def expected_log_density(self, y: Array) -> Array:
+        if self.link != "exp":
+            return super().expected_log_density(y)
+        y = real(y, self.marginals.mean.dtype)
+        return y * self._log_rate(self.marginals.mean) - self.mean - gammaln(y + 1)
+
+    @property
+    def variance(self) -> Array:
+        if self.link != "exp":
+            return super().variance
+        return self.mean + self.mean**2 * jnp.expm1(self.marginals.variance)
+
+
+class NegativeBinomial(_Rate):
+    r"""Counts of mean :math:`\mu = c\, e^f` or :math:`c \log(1 + e^f)` and variance :math:`\mu + \mu^2 / k`, more than Poisson's.
+
+    :param marginals: f(X), shape (B,) or (B, P).
+    :param concentration: k > 0; the larger, the closer to :class:`Poisson`; broadcasts to f(X).
+    :param exposure: c > 0, what the mean is per unit of (time, area, population); broadcasts to f(X).
+    :param link: "exp" or "softplus".
+    :param integrator: default 20 Gauss-Hermite nodes.
+    :raises ValueError: for another link, or if a concrete ``concentration`` or ``exposure`` is not positive.
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("concentration",)
+
+    def __init__(
+        self,
+        marginals: Marginals,
+        concentration: ArrayLike,
+        exposure: ArrayLike = 1.0,
+        link: str = "exp",
+        *,
+        integrator: Integrator | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.concentration = self._parameter(marginals, "concentration", concentration)
+        super().__init__(marginals, exposure, link, integrator=integrator, validate_args=validate_args)
+
+    def conditional(self, f: Array) -> dist.Distribution:
+        return dist.NegativeBinomial2(self._rate(f), self.concentration)
+
+    def log_density(self, f: Array, y: Array) -> Array:
+        y, k = real(y, f.dtype), self.concentration
+        log_odds = self._log_rate(f) - jnp.log(k)
+        odds = y * nn.log_sigmoid(log_odds) + k * nn.log_sigmoid(-log_odds)
+        return odds + log_rising(*jnp.broadcast_arrays(k, y)) - gammaln(y + 1)
+
+    @property
+    def variance(self) -> Array:
+        if self.link != "exp":
+            f, weights = self._values()
+            rate = self._rate(f)
+            given = rate + rate**2 / self.concentration
+            return expectation(weights, given + (rate - self.mean) ** 2)
+        spread = jnp.expm1(self.marginals.variance)
+        return self.mean + self.mean**2 * (spread + (1 + spread) / self.concentration)
+
+
+class ZeroInflated(ExpectedLikelihood):
+    r"""Counts that are 0 with probability ``gate`` and distributed as a given likelihood otherwise.
+
+    ::
+
+        ZeroInflated(Poisson(f(X)), gate=0.2)
+
+    Above zero the wrapped likelihood's expectation (closed form or not) serves; at zero
+    :math:`\log(\pi + (1 - \pi)\, p(0 \mid f))` is integrated.
+
+    :param likelihood: :class:`Poisson`, :class:`NegativeBinomial` or :class:`Binomial`, with marginals of its own.
+    :param gate: :math:`\pi`, at least 0 and less than 1; broadcasts to f(X).
+    :param integrator: default that of ``likelihood``.
+    :raises TypeError: if ``likelihood`` is not one of counts.
+    :raises ValueError: if a concrete ``gate`` is outside.
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("likelihood", "gate")
+
+    def __init__(
+        self,
+        likelihood: Poisson | NegativeBinomial | Binomial,
+        gate: ArrayLike,
+        *,
+        integrator: Integrator | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        if not isinstance(likelihood, (Poisson, NegativeBinomial, Binomial)):
+            raise TypeError(
+                f"ZeroInflated wraps Poisson, NegativeBinomial or Binomial; got {type(likelihood).__name__}. "
+                "For other counts use Likelihood(f(X), lambda f: numpyro.distributions.ZeroInflatedDistribution(..., gate=gate))."
+            )
+        self.likelihood = likelihood
+        self.gate = self._parameter(likelihood.marginals, "gate", gate, FRACTION)
+        integrator = integrator or likelihood.integrator
+        super().__init__(likelihood.marginals, integrator=integrator, validate_args=validate_args)
+
+    def conditional(self, f: Array) -> dist.Distribution:
+        return dist.ZeroInflatedDistribution(self.likelihood.conditional(f), gate=self.gate)
+
+    def log_density(self, f: Array, y: Array) -> Array:
+        counted = self.likelihood.log_density(f, y)
+        return jnp.where(y == 0, self._log_zero(counted), jnp.log1p(-self.gate) + counted)
+
+    def expected_log_density(self, y: Array) -> Array:
+        f, weights = self._values(y)
+        zero = expectation(weights, self._log_zero(self.likelihood.log_density(f, jnp.zeros_like(y))))
+        return jnp.where(y == 0, zero, jnp.log1p(-self.gate) + self.likelihood.expected_log_density(y))
+
+    def _log_zero(self, log_p: Array) -> Array:
+        """log(gate + (1 - gate) p), with a derivative at gate 0 as long as log p is not below -30."""
+        tiny, low, near = branches(log_p, -30.0)
+        log_gate = jnp.where(self.gate > 0, jnp.log(jnp.where(self.gate > 0, self.gate, 1)), -jnp.inf)
+        far = jnp.logaddexp(log_gate, jnp.log1p(-self.gate) + low)
+        return jnp.where(tiny, far, near + jnp.log1p(self.gate * jnp.expm1(-near)))
+
+    @property
+    def support(self) -> Any:
+        return self.likelihood.support
+
+    @property
+    def mean(self) -> Array:
+        return (1 - self.gate) * self.likelihood.mean
+
+    @property
+    def variance(self) -> Array:
+        inner = self.likelihood
+        return (1 - self.gate) * (inner.variance + self.gate * inner.mean**2)

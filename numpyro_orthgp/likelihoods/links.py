@@ -1,0 +1,56 @@
+"""Links: from a real function f to a probability, or to a positive number, and their logarithms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import ndtr
+
+from numpyro_orthgp.likelihoods.special import branches, log1mexp, log_ndtr
+from numpyro_orthgp.types import Array
+
+__all__ = ["POSITIVE_LINKS", "PROBABILITY_LINKS", "PositiveLink", "ProbabilityLink"]
+
+
+class ProbabilityLink(NamedTuple):
+    """p(f), with log p and log(1 - p) as precise for large f of either sign as for small."""
+
+    p: Callable[[Array], Array]
+    not_p: Callable[[Array], Array]
+    log_p: Callable[[Array], Array]
+    log_not_p: Callable[[Array], Array]
+
+
+class PositiveLink(NamedTuple):
+    """A positive function of f and its logarithm."""
+
+    value: Callable[[Array], Array]
+    log: Callable[[Array], Array]
+
+
+def _log_cloglog(f: Array) -> Array:
+    # 1 - exp(-x) at x = e^f: x - x^2 / 2 + ... where e^f is tiny, one where it is huge
+    small, low, rest = branches(f, -15.0)
+    return jnp.where(small, low - jnp.exp(low) / 2, log1mexp(jnp.exp(jnp.minimum(rest, 6.6))))
+
+
+def _log_softplus(f: Array) -> Array:
+    # log(1 + x) at x = e^f: x - x^2 / 2 + ...
+    small, low, rest = branches(f, -20.0)
+    return jnp.where(small, low - jnp.exp(low) / 2, jnp.log(jax.nn.softplus(rest)))
+
+
+PROBABILITY_LINKS = {
+    "logit": ProbabilityLink(
+        jax.nn.sigmoid, lambda f: jax.nn.sigmoid(-f), jax.nn.log_sigmoid, lambda f: jax.nn.log_sigmoid(-f)
+    ),
+    "probit": ProbabilityLink(ndtr, lambda f: ndtr(-f), log_ndtr, lambda f: log_ndtr(-f)),
+    "cloglog": ProbabilityLink(
+        lambda f: -jnp.expm1(-jnp.exp(f)), lambda f: jnp.exp(-jnp.exp(f)), _log_cloglog, lambda f: -jnp.exp(f)
+    ),
+}
+
+POSITIVE_LINKS = {"exp": PositiveLink(jnp.exp, lambda f: f), "softplus": PositiveLink(jax.nn.softplus, _log_softplus)}

@@ -1,0 +1,133 @@
+"""Logarithms of probabilities, precise where the probabilities are not: in the tails, in float32, and in their derivatives."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import jax.scipy.special as jsp
+import numpy as np
+from jax import lax
+
+from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = [
+    "branches", "folded_mean", "log1mexp", "log_gammaincc", "log_ndtr", "log_ndtr_difference", "log_ndtr_scaled", "log_rising",
+    "standardize",
+]  # fmt: skip
+
+LOG_TWO = math.log(2)
+LOG_ROOT_TWO_PI = math.log(2 * math.pi) / 2
+# (2n - 1)!! (-1)^n, highest n first, of the asymptotic series of the normal distribution function
+_SERIES = np.append(np.cumprod(-np.arange(1.0, 17, 2))[::-1], 0.0)
+
+
+def branches(x: Array, at: ArrayLike) -> tuple[Array, Array, Array]:
+    """Where x < ``at``, and x for the formula below and for the one above, each kept out of the other's range.
+
+    So no NaN of the formula that is not used reaches a derivative. ``minimum`` and ``maximum`` would do the same, but halve the
+    derivative at ``at`` itself.
+    """
+    below = x < at
+    return below, jnp.where(below, x, at), jnp.where(below, at, x)
+
+
+def _log_mills(x: Array) -> Array:
+    """log(Phi(x) exp(x^2 / 2)) for x far below zero, by the asymptotic series."""
+    return jnp.log1p(jnp.polyval(jnp.asarray(_SERIES, x.dtype), 1 / x**2)) - jnp.log(-x) - LOG_ROOT_TWO_PI
+
+
+def _far(x: Array) -> float:
+    # short of where JAX goes over to a series of three terms only
+    return -18.0 if x.dtype == jnp.float64 else -9.0
+
+
+def log_ndtr(x: Array) -> Array:
+    """log Phi(x). JAX has it too, but its derivative far below zero is a difference of two numbers of size x^2."""
+    below, far, near = branches(x, _far(x))
+    return jnp.where(below, _log_mills(far) - far**2 / 2, jsp.log_ndtr(near))
+
+
+def log_ndtr_scaled(x: Array) -> Array:
+    """log(Phi(x) exp(x^2 / 2)): what is left of log Phi(x) below zero once its main part is taken out by hand."""
+    below, far, near = branches(x, _far(x))
+    return jnp.where(below, _log_mills(far), jsp.log_ndtr(near) + near**2 / 2)
+
+
+def log1mexp(x: Array) -> Array:
+    """log(1 - exp(-x)) for x > 0 (Maechler 2012)."""
+    below, near, far = branches(x, LOG_TWO)
+    return jnp.where(below, jnp.log(-jnp.expm1(-near)), jnp.log1p(-jnp.exp(-far)))
+
+
+def log_ndtr_difference(high: Array, width: Array, open_ended: Array) -> Array:
+    """log(Phi(high) - Phi(high - width)) for width > 0; log Phi(high) where ``open_ended``.
+
+    A narrow interval is integrated by five Gauss-Legendre nodes. Others are mirrored to the side where distribution functions
+    are small, and the ratio of the two is taken by logarithms from which the large squares have been cancelled by hand.
+    """
+    middle = high - width / 2
+    narrow = ~open_ended & (width * (1 + jnp.abs(middle)) < 1)
+    inside = _log_narrow(jnp.where(narrow, middle, 0), jnp.where(narrow, width, 1))
+    width = jnp.where(open_ended | narrow, 1, width)
+    mirrored = ~open_ended & (middle > 0)
+    high = jnp.where(mirrored, width - high, high)
+    log_ratio = log_ndtr_scaled(high) - log_ndtr_scaled(high - width) - width * (high - width / 2)
+    log_share = jnp.where(open_ended, 0, log1mexp(jnp.where(open_ended | narrow, 1, log_ratio)))
+    return jnp.where(narrow, inside, log_ndtr(high) + log_share)
+
+
+def _log_narrow(middle: Array, width: Array) -> Array:
+    """log of the integral of the normal density over ``middle`` +- ``width / 2``, relative to the density in the middle."""
+    nodes, weights = (a / 2 for a in np.polynomial.legendre.leggauss(5))
+    steps = [(float(w), width * float(t)) for t, w in zip(nodes, weights, strict=True)]
+    share = sum(w * jnp.exp(-middle * step - step**2 / 2) for w, step in steps)
+    return jnp.log(width * share) - middle**2 / 2 - LOG_ROOT_TWO_PI
+
+
+def standardize(distance: Array, variance: Array) -> tuple[Array, Array]:
+    """``distance`` in standard deviations, and the standard deviation; with finite derivatives at variance zero.
+
+    The quotient is kept so small that its square is a number in float32 as well.
+    """
+    scale = safe_sqrt(variance)
+    floor = float(jnp.finfo(scale.dtype).tiny) ** 0.25  # whose square still has a finite inverse
+    return jnp.clip(distance / jnp.maximum(scale, floor), -1e15, 1e15), scale
+
+
+def folded_mean(mean: Array, variance: Array) -> Array:
+    r"""E|x| for :math:`x \sim N(m, v)`: :math:`\sqrt{2 v / \pi}\, e^{-m^2 / 2v} + m\,\mathrm{erf}(m / \sqrt{2 v})`."""
+    z, scale = standardize(mean, variance)
+    return scale * math.sqrt(2 / math.pi) * jnp.exp(-(z**2) / 2) + mean * jsp.erf(z / math.sqrt(2))
+
+
+def log_rising(a: Array, n: Array) -> Array:
+    """log(Gamma(a + n) / Gamma(a)) for n >= 0, also where a is so large that the two cancel (Stirling's series)."""
+    below, small, large = branches(a, 30.0)
+
+    def remainder(z: Array) -> Array:
+        return (1 / 12 - (1 / 360 - (1 / 1260 - 1 / (1680 * z**2)) / z**2) / z**2) / z
+
+    far = (large - 0.5) * jnp.log1p(n / large) - n + n * jnp.log(large + n) + remainder(large + n) - remainder(large)
+    return jnp.where(below, jsp.gammaln(small + n) - jsp.gammaln(small), far)
+
+
+def log_gammaincc(a: Array, log_x: Array) -> Array:
+    r"""The logarithm of the upper incomplete gamma function :math:`\Gamma(a, x) / \Gamma(a)`, with log x given.
+
+    In the tail, two standard deviations above the mean, by 32 steps of Legendre's continued fraction (DLMF 8.9.2), whose
+    derivatives hold where the function itself is no number any more; elsewhere its value is above 0.001.
+    """
+    tail = a + 2 * jnp.sqrt(a) + 1
+    finfo = jnp.finfo(jnp.result_type(a, log_x))
+    x = jnp.exp(jnp.clip(log_x, math.log(finfo.tiny) + 2, math.log(finfo.max) / 2))
+    below, near, far = branches(x, tail)
+
+    def step(i: int, value: Array) -> Array:
+        n = 32 - i
+        return far + 2 * n - 1 - a + n * (a - n) / value
+
+    fraction = lax.fori_loop(0, 32, step, far + 65 - a)
+    log_far = -far + a * jnp.log(far) - jsp.gammaln(a) - jnp.log(fraction)
+    return jnp.where(below, jnp.log(jsp.gammaincc(a, near)), log_far)

@@ -1,0 +1,124 @@
+"""Outputs that are a known function of simpler ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions.transforms import ComposeTransform, Transform
+
+from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation
+from numpyro_orthgp.likelihoods.gaussian import Gaussian
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
+
+__all__ = ["Transformed"]
+
+
+class Transformed(ExpectedLikelihood):
+    r"""y = T(z) with z distributed as a given likelihood: a warped Gaussian process if that is :class:`Gaussian`.
+
+    ::
+
+        Transformed(Gaussian(f(X), noise), dist.transforms.ExpTransform())
+
+    .. math:: \log p(y) = \log p_z(T^{-1} y) - \log |T'(T^{-1} y)|,
+
+    for expectations too, since the Jacobian does not depend on f. What the likelihood has in closed form stays so, Gaussian's
+    best tightening included.
+
+    :param likelihood: any likelihood of real outputs, with marginals of its own.
+    :param transforms: NumPyro's transforms (:mod:`numpyro.distributions.transforms`) of single numbers, one or a list, the first
+        applied first. Their parameters may be learned.
+    :param integrator: for ``mean`` and ``variance``, which are there if ``likelihood`` is :class:`Gaussian`; default 20
+        Gauss-Hermite nodes for z.
+    :raises TypeError: if ``likelihood`` is no likelihood of this package, or ``transforms`` are not transforms.
+    :raises ValueError: if likelihood or transforms are of vectors.
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("likelihood", "transforms")
+
+    def __init__(
+        self,
+        likelihood: ExpectedLikelihood,
+        transforms: Transform | Sequence[Transform],
+        *,
+        integrator: Integrator | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        if not isinstance(likelihood, ExpectedLikelihood):
+            raise TypeError(f"Transformed wraps a likelihood of numpyro_orthgp; got {type(likelihood).__name__}.")
+        self.likelihood = likelihood
+        self.transforms = [transforms] if isinstance(transforms, Transform) else list(transforms)
+        if not self.transforms or not all(isinstance(t, Transform) for t in self.transforms):
+            raise TypeError(
+                f"`transforms` must be one or more of numpyro.distributions.transforms; got {transforms!r}."
+            )
+        whole = ComposeTransform(self.transforms)
+        dims = (whole.domain.event_dim, whole.codomain.event_dim, len(likelihood.event_shape))
+        if any(dims):
+            raise ValueError(
+                "Transformed changes each output on its own: likelihood and transforms must have event dimension 0; got "
+                f"{dims[2]} for the likelihood, and transforms from {dims[0]} to {dims[1]}."
+            )
+        integrator = integrator or likelihood.integrator
+        super().__init__(likelihood.marginals, integrator=integrator, validate_args=validate_args)
+
+    def conditional(self, f: Array) -> dist.Distribution:
+        return dist.TransformedDistribution(self.likelihood.conditional(f), self.transforms)
+
+    def log_density(self, f: Array, y: Array) -> Array:
+        z, log_slope = self._inverse(y)
+        return self.likelihood.log_density(f, z) - log_slope
+
+    def log_prob(self, value: ArrayLike) -> Array:
+        z, log_slope = self._inverse(self._checked(value))
+        return self.likelihood.log_prob(z) - log_slope
+
+    def expected_log_density(self, y: Array) -> Array:
+        z, log_slope = self._inverse(y)
+        return self.likelihood.expected_log_density(z) - log_slope
+
+    def log_predictive(self, value: ArrayLike) -> Array:
+        z, log_slope = self._inverse(self._checked(value))
+        return self.likelihood.log_predictive(z) - log_slope
+
+    def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draw f, then z, and transform it."""
+        return self._forward(self.likelihood.sample(key, sample_shape))
+
+    @property
+    def mean(self) -> Array:
+        y, weights = self._outputs()
+        return expectation(weights, y)
+
+    @property
+    def variance(self) -> Array:
+        y, weights = self._outputs()
+        return expectation(weights, (y - expectation(weights, y)) ** 2)
+
+    def _forward(self, z: Array) -> Array:
+        for transform in self.transforms:
+            z = jnp.asarray(transform(z))
+        return z
+
+    def _inverse(self, y: Array) -> tuple[Array, Array]:
+        """z = T^-1(y) and log |T'(z)|."""
+        log_slope: Any = 0.0
+        for transform in reversed(self.transforms):
+            z = jnp.asarray(transform.inv(y))
+            log_slope = log_slope + transform.log_abs_det_jacobian(z, y)
+            y = z
+        return y, log_slope
+
+    def _outputs(self) -> tuple[Array, Array]:
+        """y at the nodes of the marginal distribution of z, and the nodes' weights."""
+        z = self.likelihood
+        if not isinstance(z, Gaussian):
+            raise NotImplementedError(
+                f"The moments of a transformed {type(z).__name__} are not known: average draws, `.sample(key, (1000,))`."
+            )
+        rule = self.integrator if isinstance(self.integrator, GaussHermite) else GaussHermite()
+        nodes, weights = rule.nodes(None, self.batch_shape, None, z.mean.dtype)
+        return self._forward(z.mean + jnp.sqrt(z.variance) * nodes), weights

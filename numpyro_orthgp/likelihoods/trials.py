@@ -1,0 +1,170 @@
+"""Successes and failures: labels, and counts out of a total."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.scipy.special import gammaln, ndtr
+
+from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
+from numpyro_orthgp.likelihoods.checks import WHOLE, real, signs
+from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS, ProbabilityLink
+from numpyro_orthgp.likelihoods.special import log_ndtr
+from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = ["Bernoulli", "Binomial"]
+
+
+class _Trials(ExpectedLikelihood):
+    """Independent trials that succeed with a probability p(f) of one of three links.
+
+    Under "cloglog" :math:`\\log(1 - p) = -e^f`, whose expectation is in closed form; so failures need no integration.
+    """
+
+    pytree_aux_fields: tuple[str, ...] = ("link",)
+
+    def __init__(
+        self, marginals: Marginals, link: str, *, integrator: Integrator | None, validate_args: bool | None
+    ) -> None:
+        self.link = check_option("link", link, PROBABILITY_LINKS)
+        super().__init__(marginals, integrator=integrator, validate_args=validate_args)
+
+    @property
+    def _link(self) -> ProbabilityLink:
+        return PROBABILITY_LINKS[self.link]
+
+    @abstractmethod
+    def _outcomes(self, y: Array) -> tuple[Array, Array, Array | float]:
+        """Numbers of successes and of failures, and the logarithm of the number of ways to arrange them."""
+
+    def log_density(self, f: Array, y: Array) -> Array:
+        successes, failures, log_ways = self._outcomes(y)
+        # What did not happen must not bring in an infinite log probability.
+        log_p = self._link.log_p(jnp.where(successes > 0, f, 0))
+        log_not_p = self._link.log_not_p(jnp.where(failures > 0, f, 0))
+        return successes * log_p + failures * log_not_p + log_ways
+
+    def expected_log_density(self, y: Array) -> Array:
+        if self.link != "cloglog":
+            return super().expected_log_density(y)
+        successes, failures, log_ways = self._outcomes(y)
+        f, weights = self._values(y)
+        log_p = expectation(weights, self._link.log_p(jnp.where(successes > 0, f, 0)))
+        rate = jnp.exp(jnp.where(failures > 0, self.marginals.mean + self.marginals.variance / 2, 0))
+        return successes * log_p - failures * rate + log_ways
+
+    @property
+    def _probabilities(self) -> tuple[Array, Array]:
+        """E_q(f)[p(f)] and E_q(f)[1 - p(f)], shape of f(X)."""
+        if self.link == "probit":
+            return ndtr(self._probit_argument), ndtr(-self._probit_argument)
+        f, weights = self._values()
+        return expectation(weights, self._link.p(f)), expectation(weights, self._link.not_p(f))
+
+    @property
+    def _probit_argument(self) -> Array:
+        return self.marginals.mean / jnp.sqrt(1 + self.marginals.variance)
+
+
+class Bernoulli(_Trials):
+    r"""Binary labels.
+
+    ========= ==========================================
+    link      :math:`p(y = 1 \mid f)`
+    ========= ==========================================
+    "logit"   :math:`1 / (1 + e^{-f})`
+    "probit"  :math:`\Phi(f)`
+    "cloglog" :math:`1 - \exp(-e^{f})`
+    ========= ==========================================
+
+    :param marginals: f(X), shape (B,) or (B, P).
+    :param link: "logit", "probit" or "cloglog" (whether a count with rate :math:`e^f` is above zero). With "probit" ``mean`` and
+        ``log_predictive`` are in closed form, :math:`\Phi(m / \sqrt{1 + v})`; with "cloglog" the expectation for y = 0 is,
+        :math:`-e^{m + v / 2}`.
+    :param integrator: default 20 Gauss-Hermite nodes.
+    :raises ValueError: for another link.
+    """
+
+    def __init__(
+        self,
+        marginals: Marginals,
+        link: str = "logit",
+        *,
+        integrator: Integrator | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        super().__init__(marginals, link, integrator=integrator, validate_args=validate_args)
+
+    def conditional(self, f: Array) -> dist.Distribution:
+        return dist.BernoulliLogits(f) if self.link == "logit" else dist.BernoulliProbs(self._link.p(f))
+
+    def _outcomes(self, y: Array) -> tuple[Array, Array, Array | float]:
+        y = real(y, self.marginals.mean.dtype)
+        return y, 1 - y, 0.0
+
+    def log_density(self, f: Array, y: Array) -> Array:
+        if self.link == "cloglog":
+            return super().log_density(f, y)
+        return self._link.log_p(signs(y, f.dtype) * f)  # the other links are symmetric: 1 - p(f) = p(-f)
+
+    def log_predictive(self, value: ArrayLike) -> Array:
+        if self.link != "probit":
+            return super().log_predictive(value)
+        argument = self._probit_argument
+        return log_ndtr(signs(self._checked(value), argument.dtype) * argument)
+
+    @property
+    def mean(self) -> Array:
+        return self._probabilities[0]
+
+    @property
+    def variance(self) -> Array:
+        p, not_p = self._probabilities
+        return p * not_p
+
+
+class Binomial(_Trials):
+    r"""The number of successes among ``total_count`` trials, each with the probability of :class:`Bernoulli`.
+
+    :param marginals: f(X), shape (B,) or (B, P).
+    :param total_count: number of trials; broadcasts to f(X).
+    :param link: "logit", "probit" or "cloglog"; with "cloglog" failures enter the expectation in closed form.
+    :param integrator: default 20 Gauss-Hermite nodes.
+    :raises ValueError: for another link, or if a concrete ``total_count`` is negative or not whole.
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("total_count",)
+
+    def __init__(
+        self,
+        marginals: Marginals,
+        total_count: ArrayLike,
+        link: str = "logit",
+        *,
+        integrator: Integrator | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.total_count = self._parameter(marginals, "total_count", total_count, WHOLE)
+        super().__init__(marginals, link, integrator=integrator, validate_args=validate_args)
+
+    def conditional(self, f: Array) -> dist.Distribution:
+        n = self.total_count.astype(int)  # NumPyro draws no other kind
+        return dist.BinomialLogits(f, n) if self.link == "logit" else dist.BinomialProbs(self._link.p(f), n)
+
+    def _outcomes(self, y: Array) -> tuple[Array, Array, Array | float]:
+        y, n = real(y, self.marginals.mean.dtype), self.total_count
+        return y, n - y, gammaln(n + 1) - gammaln(y + 1) - gammaln(n - y + 1)
+
+    @property
+    def mean(self) -> Array:
+        return self.total_count * self._probabilities[0]
+
+    @property
+    def variance(self) -> Array:
+        f, weights = self._values()
+        p, n = self._link.p(f), self.total_count
+        return expectation(weights, n * p * self._link.not_p(f) + (n * p - self.mean) ** 2)
