@@ -11,7 +11,9 @@ READY := $(VENV)/.ready
 READY_TEST := $(VENV)/.ready-test
 
 .DEFAULT_GOAL := help
-.PHONY: help demo snelson test slow lint typecheck check clean
+EXAMPLES := counts survey survival digits multitask
+
+.PHONY: help demo snelson $(EXAMPLES) examples test slow lint typecheck check clean
 
 help:  ## show this list
 	@echo "make <target>, where <target> is one of"
@@ -22,6 +24,11 @@ demo: $(READY)  ## four sparse GP classifiers on real data: table, figure and Ne
 
 snelson: $(READY)  ## one-dimensional regression: the second inducing set and the tight residual (DEMO="--data FILE.npz")
 	$(PY) examples/snelson.py $(DEMO)
+
+$(EXAMPLES): $(READY)
+	$(PY) examples/$@.py $(DEMO)
+
+examples: $(EXAMPLES)  ## counts, survey, survival, digits, multitask: a likelihood or several outputs each; also one by one by name
 
 test: $(READY_TEST)  ## the tests, without the slow ones (PYTEST="-k likelihood" etc.)
 	$(PY) -m pytest -q -n $(WORKERS) $(PYTEST)

@@ -68,7 +68,8 @@ def load(path, num_data, seed):
         X = rng.normal(size=(num_data, 8))
         return X, np.sin(X @ rng.normal(size=(8, 4))).sum(1) + 0.3 * rng.normal(size=num_data)
     data = np.load(path)
-    X, y, test = data["X"], data["y"], data["test_mask"][:, 0]
+    X, y = data["X"], data["y"]
+    test = data["test_mask"][:, 0] if "test_mask" in data else np.zeros(len(X), bool)
     X, y = (X[~test] - X[~test].mean(0)) / X[~test].std(0), (y[~test] - y[~test].mean()) / y[~test].std()
     rows = np.random.default_rng(seed).permutation(len(X))[:num_data]
     return X[rows], y[rows]
@@ -76,7 +77,7 @@ def load(path, num_data, seed):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="npz file with X, y and test_mask (kin40k)")
+    parser.add_argument("--data", help="npz file with X, y and maybe test_mask (kin40k)")
     parser.add_argument("--num-data", type=int, default=40_000, help="rows to use at most")
     parser.add_argument("--num-inducing", type=int, default=512, help="M of SVGP; the others divide it")
     parser.add_argument("--batch-size", type=int, default=1024)

@@ -4,8 +4,8 @@
 
 First 50 counts on a grid over [-10, 10] with rate 3.5 + 3 sin x and 6 inducing points. With ``--data`` (arrays ``X`` of high and
 low temperature, and ``counts``, whose first column is the Brooklyn bridge) the mean test log likelihood of M = 8, 16 and 32 points
-over random splits into 90% and 10%. Squared-exponential kernel, all parameters by Adam, float64; the full GP is SVGP with an inducing
-point at each distinct input.
+over random splits into 90% and 10%. Squared-exponential kernel, natural gradients for q and Adam for the rest, float64; the full
+GP is SVGP with an inducing point at each distinct input.
 """
 
 from __future__ import annotations

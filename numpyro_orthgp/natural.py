@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from numpyro_orthgp.constraints import Natural
 from numpyro_orthgp.math.gaussian import Whitened
@@ -44,7 +45,8 @@ def natural_gradient(
     What moves the mean alone takes no natural step of that length, which would diverge: the prior's covariance, its Fisher
     matrix, knows nothing of the curvature of the data. Sets with covariance "prior" are left to ``others``, and the weights of
     :class:`~numpyro_orthgp.MeanOnly` points to ``mean_only``; their gradients arrive preconditioned by the Fisher matrix, by its
-    diagonal for more than 1024 points (Eqs. 16a and 17 of [3], who use an adaptive optimizer here too).
+    diagonal for more than 1024 points (Eqs. 16a and 17 of [3], who use an adaptive optimizer here too). Adam divides a fixed
+    diagonal out again; the full matrix helps it at the larger rates.
 
     :param others: optax optimizer of hyperparameters, inducing points, residual scales and everything else.
     :param learning_rate: length of the natural steps, or a schedule of it. Usual values are 1 for Gaussian noise and full data,
@@ -53,7 +55,8 @@ def natural_gradient(
         are not Gaussian, whose first steps from a poor start are too long otherwise (Salimbeni, Eleftheriadis, Hensman
         2018, Sec. 5).
     :param mean_only: optax optimizer of the weights of ``MeanOnly`` points, which are of the size of y divided by the noise
-        variance and so like larger steps than hyperparameters: ``optax.adam(0.1)``, say. By default ``others``.
+        variance and so like larger steps than hyperparameters: ``optax.adam`` with 0.1 for labels or minibatches, up to 1 for
+        regression on all the data. By default ``others``.
     :return: an optax transformation; its ``update`` needs ``params``, as NumPyro's ``SVI`` gives them.
     :raises ValueError: if ``learning_rate`` is not positive or ``ramp_up`` negative; from ``init``, if no Gaussian was declared
         ``natural``.
@@ -93,8 +96,12 @@ def natural_gradient(
         rate = learning_rate(state.step) if callable(learning_rate) else learning_rate
         if ramp_up:
             rate = rate * 10.0 ** (-4 * jnp.maximum(1 - state.step / ramp_up, 0))
-        steps = [_natural_update(q, params, gradients, rate) for q in gaussians]
-        merged = {name: value for part in (*updates, *steps) for name, value in part.items()}
+        merged = {name: value for part in updates for name, value in part.items()}
+        for q in gaussians:
+            # One after the other: where two of them run at once, each with a branch, inside `lax.scan`, the CPU runtime of
+            # jaxlib 0.10.2 can come to wait for ever.
+            gradients, merged = lax.optimization_barrier((gradients, merged))
+            merged |= _natural_update(q, params, gradients, rate)
         return merged, _State(state.step + 1, *states)
 
     return optax.GradientTransformationExtraArgs(init, update)

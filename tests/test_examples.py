@@ -87,3 +87,28 @@ def test_readme_model_runs(tmp_path: Path) -> None:
     script.write_text(blocks[0])
     means, *_ = run(script).split("]")
     assert len([float(x) for x in means.strip("[ ").split()]) == 3
+
+
+# For each example: what its rows are called, and the picture it writes.
+EXAMPLES = {
+    "counts": ["Poisson, exp", "Poisson, softplus", "NegativeBinomial", "ZeroInflated Poisson", "Poisson, no exposure"],
+    "survey": ["Ordinal, probit", "Ordinal, logit", "Gaussian", "Categorical"],
+    "survival": ["Exponential", "Weibull", "Gamma", "LogNormal", "censored as relapses", "censored thrown away"],
+    "digits": ["SVGP, softmax, Adam", "SVGP, softmax", "SOLVE-GP, softmax", "SOLVE-GP, robust-max"],
+    "multitask": ["independent", "LMC", "ICM"],
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in ("counts", "digits") else pytest.mark.slow) for n in EXAMPLES]
+)
+def test_examples_of_likelihoods_and_outputs(name: str, tmp_path: Path) -> None:
+    output = run(f"examples/{name}.py", "--quick", "--out", tmp_path)
+    rows = {row: [float(v) for v in re.findall(r"-?\d+\.\d+", line[len(row) :])] for row in EXAMPLES[name]
+            for line in output.splitlines() if re.match(re.escape(row) + r"\s{2,}-?\d", line)}  # fmt: skip
+    assert list(rows) == EXAMPLES[name] and all(rows.values())
+    assert_picture(tmp_path / f"{name}.png")
+    if name == "counts":  # even after a few steps: forgetting how long a period was costs a lot
+        assert rows["Poisson, no exposure"][0] < rows["Poisson, exp"][0] - 5
+    if name == "multitask":
+        assert min(rows["LMC"][1], rows["ICM"][1]) > rows["independent"][1] + 0.1

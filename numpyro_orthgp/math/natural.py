@@ -12,7 +12,7 @@ covariance). With :math:`S = T T^\top` the precision's update is a multiplicativ
 
 and :math:`2\, T^\top \nabla_S T` is the symmetric matrix whose lower triangle is that of :math:`T^\top \nabla_T`: nothing that
 may be ill conditioned is ever inverted. The new covariance is positive definite exactly if Q is; where it is not, the step
-is shortened, to no more than half the way to the edge.
+is shortened to half the way to the edge.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ precondition.defvjp(_precondition_fwd, _precondition_bwd)
 
 
 def _inside_full(G: Array, rate: ArrayLike) -> tuple[Array, Array]:
-    """The Cholesky factor of I + rate G, axes reversed, and the ``rate``, halved if need be; (..., M, M), (..., 1)."""
+    """The Cholesky factor of I + rate G, axes reversed, and the ``rate``, shortened if need be; shapes (..., M, M), (..., 1)."""
     G = _reversed(G)
     eye = jnp.eye(G.shape[-1], dtype=G.dtype)
     # A pivot below rounding error is as good as none.
@@ -88,36 +88,29 @@ def _inside_full(G: Array, rate: ArrayLike) -> tuple[Array, Array]:
     def factor(rate: Array) -> Array:
         return lax.linalg.cholesky(eye + rate[..., None] * G)
 
-    def outside(L: Array) -> Array:
-        pivots = jnp.diagonal(L, axis1=-2, axis2=-1)
-        return ~(pivots > floor).all(-1, keepdims=True)
-
-    def shorten(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        rate, L = state
-        rate = jnp.where(outside(L), rate / 2, rate)
-        return rate, factor(rate)
-
     full = jnp.broadcast_to(jnp.asarray(rate, G.dtype), (*G.shape[:-2], 1))
-    shortest = full * jnp.finfo(G.dtype).eps ** 2
+    L = factor(full)
+    outside = ~(jnp.diagonal(L, axis1=-2, axis2=-1) > floor).all(-1, keepdims=True)
 
-    def again(state: tuple[Array, Array]) -> Array:
-        rate, L = state
-        # A gradient that is not finite ends the search; it is handed on, for the user to see.
-        return (outside(L) & (rate > shortest)).any()
+    def shorten() -> tuple[Array, Array]:
+        # Half the way to the edge: there I + rate G >= I / 2, so no variance more than doubles in a shortened step.
+        kept = jnp.where(outside, _half_way(jnp.linalg.eigvalsh(G)[..., :1], full), full)
+        return factor(kept), kept
 
-    inside, L = lax.while_loop(again, shorten, (full, factor(full)))
-    # Half the way to the edge: there Q >= I / 2, so that no variance more than doubles in a shortened step.
-    kept = jnp.where(inside < full, inside / 2, full)
-    return lax.cond((inside < full).any(), lambda: factor(kept), lambda: L), kept
+    # Rarely needed, and an eigenvalue costs many factors.
+    return lax.cond(outside.any(), shorten, lambda: (L, full))
 
 
 def _inside_diagonal(g: Array, rate: ArrayLike) -> tuple[Array, Array]:
-    """1 + rate g, and ``rate``, shortened where an entry would not have been positive; shapes (..., M), (..., 1)."""
+    """1 + rate g, and the ``rate``, shortened if need be; shapes (..., M), (..., 1)."""
     least = jnp.min(g, axis=-1, keepdims=True)
-    rate = jnp.where(
-        1 + rate * least > jnp.finfo(g.dtype).eps, rate, 0.5 / jnp.maximum(-least, jnp.finfo(g.dtype).tiny)
-    )
-    return 1 + rate * g, rate
+    kept = jnp.where(1 + rate * least > jnp.finfo(g.dtype).eps, rate, _half_way(least, rate))
+    return 1 + kept * g, kept
+
+
+def _half_way(least: Array, rate: ArrayLike) -> Array:
+    """Half the length at which ``1 + rate least`` is zero, for what is negative enough to matter."""
+    return jnp.minimum(0.5 / jnp.maximum(-least, jnp.finfo(least.dtype).tiny), rate)
 
 
 def _symmetric(X: Array) -> Array:
