@@ -47,10 +47,10 @@ def train(guide, *args, model=model, steps=100, elbo=None):
     "name",
     [
         "AutoDiagonalNormal",
-        "AutoLowRankMultivariateNormal",
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
+                "AutoLowRankMultivariateNormal",
                 "AutoIAFNormal",
                 "AutoBNAFNormal",
                 "AutoBatchedMultivariateNormal",

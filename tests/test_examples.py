@@ -99,9 +99,7 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in ("counts", "digits") else pytest.mark.slow) for n in EXAMPLES]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "counts" else pytest.mark.slow) for n in EXAMPLES])
 def test_examples_of_likelihoods_and_outputs(name: str, tmp_path: Path) -> None:
     output = run(f"examples/{name}.py", "--quick", "--out", tmp_path)
     rows = {row: [float(v) for v in re.findall(r"-?\d+\.\d+", line[len(row) :])] for row in EXAMPLES[name]

@@ -43,10 +43,11 @@ def natural_step(q: Whitened, gradient: Whitened, rate: ArrayLike) -> Whitened:
         Q, rate = _inside_diagonal(q.scale * gradient.scale, rate)
         scale = q.scale / jnp.sqrt(Q)
         return Whitened(q.loc - rate * scale**2 * gradient.loc, scale, q.covariance)
-    L, rate = _inside_full(_symmetric(matmul(jnp.swapaxes(q.scale, -1, -2), jnp.tril(gradient.scale))), rate)
-    # L is the factor of Q with both axes reversed, so that L^-T reversed again is lower triangular.
-    inverse = solve_lower(L, jnp.broadcast_to(jnp.eye(L.shape[-1], dtype=L.dtype), L.shape))
-    scale = jnp.tril(matmul(q.scale, jnp.swapaxes(_reversed(inverse), -1, -2)))
+    transposed = jnp.swapaxes(q.scale, -1, -2)
+    L, rate = _inside_full(_symmetric(matmul(transposed, jnp.tril(gradient.scale))), rate)
+    # L L^T is Q with both axes reversed. With J the reversal Q^-1 = F F^T for the lower-triangular F = J L^-T J, and T' = T F.
+    scale = jnp.flip(solve_lower(L, jnp.flip(transposed, axis=-2)), axis=-2)
+    scale = jnp.tril(jnp.swapaxes(scale, -1, -2))
     ahead = matmul(scale, matmul(jnp.swapaxes(scale, -1, -2), gradient.loc[..., None]))[..., 0]
     return Whitened(q.loc - rate * ahead, scale, q.covariance)
 
@@ -80,7 +81,7 @@ precondition.defvjp(_precondition_fwd, _precondition_bwd)
 
 def _inside_full(G: Array, rate: ArrayLike) -> tuple[Array, Array]:
     """The Cholesky factor of I + rate G, axes reversed, and the ``rate``, shortened if need be; shapes (..., M, M), (..., 1)."""
-    G = _reversed(G)
+    G = jnp.flip(G, axis=(-2, -1))
     eye = jnp.eye(G.shape[-1], dtype=G.dtype)
     # A pivot below rounding error is as good as none.
     floor = jnp.sqrt(jnp.finfo(G.dtype).eps * G.shape[-1])
@@ -116,7 +117,3 @@ def _half_way(least: Array, rate: ArrayLike) -> Array:
 def _symmetric(X: Array) -> Array:
     """The symmetric matrix with the lower triangle of ``X``."""
     return jnp.tril(X) + jnp.swapaxes(jnp.tril(X, -1), -1, -2)
-
-
-def _reversed(X: Array) -> Array:
-    return jnp.flip(X, axis=(-2, -1))
