@@ -93,10 +93,13 @@ def test_public_names():
         "constraints", "distributions", "errors", "guides", "inducing", "marginals", "math", "natural", "primitives", "process",
         "types",
     ])  # fmt: skip
-    assert {"Gaussian", "Bernoulli", "Poisson", "StudentT", "Categorical", "Likelihood"} <= set(vars(likelihoods))
+    assert {
+        "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace",
+        "Likelihood", "LogNormal", "NegativeBinomial", "Ordinal", "Poisson", "StudentT", "Transformed", "Weibull", "ZeroInflated",
+    } <= set(vars(likelihoods))  # fmt: skip
     assert {
         "RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic", "Periodic", "Linear", "Polynomial", "ArcCosine", "Constant",
-        "White",
+        "White", "Coregion",
     } <= set(vars(kernels))  # fmt: skip
 
 
