@@ -75,8 +75,9 @@ def fit(data: Digits, method: Method, num_steps: int, seed: int) -> Result:
     rows = np.random.default_rng(seed).integers(0, NUM_TRAIN, (num_steps, BATCH_SIZE))
     optimizer = optax.adam(optax.cosine_decay_schedule(0.02, num_steps))
     if method.natural:
-        # The robust-max is flat where a class is certain: its curvature is a poor guide, so its steps are short.
-        optimizer = ogp.natural_gradient(optimizer, 0.1 if method.link == "softmax" else 0.02, ramp_up=10)
+        # The robust-max is not log-concave: long steps early on end in a poor optimum, so they grow slowly.
+        rate, ramp_up = (0.1, 10) if method.link == "softmax" else (0.05, 100)
+        optimizer = ogp.natural_gradient(optimizer, rate, ramp_up=ramp_up)
     guide = ogp.AutoSparseGP(model, natural=method.natural)
     svi = SVI(model, guide, optimizer, TraceMeanField_ELBO())
 
