@@ -14,11 +14,17 @@ Read ``math/projection.py`` (the decomposition), ``primitives.py`` (the sites) a
 from numpyro_orthgp import init as init
 from numpyro_orthgp import kernels as kernels
 from numpyro_orthgp import likelihoods as likelihoods
+from numpyro_orthgp import plots as plots
+from numpyro_orthgp.collapsed import CollapsedGP as CollapsedGP
 from numpyro_orthgp.guides import AutoSparseGP as AutoSparseGP
 from numpyro_orthgp.guides import gp_posterior as gp_posterior
+from numpyro_orthgp.guides import latent_inputs_posterior as latent_inputs_posterior
 from numpyro_orthgp.guides import posterior as posterior
 from numpyro_orthgp.inducing import InducingPoints as InducingPoints
 from numpyro_orthgp.inducing import MeanOnly as MeanOnly
+from numpyro_orthgp.inputs import LatentInputs as LatentInputs
+from numpyro_orthgp.latents import InferredLatents as InferredLatents
+from numpyro_orthgp.latents import infer_latents as infer_latents
 from numpyro_orthgp.likelihoods import GaussHermite as GaussHermite
 from numpyro_orthgp.likelihoods import Likelihood as Likelihood
 from numpyro_orthgp.likelihoods import MonteCarlo as MonteCarlo
@@ -27,6 +33,8 @@ from numpyro_orthgp.marginals import Marginals as Marginals
 from numpyro_orthgp.marginals import stack as stack
 from numpyro_orthgp.natural import natural_gradient as natural_gradient
 from numpyro_orthgp.primitives import gp as gp
+from numpyro_orthgp.primitives import latent_inputs as latent_inputs
+from numpyro_orthgp.primitives import orthogonal as orthogonal
 from numpyro_orthgp.process import GPFunction as GPFunction
 
 __version__ = "0.1.0"

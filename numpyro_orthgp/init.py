@@ -1,4 +1,4 @@
-"""Starting points: where to put inducing points, and what lengthscale to begin with.
+"""Starting points: where to put inducing points and latent inputs, and what lengthscale to begin with.
 
 Everything here runs once, before training, on arrays in and arrays out; nothing is differentiated.
 """
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.errors import check_floating, check_inputs
 from numpyro_orthgp.math.linalg import (
     add_jitter,
     default_jitter,
@@ -26,7 +26,7 @@ from numpyro_orthgp.math.linalg import (
 )
 from numpyro_orthgp.types import Array, KernelLike, PRNGKey
 
-__all__ = ["greedy_variance", "kmeans", "median_lengthscale"]
+__all__ = ["greedy_variance", "kmeans", "median_lengthscale", "pca"]
 
 _BLOCK_ENTRIES = 2**22  # distances held at once: rows of X times centres
 
@@ -135,6 +135,34 @@ def median_lengthscale(X: Array, *, num_points: int = 1000, rng_key: PRNGKey | N
     X = check_inputs("X", X)
     _check_count("num_points", num_points, None)
     return _median_lengthscale(_subset(X, num_points, rng_key), bool(ard))
+
+
+def pca(Y: Array, dim: int) -> Array:
+    r"""Scores on the leading principal components, each of unit variance: where the latent inputs of a GP-LVM start.
+
+    Missing entries (NaN) count as the mean of their column. A component without any variance scores zero. The sign of a
+    component is that which makes the largest of its loadings positive.
+
+    :param Y: data, shape (N, D); scale its columns first if their units differ.
+    :param dim: number of components Q, from 1 to the smaller of N and D.
+    :return: shape (N, Q), dtype of ``Y``.
+    :raises TypeError: if ``Y`` is not floating or ``dim`` not an integer.
+    :raises ValueError: if ``Y`` does not have shape (N, D) or holds infinity, or ``dim`` is out of range.
+
+    **References:**
+        1. Lawrence. Probabilistic non-linear principal component analysis with Gaussian process latent variable
+        models. 2005. Sec. 2.
+    """
+    missing = jnp.isnan(check_floating("Y", Y))
+    Y = check_inputs("Y", jnp.where(missing, 0, Y))
+    _check_count("dim", dim, min(Y.shape))
+    count = jnp.maximum((~missing).sum(axis=0), 1)
+    centred = jnp.where(missing, 0, Y - Y.sum(axis=0) / count)
+    U, sizes, loadings = jnp.linalg.svd(centred, full_matrices=False)
+    U, sizes, loadings = U[:, :dim], sizes[:dim], loadings[:dim]
+    largest = jnp.take_along_axis(loadings, jnp.abs(loadings).argmax(axis=1)[:, None], axis=1)[:, 0]
+    present = sizes > jnp.finfo(Y.dtype).eps * max(Y.shape) * sizes[0]
+    return U * jnp.where(present, jnp.sign(largest), 0) * Y.shape[0] ** 0.5
 
 
 def _check_count(name: str, value: Any, N: int | None) -> None:

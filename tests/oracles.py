@@ -168,6 +168,23 @@ def upper_bound(k: Kernel, X, y, Z, noise: float, jitter=0.0) -> float:
     return float(-0.5 * (slogdet(A)[1] + quadratic + len(X) * np.log(2 * np.pi)))
 
 
+def upper_bound_per_point(k: Kernel, X, y, Z, noise, jitter=0.0) -> float:
+    """The same for noise of each point: of the data y_i / s_i, whose kernel is k(x_i, x_j) / (s_i s_j) and noise 1."""
+    s = np.sqrt(noise_vector(noise, len(X)))
+    Q, R = (A / np.outer(s, s) for A in nystrom(k, X, Z, jitter))
+    eye, scaled = np.eye(len(X)), y / s
+    quadratic = scaled @ inv(Q + (1 + np.trace(R)) * eye) @ scaled
+    return float(-0.5 * (slogdet(Q + eye)[1] + quadratic + len(X) * np.log(2 * np.pi)) - np.sum(np.log(s)))
+
+
+def pep(k: Kernel, X, y, Z, noise, alpha: float, jitter=0.0) -> float:
+    """Power expectation propagation (Bui, Yan, Turner 2017, Sec. 3.5): FITC for alpha = 1, Titsias 2009 for alpha -> 0."""
+    Q, R = nystrom(k, X, Z, jitter)
+    r, s = np.diag(R), noise_vector(noise, len(X))
+    charge = (1 - alpha) / (2 * alpha) * np.sum(np.log(1 + alpha * r / s))
+    return log_normal(y, 0.0, Q + np.diag(alpha * r + s)) - float(charge)
+
+
 COLLAPSED = {
     "titsias2009": titsias2009,
     "titsias2025": titsias2025,

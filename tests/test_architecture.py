@@ -20,8 +20,8 @@ PACKAGE = Path(numpyro_orthgp.__file__).parent
 
 # From top to bottom: a room imports only from rooms above it (and from itself, if it is a folder).
 ROOMS = [
-    "types", "errors", "math", "kernels", "inducing", "marginals", "process", "constraints", "distributions", "likelihoods",
-    "primitives", "guides", "natural", "init", "__init__",
+    "types", "errors", "math", "kernels", "inducing", "inputs", "prior", "marginals", "process", "constraints", "distributions",
+    "likelihoods", "collapsed", "primitives", "guides", "natural", "init", "latents", "plots", "__init__",
 ]  # fmt: skip
 
 # What arrays-in-arrays-out rooms must not know.
@@ -87,11 +87,13 @@ def test_files_and_functions_stay_small():
 
 def test_public_names():
     assert sorted(n for n in vars(numpyro_orthgp) if not n.startswith("_")) == sorted([
-        "AutoSparseGP", "GPFunction", "GaussHermite", "InducingPoints", "Likelihood", "Marginals", "MeanOnly", "MonteCarlo",
-        "QuasiMonteCarlo", "gp", "gp_posterior", "init", "kernels", "likelihoods", "natural_gradient", "posterior", "stack",
+        "AutoSparseGP", "CollapsedGP", "GPFunction", "GaussHermite", "InducingPoints", "InferredLatents", "LatentInputs",
+        "Likelihood", "Marginals", "MeanOnly", "MonteCarlo", "QuasiMonteCarlo", "gp", "gp_posterior", "infer_latents", "init",
+        "kernels", "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "orthogonal", "posterior",
+        "stack",
         # submodules, visible because they are imported
-        "constraints", "distributions", "errors", "guides", "inducing", "marginals", "math", "natural", "primitives", "process",
-        "types",
+        "collapsed", "constraints", "distributions", "errors", "guides", "inducing", "inputs", "latents", "marginals", "math",
+        "natural", "plots", "primitives", "prior", "process", "types",
     ])  # fmt: skip
     assert {
         "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace",
@@ -107,7 +109,18 @@ def test_public_names():
     "public",
     [
         getattr(numpyro_orthgp, n)
-        for n in ("gp", "gp_posterior", "posterior", "AutoSparseGP", "natural_gradient", "stack")
+        for n in (
+            "gp",
+            "gp_posterior",
+            "posterior",
+            "AutoSparseGP",
+            "natural_gradient",
+            "stack",
+            "CollapsedGP",
+            "latent_inputs",
+            "latent_inputs_posterior",
+            "orthogonal",
+        )
     ],
 )
 def test_public_docstrings_say_shapes_and_errors(public):

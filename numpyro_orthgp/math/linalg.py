@@ -11,7 +11,9 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_orthgp.types import Array
 
-__all__ = ["add_jitter", "default_jitter", "inverse_cholesky", "matmul", "safe_cholesky", "safe_sqrt", "solve_lower"]
+__all__ = [
+    "add_jitter", "default_jitter", "gram", "inverse_cholesky", "matmul", "safe_cholesky", "safe_sqrt", "solve_lower",
+]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
 PRECISION = lax.Precision.HIGHEST
@@ -29,6 +31,25 @@ def default_jitter(dtype: jnp.dtype) -> float:
 def matmul(A: Array, B: Array) -> Array:
     """``A @ B`` in full precision on every device."""
     return jnp.matmul(A, B, precision=PRECISION)
+
+
+@jax.custom_jvp
+def gram(A: Array, weights: Array) -> Array:
+    r"""The weighted outer product :math:`A \,\mathrm{diag}(w) A^\top`, shape (..., M, M).
+
+    Its derivative knows that the result is symmetric, so the backward pass takes one product where two are written.
+
+    :param A: shape (..., M, B).
+    :param weights: shape (..., B).
+    """
+    return matmul(A * weights[..., None, :], jnp.swapaxes(A, -1, -2))
+
+
+@gram.defjvp
+def _gram_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (A, w), (dA, dw) = primals, tangents
+    half = matmul(dA * w[..., None, :] + A * (dw / 2)[..., None, :], jnp.swapaxes(A, -1, -2))
+    return gram(A, w), half + jnp.swapaxes(half, -1, -2)
 
 
 def solve_lower(L: Array, B: Array) -> Array:

@@ -1,0 +1,131 @@
+"""What `CollapsedGP` accepts: options that go together, noise and outputs of the right shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.errors import check_finite, check_floating, check_option, is_concrete
+from numpyro_orthgp.inducing import Feature, InducingPoints
+from numpyro_orthgp.math.bounds import BOUNDS
+from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.types import Array
+
+__all__ = ["MAX_CONDITIONAL", "check_bound", "check_given", "check_noise", "check_observed", "check_outputs"]
+
+# The "conditional" bound holds N x N matrices.
+MAX_CONDITIONAL = 5000
+
+
+def check_bound(bound: str, alpha: Any, N: int, num_sets: int, given: bool, uncertain: bool) -> float:
+    """Whether the bound goes with the rest; return alpha (1 where there is no choice).
+
+    :raises ValueError: if it does not.
+    """
+    check_option("bound", bound, BOUNDS)
+    if (bound == "pep") != (alpha is not None):
+        raise ValueError(f"`alpha` belongs to bound='pep', which needs it; got bound={bound!r} and alpha={alpha!r}.")
+    if alpha is not None and not 0 < alpha <= 1:
+        raise ValueError(f"`alpha` must be in (0, 1]: near 0 is titsias2009, 1 is fitc; got {alpha!r}.")
+    if bound == "conditional" and N > MAX_CONDITIONAL:
+        raise ValueError(
+            f"bound='conditional' holds N x N matrices and takes O(N^2 M) time: at most N = {MAX_CONDITIONAL}; got {N}. Use "
+            "'titsias2025', which needs O(N M)."
+        )
+    if bound in ("fitc", "dtc", "pep") and num_sets > 1:
+        raise ValueError(
+            f"bound={bound!r} is no bound, and known for one set of inducing points only; got {num_sets} sets. Join them, "
+            "or use 'titsias2009' or 'titsias2025'."
+        )
+    if bound == "conditional" and num_sets > 1 and not given:
+        raise ValueError(
+            "bound='conditional' with several sets needs q of the further ones: orthogonal=numpyro_orthgp.orthogonal(name, O)."
+        )
+    if uncertain and (bound in ("conditional", "fitc", "pep") or given):
+        what = "sets whose q is given by `orthogonal`" if given else f"bound={bound!r}"
+        raise ValueError(
+            f"With latent inputs that have a Gaussian, {what} has no closed form; use 'titsias2009' or 'titsias2025' without "
+            "`orthogonal`, or a guide that hands over draws only (analytic=False)."
+        )
+    return 1.0 if alpha is None else float(alpha)
+
+
+def check_given(given: Sequence[Whitened] | None, features: Sequence[Feature], uncertain: bool) -> None:
+    """Whether what is given of further sets fits them.
+
+    :raises ValueError, TypeError: if it does not.
+    """
+    if uncertain and not all(isinstance(s, InducingPoints) for s in features):
+        raise TypeError("With latent inputs `inducing` must be inducing points, whose kernel expectations are known.")
+    if given is None:
+        return
+    if not all(isinstance(q, Whitened) for q in given):
+        raise TypeError("`orthogonal` must be what numpyro_orthgp.orthogonal(name, sets) returns.")
+    sizes, expected = [q.loc.shape[-1] for q in given], [s.num for s in features[1:]]
+    if sizes != expected:
+        raise ValueError(
+            f"`orthogonal` must hold what is known of every set after the first, of sizes {expected}; got sizes {sizes}. Pass "
+            "the same sets to orthogonal() and to CollapsedGP."
+        )
+
+
+def check_noise(noise_scale: Any, N: int) -> Array:
+    """The noise's standard deviation, shape (), (N, 1), (1, D) or (N, D).
+
+    :raises ValueError: for another shape or a concrete value that is not positive.
+    """
+    noise = check_finite("noise_scale", check_floating("noise_scale", noise_scale))
+    if is_concrete(noise) and (np.asarray(noise) <= 0).any():
+        raise ValueError(f"`noise_scale` must be positive, a standard deviation; got {float(noise.min())}.")
+    if noise.ndim == 1 and noise.shape != (1,):
+        if noise.shape[0] != N:
+            raise ValueError(
+                f"`noise_scale` must have shape (), (N,), (N, D) or (1, D) with N = {N} points; got {noise.shape}. For one per "
+                "output use noise_scale[None, :]."
+            )
+        return noise[:, None]
+    if noise.ndim > 2 or (noise.ndim == 2 and noise.shape[0] not in (1, N)):
+        raise ValueError(f"`noise_scale` must have shape (), (N,), (N, D) or (1, D) with N = {N}; got {noise.shape}.")
+    return noise
+
+
+def check_observed(observed: Any, N: int) -> Array | None:
+    """The mask of observations, shape (N, 1) or (N, D), or ``None``.
+
+    :raises TypeError, ValueError: if it is no boolean array of such a shape.
+    """
+    if observed is None:
+        return None
+    observed = jnp.asarray(observed)
+    if observed.dtype != bool:
+        raise TypeError(
+            f"`observed` must be boolean, True where y was observed; got {observed.dtype}. Use ~numpy.isnan(y)."
+        )
+    if observed.ndim not in (1, 2) or observed.shape[0] != N:
+        raise ValueError(f"`observed` must have shape (N,) or (N, D) with N = {N}; got {observed.shape}.")
+    return observed[:, None] if observed.ndim == 1 else observed
+
+
+def check_outputs(y: Any, N: int, num_outputs: int | None, observed: Array | None) -> Array:
+    """y as an array of shape (N,) or (N, D), finite where it is observed.
+
+    :raises TypeError, ValueError: if it is not.
+    """
+    y = check_floating("y", y)
+    shapes = {(N,)} | ({(N, num_outputs)} if num_outputs else {(N, *y.shape[1:2])})
+    if num_outputs and num_outputs > 1:
+        shapes.discard((N,))
+    if y.shape not in shapes:
+        expected = f"(N, {num_outputs})" if num_outputs else "(N,) or (N, D)"
+        raise ValueError(f"`y` must have shape {expected} with N = {N}, one row per input; got {y.shape}.")
+    if observed is not None:
+        if observed.shape[1] not in (1, *y.shape[1:]):
+            raise ValueError(f"`observed` has shape {observed.shape}, which does not fit y of shape {y.shape}.")
+        return jnp.where(observed if y.ndim == 2 else observed[:, 0], y, 0)
+    try:
+        return check_finite("y", y)
+    except ValueError as error:
+        raise ValueError(f"{error} Say which entries are there: CollapsedGP(..., observed=~numpy.isnan(y)).") from None

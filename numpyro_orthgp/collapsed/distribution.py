@@ -1,0 +1,292 @@
+"""`CollapsedGP`: outputs of Gaussian-process regression as a NumPyro distribution whose log density is a collapsed bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_orthgp.collapsed import checks
+from numpyro_orthgp.collapsed.sums import Prior, Rows, project_inputs, sum_over_points, without_orthogonal
+from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.inducing import Feature, as_sets
+from numpyro_orthgp.inputs import LatentInputs
+from numpyro_orthgp.marginals import MAX_JOINT_DRAW
+from numpyro_orthgp.math.bounds import conditional_gain, log_evidence, log_upper_bound, optimum
+from numpyro_orthgp.math.gaussian import Whitened, spread
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, matmul, safe_cholesky
+from numpyro_orthgp.math.projection import residual_covariance
+from numpyro_orthgp.prior import as_kernel, check_jitter, check_latents, decompose_sets
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import Array, ArrayLike, KernelLike, PRNGKey
+
+__all__ = ["CollapsedGP"]
+
+# Matrices with more entries than this are computed in blocks of rows unless the user says otherwise: 0.5 GB in float32.
+MAX_ENTRIES = 2**27
+
+
+class CollapsedGP(dist.Distribution):
+    r"""Outputs y = f(X) + noise of a GP f, as a distribution whose ``log_prob`` is a bound with q(u) integrated out.
+
+    ::
+
+        def model(X, y):
+            lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+            noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+            numpyro.sample("y", CollapsedGP(kernels.RBF(lengthscale), X, Z, noise), obs=y)
+
+    It serves any inference of NumPyro: ``SVI`` with any guide, ``NUTS``, ``condition``. Outside of plates, since it is one
+    joint density of all N points. The bounds and their formulas are in :mod:`numpyro_orthgp.math.bounds`; "titsias2009",
+    "artemev2021", "titsias2025" (the default) and "conditional" (Shi et al. 2020, App. B) are lower bounds of log p(y), in this
+    order but for the last; "fitc", "dtc" and "pep" are other approximations, for comparison.
+
+    Time is O(N M^2). With several sets [Z, O, ...] it is the collapsed SOLVE-GP (Shi et al. 2020, Eq. 21), at the best q(v) in
+    closed form or, with ``orthogonal``, at the q(v) that a guide gives. Outputs (N, D) are independent functions that share
+    kernel and noise, or have their own where these have an axis for it.
+
+    :param kernel: covariance function; hyperparameters may have a leading axis of D, one for each output.
+    :param X: inputs, shape (N, Q), or :func:`latent_inputs`: where the guide gives those a Gaussian, the bound is that of the
+        Bayesian GP-LVM (Titsias and Lawrence 2010; Titsias 2025, App. B.5), through kernel expectations.
+    :param inducing: inducing points, shape (M, Q), a feature, or a list of sets.
+    :param noise_scale: standard deviation of the noise, units of y, shape (), (N,) for known noise of each point, (1, D) or
+        (N, D).
+    :param bound: one of "titsias2009", "titsias2025", "artemev2021", "conditional" (at most 5000 points), "fitc", "dtc", "pep".
+    :param alpha: the power of "pep", in (0, 1].
+    :param orthogonal: what :func:`orthogonal` returns for the sets after the first; ``None`` takes the best Gaussians.
+    :param loc: prior mean at X, shape (), (N,), (N, D) or (1, D).
+    :param observed: True where y is observed, shape (N,) or (N, D); ``None`` if everywhere. Other entries of y may be NaN.
+    :param num_outputs: D, needed only to draw outputs of shape (N, D).
+    :param jitter: as for :func:`gp`.
+    :param block_size: points per block, for memory O(M^2 + block_size M) at the price of computing each block twice for a
+        gradient. By default all at once, or blocks where matrices would have more than 2^27 entries.
+    :param num_points: quadrature nodes per dimension for kernel expectations without closed form.
+    :raises ValueError: for wrong shapes or values, unknown or contradictory options.
+    :raises TypeError: for integer inputs or outputs.
+
+    **References:**
+
+    1. Titsias. Variational Learning of Inducing Variables in Sparse Gaussian Processes. 2009.
+    2. Titsias. New Bounds for Sparse Variational Gaussian Processes. 2025. Eqs. 8, 16, 36.
+    3. Shi, Titsias, Mnih. Sparse Orthogonal Variational Inference for Gaussian Processes. 2020. Eqs. 11, 21, 22.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields = ("kernel", "X", "features", "noise_scale", "loc", "observed", "orthogonal")
+    pytree_aux_fields = ("bound", "alpha", "num_outputs", "jitter", "block_size", "num_points", "_separate")
+
+    def __init__(
+        self,
+        kernel: KernelLike,
+        X: ArrayLike | LatentInputs,
+        inducing: ArrayLike | Feature | Sequence[Any],
+        noise_scale: ArrayLike,
+        *,
+        bound: str = "titsias2025",
+        alpha: float | None = None,
+        orthogonal: Sequence[Whitened] | None = None,
+        loc: ArrayLike = 0.0,
+        observed: ArrayLike | None = None,
+        num_outputs: int | None = None,
+        jitter: float | None = None,
+        block_size: int | None = None,
+        num_points: int = 20,
+        validate_args: bool | None = None,
+    ) -> None:
+        features, mean_only = as_sets(inducing)
+        if mean_only is not None:
+            raise ValueError("`CollapsedGP` takes no MeanOnly points: its q is optimal. Make them a second set.")
+        self.features, self.kernel, self.bound = features, as_kernel(kernel), bound
+        self.X = X if isinstance(X, LatentInputs) else check_inputs("X", X, dim=_dim_of(features))
+        N = self.X.shape[0]
+        uncertain = self._uncertain
+        self.alpha = checks.check_bound(bound, alpha, N, len(features), orthogonal is not None, uncertain)
+        checks.check_given(orthogonal, features, uncertain)
+        self.orthogonal = None if orthogonal is None else tuple(orthogonal)
+        self.noise_scale = checks.check_noise(noise_scale, N)
+        self.observed = checks.check_observed(observed, N)
+        self.loc = jnp.asarray(loc)
+        self.jitter = check_jitter(jitter, features[0].dtype)
+        self.block_size, self.num_points = block_size, num_points
+        self._separate = check_latents(None, self.kernel, features[0])
+        self.num_outputs = self._check_num_outputs(num_outputs)
+        shape = (N,) if self.num_outputs is None else (N, self.num_outputs)
+        super().__init__((), shape, validate_args=validate_args)
+
+    def shape(self, sample_shape: tuple[int, ...] = ()) -> tuple[int, ...]:
+        # What NumPyro compares the shape of y with, which may be (N,) or (N, D): one that both go with.
+        return tuple(sample_shape) + (self.event_shape if self.num_outputs else (*self.event_shape, 1))
+
+    @property
+    def support(self) -> Any:
+        return constraints.independent(constraints.real, self.event_dim)
+
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
+        """The bound on log p(y), in nats, shape ().
+
+        :param value: y, shape (N,) or (N, D).
+        :raises TypeError: if y is not floating.
+        :raises ValueError: if it has another shape, or holds NaN where it counts as observed.
+        """
+        prior, rows = self._prior(), self._rows(value)
+        sums = sum_over_points(prior, rows, self.bound, self.alpha, self._rows_at_once(rows))
+        evidence = log_evidence(sums, self._sizes, self.bound)
+        return evidence + self._conditional_gain(prior, rows) if self.bound == "conditional" else evidence
+
+    def upper_bound(self, value: ArrayLike) -> Array:
+        """An upper bound on log p(y) (Titsias 2014), in nats, shape (): with ``log_prob`` it brackets the exact value.
+
+        The gap says how good the inducing points are at these hyperparameters.
+
+        :param value: y, shape (N,) or (N, D).
+        :raises ValueError: for latent inputs that have a Gaussian, where none is known.
+        """
+        if self._uncertain:
+            raise ValueError("`upper_bound` needs inputs that are known; with latent inputs none is known.")
+        prior, rows = self._prior()._replace(given=None), self._rows(value)
+        return jnp.sum(log_upper_bound(sum_over_points(prior, rows, "titsias2009", 1.0, self._rows_at_once(rows))))
+
+    def posterior(self, value: ArrayLike) -> GPFunction:
+        """The function given y, under the best q(u): as :func:`numpyro_orthgp.posterior` gives after ``SVI``.
+
+        With ``loc`` it is the function around that mean: f(X) + loc predicts. For "conditional" q(u) is that of "titsias2009",
+        the best that is independent of the residual.
+
+        :param value: y, shape (N,) or (N, D).
+        :return: one function, or D of them (``num_latents`` = D).
+        """
+        prior, rows = self._prior(), self._rows(value)
+        sums = sum_over_points(prior, rows, self.bound, self.alpha, self._rows_at_once(rows))
+        single = jnp.ndim(value) == 1
+        beliefs = []
+        for mean, scale in optimum(sums, self._sizes):
+            mean = mean[..., 0] if mean.ndim == 3 else mean.T  # (D, M)
+            beliefs.append(Whitened(mean[0] if single else mean, scale, "full"))
+        num_latents = None if single else rows.Y.shape[1]
+        return GPFunction(
+            self.kernel, self.features, prior.blocks, (*beliefs, *(self.orthogonal or ())), num_latents=num_latents
+        )
+
+    def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws of y from the exact prior N(loc, K + noise), whatever the bound, at the draw of latent inputs.
+
+        :raises ValueError: for more than 8192 points, whose covariance matrix is too large.
+        """
+        assert key is not None
+        N = self.event_shape[0]
+        if N > MAX_JOINT_DRAW:
+            raise ValueError(
+                f"Draws of y need the Cholesky factor of an N x N matrix; the limit is N = {MAX_JOINT_DRAW}, got {N}. Draw at "
+                "fewer inputs, or predict with .posterior(y)."
+            )
+        X = jnp.asarray(self.X)
+        K, D = self.kernel(X, X), self.num_outputs or 1
+        scale = jnp.diagonal(K, axis1=-2, axis2=-1).mean(-1)
+        L = safe_cholesky(add_jitter(K, default_jitter(K.dtype) * scale), scale)
+        f_key, noise_key = jax.random.split(key)
+        f = matmul(L, jax.random.normal(f_key, (*sample_shape, D, N, 1), X.dtype))[..., 0]
+        noise = self.noise_scale * jax.random.normal(noise_key, (*sample_shape, N, D), X.dtype)
+        y = jnp.swapaxes(f, -1, -2) + noise + self._columns(self.loc)
+        return y if self.num_outputs else y[..., 0]
+
+    @property
+    def mean(self) -> Array:
+        return self._as_event(self._columns(self.loc))
+
+    @property
+    def variance(self) -> Array:
+        return self._as_event(jnp.atleast_2d(self.kernel(jnp.asarray(self.X))).T + self.noise_scale**2)
+
+    def expand(self, batch_shape: tuple[int, ...]) -> dist.Distribution:
+        if tuple(batch_shape) == ():
+            return self
+        raise ValueError(
+            "CollapsedGP is one joint density of all its points and cannot be repeated: use it outside of plates, with all of "
+            "the data. For minibatches use gp(...) and a likelihood."
+        )
+
+    @property
+    def _uncertain(self) -> bool:
+        return isinstance(self.X, LatentInputs) and self.X.scale is not None
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """Numbers of inducing variables of the sets that are integrated out."""
+        sizes = tuple(s.num for s in self.features)
+        return sizes if self.orthogonal is None else sizes[:1]
+
+    def _check_num_outputs(self, num_outputs: int | None) -> int | None:
+        if self._separate is None:
+            return num_outputs
+        if self._uncertain:
+            raise ValueError("With latent inputs the kernel's hyperparameters must not have a leading axis.")
+        if num_outputs not in (None, self._separate):
+            raise ValueError(
+                f"`num_outputs` is {num_outputs} but the kernel or the inducing points have a leading axis of {self._separate}."
+            )
+        return self._separate
+
+    def _prior(self) -> Prior:
+        blocks = decompose_sets(self.kernel, self.features, self.jitter)
+        return Prior(self.kernel, self.features, blocks, self.orthogonal, self.num_points)
+
+    def _rows(self, value: ArrayLike) -> Rows:
+        y = checks.check_outputs(value, self.event_shape[0], self.num_outputs, self.observed)
+        N, D = y.shape[0], y.shape[1] if y.ndim == 2 else 1
+        for name, x in (("noise_scale", self.noise_scale), ("loc", self._columns(self.loc))):
+            if x.ndim == 2 and x.shape[1] not in (1, D):
+                raise ValueError(
+                    f"`{name}` has one column for each of {x.shape[1]} outputs, but y has shape {y.shape}."
+                )
+        for q in self.orthogonal or ():
+            if q.loc.shape[:-1] not in ((), (D,)) or (q.loc.ndim == 1 and D > 1):
+                raise ValueError(
+                    f"y has shape {y.shape} but `orthogonal` a q of shape {q.loc.shape}: give orthogonal() num_latents={D}."
+                )
+        precision = 1 / jnp.square(self.noise_scale)
+        if self.observed is not None:
+            precision = jnp.where(self.observed, precision, 0)
+        precision = jnp.broadcast_to(precision, (N, precision.shape[-1] if precision.ndim == 2 else 1))
+        Y = (y if y.ndim == 2 else y[:, None]) - self._columns(self.loc)
+        if self.observed is not None:
+            Y = jnp.where(self.observed, Y, 0)
+        precision = precision[:, 0] if precision.shape[1] == 1 else precision
+        if isinstance(self.X, LatentInputs) and self.X.loc is not None:
+            return Rows(self.X.loc, self.X.scale, Y, precision)
+        return Rows(jnp.asarray(self.X), None, Y, precision)
+
+    def _rows_at_once(self, rows: Rows) -> int | None:
+        if self.block_size is not None:
+            return self.block_size
+        M = sum(s.num for s in self.features)
+        copies = M if self._uncertain else max(1, rows.precision.shape[1] if rows.precision.ndim == 2 else 1)
+        entries = rows.Y.shape[0] * M * max(copies, self._separate or 1)
+        return None if entries <= MAX_ENTRIES else max(1, MAX_ENTRIES // (8 * (entries // rows.Y.shape[0])))
+
+    def _conditional_gain(self, prior: Prior, rows: Rows) -> Array:
+        A = project_inputs(prior, rows.X)
+        given = prior.given or ()
+        Y, _ = without_orthogonal(given, A[1:], rows.Y)
+        residual = residual_covariance(self.kernel(rows.X, rows.X), A, A)
+        for q, Ai in zip(given, A[1:], strict=True):
+            W = spread(q, Ai)
+            residual = residual if W is None else residual + matmul(jnp.swapaxes(W, -1, -2), W)
+        sums = sum_over_points(prior, rows, self.bound, self.alpha, None)
+        precision = jnp.broadcast_to(rows.precision.T, (Y.shape[1], Y.shape[0]))
+        return jnp.sum(conditional_gain(sums, A[0], residual, precision))
+
+    def _columns(self, x: Array) -> Array:
+        return x[:, None] if x.ndim == 1 and x.shape != (1,) else x
+
+    def _as_event(self, columns: Array) -> Array:
+        y = jnp.broadcast_to(columns, (self.event_shape[0], self.num_outputs or 1))
+        return y if self.num_outputs else y[:, 0]
+
+
+def _dim_of(features: Sequence[Feature]) -> int | None:
+    points = getattr(features[0], "points", None)
+    return None if points is None else points.shape[-1]

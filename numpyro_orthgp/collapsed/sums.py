@@ -1,0 +1,125 @@
+"""From data to the sums that a collapsed bound needs, at once or block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_orthgp.inducing import Feature, InducingPoints
+from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
+from numpyro_orthgp.math.bounds import Moments, Statistics, statistics
+from numpyro_orthgp.math.gaussian import Whitened, spread
+from numpyro_orthgp.math.linalg import PRECISION, matmul
+from numpyro_orthgp.math.projection import Block, project, residual_variance
+from numpyro_orthgp.types import Array
+
+__all__ = ["Prior", "Rows", "project_inputs", "sum_over_points", "without_orthogonal"]
+
+
+class Prior(NamedTuple):
+    """The prior as seen through the sets, and what is known of those that are not integrated out.
+
+    :param given: Gaussians or values of all sets but the first; ``None`` where all sets are optimized.
+    :param num_points: nodes for kernel expectations without closed form.
+    """
+
+    kernel: Any
+    features: tuple[Feature, ...]
+    blocks: tuple[Block, ...]
+    given: tuple[Whitened, ...] | None = None
+    num_points: int = 20
+
+
+class Rows(NamedTuple):
+    """Data points, each field with the points first.
+
+    :param X: inputs or their means, shape (B, D).
+    :param scale: standard deviations of uncertain inputs, shape (B, D), or ``None``.
+    :param Y: outputs, shape (B, C).
+    :param precision: 1 / noise variance, zero where there is no observation, shape (B,), or (B, C) for each output its own.
+    """
+
+    X: Array
+    scale: Array | None
+    Y: Array
+    precision: Array
+
+
+def sum_over_points(prior: Prior, rows: Rows, bound: str, alpha: float, block_size: int | None) -> Statistics:
+    """The sums over all points; ``block_size`` rows at a time, each block computed again for the gradient.
+
+    Memory is then that of one block, O(M^2 + block_size M), in both directions.
+    """
+    if block_size is None or block_size >= rows.X.shape[0]:
+        return _block(prior, rows, bound, alpha)
+    num_blocks = -(-rows.X.shape[0] // block_size)
+    padding = num_blocks * block_size - rows.X.shape[0]
+
+    def blocks_of(x: Array) -> Array:
+        x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))  # precision zero: as if there were no observation
+        return x.reshape(num_blocks, block_size, *x.shape[1:])
+
+    # The sum stays outside of what is checkpointed, or every block's running total would be kept for the gradient.
+    one = jax.checkpoint(lambda part: _block(prior, part, bound, alpha))
+
+    def add(total: Statistics, part: Rows) -> tuple[Statistics, None]:
+        return jax.tree.map(jnp.add, total, one(part)), None
+
+    parts = jax.tree.map(blocks_of, rows)
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, jax.tree.map(lambda x: x[0], parts)))
+    return lax.scan(add, zero, parts)[0]
+
+
+def project_inputs(prior: Prior, X: Array) -> tuple[Array, ...]:
+    """The projections A_i(X) of known inputs on all sets."""
+    return project(prior.blocks, [s.covariance_with_inputs(prior.kernel, X) for s in prior.features])
+
+
+def without_orthogonal(given: Sequence[Whitened], A: Sequence[Array], Y: Array) -> tuple[Array, Array]:
+    """Outputs less what the means of the given sets explain of them, (B, C), and the variance they explain, (B, 1) or (B, C)."""
+    explained = jnp.zeros((Y.shape[0], 1), Y.dtype)
+    for q, Ai in zip(given, A, strict=True):
+        mean = jnp.einsum("...mb,...m->...b", Ai, q.loc, precision=PRECISION)
+        Y = Y - jnp.atleast_2d(mean).T
+        W = spread(q, Ai)
+        if W is not None:
+            explained = explained + jnp.atleast_2d(jnp.sum(W**2, -2)).T
+    return Y, explained
+
+
+def _block(prior: Prior, rows: Rows, bound: str, alpha: float) -> Statistics:
+    Y, precision = rows.Y, rows.precision
+    if rows.scale is not None:
+        moments, explained = _uncertain(prior, rows.X, rows.scale), jnp.zeros((Y.shape[0], 1), Y.dtype)
+    else:
+        A = project_inputs(prior, rows.X)
+        residual = residual_variance(prior.kernel(rows.X), A)
+        Y, explained = without_orthogonal(prior.given or (), A[1:] if prior.given else (), Y)
+        moments = Moments(A[0] if prior.given is not None else jnp.concatenate(A, -2), residual)
+    explained = jnp.broadcast_to(explained, Y.shape)
+    if precision.ndim == 1 and moments.residual.ndim == 1:
+        return statistics(moments, Y, precision, explained.sum(-1), bound, alpha)
+    # Outputs with a noise, a mask or a kernel of their own: a leading axis instead of columns.
+    precision = jnp.broadcast_to(precision.T, (Y.shape[1], Y.shape[0]))
+    return statistics(moments, Y.T[..., None], precision, explained.T, bound, alpha)
+
+
+def _uncertain(prior: Prior, loc: Array, scale: Array) -> Moments:
+    r"""Expectations of the projections over Gaussian inputs, through the psi statistics (Titsias and Lawrence 2010)."""
+    points = [s.points for s in prior.features if isinstance(s, InducingPoints)]
+    Z = jnp.concatenate(points, -2)
+    sizes = [p.shape[-2] for p in points]
+    # The whitening of all sets is linear: A = W K(Z, x). Apply it to the unit vectors.
+    eye = jnp.eye(Z.shape[-2], dtype=Z.dtype)
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    parts = [eye[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    W = jnp.concatenate(project(prior.blocks, parts), -2)
+    second = psi2(prior.kernel, Z, loc, scale, num_points=prior.num_points)
+    explained = jnp.einsum("mn,bmn->b", matmul(W.T, W), second, precision=PRECISION)
+    variance = psi0(prior.kernel, loc, scale, num_points=prior.num_points)
+    first = matmul(W, psi1(prior.kernel, Z, loc, scale, num_points=prior.num_points))
+    return Moments(first, jnp.maximum(variance - explained, 0), second, W)

@@ -1,0 +1,7 @@
+"""Guides that hand their Gaussians to the model."""
+
+from numpyro_orthgp.guides.auto import AutoSparseGP
+from numpyro_orthgp.guides.declare import gp_posterior, latent_inputs_posterior
+from numpyro_orthgp.guides.posterior import posterior
+
+__all__ = ["AutoSparseGP", "gp_posterior", "latent_inputs_posterior", "posterior"]

@@ -1,0 +1,265 @@
+"""The automatic guide, :class:`AutoSparseGP`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.infer.autoguide import AutoDelta, AutoGuide
+
+from numpyro_orthgp.errors import check_floating, check_option
+from numpyro_orthgp.guides.declare import RESIDUALS, gp_posterior, latent_inputs_posterior
+from numpyro_orthgp.guides.handlers import InModelOrder, SamePlates, WithoutGPs, hidden_by_mask
+from numpyro_orthgp.likelihoods.base import check_observed, is_expected
+from numpyro_orthgp.math.gaussian import COVARIANCES
+from numpyro_orthgp.primitives.messages import InputSite, Site, input_site_of, site_of
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["AutoSparseGP"]
+
+START_SCALE = 0.3  # standard deviation of latent inputs to begin with
+
+
+def _start_of(name: str, start: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
+    """Where parameters of latent inputs start: means (or what draws them) and standard deviations."""
+    start, scale = start if isinstance(start, tuple) else (start, START_SCALE)
+    if start is None:
+        return lambda key: jax.random.normal(key, shape), jnp.full(shape, scale)
+    loc = check_floating(f"latents['{name}']", start)
+    if loc.shape != shape:
+        raise ValueError(f"`latents['{name}']` must have shape {shape}, one row per point; got {loc.shape}.")
+    return loc, jnp.broadcast_to(jnp.asarray(scale, loc.dtype), shape)
+
+
+def _of(name: str, option: Any, default: Any) -> Any:
+    """What an option says about one gp: the same for all, or by name."""
+    return option.get(name, default) if isinstance(option, Mapping) else option
+
+
+class AutoSparseGP(AutoGuide):
+    """The automatic guide: a Gaussian for every gp of the model, a NumPyro autoguide for every other latent site.
+
+    ::
+
+        guide = AutoSparseGP(model)                                 # full covariances, MAP for the rest
+        guide = AutoSparseGP(model, residual="tight")               # the tightened bound of Titsias 2025
+        guide = AutoSparseGP(model, covariance=["full", "prior"])   # SOLVE-GP whose second set moves the mean only
+        guide = AutoSparseGP(model, hyper=AutoNormal)               # fully Bayesian hyperparameters
+        guide = AutoSparseGP(model, natural=True)                   # for natural_gradient(optax.adam(1e-2), 0.1)
+
+    For latent inputs::
+
+        AutoSparseGP(model, latents={"X": init.pca(Y, 2)})                # a Gaussian for each point, started there
+        AutoSparseGP(model, latents={"X": encoder})                       # encoder(*args, **kwargs) -> loc, scale
+
+    Its param sites are those of :func:`gp_posterior`, ``{name}_loc`` and ``{name}_scale`` of shape (N, D) for latent inputs, and
+    those of the ``hyper`` guide. The default ``hyper`` estimates sampled
+    hyperparameters by their posterior mode: the loss then holds their log prior, and is a bound on log p(y, hyperparameters).
+
+    :param model: a NumPyro model.
+    :param covariance: "full", "diagonal" or "prior" for all sets; or one per set; or a dict of these by gp name.
+    :param residual: "prior" or "tight"; or a dict of these by gp name.
+    :param natural: let :func:`~numpyro_orthgp.natural_gradient` step the Gaussians; or a dict of bools by gp name.
+    :param analytic: hand Gaussians to the model, not only samples; see :func:`gp_posterior`.
+    :param latents: by name of :func:`latent_inputs`: where the means start, shape (N, D), or (means, standard deviations), the
+        latter 0.3 if not given; or an encoder, called with the model's arguments inside the model's plate, that returns means
+        and standard deviations of the plate's rows. Means not given start at random.
+    :param hyper: what makes the guide for all other latent sites out of the model: an AutoGuide class or any callable
+        such as ``lambda model: AutoNormal(model, init_scale=0.01)``.
+    :raises ValueError: for unknown options; at the first call, for gp names that the model does not have, and for
+        observations outside the support of their likelihood.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        covariance: str | Sequence[str] | Mapping[str, str | Sequence[str]] = "full",
+        residual: str | Mapping[str, str] = "prior",
+        natural: bool | Mapping[str, bool] = False,
+        analytic: bool = True,
+        latents: Mapping[str, Any] | None = None,
+        hyper: Callable[[Callable[..., Any]], Any] = AutoDelta,
+    ) -> None:
+        super().__init__(model)
+        for option, value, known in (("covariance", covariance, COVARIANCES), ("residual", residual, RESIDUALS)):
+            if isinstance(value, str):
+                check_option(option, value, known)
+        self.covariance, self.residual, self.natural, self.analytic = covariance, residual, natural, analytic
+        self.latents = dict(latents or {})
+        self._hyper = hyper(WithoutGPs(model))
+        self._order: list[str] = []  # latent sites, as the model has them
+        self._gps: dict[str, list[Site]] = {}
+        self._inputs: dict[str, InputSite] = {}
+        self._in_plates: set[str] = set()  # those of them
+        self._missing: set[str] = set()  # those of them that `obs_mask` made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Run the guide; with the arguments of the model.
+
+        :return: the values of the model's latent sites.
+        """
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        with handlers.trace() as emitted:
+            self._sample_latents(*args, **kwargs)
+            if self._missing:
+                self._sample_missing(emitted, *args, **kwargs)
+        return {name: site["value"] for name, site in emitted.items() if site["type"] == "sample"}
+
+    def sample_posterior(
+        self, rng_key: PRNGKey, params: dict[str, Any], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
+    ) -> dict[str, Array]:
+        """Samples of all latent sites, each of shape ``sample_shape`` + the site's."""
+
+        def draw(key: PRNGKey) -> dict[str, Array]:
+            return handlers.substitute(handlers.seed(self, key), params)(*args, **kwargs)
+
+        if not sample_shape:
+            return draw(rng_key)
+        draws = jax.vmap(draw)(jax.random.split(rng_key, math.prod(sample_shape)))
+        return jax.tree.map(lambda x: x.reshape(sample_shape + x.shape[1:]), draws)
+
+    def median(self, params: dict[str, Any]) -> dict[str, Array]:
+        """Posterior medians of all latent sites, by site name (those of ``hyper`` if it has medians)."""
+        medians = dict(self._hyper.median(params)) if self._has_hyper else {}
+        known = [*self._inducing_sites, *(name for name in self._inputs if not callable(self.latents.get(name)))]
+        return medians | {name: params[f"{name}_loc"] for name in known}
+
+    @property
+    def _inducing_sites(self) -> list[str]:
+        return [f"{gp}.u{site.position}" for gp, sites in self._gps.items() for site in sites]
+
+    @property
+    def _has_hyper(self) -> bool:
+        return bool(set(self._order) - set(self._inducing_sites) - set(self._inputs) - self._missing)
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        with handlers.block():
+            rng_key = jax.random.PRNGKey(0)
+            messages = handlers.trace(handlers.seed(self.model, rng_key)).get_trace(*args, **kwargs)
+        self._order, self._gps, self._inputs = [], {}, {}
+        self._missing = {name for name in messages if hidden_by_mask(name, messages)}
+        for name, message in messages.items():
+            if message["type"] != "sample":
+                continue
+            if message["is_observed"]:
+                check_observed(name, message["fn"], message["value"])
+                continue
+            site, inputs = site_of(message), input_site_of(message)
+            if inputs is not None:
+                self._inputs[name] = inputs
+                self._note_plates(name, message)
+            if site is not None:
+                self._gps.setdefault(name.removesuffix(f".u{site.position}"), []).append(site)
+            if site is not None or name in self._missing or not is_expected(message["fn"]):
+                self._order.append(name)
+        self._check_names()
+        # Names only: under `jit` the messages hold tracers, which must not outlive it.
+        self.prototype_trace = dict.fromkeys(messages)
+
+    def _note_plates(self, name: str, message: dict[str, Any]) -> None:
+        frames = message["cond_indep_stack"]
+        if len(frames) > 1:
+            raise ValueError(
+                f"latent_inputs() must be in at most one plate, that of the points; `{name}` is in "
+                f"{', '.join(repr(frame.name) for frame in frames)}."
+            )
+        if frames:
+            self._in_plates.add(name)
+
+    def _check_names(self) -> None:
+        if not self._gps and not self._inputs:
+            raise ValueError(
+                "AutoSparseGP found no gp(), orthogonal() or latent_inputs() in the model. Use a NumPyro autoguide (CollapsedGP "
+                "needs no other), or declare f = gp(name, kernel, Z)."
+            )
+        for name in self.latents:
+            check_option("latents key", name, list(self._inputs))
+        for option in ("covariance", "residual", "natural"):
+            value = getattr(self, option)
+            if isinstance(value, Mapping):
+                for name in value:
+                    check_option(f"{option} key", name, list(self._gps))
+
+    def _sample_latents(self, *args: Any, **kwargs: Any) -> None:
+        plates = self._plates(*args, **kwargs)
+        pending: list[tuple[int, Callable[[], Any]]] = []
+        for name, sites in self._gps.items():
+            first = self._order.index(f"{name}.u{sites[0].position}")
+            pending.append((first, partial(self._sample_gp, name)))
+        for name in self._inputs:
+            emit = partial(self._sample_inputs, name, plates.get(name), *args, **kwargs)
+            pending.append((self._order.index(name), emit))
+        ours = {*self._inducing_sites, *self._inputs}
+        others = [i for i, name in enumerate(self._order) if name not in ours]
+        picked = {}
+        for plate in plates.values():
+            with plate as index:
+                picked[plate.name] = index
+        with InModelOrder(self._order, others, pending) as in_order:
+            in_order.emit_before_next(after=-1)
+            if self._has_hyper:
+                with SamePlates(picked):
+                    self._hyper(*args, **kwargs)
+        in_order.emit_rest()
+
+    def _sample_gp(self, name: str) -> None:
+        sites = self._gps[name]
+        shape = sites[0].shape
+        gp_posterior(
+            name,
+            [s.shape[-1] for s in sites],
+            covariance=_of(name, self.covariance, "full"),
+            residual=_of(name, self.residual, "prior"),
+            natural=_of(name, self.natural, False),
+            num_latents=shape[0] if len(shape) == 2 else None,
+            analytic=self.analytic,
+            dtype=sites[0].dtype,
+            first=sites[0].position,
+        )
+
+    def _sample_inputs(self, name: str, plate: numpyro.plate | None, *args: Any, **kwargs: Any) -> None:
+        num, dim = self._inputs[name]
+        start = self.latents.get(name)
+        with plate or nullcontext():
+            if callable(start):
+                loc, scale = start(*args, **kwargs)
+            else:
+                loc, scale = _start_of(name, start, (num, dim))
+                loc = numpyro.param(f"{name}_loc", loc, event_dim=1)
+                scale = numpyro.param(f"{name}_scale", scale, constraint=constraints.positive, event_dim=1)
+            latent_inputs_posterior(name, loc, scale, analytic=self.analytic)
+
+    def _plates(self, *args: Any, **kwargs: Any) -> dict[str, numpyro.plate]:
+        """The plates around latent inputs as the model has them at these arguments, by name of the inputs."""
+        if not self._in_plates:
+            return {}
+        with handlers.block():
+            messages = handlers.trace(handlers.seed(self.model, jax.random.PRNGKey(0))).get_trace(*args, **kwargs)
+        made: dict[str, numpyro.plate] = {}  # one for each name, or two would pick different rows
+        plates = {}
+        for name in self._in_plates:
+            frame = messages[name]["cond_indep_stack"][0]
+            if frame.name not in made:
+                made[frame.name] = numpyro.plate(frame.name, *messages[frame.name]["args"], dim=frame.dim)
+            plates[name] = made[frame.name]
+        return plates
+
+    def _sample_missing(self, emitted: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        # Outputs hidden by `obs_mask` are latent sites that weigh nothing. Their posterior is their predictive
+        # distribution, which only the model knows: run it under what has been drawn so far.
+        with handlers.block():
+            model = handlers.replay(handlers.seed(self.model, jax.random.PRNGKey(0)), dict(emitted))
+            messages = handlers.trace(model).get_trace(*args, **kwargs)
+        for name, message in messages.items():
+            if hidden_by_mask(name, messages) and not message["is_observed"]:
+                numpyro.sample(name, message["fn"])

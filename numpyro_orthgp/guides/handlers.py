@@ -1,0 +1,89 @@
+"""How :class:`AutoSparseGP` shares a model's sites with the guide of everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+import jax.numpy as jnp
+from numpyro.primitives import Messenger
+
+from numpyro_orthgp.likelihoods.base import is_expected
+from numpyro_orthgp.primitives.messages import input_site_of, site_of
+from numpyro_orthgp.types import Array
+
+__all__ = ["InModelOrder", "SamePlates", "WithoutGPs", "hidden_by_mask"]
+
+
+def hidden_by_mask(name: str, names: Container[str]) -> bool:
+    """Whether a site is the hidden part of one with `obs_mask`, which NumPyro calls {site}_unobserved beside {site}_observed."""
+    return name.endswith("_unobserved") and name.removesuffix("_unobserved") + "_observed" in names
+
+
+class WithoutGPs(Messenger):
+    """A model whose gp sites, and outputs hidden by `obs_mask`, no outer handler sees: what is left is for ``hyper``."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__(fn)
+        self._seen: set[str] = set()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "sample":
+            return
+        self._seen.add(msg["name"])
+        if msg["is_observed"]:
+            return
+        ours = site_of(msg) is not None or input_site_of(msg) is not None
+        if ours or is_expected(msg["fn"]) or hidden_by_mask(msg["name"], self._seen):
+            if msg["value"] is None:
+                msg["value"] = jnp.zeros(msg["fn"].shape(), getattr(site_of(msg), "dtype", None))
+            msg["stop"] = True
+
+
+class InModelOrder(Messenger):
+    """Emits our sites between the other latent sites where the model has them, as TraceMeanField_ELBO asks.
+
+    :param order: names of all latent sites in the model's order.
+    :param others: positions of those that are emitted while this handler is active.
+    :param pending: ours, each with its position and what emits it.
+    """
+
+    def __init__(self, order: list[str], others: list[int], pending: list[tuple[int, Callable[[], Any]]]) -> None:
+        super().__init__()
+        self.order, self.others = order, others
+        self.pending = sorted(pending, key=lambda entry: entry[0])
+
+    def __enter__(self) -> InModelOrder:
+        super().__enter__()
+        return self
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        # Inside a plate the gp's sites would become part of it: wait for the next site outside.
+        if msg["type"] == "sample" and not msg["cond_indep_stack"]:
+            index = self.order.index(msg["name"]) if msg["name"] in self.order else -1
+            if index in self.others:
+                self.emit_before_next(after=index)
+
+    def emit_before_next(self, after: int) -> None:
+        upcoming = [i for i in self.others if i > after]
+        while self.pending and (not upcoming or self.pending[0][0] < upcoming[0]):
+            self.pending.pop(0)[1]()
+
+    def emit_rest(self) -> None:
+        while self.pending:
+            self.pending.pop(0)[1]()
+
+
+class SamePlates(Messenger):
+    """Lets plates of these names pick the rows that have been picked already, wherever they are made again.
+
+    :param picked: row numbers by the name of the plate.
+    """
+
+    def __init__(self, picked: dict[str, Array]) -> None:
+        super().__init__()
+        self.picked = picked
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate" and msg["name"] in self.picked:
+            msg["value"] = self.picked[msg["name"]]

@@ -1,0 +1,56 @@
+"""The fitted functions of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+from numpyro import handlers
+
+from numpyro_orthgp.collapsed import CollapsedGP
+from numpyro_orthgp.primitives.messages import CollectFunctions
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import PRNGKey
+
+__all__ = ["posterior"]
+
+
+def posterior(
+    model: Callable[..., Any],
+    guide: Callable[..., Any] | None,
+    params: dict[str, Any],
+    *args: Any,
+    rng_key: PRNGKey | None = None,
+    **kwargs: Any,
+) -> dict[str, GPFunction]:
+    """The fitted functions of a model, ready to be called at test inputs. Works under ``jax.jit``, where it is much faster.
+
+    With a guide of this package the functions carry its Gaussians: means and variances are exact, with no sampling over
+    inducing variables. Other latent sites are drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide
+    map over ``rng_key`` with ``jax.vmap`` for a mixture. The residual is always the prior's (v = 1), also after
+    tightened training (Titsias 2025, Sec. 3.1).
+
+    :param model: the model that was fitted.
+    :param guide: its guide; ``None`` if ``params`` holds values of latent sites, one draw of ``MCMC`` for one.
+    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``.
+    :param args: arguments of the model; the training inputs, or any inputs of the right shape.
+    :param rng_key: for the latent sites that the guide draws; default ``jax.random.PRNGKey(0)``.
+    :return: a :class:`GPFunction` for each gp, by full name (with the prefix of ``handlers.scope``), and for each observed
+        :class:`CollapsedGP`, by the name of its site.
+    """
+    guide_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
+    guide_trace: dict[str, Any] = {}
+    if guide is not None:
+        fitted_guide = handlers.substitute(handlers.seed(guide, guide_key), params)
+        guide_trace = handlers.trace(fitted_guide).get_trace(*args, **kwargs)
+    fitted = handlers.substitute(handlers.replay(handlers.seed(model, model_key), guide_trace), params)
+    with handlers.block(), CollectFunctions() as collected:
+        sites = handlers.trace(fitted).get_trace(*args, **kwargs)
+    functions = {name: replace(f, pointwise=False, residual_scale=None) for name, f in collected.functions.items()}
+    return functions | {name: site["fn"].posterior(site["value"]) for name, site in sites.items() if _collapsed(site)}
+
+
+def _collapsed(site: dict[str, Any]) -> bool:
+    return site["type"] == "sample" and site["is_observed"] and isinstance(site["fn"], CollapsedGP)

@@ -1,0 +1,350 @@
+r"""Expectations of kernels under Gaussian inputs: the psi statistics of the Bayesian GP-LVM [1, 2].
+
+For independent inputs :math:`x_b \sim N(\mu_b, \mathrm{diag}(\sigma_b^2))` and fixed points :math:`z_m` they are
+
+.. math::
+    \psi^0_b = E[k(x_b, x_b)], \qquad \psi^1_{mb} = E[k(z_m, x_b)], \qquad
+    \psi^2_{bmn} = E[k(z_m, x_b)\, k(x_b, z_n)].
+
+**Closed form.** Sums, products, multiples and restrictions to columns of `RBF`, `Linear`, `Constant`, `White` and
+``Polynomial(1)`` multiply out to a sum of terms :math:`c \exp(-\frac12 \sum_d p_d (x_d - z_d)^2) \prod_j \sum_d v_{jd} x_d z_d`.
+Two of them, at :math:`z` and :math:`z'`, contain the factor :math:`\exp(-\frac12 P x^2 + h x)` in each column, with
+:math:`P = p + p'` and :math:`h = p z + p' z'`. Under :math:`N(\mu, \sigma^2)` its expectation is
+
+.. math:: \sqrt{r} \exp\bigl(\tfrac12 (2 r \mu h + \tau h^2 - P r \mu^2)\bigr), \qquad
+    r = 1 / (1 + \sigma^2 P), \quad \tau = \sigma^2 r,
+
+and it makes of that distribution :math:`N(r \mu + \tau h, \tau)`, which gives the linear factors, of which a term may have one.
+Nothing divides by :math:`\sigma` or :math:`P`: both may be 0. Squares are multiplied out into products of matrices, so that no
+array is larger than the result.
+
+**Quadrature.** Any other kernel, as a whole if one part has no closed form, is evaluated at nodes: of a tensor Gauss-Hermite
+rule while ``num_points ** D <= 4096`` (by default, D <= 2), beyond that 1024 Sobol points, the same in every call. The former
+is for smooth kernels (it converges slowly for Matern ones), the latter good for two or three digits.
+
+**References:**
+
+1. Titsias, Lawrence. Bayesian Gaussian Process Latent Variable Model. 2010.
+2. Damianou, Titsias, Lawrence. Variational Inference for Latent Variables and Uncertain Inputs in Gaussian Processes. 2016.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from numpyro_orthgp.kernels.base import Constant, Product, Restricted, Scaled, Sum
+from numpyro_orthgp.kernels.dot_product import Linear, Polynomial
+from numpyro_orthgp.kernels.hyperparameters import as_array, check_inputs, check_value
+from numpyro_orthgp.kernels.stationary import RBF
+from numpyro_orthgp.kernels.white import White
+from numpyro_orthgp.math.linalg import PRECISION, matmul
+from numpyro_orthgp.math.quadrature import gauss_hermite, quasi_normal
+from numpyro_orthgp.types import Array, ArrayLike, KernelLike
+
+__all__ = ["Term", "has_closed_form", "psi0", "psi1", "psi2", "terms"]
+
+_MAX_TENSOR_NODES = 4096
+_SOBOL_NODES = 1024
+
+
+def psi0(kernel: KernelLike, loc: ArrayLike, scale: ArrayLike, *, num_points: int = 20) -> Array:
+    """Expected prior variances, :math:`E[k(x_b, x_b)]`.
+
+    :param kernel: a kernel of one function, that is without hyperparameters with a leading latent axis.
+    :param loc: means of the inputs, shape (B, D).
+    :param scale: their standard deviations, shape (B, D); 0 where an input is known.
+    :param num_points: Gauss-Hermite nodes per column, for kernels without a closed form.
+    :return: shape (B,).
+    :raises TypeError: if inputs are not floating-point arrays.
+    :raises ValueError: if shapes do not match, the kernel is one of several functions, or a concrete ``scale`` is negative.
+    """
+    loc, scale = _check_gaussian(loc, scale)
+    _check_single(kernel, loc.shape[:1], "(B,)", loc)
+    expansion = terms(kernel, loc.shape[-1], loc.dtype)
+    if expansion is None:
+        return _by_quadrature(lambda w, X: w * kernel(X[0]), loc, scale, num_points, at_once=1)
+    second_moments = jnp.square(loc) + jnp.square(scale)
+    total = jnp.zeros_like(second_moments[:, 0])
+    for term in expansion:
+        total = total + term.weight * (matmul(second_moments, term.slopes[0]) if term.slopes else 1)
+    return total
+
+
+def psi1(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike, *, num_points: int = 20) -> Array:
+    """Expected covariances with fixed points, :math:`E[k(z_m, x_b)]`; oriented like ``kernel(Z, X)``.
+
+    `White` noise counts only where it is restricted to some columns, which may be known: that an input as a whole is equal to a
+    fixed point has probability zero.
+
+    :param kernel: as for `psi0`, and so are ``loc``, ``scale``, ``num_points`` and what is raised.
+    :param Z: the points, shape (M, D).
+    :return: shape (M, B).
+    """
+    Z, loc, scale, expansion = _prepare(kernel, Z, loc, scale)
+    if expansion is None:
+        return _by_quadrature(lambda w, X: _mean(w, _covariances(kernel, Z, X)), loc, scale, num_points, len(Z))
+    one = Term(jnp.ones((), Z.dtype), jnp.zeros_like(Z[0]))
+    total = jnp.zeros((len(loc), len(Z), 1), jnp.result_type(Z, loc, scale))
+    for term in expansion:
+        total = total + _expected_product(term, one, Z, Z[:1], loc, scale)
+    return total[..., 0].T
+
+
+def psi2(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike, *, num_points: int = 20) -> Array:
+    """Expected products of covariances with fixed points, :math:`E[k(z_m, x_b) k(x_b, z_n)]`; positive semidefinite.
+
+    `White` noise counts as in `psi1`. A sum of T terms costs T (T + 1) / 2 times as much as one.
+
+    :param kernel: as for `psi0`, and so are ``loc``, ``scale``, ``num_points`` and what is raised.
+    :param Z: the points, shape (M, D).
+    :return: shape (B, M, M).
+    """
+    Z, loc, scale, expansion = _prepare(kernel, Z, loc, scale)
+    if expansion is None:
+        return _by_quadrature(lambda w, X: _gram(w, _covariances(kernel, Z, X)), loc, scale, num_points, len(Z))
+    total = jnp.zeros((len(loc), len(Z), len(Z)), jnp.result_type(Z, loc, scale))
+    for i, term in enumerate(expansion):
+        total = total + _expected_product(term, term, Z, Z, loc, scale)
+        for other in expansion[:i]:
+            cross = _expected_product(term, other, Z, Z, loc, scale)
+            total = total + cross + jnp.swapaxes(cross, -1, -2)
+    return total
+
+
+# The normal form
+
+
+class Term(NamedTuple):
+    r"""One term of a kernel that is multiplied out.
+
+    :param weight: the factor :math:`c`, shape ().
+    :param precision: inverse squared lengthscales :math:`p`, shape (D,); 0 for columns that do not matter.
+    :param slopes: variances :math:`v_j` of the slopes of each linear factor, shapes (D,).
+    :param equal: columns in which x and z must be equal for the term to be other than zero, as `White` has it.
+    """
+
+    weight: Array
+    precision: Array
+    slopes: tuple[Array, ...] = ()
+    equal: frozenset[int] = frozenset()
+
+
+def has_closed_form(kernel: KernelLike, num_dims: int) -> bool:
+    """Whether the expectations of a kernel of ``num_dims`` columns are exact rather than by quadrature."""
+    return terms(kernel, num_dims) is not None
+
+
+def terms(kernel: KernelLike, num_dims: int, dtype: Any = float) -> tuple[Term, ...] | None:
+    """A kernel of ``num_dims`` columns as a sum of terms with at most one linear factor each, or None."""
+    try:
+        expansion = _expand(kernel, _Columns(np.arange(num_dims), num_dims, jnp.zeros((), dtype).dtype))
+    except _NoClosedForm:
+        return None
+    return expansion if all(len(term.slopes) <= 1 for term in expansion) else None
+
+
+class _NoClosedForm(Exception): ...
+
+
+class _Columns(NamedTuple):
+    """The columns that a kernel sees, integers of shape (n,), of the ``num_dims`` that there are."""
+
+    seen: Any
+    num_dims: int
+    dtype: jnp.dtype
+
+    def embed(self, value: ArrayLike) -> Array:
+        """Values for the columns seen, shape () or (n,), among zeros for the others, shape (D,)."""
+        values = jnp.broadcast_to(as_array(value, self.dtype), self.seen.shape)
+        zeros = jnp.zeros(self.num_dims, jnp.result_type(values, self.dtype))
+        return zeros.at[self.seen].add(values)  # a column seen twice counts twice
+
+    def term(self, weight: ArrayLike, precision: ArrayLike = 0.0) -> Term:
+        return Term(as_array(weight, self.dtype), self.embed(precision))
+
+    def linear(self, variance: ArrayLike) -> Term:
+        return self.term(1.0)._replace(slopes=(self.embed(variance),))
+
+
+def _expand(kernel: KernelLike, columns: _Columns) -> tuple[Term, ...]:
+    rule = _RULES.get(type(kernel))  # not for subclasses, which may compute something else
+    if rule is None:
+        raise _NoClosedForm
+    return rule(kernel, columns)
+
+
+def _polynomial(kernel: Polynomial, columns: _Columns) -> tuple[Term, ...]:
+    if kernel.degree > 1:
+        raise _NoClosedForm
+    return columns.linear(kernel.variance), columns.term(kernel.offset)
+
+
+def _product(left: tuple[Term, ...], right: tuple[Term, ...]) -> tuple[Term, ...]:
+    return tuple(
+        Term(s.weight * t.weight, s.precision + t.precision, s.slopes + t.slopes, s.equal | t.equal)
+        for s, t in itertools.product(left, right)
+    )
+
+
+_RULES: dict[type, Callable[[Any, _Columns], tuple[Term, ...]]] = {
+    RBF: lambda k, columns: (columns.term(1.0, 1 / jnp.square(as_array(k.lengthscale, columns.dtype))),),
+    Linear: lambda k, columns: (columns.linear(k.variance),),
+    Polynomial: _polynomial,
+    Constant: lambda k, columns: (columns.term(k.value),),
+    White: lambda k, columns: (columns.term(k.value)._replace(equal=frozenset(columns.seen.tolist())),),
+    Sum: lambda k, columns: _expand(k.left, columns) + _expand(k.right, columns),
+    Product: lambda k, columns: _product(_expand(k.left, columns), _expand(k.right, columns)),
+    Scaled: lambda k, columns: _product((columns.term(k.variance),), _expand(k.kernel, columns)),
+    Restricted: lambda k, columns: _expand(k.kernel, columns._replace(seen=k._columns(columns.seen))),
+}
+
+
+# Closed forms
+
+
+def _expected_product(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, scale: Array) -> Array:
+    """The expectation of s(z, x) t(z', x) for all z of ``Z1``, shape (M1, D), and z' of ``Z2``: shape (B, M1, M2)."""
+    variance = jnp.square(scale)
+    r = 1 / (1 + variance * (s.precision + t.precision))
+    tilted = loc, r, variance * r
+    value = s.weight * t.weight * jnp.exp(_log_gaussians(s, t, Z1, Z2, *tilted))
+    if s.slopes or t.slopes:
+        value = value * _linear_factors(s, t, Z1, Z2, *tilted)
+    if s.equal:
+        value = value * _equal(s, Z1, loc, scale)[:, :, None]
+    if t.equal:
+        value = value * _equal(t, Z2, loc, scale)[:, None, :]
+    return value
+
+
+def _log_gaussians(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, r: Array, tau: Array) -> Array:
+    """The logarithm of the expected product of two Gaussian factors, shape (B, M1, M2)."""
+    # Centred, so that what is lost in squares that cancel is relative to the spread of the points (see `math.distances`).
+    origin = lax.stop_gradient(Z1.mean(axis=0))
+    Z1, Z2, loc = Z1 - origin, Z2 - origin, loc - origin
+    shrunk = r * loc
+
+    def of_one(precision: Array, Z: Array) -> Array:  # what depends on one of z and z' only
+        h = precision * Z
+        return matmul(shrunk, h.T) + (matmul(tau, jnp.square(h).T) - (h * Z).sum(axis=-1)) / 2
+
+    of_none = (jnp.log(r) - (s.precision + t.precision) * shrunk * loc).sum(axis=-1, keepdims=True) / 2
+    of_both = _contract(tau, s.precision * Z1, t.precision * Z2)
+    return (of_none + of_one(s.precision, Z1))[:, :, None] + of_one(t.precision, Z2)[:, None, :] + of_both
+
+
+def _linear_factors(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, r: Array, tau: Array) -> Array:
+    """The expected product of the linear factors, one or two, under the Gaussian factors: shape (B, M1, M2)."""
+    h1, h2 = s.precision * Z1, t.precision * Z2
+
+    def of_one(w: Array, h: Array) -> Array:  # the factor's mean, w (r mu + tau h), but for the other term's part of h
+        return matmul(r * loc, w.T) + matmul(tau, (w * h).T)
+
+    if s.slopes:
+        w1 = s.slopes[0] * Z1
+        mean1 = of_one(w1, h1)[:, :, None] + _contract(tau, w1, h2)
+    if t.slopes:
+        w2 = t.slopes[0] * Z2
+        mean2 = of_one(w2, h2)[:, None, :] + _contract(tau, h1, w2)
+    if s.slopes and t.slopes:
+        return mean1 * mean2 + _contract(tau, w1, w2)
+    return mean1 if s.slopes else mean2
+
+
+def _contract(A: Array, U: Array, V: Array) -> Array:
+    """Sum over d of A_bd U_md V_nd, shape (B, M1, M2), as one product of matrices."""
+    return jnp.tensordot(A, U.T[:, :, None] * V.T[:, None, :], axes=1, precision=PRECISION)
+
+
+def _equal(term: Term, Z: Array, loc: Array, scale: Array) -> Array:
+    """The probability, 0 or 1, that inputs and points are equal where the term demands it, shape (B, M)."""
+    equal = jnp.ones((len(loc), len(Z)), bool)
+    for d in term.equal:
+        equal &= (loc[:, d, None] == Z[:, d]) & (scale[:, d, None] == 0)
+    return equal.astype(loc.dtype)
+
+
+# Quadrature
+
+
+def _by_quadrature(
+    partial_sum: Callable[[Array, Array], Array], loc: Array, scale: Array, num_points: int, at_once: int
+) -> Array:
+    """Add up ``partial_sum(w, X)`` for groups of nodes: weights w, shape (S,), and inputs X, (S, B, D); S <= ``at_once``."""
+    weights, nodes = _nodes(num_points, loc.shape[-1], loc.dtype)
+    size = min(at_once, len(weights))
+    padding = -len(weights) % size  # by nodes of weight 0
+    weights = jnp.pad(weights, (0, padding)).reshape(-1, size)
+    nodes = jnp.pad(nodes, ((0, padding), (0, 0))).reshape(-1, size, 1, loc.shape[-1])
+
+    @jax.checkpoint  # recompute kernels in the backward pass: memory does not grow with the number of nodes
+    def add(total: Array, group: tuple[Array, Array]) -> tuple[Array, None]:
+        return total + partial_sum(group[0], loc + scale * group[1]), None
+
+    result = jax.eval_shape(lambda w, X: partial_sum(w, loc + scale * X), weights[0], nodes[0])
+    return lax.scan(add, jnp.zeros(result.shape, result.dtype), (weights, nodes))[0]
+
+
+def _nodes(num_points: int, dim: int, dtype: jnp.dtype) -> tuple[Array, Array]:
+    """Weights, shape (S,), and nodes, (S, D), of a rule for N(0, I)."""
+    if num_points**dim <= _MAX_TENSOR_NODES:
+        nodes, weights = gauss_hermite(num_points, dim)
+        return jnp.asarray(weights, dtype), jnp.asarray(nodes, dtype)
+    # In float32 whatever the inputs, so that both precisions have the same nodes.
+    points = quasi_normal(jax.random.PRNGKey(0), _SOBOL_NODES, (), dim, jnp.dtype("float32"))
+    return jnp.full(_SOBOL_NODES, 1 / _SOBOL_NODES, dtype), points.astype(dtype)
+
+
+def _covariances(kernel: KernelLike, Z: Array, X: Array) -> Array:
+    # Noise on all columns goes: a node may happen to be one of the points. (On some columns, they may be known ones.)
+    smooth = jax.tree.map(
+        lambda part: Constant(0.0) if type(part) is White else part,
+        kernel,
+        is_leaf=lambda part: type(part) in (White, Restricted),
+    )
+    return smooth(Z, X.reshape(-1, X.shape[-1])).reshape(len(Z), *X.shape[:-1])  # (M, S, B)
+
+
+def _mean(weights: Array, K: Array) -> Array:
+    return jnp.tensordot(weights, K, axes=(0, 1), precision=PRECISION)  # (M, B)
+
+
+def _gram(weights: Array, K: Array) -> Array:
+    return jnp.einsum("msb,nsb->bmn", K * weights[:, None], K, precision=PRECISION)  # (B, M, M)
+
+
+def _prepare(
+    kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike
+) -> tuple[Array, Array, Array, tuple[Term, ...] | None]:
+    """Checked inputs, and the terms that are not almost surely zero, None without a closed form."""
+    loc, scale = _check_gaussian(loc, scale)
+    Z, D = check_inputs("Z", Z), loc.shape[-1]
+    if Z.ndim != 2 or Z.shape[-1] != D:
+        raise ValueError(f"`Z` must have shape (M, D) with D = {D} to match `loc`; got {Z.shape}. Did you pass Z.T?")
+    _check_single(kernel, (len(Z), len(loc)), "(M, B)", Z, loc)
+    expansion = terms(kernel, D, jnp.result_type(Z, loc, scale))
+    return Z, loc, scale, expansion and tuple(term for term in expansion if len(term.equal) < D)
+
+
+def _check_gaussian(loc: ArrayLike, scale: ArrayLike) -> tuple[Array, Array]:
+    loc, scale = check_inputs("loc", loc), check_inputs("scale", scale)
+    if loc.ndim != 2 or scale.shape != loc.shape:
+        raise ValueError(f"`loc` and `scale` must have the same shape (B, D); got {loc.shape} and {scale.shape}.")
+    check_value("scale", scale, "nonnegative")
+    return loc, scale
+
+
+def _check_single(kernel: KernelLike, expected: tuple[int, ...], letters: str, *inputs: Array) -> None:
+    got = jax.eval_shape(lambda: kernel(*inputs)).shape
+    if got != expected:
+        raise ValueError(
+            f"`kernel` must be of one function, with values of shape {letters} = {expected}; got {got}. If a hyperparameter has "
+            "a leading axis, one value per latent function, use `jax.vmap` over the kernel."
+        )

@@ -1,0 +1,190 @@
+"""Latent inputs of rows that a fitted GP-LVM has not seen, and what it makes of their missing entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+from jax import lax, random
+
+from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, is_concrete
+from numpyro_orthgp.inducing import InducingPoints
+from numpyro_orthgp.likelihoods import Gaussian
+from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.math.quadrature import quasi_normal
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
+
+__all__ = ["InferredLatents", "infer_latents"]
+
+ROWS_AT_ONCE = 64
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class InferredLatents:
+    """What :func:`infer_latents` finds for n rows.
+
+    :param loc: means of the latent inputs, shape (n, Q).
+    :param scale: their standard deviations, shape (n, Q).
+    :param elbo: the bound on the log density of each row's observed entries given the training data, nats, shape (n,).
+    :param mean: reconstruction: posterior mean of the functions, averaged over the latent input, shape (n, D).
+    :param variance: its variance, of the functions and of the latent input together, without noise, shape (n, D).
+    """
+
+    loc: Array
+    scale: Array
+    elbo: Array
+    mean: Array
+    variance: Array
+
+
+def infer_latents(
+    f: GPFunction,
+    y: ArrayLike,
+    likelihood: ArrayLike | Callable[[Marginals], dist.Distribution],
+    *,
+    observed: ArrayLike | None = None,
+    covariates: ArrayLike | None = None,
+    starts: ArrayLike | None = None,
+    num_starts: int = 4,
+    num_samples: int = 32,
+    num_steps: int = 300,
+    learning_rate: float = 0.1,
+    rng_key: PRNGKey | None = None,
+) -> InferredLatents:
+    r"""Find the latent inputs of new rows, all or some of whose entries are observed, with the fitted functions frozen.
+
+    For each row it maximizes, over a Gaussian :math:`q(x) = N(m, \mathrm{diag}(s^2))`,
+
+    .. math:: E_{q(x)} \Big[ \sum_{d\ \text{observed}} E_{q(f_d(x))} \log p(y_d \mid f_d(x)) \Big] - KL[q(x) \,\|\, N(0, I)]
+
+    (Titsias and Lawrence 2010, Sec. 3.3, with the GP's posterior held fixed), by Adam on fixed quasi-random nodes, so that the
+    answer is deterministic. GP-LVMs are full of local optima: the best of many candidates begin, and the best of these ends.
+
+    :param f: the fitted functions, :func:`posterior` of the model, D of them.
+    :param y: new rows, shape (n, D); missing entries may be NaN.
+    :param likelihood: the noise's standard deviation, shape () or (D,), for Gaussian outputs; else a function from marginals to a
+        likelihood, ``lambda m: likelihoods.Poisson(m)``.
+    :param observed: True where an entry is observed, shape (n, D); by default where y is not NaN.
+    :param covariates: observed inputs beside the latent ones, shape (n, C).
+    :param starts: candidates for the means besides draws from the prior, shape (K, Q); those of the training data are good ones.
+    :param num_starts: how many candidates to optimize for each row.
+    :param num_samples: nodes for the expectation over x.
+    :param num_steps: steps of Adam.
+    :param learning_rate: its step size to begin with; it decays along a cosine.
+    :param rng_key: for nodes and candidates; default ``jax.random.PRNGKey(0)``.
+    :raises ValueError: for wrong shapes, a row without any observed entry, or NaN that counts as observed.
+    :raises TypeError: for integer latent dimensions or a function without inducing points.
+    """
+    y, observed = _check_rows(y, observed, f.num_latents)
+    dim, fixed = _check_covariates(f, covariates, len(y))
+    dtype = f.features[0].dtype
+    if not callable(likelihood):
+        noise = jnp.asarray(likelihood, dtype)
+        make: Callable[[Marginals], dist.Distribution] = lambda m: Gaussian(m, noise)  # noqa: E731
+    else:
+        make = likelihood
+    node_key, start_key = random.split(random.PRNGKey(0) if rng_key is None else rng_key)
+    nodes = quasi_normal(node_key, num_samples, (), dim, dtype)
+    candidates = random.normal(start_key, (8 * num_starts, dim), dtype)
+    if starts is not None:
+        given = check_inputs("starts", starts, dim).astype(dtype)
+        candidates = jnp.concatenate([given, candidates])
+    row = _Row(f, make, nodes, candidates, num_starts, num_steps, learning_rate)
+    return jax.jit(lambda parts: lax.map(lambda part: row.infer(*part), parts, batch_size=ROWS_AT_ONCE))(
+        (y, observed, fixed)
+    )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The problem of one row: y (D,), observed (D,), covariates (C,)."""
+
+    f: GPFunction
+    likelihood: Callable[[Marginals], dist.Distribution]
+    nodes: Array
+    candidates: Array
+    num_starts: int
+    num_steps: int
+    learning_rate: float
+
+    def infer(self, y: Array, observed: Array, fixed: Array) -> InferredLatents:
+        # An entry that is there stands in for those that are not, so that every density and its gradient are finite.
+        y = jnp.where(observed, y, y[jnp.argmax(observed)])
+        fit = self._log_densities(self.candidates, y, observed, fixed) - jnp.sum(self.candidates**2, -1) / 2
+        loc = self.candidates[lax.top_k(fit, self.num_starts)[1]]
+        params: Any = (loc, jnp.full_like(loc, jnp.log(0.3)))
+        optimizer = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.num_steps))
+
+        def loss(params: Any) -> Array:
+            return -jnp.sum(self._elbo(params[0], params[1], y, observed, fixed))
+
+        def step(state: Any, _: None) -> tuple[Any, None]:
+            params, memory = state
+            updates, memory = optimizer.update(jax.grad(loss)(params), memory, params)
+            return (optax.apply_updates(params, updates), memory), None
+
+        params = lax.scan(step, (params, optimizer.init(params)), None, length=self.num_steps)[0][0]
+        elbo = self._elbo(params[0], params[1], y, observed, fixed)
+        best = jnp.argmax(jnp.where(jnp.isfinite(elbo), elbo, -jnp.inf))
+        loc, scale = params[0][best], jnp.exp(params[1][best])
+        marginals = self._functions(loc + scale * self.nodes, fixed)
+        mean = marginals.mean.mean(0)
+        variance = marginals.variance.mean(0) + marginals.mean.var(0)
+        return InferredLatents(loc, scale, elbo[best], mean, variance)
+
+    def _elbo(self, loc: Array, log_scale: Array, y: Array, observed: Array, fixed: Array) -> Array:
+        """The bound for each of K Gaussians, shape (K,)."""
+        scale = jnp.exp(log_scale)
+        x = loc + scale * self.nodes[:, None]  # (S, K, Q)
+        fit = self._log_densities(x.reshape(-1, x.shape[-1]), y, observed, fixed).reshape(x.shape[:2]).mean(0)
+        return fit - jnp.sum(loc**2 + scale**2 - 1 - 2 * log_scale, -1) / 2
+
+    def _log_densities(self, x: Array, y: Array, observed: Array, fixed: Array) -> Array:
+        """Expected log densities of the observed entries at latent inputs (n, Q), shape (n,)."""
+        log_density = self.likelihood(self._functions(x, fixed)).log_prob(y)
+        return jnp.sum(jnp.where(observed, log_density, 0), -1)
+
+    def _functions(self, x: Array, fixed: Array) -> Marginals:
+        return self.f(jnp.concatenate([x, jnp.broadcast_to(fixed, (len(x), len(fixed)))], -1))
+
+
+def _check_rows(y: ArrayLike, observed: ArrayLike | None, num_latents: int | None) -> tuple[Array, Array]:
+    y = check_floating("y", y)
+    if num_latents is None:
+        raise ValueError("`f` must be the D functions of a GP-LVM (num_latents = D); got a single function.")
+    if y.ndim != 2 or y.shape[1] != num_latents:
+        raise ValueError(f"`y` must have shape (n, {num_latents}), one column per function; got {y.shape}.")
+    mask = ~jnp.isnan(y) if observed is None else jnp.asarray(observed)
+    if mask.dtype != bool or mask.shape != y.shape:
+        raise ValueError(
+            f"`observed` must be boolean of the shape {y.shape} of y; got {mask.dtype} of shape {mask.shape}."
+        )
+    check_finite("y[observed]", jnp.where(mask, y, 0))
+    if is_concrete(mask) and not np.asarray(mask).any(-1).all():
+        empty = int(np.argmin(np.asarray(mask).any(-1)))
+        raise ValueError(f"Each row of `y` must have at least one observed entry; row {empty} has none.")
+    return y, mask
+
+
+def _check_covariates(f: GPFunction, covariates: ArrayLike | None, num: int) -> tuple[int, Array]:
+    """The number of latent dimensions, and the covariates, shape (n, C), C = 0 if there are none."""
+    first = f.features[0]
+    if not isinstance(first, InducingPoints):
+        raise TypeError("`f` must have inducing points, which show how many latent dimensions there are.")
+    total = first.points.shape[-1]
+    if covariates is None:
+        return total, jnp.zeros((num, 0), first.dtype)
+    fixed = check_inputs("covariates", covariates)
+    if fixed.shape[0] != num or not fixed.shape[1] < total:
+        raise ValueError(
+            f"`covariates` must have shape ({num}, C) with C < {total}, the function's input dimensions; got {fixed.shape}."
+        )
+    return total - fixed.shape[1], fixed.astype(first.dtype)

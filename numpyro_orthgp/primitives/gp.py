@@ -1,0 +1,157 @@
+"""The primitive :func:`gp`: a function with a Gaussian-process prior whose inducing variables are latent sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax import lax
+from numpyro.distributions import constraints
+from numpyro.primitives import apply_stack
+
+from numpyro_orthgp.constraints import natural as natural_constraint
+from numpyro_orthgp.inducing import Feature, MeanOnly, as_sets, covariance_of_points
+from numpyro_orthgp.marginals import Names
+from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, inverse_cholesky
+from numpyro_orthgp.math.natural import precondition
+from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance
+from numpyro_orthgp.primitives.messages import MESSAGE, Site, belief_of, inducing_site, known
+from numpyro_orthgp.prior import as_kernel, check_jitter, check_latents, decompose_sets
+from numpyro_orthgp.process import GPFunction, MeanShift
+from numpyro_orthgp.types import Array, ArrayLike, KernelLike
+
+__all__ = ["gp"]
+
+# Up to so many mean-only points the inverse of their Fisher matrix preconditions natural gradients, beyond its diagonal.
+MAX_EXACT_FISHER = 1024
+
+
+def gp(
+    name: str,
+    kernel: KernelLike,
+    inducing: ArrayLike | Feature | Sequence[Any],
+    *,
+    num_latents: int | None = None,
+    jitter: float | None = None,
+) -> GPFunction:
+    r"""Declare a function with a Gaussian-process prior, seen through sets of inducing variables.
+
+    Each set lives in the orthogonal complement of those before it:
+
+    .. math:: f(x) = \sum_i A_i(x)^\top e_i + \text{residual}(x), \qquad e_i \sim N(0, I),
+
+    with :math:`A_i` as in :mod:`numpyro_orthgp.math.projection`. The whitened variables :math:`e_i` are the ordinary
+    NumPyro latent sites ``{name}.u0``, ``{name}.u1``, ... One set is SVGP [1], two SOLVE-GP [2]; a last entry
+    :class:`MeanOnly` makes it ODVGP [3] and declares the param site ``{name}.u{i}_weights``, shape (H,) or (P, H).
+
+    Under a guide of this package the function's marginals are those of q(f); under anything else (NUTS, ``Predictive``,
+    NumPyro's autoguides, ``condition``) those of p(f | u).
+
+    :param name: name of the function, the prefix of its sites.
+    :param kernel: covariance function; ``kernel(X1, X2)`` of shape (n, m), or (P, n, m) for one per latent function.
+    :param inducing: inducing points of shape (M, D), same units as the data's inputs, or (P, M, D), points of its own for each
+        latent function; or a feature; or a list of sets.
+    :param num_latents: number P of independent functions that share the kernel and inducing points; ``None`` for one function
+        without a latent axis, or for as many as hyperparameters or points have a leading axis of.
+    :param jitter: variance of independent noise on the inducing variables, relative to the mean of the kernel's diagonal;
+        by default 1e-6 in float32 and 1e-10 in float64. Zero is respected. Where the Cholesky factor does not exist
+        even so, more is added.
+    :return: the function, callable at inputs.
+    :raises ValueError: inside a plate (which would scale the divergence); for wrong shapes, empty sets, NaN or infinity; if the
+        guide's beliefs have other sizes.
+    :raises TypeError: for integer inputs, or a kernel that cannot be called.
+
+    **References:**
+
+    1. Hensman, Matthews, Ghahramani. Scalable Variational Gaussian Process Classification. 2015.
+    2. Shi, Titsias, Mnih. Sparse Orthogonal Variational Inference for Gaussian Processes. 2020. Eqs. 2-4.
+    3. Salimbeni, Cheng, Boots, Deisenroth. Orthogonally Decoupled Variational Gaussian Processes. 2018.
+    """
+    features, mean_only = as_sets(inducing)
+    kernel = as_kernel(kernel)
+    num_latents = check_latents(num_latents, kernel, features[0])
+    blocks = decompose_sets(kernel, features, check_jitter(jitter, features[0].dtype))
+
+    batch = () if num_latents is None else (num_latents,)
+    messages = [inducing_site(f"{name}.u{i}", Site(i, (*batch, s.num), s.dtype)) for i, s in enumerate(features)]
+    beliefs = tuple(known(message) for message in messages)
+    belief = belief_of(messages[0])
+    natural = belief is not None and belief.natural
+    full_name = messages[0]["name"].removesuffix(".u0")
+    f = GPFunction(
+        kernel,
+        features,
+        blocks,
+        beliefs,
+        shift=_mean_shift(f"{name}.u{len(features)}", kernel, features, blocks, mean_only, batch, natural),
+        residual_scale=None if belief is None else belief.residual_scale,
+        num_latents=num_latents,
+        pointwise=belief is not None,
+        names=Names(name),
+    )
+    apply_stack({"type": MESSAGE, "site": full_name, "value": f, "fn": None, "args": (), "kwargs": {}})
+    return f
+
+
+def _mean_shift(
+    name: str,
+    kernel: KernelLike,
+    features: Sequence[Feature],
+    blocks: Sequence[Block],
+    mean_only: MeanOnly | None,
+    batch: tuple[int, ...],
+    natural: bool,
+) -> MeanShift | None:
+    r"""Declare the weights a of the mean-only points and charge :math:`a^\top C a / 2` (Salimbeni et al. 2018, Prop. A.1)."""
+    if mean_only is None:
+        return None
+    points, H = mean_only.points, mean_only.num
+    # A parameter of the model, like the inducing points: then every guide, Predictive and posterior see the same shift.
+    constraint = natural_constraint if natural else constraints.real
+    weights = numpyro.param(f"{name}_weights", jnp.zeros((*batch, H), points.dtype), constraint=constraint)
+    if weights.shape != (*batch, H):
+        raise ValueError(
+            f"`{name}_weights` must have shape {(*batch, H)}, one weight per mean-only point; got {weights.shape}."
+        )
+    if natural:
+        weights = precondition(weights, *_root_of_fisher(kernel, features, blocks, points))
+    # A_i(points) a needs vector solves only: project K(Z_i, points) a as if it were one input.
+    products = [
+        jnp.einsum("...mh,...h->...m", s.covariance_with_inputs(kernel, points), weights, precision=PRECISION)
+        for s in features
+    ]
+    projected = tuple(p[..., 0] for p in project(blocks, [p[..., None] for p in products]))
+    columns, scaled = _columns(mean_only, weights)
+    K = covariance_of_points(kernel, points, points[..., columns, :])
+    quadratic = jnp.sum(weights * jnp.einsum("...hs,...s->...h", K, scaled, precision=PRECISION))
+    cost = (quadratic - sum(jnp.sum(p**2) for p in projected)) / 2
+    numpyro.factor(f"{name}_kl", -cost)
+    return MeanShift(points, weights, projected)
+
+
+def _root_of_fisher(
+    kernel: KernelLike, features: Sequence[Feature], blocks: Sequence[Block], points: Array
+) -> tuple[Array, bool]:
+    """W with W'W = C^-1 for the mean-only points, C their covariance given the sets; of its diagonal alone if they are many."""
+    diagonal = points.shape[-2] > MAX_EXACT_FISHER
+    A = project(blocks, [s.covariance_with_inputs(kernel, points) for s in features])
+    variance = kernel(points)
+    scale = variance.mean(-1)
+    jitter = default_jitter(variance.dtype) * scale
+    if diagonal:
+        return lax.stop_gradient(1 / jnp.sqrt(residual_variance(variance, A) + jitter[..., None])), True
+    C = add_jitter(residual_covariance(covariance_of_points(kernel, points, points), A, A), jitter)
+    return lax.stop_gradient(inverse_cholesky(C, scale)), False
+
+
+def _columns(mean_only: MeanOnly, weights: Array) -> tuple[Any, Array]:
+    """Columns of C that enter the penalty, and their weights scaled so that the sum stays unbiased."""
+    H, size = mean_only.num, mean_only.subsample_size or mean_only.num
+    rng_key = None if size == H else numpyro.prng_key()
+    if rng_key is None:
+        return slice(None), weights
+    columns = jax.random.choice(rng_key, H, (size,), replace=False)
+    return columns, weights[..., columns] * (H / size)

@@ -1,0 +1,84 @@
+"""The primitive :func:`latent_inputs`: inputs that are latent variables, as in a GP-LVM."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_orthgp.inputs import LatentInputs
+from numpyro_orthgp.primitives.messages import (
+    MESSAGE,
+    InputBelief,
+    InputSite,
+    refuse_importance_weights,
+    sample_and_read,
+)
+
+__all__ = ["latent_inputs"]
+
+
+def latent_inputs(name: str, num: int, dim: int, *, prior: dist.Distribution | None = None) -> LatentInputs:
+    """Declare latent inputs, one row for each of ``num`` points: the latent variables of a GP-LVM.
+
+    They are one ordinary sample site, ``name``. Without a plate, or in a plate over the points, it holds all of them; in a
+    plate that subsamples, those of the minibatch::
+
+        X = latent_inputs("X", N, 2)                                       # Bayesian GP-LVM, collapsed
+        numpyro.sample("y", CollapsedGP(kernel, X, Z, noise), obs=Y)
+
+        f = gp("f", kernel, [Z, O], num_latents=D)                         # any likelihood, minibatches
+        with numpyro.plate("data", N, subsample_size=B) as index:
+            X = latent_inputs("X", N, 2)
+            numpyro.sample("y", likelihoods.Poisson(f(X)).to_event(1), obs=Y[index])
+
+    Under a guide of this package that hands over its Gaussian (:class:`AutoSparseGP`, :func:`latent_inputs_posterior`),
+    ``CollapsedGP`` integrates the inputs out; ``f(X)`` sees a draw.
+
+    :param name: name of the site; the guide's parameters are ``{name}_loc`` and ``{name}_scale``, shape (N, D).
+    :param num: number of all points N.
+    :param dim: number of latent dimensions D.
+    :param prior: distribution of one row, event shape (D,), or of each, batch shape (N,); by default N(0, I).
+    :return: the inputs, to be used like an array of shape (B, D).
+    :raises ValueError: if ``num`` or ``dim`` is not positive, the prior has another shape, the plate around it another size,
+        or the guide's Gaussian another shape.
+
+    **References:**
+
+    1. Lawrence. Probabilistic non-linear principal component analysis with Gaussian process latent variable models. 2005.
+    2. Titsias, Lawrence. Bayesian Gaussian process latent variable model. 2010.
+    """
+    for option, count in (("num", num), ("dim", dim)):
+        if isinstance(count, bool) or not hasattr(count, "__index__") or operator.index(count) < 1:
+            raise ValueError(f"`{option}` must be a positive integer; got {count!r}.")
+    fn = dist.Normal(jnp.zeros(dim), 1.0).to_event(1) if prior is None else prior
+    if fn.event_shape != (dim,) or fn.batch_shape not in ((), (1,), (num,)):
+        raise ValueError(
+            f"`prior` must be a distribution of rows, event shape ({dim},) and batch shape () or ({num},); got event shape "
+            f"{fn.event_shape} and batch shape {fn.batch_shape}. Use .to_event(1) to make the last axis an event."
+        )
+    rows = numpyro.subsample(jnp.arange(num), event_dim=0)  # those that the plate around us has picked
+    if fn.batch_shape == (num,) and rows.shape != (num,):
+        raise ValueError(
+            f"`prior` has batch shape ({num},) but the plate around `{name}` picks {rows.shape[0]} rows. Give the prior of those "
+            "rows, indexed by what the plate returns."
+        )
+    message = sample_and_read(name, fn.expand(rows.shape), InputSite(num, dim))
+    return _read(message)
+
+
+def _read(message: dict[str, Any]) -> LatentInputs:
+    value, belief, shape = message["value"], message["infer"].get(MESSAGE), message["fn"].shape()
+    if not isinstance(belief, InputBelief):
+        return LatentInputs(value)
+    if belief.loc.shape != shape or belief.scale.shape != shape:
+        raise ValueError(
+            f"The guide's Gaussian of `{message['name']}` has mean and scale of shapes {belief.loc.shape} and "
+            f"{belief.scale.shape}; the model's latent inputs have shape {shape}."
+        )
+    refuse_importance_weights(message["name"])
+    # NumPyro draws in the default dtype, whatever that of the parameters.
+    return LatentInputs(value.astype(belief.loc.dtype), belief.loc, belief.scale)

@@ -1,0 +1,188 @@
+"""What guide and model tell each other through the ``infer`` dictionaries of sites, and how primitives read it.
+
+A guide hands the Gaussian from which it drew a site's value to the model in the site's ``infer`` dictionary, which
+NumPyro's ``replay`` copies from guide to model. Primitives look there: with a :class:`Belief` they integrate over the
+Gaussian, with none they take the value.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import numpyro
+from numpyro.infer import RenyiELBO
+from numpyro.primitives import Messenger
+
+from numpyro_orthgp.distributions import WhitenedPrior
+from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import Array
+
+__all__ = [
+    "MESSAGE", "Belief", "CollectFunctions", "InputBelief", "InputSite", "Site", "belief_of", "inducing_site", "input_site_of",
+    "known", "refuse_importance_weights", "sample_and_read", "site_of",
+]  # fmt: skip
+
+# The key of `infer`, and the type of the messages that announce finished functions.
+MESSAGE = "numpyro_orthgp"
+
+
+class Site(NamedTuple):
+    """What the model writes into the ``infer`` of a whitened inducing site, for guides to read.
+
+    :param position: position of the set in its gp.
+    :param shape: event shape of the site, (M,) or (P, M).
+    :param dtype: dtype of the site.
+    """
+
+    position: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class InputSite(NamedTuple):
+    """What the model writes into the ``infer`` of a site of latent inputs.
+
+    :param num: number of all points N, of which a plate may have picked some.
+    :param dim: number of latent dimensions.
+    """
+
+    num: int
+    dim: int
+
+
+class Belief(NamedTuple):
+    """What a guide writes there, for the model to read.
+
+    :param q: the Gaussian that the site's value was drawn from; ``None`` asks the model to use the value.
+    :param residual_scale: v, shape () or (P,), on the first site of a gp whose residual is tightened; else ``None``.
+    :param natural: whether the gp's parameters are stepped along natural gradients; then those of mean-only weights are
+        preconditioned.
+    """
+
+    q: Whitened | None
+    residual_scale: Array | None
+    natural: bool = False
+
+    def as_infer(self) -> dict[str, Any]:
+        """The ``infer`` argument of the guide's ``numpyro.sample``."""
+        return {MESSAGE: self}
+
+
+class InputBelief(NamedTuple):
+    """What a guide writes into the ``infer`` of a site of latent inputs: the Gaussian that the value was drawn from.
+
+    :param loc: shape (B, D).
+    :param scale: standard deviations, shape (B, D).
+    """
+
+    loc: Array
+    scale: Array
+
+    def as_infer(self) -> dict[str, Any]:
+        """The ``infer`` argument of the guide's ``numpyro.sample``."""
+        return {MESSAGE: self}
+
+
+def belief_of(message: dict[str, Any]) -> Belief | None:
+    """The belief in a site's message, if a guide of this package put one there."""
+    found = message["infer"].get(MESSAGE)
+    return found if isinstance(found, Belief) else None
+
+
+def site_of(message: dict[str, Any]) -> Site | None:
+    """What :func:`gp` wrote into the message of one of its sites; ``None`` for sites that are not its own."""
+    found = message.get("infer", {}).get(MESSAGE) if message["type"] == "sample" else None
+    return found if isinstance(found, Site) else None
+
+
+def input_site_of(message: dict[str, Any]) -> InputSite | None:
+    """The same for sites of latent inputs."""
+    found = message.get("infer", {}).get(MESSAGE) if message["type"] == "sample" else None
+    return found if isinstance(found, InputSite) else None
+
+
+class _LastMessage(Messenger):
+    """Keeps the message of the site it saw last, as every other handler has left it (renamed by ``scope``, say)."""
+
+    message: dict[str, Any]
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample":
+            self.message = msg
+
+
+class CollectFunctions(Messenger):
+    """Collects the functions that a model's ``gp`` statements make, by their full names."""
+
+    def __init__(self, fn: Any = None) -> None:
+        super().__init__(fn)
+        self.functions: dict[str, GPFunction] = {}
+
+    def __enter__(self) -> CollectFunctions:
+        super().__enter__()
+        return self
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == MESSAGE:
+            self.functions[msg["site"]] = msg["value"]
+
+
+def sample_and_read(name: str, fn: Any, site: Site | InputSite) -> dict[str, Any]:
+    """Declare a sample site and return its message as all handlers have left it."""
+    reader = _LastMessage()
+    with reader:
+        numpyro.sample(name, fn, infer={MESSAGE: site})
+    return reader.message
+
+
+def inducing_site(name: str, site: Site) -> dict[str, Any]:
+    """Declare the site of one set's whitened inducing variables and return its message.
+
+    :raises ValueError: inside a plate.
+    """
+    message = sample_and_read(name, WhitenedPrior(site.shape, site.dtype), site)
+    if message["cond_indep_stack"]:
+        plates = ", ".join(repr(frame.name) for frame in message["cond_indep_stack"])
+        raise ValueError(
+            f"gp() must be declared outside of plates, whose scale would multiply its divergence; `{name}` is inside {plates}. "
+            "Declare f = gp(...) before the plate and call f(X) inside it."
+        )
+    return message
+
+
+def known(message: dict[str, Any]) -> Whitened:
+    """What is known of a set: the Gaussian of the guide, or the value.
+
+    :raises ValueError: if the guide's Gaussian has another size, or the objective weighs particles by importance.
+    """
+    belief = belief_of(message)
+    value = message["value"]
+    if belief is None or belief.q is None:
+        return Whitened(value, None, "value")
+    if belief.q.loc.shape != message["fn"].event_shape:
+        raise ValueError(
+            f"The guide's q of `{message['name']}` has shape {belief.q.loc.shape}; the model's inducing variables have shape "
+            f"{message['fn'].event_shape}. Give the guide the numbers of inducing points that the model uses."
+        )
+    refuse_importance_weights(message["name"])
+    return belief.q
+
+
+def refuse_importance_weights(name: str) -> None:
+    """Refuse a belief under an objective that averages inside a logarithm.
+
+    :raises ValueError: if a ``RenyiELBO`` is what calls the model.
+    """
+    # With the Gaussian integrated out, the weight p(u)/q(u) of a particle would average to one inside the logarithm and the
+    # "bound" would lose its divergence. Neither model nor guide is told the objective, so look who is calling; this runs
+    # while tracing only.
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), RenyiELBO):
+            raise ValueError(
+                f"RenyiELBO weighs particles by importance and must see values, but the guide of `{name}` hands over its Gaussian: "
+                "the result would not be a bound. Use AutoSparseGP(model, analytic=False) or gp_posterior(..., analytic=False)."
+            )
+        frame = frame.f_back

@@ -1,0 +1,42 @@
+"""The primitive :func:`orthogonal`: the sets of a collapsed GP that are not integrated out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpyro_orthgp.inducing import Feature, as_sets
+from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.primitives.messages import Site, inducing_site, known
+from numpyro_orthgp.types import ArrayLike
+
+__all__ = ["orthogonal"]
+
+
+def orthogonal(
+    name: str, inducing: ArrayLike | Feature | Sequence[Any], *, num_latents: int | None = None
+) -> tuple[Whitened, ...]:
+    r"""Declare the whitened inducing variables of the second and later sets of a :class:`CollapsedGP`.
+
+    ``CollapsedGP`` integrates out its first set. The others are latent sites ``{name}.u1``, ``{name}.u2``, ... with prior
+    N(0, I), as :func:`gp` would declare them, and a guide gives them Gaussians: q(v) of Shi et al. 2020, Eq. 21; with covariance
+    "prior" in the guide, the special case Eq. 22::
+
+        v = orthogonal("f", O)
+        numpyro.sample("y", CollapsedGP(kernel, X, [Z, O], noise, orthogonal=v), obs=y)
+
+    Leave both out, and ``CollapsedGP(kernel, X, [Z, O], noise)`` takes the best q(v) in closed form, at the cost of a joint
+    factor of all sets.
+
+    :param name: name of the function, the prefix of the sites.
+    :param inducing: the sets after the first, as for :func:`gp`.
+    :param num_latents: number of outputs, where y has shape (N, D); ``None`` for y of shape (N,).
+    :return: what is known of each set: the guide's Gaussian or a value.
+    :raises ValueError: inside a plate, or for mean-only points, which belong to :func:`gp`.
+    """
+    features, mean_only = as_sets(inducing)
+    if mean_only is not None:
+        raise ValueError("`orthogonal` takes no MeanOnly points; use gp(...), or a set whose covariance is 'prior'.")
+    batch = () if num_latents is None else (num_latents,)
+    sites = [Site(i, (*batch, s.num), s.dtype) for i, s in enumerate(features, start=1)]
+    return tuple(known(inducing_site(f"{name}.u{site.position}", site)) for site in sites)
