@@ -115,8 +115,8 @@ def draw(results, Y, start, label, path: Path) -> None:
 
     fit = next(f for n, f in results if n == "titsias2025, continued")
     kwargs = {"num_inducing": len(fit.params["Z"]), "bound": "titsias2025"}
-    guide = ogp.AutoSparseGP(collapsed, latents={"X": start})
-    f = jax.jit(lambda p: ogp.posterior(collapsed, guide, p, Y, start, float(Y.std()), **kwargs)["y"])(fit.params)
+    guide, spread = ogp.AutoSparseGP(collapsed, latents={"X": start}), float(Y.std())
+    f = jax.jit(lambda p: ogp.posterior(collapsed, guide, p, Y, start, spread, **kwargs)["y"])(fit.params)
     best = np.argsort(np.asarray(fit.params["lengthscale"]))[:2]
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     ogp.plots.latent_space(f, fit.params["X_loc"], dims=tuple(int(q) for q in best), labels=label, ax=axes[0])

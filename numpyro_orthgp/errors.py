@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["check_finite", "check_floating", "check_inputs", "check_option", "is_concrete"]
+__all__ = ["check_finite", "check_floating", "check_inputs", "check_option", "check_same_dtype", "is_concrete"]
 
 
 def is_concrete(x: Any) -> bool:
@@ -46,6 +46,19 @@ def check_floating(name: str, x: Any) -> jax.Array:
             f"`{name}` must have a floating dtype; got {x.dtype}. Convert it first: jnp.asarray({name}, float)."
         )
     return x
+
+
+def check_same_dtype(name: str, X: Any, dtype: Any) -> Any:
+    """Return inputs ``X`` if they have the dtype of the inducing variables.
+
+    :raises TypeError: if not.
+    """
+    if X.dtype != dtype:
+        raise TypeError(
+            f"`{name}` is {X.dtype} but the inducing variables are {dtype}, and nothing is cast silently. "
+            f"Convert one: jnp.asarray({name}, Z.dtype)."
+        )
+    return X
 
 
 def check_finite(name: str, x: jax.Array) -> jax.Array:

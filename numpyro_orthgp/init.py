@@ -156,6 +156,11 @@ def pca(Y: Array, dim: int) -> Array:
     missing = jnp.isnan(check_floating("Y", Y))
     Y = check_inputs("Y", jnp.where(missing, 0, Y))
     _check_count("dim", dim, min(Y.shape))
+    return _pca(Y, missing, int(dim))
+
+
+@partial(jax.jit, static_argnames="dim")
+def _pca(Y: Array, missing: Array, dim: int) -> Array:
     count = jnp.maximum((~missing).sum(axis=0), 1)
     centred = jnp.where(missing, 0, Y - Y.sum(axis=0) / count)
     U, sizes, loadings = jnp.linalg.svd(centred, full_matrices=False)

@@ -149,7 +149,8 @@ class _Row:
 
     def _log_densities(self, x: Array, y: Array, observed: Array, fixed: Array) -> Array:
         """Expected log densities of the observed entries at latent inputs (n, Q), shape (n,)."""
-        log_density = self.likelihood(self._functions(x, fixed)).log_prob(y)
+        likelihood = self.likelihood(self._functions(x, fixed))
+        log_density = likelihood.log_prob(jnp.broadcast_to(y, (len(x), *y.shape)))
         return jnp.sum(jnp.where(observed, log_density, 0), -1)
 
     def _functions(self, x: Array, fixed: Array) -> Marginals:

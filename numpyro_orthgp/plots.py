@@ -85,7 +85,9 @@ def latent_space(
     margin = 0.08 * np.maximum(high - low, np.finfo(points.dtype).eps)
     sides = [np.linspace(low[i] - margin[i], high[i] + margin[i], num_grid) for i in range(2)]
     spread = _spread_on_grid(f, points, dims, sides)
-    image = ax.pcolormesh(*sides, spread, cmap="Greys_r", shading="gouraud", alpha=0.6, rasterized=True)
+    extent = (sides[0][0], sides[0][-1], sides[1][0], sides[1][-1])
+    look: Any = {"cmap": "Greys_r", "alpha": 0.6, "interpolation": "bilinear", "aspect": "auto"}
+    image = ax.imshow(spread, origin="lower", extent=extent, **look)
     ax.figure.colorbar(image, ax=ax, label="standard deviation of f")
     for i, name in enumerate(np.unique(classes)):
         rows = classes == name

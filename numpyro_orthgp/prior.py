@@ -61,13 +61,13 @@ def check_latents(num_latents: int | None, kernel: KernelLike, feature: Feature)
     return num_latents
 
 
-def check_jitter(jitter: float | None, dtype: Any) -> float:
-    """The relative jitter, that of the dtype by default.
+def check_jitter(jitter: float | None, dtype: Any, *, expectations: bool = False) -> float:
+    """The relative jitter, by default that of the dtype and of what it is for.
 
     :raises ValueError: if a concrete one is not in [0, 1).
     """
     if jitter is None:
-        return default_jitter(dtype)
+        return default_jitter(dtype, expectations=expectations)
     if is_concrete(jitter) and not 0 <= jitter < 1:
         raise ValueError(f"`jitter` must be in [0, 1), relative to the kernel's variance; got {jitter}.")
     return jitter

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.tree_util import Partial
 
-from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.errors import check_inputs, check_same_dtype
 from numpyro_orthgp.inducing import Feature, InducingPoints, covariance_of_points
 from numpyro_orthgp.marginals import Marginals, Names
 from numpyro_orthgp.math.gaussian import Whitened, spread
@@ -106,12 +106,7 @@ class GPFunction:
     def _checked(self, X: ArrayLike) -> Array:
         points = [s.points for s in self.features if isinstance(s, InducingPoints)]
         X = check_inputs("X", X, dim=points[0].shape[-1] if points else None)
-        if X.dtype != self.features[0].dtype:
-            raise TypeError(
-                f"`X` is {X.dtype} but the inducing variables are {self.features[0].dtype}, and nothing is cast silently. "
-                "Convert one: jnp.asarray(X, Z.dtype)."
-            )
-        return X
+        return check_same_dtype("X", X, self.features[0].dtype)
 
     def _project(self, X: Array) -> tuple[Array, ...]:
         return project(self.blocks, [s.covariance_with_inputs(self.kernel, X) for s in self.features])

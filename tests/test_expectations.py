@@ -200,6 +200,13 @@ def test_any_callable():
     close(got, expectations(RBF(1.0), Z, LOC, SCALE), rtol=0, atol=1e-6)
 
 
+def test_the_rule_itself():
+    """Seven nodes, four at a time: none is lost."""
+    columns = Z[:, :1], LOC[:, :1], SCALE[:, :1]
+    expected = reference(lambda x, y: rbf(x, y, 1.0), 0, *columns, num=7)
+    close(expectations(Function(_opaque), *columns, 7), expected, rtol=1e-12, atol=1e-14)
+
+
 def test_tinygp_kernels():
     tinygp = pytest.importorskip("tinygp")
     theirs = 0.7 * RBF(ELL) + tinygp.kernels.Matern32(0.8, distance=tinygp.kernels.distance.L2Distance())
@@ -257,9 +264,11 @@ def test_white_noise_of_known_columns():
 
 @pytest.mark.parametrize("smooth", [RBF(ELL), Periodic(1.4, 6.5)])
 def test_white_noise_sees_no_coincidences(smooth):
-    """Not where a mean, or a quadrature node, is one of the points: of an uncertain input that has probability zero."""
+    """Not where a quadrature node is one of the points, which has probability zero, nor where a known input is."""
     got, without = (psi1(k, LOC[:2], LOC[:2], SCALE[:2], num_points=21) for k in (smooth + White(0.6), smooth))
     assert_allclose(got, without, rtol=1e-14)
+    known = psi2(smooth + White(0.6), LOC[:2], LOC[:2], 0 * SCALE[:2], num_points=1)
+    assert_allclose(known, psi2(smooth, LOC[:2], LOC[:2], 0 * SCALE[:2], num_points=1), rtol=1e-14)
     close(expectations(White(0.6), Z, LOC, SCALE), (np.full(5, 0.6), 0, 0), rtol=0, atol=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,10 @@ from numpyro_orthgp.math.bounds import BOUNDS
 from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.types import Array
 
-__all__ = ["MAX_CONDITIONAL", "check_bound", "check_given", "check_noise", "check_observed", "check_outputs"]
+__all__ = [
+    "MAX_CONDITIONAL", "check_block_size", "check_bound", "check_columns", "check_given", "check_loc", "check_noise",
+    "check_observed", "check_outputs",
+]  # fmt: skip
 
 # The "conditional" bound holds N x N matrices.
 MAX_CONDITIONAL = 5000
@@ -28,7 +32,7 @@ def check_bound(bound: str, alpha: Any, N: int, num_sets: int, given: bool, unce
     check_option("bound", bound, BOUNDS)
     if (bound == "pep") != (alpha is not None):
         raise ValueError(f"`alpha` belongs to bound='pep', which needs it; got bound={bound!r} and alpha={alpha!r}.")
-    if alpha is not None and not 0 < alpha <= 1:
+    if alpha is not None and not (is_concrete(alpha) and 0 < alpha <= 1):
         raise ValueError(f"`alpha` must be in (0, 1]: near 0 is titsias2009, 1 is fitc; got {alpha!r}.")
     if bound == "conditional" and N > MAX_CONDITIONAL:
         raise ValueError(
@@ -109,6 +113,42 @@ def check_observed(observed: Any, N: int) -> Array | None:
     return observed[:, None] if observed.ndim == 1 else observed
 
 
+def check_loc(loc: Any, N: int) -> Array:
+    """The prior mean, shape (), (N,), (1, D) or (N, D).
+
+    :raises ValueError: for another shape.
+    """
+    loc = jnp.asarray(loc)
+    if loc.ndim > 2 or (loc.ndim == 1 and loc.shape != (N,)) or (loc.ndim == 2 and loc.shape[0] not in (1, N)):
+        raise ValueError(f"`loc` must have shape (), (N,), (N, D) or (1, D) with N = {N}; got {loc.shape}.")
+    return loc
+
+
+def check_columns(num_outputs: int | None, parts: dict[str, Array | None]) -> int | None:
+    """The number D of outputs, as far as it is known: what the user says, or what a part has columns for.
+
+    :raises ValueError: if these disagree.
+    """
+    for name, x in parts.items():
+        columns = x.shape[1] if x is not None and x.ndim == 2 else 1
+        if columns > 1 and num_outputs not in (None, columns):
+            raise ValueError(f"`{name}` has one column for each of {columns} outputs, but there are {num_outputs}.")
+        num_outputs = columns if columns > 1 else num_outputs
+    return num_outputs
+
+
+def check_block_size(block_size: Any) -> int | None:
+    """A positive number of rows, or ``None``.
+
+    :raises ValueError: if it is something else.
+    """
+    if block_size is None:
+        return None
+    if isinstance(block_size, bool) or not hasattr(block_size, "__index__") or operator.index(block_size) < 1:
+        raise ValueError(f"`block_size` must be a positive number of rows, or None; got {block_size!r}.")
+    return operator.index(block_size)
+
+
 def check_outputs(y: Any, N: int, num_outputs: int | None, observed: Array | None) -> Array:
     """y as an array of shape (N,) or (N, D), finite where it is observed.
 
@@ -122,8 +162,6 @@ def check_outputs(y: Any, N: int, num_outputs: int | None, observed: Array | Non
         expected = f"(N, {num_outputs})" if num_outputs else "(N,) or (N, D)"
         raise ValueError(f"`y` must have shape {expected} with N = {N}, one row per input; got {y.shape}.")
     if observed is not None:
-        if observed.shape[1] not in (1, *y.shape[1:]):
-            raise ValueError(f"`observed` has shape {observed.shape}, which does not fit y of shape {y.shape}.")
         return jnp.where(observed if y.ndim == 2 else observed[:, 0], y, 0)
     try:
         return check_finite("y", y)

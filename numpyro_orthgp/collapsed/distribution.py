@@ -12,7 +12,7 @@ from numpyro.distributions import constraints
 
 from numpyro_orthgp.collapsed import checks
 from numpyro_orthgp.collapsed.sums import Prior, Rows, project_inputs, sum_over_points, without_orthogonal
-from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.errors import check_inputs, check_same_dtype
 from numpyro_orthgp.inducing import Feature, as_sets
 from numpyro_orthgp.inputs import LatentInputs
 from numpyro_orthgp.marginals import MAX_JOINT_DRAW
@@ -61,7 +61,8 @@ class CollapsedGP(dist.Distribution):
     :param loc: prior mean at X, shape (), (N,), (N, D) or (1, D).
     :param observed: True where y is observed, shape (N,) or (N, D); ``None`` if everywhere. Other entries of y may be NaN.
     :param num_outputs: D, needed only to draw outputs of shape (N, D).
-    :param jitter: as for :func:`gp`.
+    :param jitter: as for :func:`gp`; with latent inputs by default 1e-4 in float32 and 1e-6 in float64, since rounding errors of
+        kernel expectations are magnified more. Use float64 for the Bayesian GP-LVM.
     :param block_size: points per block, for memory O(M^2 + block_size M) at the price of computing each block twice for a
         gradient. By default all at once, or blocks where matrices would have more than 2^27 entries.
     :param num_points: quadrature nodes per dimension for kernel expectations without closed form.
@@ -102,6 +103,7 @@ class CollapsedGP(dist.Distribution):
             raise ValueError("`CollapsedGP` takes no MeanOnly points: its q is optimal. Make them a second set.")
         self.features, self.kernel, self.bound = features, as_kernel(kernel), bound
         self.X = X if isinstance(X, LatentInputs) else check_inputs("X", X, dim=_dim_of(features))
+        check_same_dtype("X", self.X, features[0].dtype)
         N = self.X.shape[0]
         uncertain = self._uncertain
         self.alpha = checks.check_bound(bound, alpha, N, len(features), orthogonal is not None, uncertain)
@@ -109,9 +111,9 @@ class CollapsedGP(dist.Distribution):
         self.orthogonal = None if orthogonal is None else tuple(orthogonal)
         self.noise_scale = checks.check_noise(noise_scale, N)
         self.observed = checks.check_observed(observed, N)
-        self.loc = jnp.asarray(loc)
-        self.jitter = check_jitter(jitter, features[0].dtype)
-        self.block_size, self.num_points = block_size, num_points
+        self.loc = checks.check_loc(loc, N)
+        self.jitter = check_jitter(jitter, features[0].dtype, expectations=uncertain)
+        self.block_size, self.num_points = checks.check_block_size(block_size), num_points
         self._separate = check_latents(None, self.kernel, features[0])
         self.num_outputs = self._check_num_outputs(num_outputs)
         shape = (N,) if self.num_outputs is None else (N, self.num_outputs)
@@ -161,7 +163,9 @@ class CollapsedGP(dist.Distribution):
         """
         prior, rows = self._prior(), self._rows(value)
         sums = sum_over_points(prior, rows, self.bound, self.alpha, self._rows_at_once(rows))
-        single = jnp.ndim(value) == 1
+        # Latent axes of size 1 are axes all the same.
+        latent = self._separate is not None or any(q.loc.ndim == 2 for q in self.orthogonal or ())
+        single = jnp.ndim(value) == 1 and not latent
         beliefs = []
         for mean, scale in optimum(sums, self._sizes):
             mean = mean[..., 0] if mean.ndim == 3 else mean.T  # (D, M)
@@ -220,15 +224,16 @@ class CollapsedGP(dist.Distribution):
         return sizes if self.orthogonal is None else sizes[:1]
 
     def _check_num_outputs(self, num_outputs: int | None) -> int | None:
-        if self._separate is None:
-            return num_outputs
-        if self._uncertain:
-            raise ValueError("With latent inputs the kernel's hyperparameters must not have a leading axis.")
-        if num_outputs not in (None, self._separate):
-            raise ValueError(
-                f"`num_outputs` is {num_outputs} but the kernel or the inducing points have a leading axis of {self._separate}."
-            )
-        return self._separate
+        if self._separate is not None:
+            if self._uncertain:
+                raise ValueError("With latent inputs the kernel's hyperparameters must not have a leading axis.")
+            if num_outputs not in (None, self._separate):
+                raise ValueError(
+                    f"`num_outputs` is {num_outputs} but the kernel or the inducing points have a leading axis of {self._separate}."
+                )
+            num_outputs = self._separate
+        parts = {"noise_scale": self.noise_scale, "loc": self._columns(self.loc), "observed": self.observed}
+        return checks.check_columns(num_outputs, parts)
 
     def _prior(self) -> Prior:
         blocks = decompose_sets(self.kernel, self.features, self.jitter)
@@ -237,11 +242,6 @@ class CollapsedGP(dist.Distribution):
     def _rows(self, value: ArrayLike) -> Rows:
         y = checks.check_outputs(value, self.event_shape[0], self.num_outputs, self.observed)
         N, D = y.shape[0], y.shape[1] if y.ndim == 2 else 1
-        for name, x in (("noise_scale", self.noise_scale), ("loc", self._columns(self.loc))):
-            if x.ndim == 2 and x.shape[1] not in (1, D):
-                raise ValueError(
-                    f"`{name}` has one column for each of {x.shape[1]} outputs, but y has shape {y.shape}."
-                )
         for q in self.orthogonal or ():
             if q.loc.shape[:-1] not in ((), (D,)) or (q.loc.ndim == 1 and D > 1):
                 raise ValueError(
@@ -252,8 +252,6 @@ class CollapsedGP(dist.Distribution):
             precision = jnp.where(self.observed, precision, 0)
         precision = jnp.broadcast_to(precision, (N, precision.shape[-1] if precision.ndim == 2 else 1))
         Y = (y if y.ndim == 2 else y[:, None]) - self._columns(self.loc)
-        if self.observed is not None:
-            Y = jnp.where(self.observed, Y, 0)
         precision = precision[:, 0] if precision.shape[1] == 1 else precision
         if isinstance(self.X, LatentInputs) and self.X.loc is not None:
             return Rows(self.X.loc, self.X.scale, Y, precision)

@@ -59,8 +59,8 @@ def sum_over_points(prior: Prior, rows: Rows, bound: str, alpha: float, block_si
     num_blocks = -(-rows.X.shape[0] // block_size)
     padding = num_blocks * block_size - rows.X.shape[0]
 
-    def blocks_of(x: Array) -> Array:
-        x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))  # precision zero: as if there were no observation
+    def blocks_of(x: Array, mode: str = "edge") -> Array:
+        x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1), mode=mode)
         return x.reshape(num_blocks, block_size, *x.shape[1:])
 
     # The sum stays outside of what is checkpointed, or every block's running total would be kept for the gradient.
@@ -69,7 +69,8 @@ def sum_over_points(prior: Prior, rows: Rows, bound: str, alpha: float, block_si
     def add(total: Statistics, part: Rows) -> tuple[Statistics, None]:
         return jax.tree.map(jnp.add, total, one(part)), None
 
-    parts = jax.tree.map(blocks_of, rows)
+    # What fills the last block repeats a real row, at which any kernel is finite, with precision zero: no observation.
+    parts = jax.tree.map(blocks_of, rows)._replace(precision=blocks_of(rows.precision, "constant"))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, jax.tree.map(lambda x: x[0], parts)))
     return lax.scan(add, zero, parts)[0]
 

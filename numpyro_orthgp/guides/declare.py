@@ -62,7 +62,7 @@ def gp_posterior(
     dtype = jnp.dtype(dtype or jnp.result_type(float))
     batch = () if num_latents is None else (num_latents,)
     v = None
-    if residual == "tight":
+    if residual == "tight" and first == 0:  # where the first set is integrated out, so is v
         v = numpyro.param(f"{name}_residual_scale", jnp.ones(batch, dtype), constraint=constraints.positive)
     values = []
     for i, (size, kind) in enumerate(zip(sizes, kinds, strict=True), start=first):

@@ -20,7 +20,7 @@ array is larger than the result.
 
 **Quadrature.** Any other kernel, as a whole if one part has no closed form, is evaluated at nodes: of a tensor Gauss-Hermite
 rule while ``num_points ** D <= 4096`` (by default, D <= 2), beyond that 1024 Sobol points, the same in every call. The former
-is for smooth kernels (it converges slowly for Matern ones), the latter good for two or three digits.
+is for smooth kernels (three digits for `Matern32`, where it converges slowly), the latter good for two or three digits.
 
 **References:**
 
@@ -80,8 +80,8 @@ def psi0(kernel: KernelLike, loc: ArrayLike, scale: ArrayLike, *, num_points: in
 def psi1(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike, *, num_points: int = 20) -> Array:
     """Expected covariances with fixed points, :math:`E[k(z_m, x_b)]`; oriented like ``kernel(Z, X)``.
 
-    `White` noise counts only where it is restricted to some columns, which may be known: that an input as a whole is equal to a
-    fixed point has probability zero.
+    `White` noise counts only where it is restricted to some columns, which may be known. Inputs as a whole are taken to differ
+    from the points, as they almost surely do; even where all is known and equal.
 
     :param kernel: as for `psi0`, and so are ``loc``, ``scale``, ``num_points`` and what is raised.
     :param Z: the points, shape (M, D).

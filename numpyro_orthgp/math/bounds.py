@@ -105,7 +105,10 @@ def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, b
         outer = matmul(matmul(moments.whitener, outer), moments.whitener.T)
     square = jnp.sum(weighted * Y, (-2, -1)) + jnp.sum(precision * explained, -1)
     batch = square.shape
-    totals = (jnp.broadcast_to(jnp.sum(x, -1), batch) for x in (log_noise, _charge(ratio, bound, alpha), present * 1.0))
+    totals = (
+        jnp.broadcast_to(jnp.sum(x, -1), batch)
+        for x in (log_noise, _charge(ratio, bound, alpha), present.astype(ratio.dtype))
+    )
     return Statistics(outer, matmul(moments.first, weighted), square, *totals)
 
 

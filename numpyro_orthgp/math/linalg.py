@@ -23,9 +23,17 @@ PRECISION = lax.Precision.HIGHEST
 _DEFAULT_JITTER = {"float32": 1e-6, "float64": 1e-10}
 
 
-def default_jitter(dtype: jnp.dtype) -> float:
-    """The relative jitter used when the user gives none: 1e-6 in float32, 1e-10 in float64."""
-    return _DEFAULT_JITTER.get(jnp.dtype(dtype).name, 1e-3)
+# Expectations of K(Z, x) K(x, Z) are whitened as a whole, from both sides: rounding errors grow with the inverse of the jitter
+# and not with its root, times N and the ratio of signal to noise.
+_JITTER_OF_EXPECTATIONS = {"float32": 1e-4, "float64": 1e-6}
+
+
+def default_jitter(dtype: jnp.dtype, *, expectations: bool = False) -> float:
+    """The relative jitter used when the user gives none: 1e-6 in float32, 1e-10 in float64.
+
+    :param expectations: for kernel expectations under uncertain inputs: 1e-4 and 1e-6.
+    """
+    return (_JITTER_OF_EXPECTATIONS if expectations else _DEFAULT_JITTER).get(jnp.dtype(dtype).name, 1e-3)
 
 
 def matmul(A: Array, B: Array) -> Array:

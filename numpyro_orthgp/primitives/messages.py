@@ -146,8 +146,8 @@ def inducing_site(name: str, site: Site) -> dict[str, Any]:
     if message["cond_indep_stack"]:
         plates = ", ".join(repr(frame.name) for frame in message["cond_indep_stack"])
         raise ValueError(
-            f"gp() must be declared outside of plates, whose scale would multiply its divergence; `{name}` is inside {plates}. "
-            "Declare f = gp(...) before the plate and call f(X) inside it."
+            f"gp() and orthogonal() must be declared outside of plates, whose scale would multiply their divergence; `{name}` is "
+            f"inside {plates}. Declare f = gp(...) before the plate and call f(X) inside it."
         )
     return message
 
