@@ -24,7 +24,8 @@ from numpyro_orthgp.kernels import (
     Stationary,
     White,
 )
-from numpyro_orthgp.kernels.expectations import has_closed_form, psi0, psi1, psi2, terms
+from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
+from numpyro_orthgp.kernels.terms import has_closed_form, terms
 from tests.test_architecture import all_equations
 
 ELL, OTHER, SLOPES = np.array([0.9, 1.7]), np.array([2.3, 1.1]), np.array([0.6, 1.4])

@@ -30,25 +30,21 @@ is for smooth kernels (three digits for `Matern32`, where it converges slowly), 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from numpyro_orthgp.kernels.base import Constant, Product, Restricted, Scaled, Sum
-from numpyro_orthgp.kernels.dot_product import Linear, Polynomial
-from numpyro_orthgp.kernels.hyperparameters import as_array, check_inputs, check_value
-from numpyro_orthgp.kernels.stationary import RBF
+from numpyro_orthgp.kernels.base import Constant, Restricted
+from numpyro_orthgp.kernels.hyperparameters import check_inputs, check_value
+from numpyro_orthgp.kernels.terms import Term, add, terms
 from numpyro_orthgp.kernels.white import White
 from numpyro_orthgp.math.linalg import PRECISION, matmul
 from numpyro_orthgp.math.quadrature import gauss_hermite, quasi_normal
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
-__all__ = ["Term", "has_closed_form", "psi0", "psi1", "psi2", "terms"]
+__all__ = ["psi0", "psi1", "psi2"]
 
 _MAX_TENSOR_NODES = 4096
 _SOBOL_NODES = 1024
@@ -90,7 +86,7 @@ def psi1(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike, *, 
     Z, loc, scale, expansion = _prepare(kernel, Z, loc, scale)
     if expansion is None:
         return _by_quadrature(lambda w, X: _mean(w, _covariances(kernel, Z, X)), loc, scale, num_points, len(Z))
-    one = Term(jnp.ones((), Z.dtype), jnp.zeros_like(Z[0]))
+    one = Term(jnp.ones((), Z.dtype))
     total = jnp.zeros((len(loc), len(Z), 1), jnp.result_type(Z, loc, scale))
     for term in expansion:
         total = total + _expected_product(term, one, Z, Z[:1], loc, scale)
@@ -118,103 +114,17 @@ def psi2(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike, *, 
     return total
 
 
-# The normal form
-
-
-class Term(NamedTuple):
-    r"""One term of a kernel that is multiplied out.
-
-    :param weight: the factor :math:`c`, shape ().
-    :param precision: inverse squared lengthscales :math:`p`, shape (D,); 0 for columns that do not matter.
-    :param slopes: variances :math:`v_j` of the slopes of each linear factor, shapes (D,).
-    :param equal: columns in which x and z must be equal for the term to be other than zero, as `White` has it.
-    """
-
-    weight: Array
-    precision: Array
-    slopes: tuple[Array, ...] = ()
-    equal: frozenset[int] = frozenset()
-
-
-def has_closed_form(kernel: KernelLike, num_dims: int) -> bool:
-    """Whether the expectations of a kernel of ``num_dims`` columns are exact rather than by quadrature."""
-    return terms(kernel, num_dims) is not None
-
-
-def terms(kernel: KernelLike, num_dims: int, dtype: Any = float) -> tuple[Term, ...] | None:
-    """A kernel of ``num_dims`` columns as a sum of terms with at most one linear factor each, or None."""
-    try:
-        expansion = _expand(kernel, _Columns(np.arange(num_dims), num_dims, jnp.zeros((), dtype).dtype))
-    except _NoClosedForm:
-        return None
-    return expansion if all(len(term.slopes) <= 1 for term in expansion) else None
-
-
-class _NoClosedForm(Exception): ...
-
-
-class _Columns(NamedTuple):
-    """The columns that a kernel sees, integers of shape (n,), of the ``num_dims`` that there are."""
-
-    seen: Any
-    num_dims: int
-    dtype: jnp.dtype
-
-    def embed(self, value: ArrayLike) -> Array:
-        """Values for the columns seen, shape () or (n,), among zeros for the others, shape (D,)."""
-        values = jnp.broadcast_to(as_array(value, self.dtype), self.seen.shape)
-        zeros = jnp.zeros(self.num_dims, jnp.result_type(values, self.dtype))
-        return zeros.at[self.seen].add(values)  # a column seen twice counts twice
-
-    def term(self, weight: ArrayLike, precision: ArrayLike = 0.0) -> Term:
-        return Term(as_array(weight, self.dtype), self.embed(precision))
-
-    def linear(self, variance: ArrayLike) -> Term:
-        return self.term(1.0)._replace(slopes=(self.embed(variance),))
-
-
-def _expand(kernel: KernelLike, columns: _Columns) -> tuple[Term, ...]:
-    rule = _RULES.get(type(kernel))  # not for subclasses, which may compute something else
-    if rule is None:
-        raise _NoClosedForm
-    return rule(kernel, columns)
-
-
-def _polynomial(kernel: Polynomial, columns: _Columns) -> tuple[Term, ...]:
-    if kernel.degree > 1:
-        raise _NoClosedForm
-    return columns.linear(kernel.variance), columns.term(kernel.offset)
-
-
-def _product(left: tuple[Term, ...], right: tuple[Term, ...]) -> tuple[Term, ...]:
-    return tuple(
-        Term(s.weight * t.weight, s.precision + t.precision, s.slopes + t.slopes, s.equal | t.equal)
-        for s, t in itertools.product(left, right)
-    )
-
-
-_RULES: dict[type, Callable[[Any, _Columns], tuple[Term, ...]]] = {
-    RBF: lambda k, columns: (columns.term(1.0, 1 / jnp.square(as_array(k.lengthscale, columns.dtype))),),
-    Linear: lambda k, columns: (columns.linear(k.variance),),
-    Polynomial: _polynomial,
-    Constant: lambda k, columns: (columns.term(k.value),),
-    White: lambda k, columns: (columns.term(k.value)._replace(equal=frozenset(columns.seen.tolist())),),
-    Sum: lambda k, columns: _expand(k.left, columns) + _expand(k.right, columns),
-    Product: lambda k, columns: _product(_expand(k.left, columns), _expand(k.right, columns)),
-    Scaled: lambda k, columns: _product((columns.term(k.variance),), _expand(k.kernel, columns)),
-    Restricted: lambda k, columns: _expand(k.kernel, columns._replace(seen=k._columns(columns.seen))),
-}
-
-
 # Closed forms
 
 
 def _expected_product(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, scale: Array) -> Array:
     """The expectation of s(z, x) t(z', x) for all z of ``Z1``, shape (M1, D), and z' of ``Z2``: shape (B, M1, M2)."""
-    variance = jnp.square(scale)
-    r = 1 / (1 + variance * (s.precision + t.precision))
+    variance, precision = jnp.square(scale), add(s.precision, t.precision)
+    r = jnp.ones_like(variance) if precision is None else 1 / (1 + variance * precision)
     tilted = loc, r, variance * r
-    value = s.weight * t.weight * jnp.exp(_log_gaussians(s, t, Z1, Z2, *tilted))
+    value = jnp.broadcast_to(s.weight * t.weight, (len(loc), len(Z1), len(Z2)))
+    if precision is not None:
+        value = value * jnp.exp(_log_gaussians(s, t, Z1, Z2, *tilted))
     if s.slopes or t.slopes:
         value = value * _linear_factors(s, t, Z1, Z2, *tilted)
     if s.equal:
@@ -231,31 +141,46 @@ def _log_gaussians(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, r: Array,
     Z1, Z2, loc = Z1 - origin, Z2 - origin, loc - origin
     shrunk = r * loc
 
-    def of_one(precision: Array, Z: Array) -> Array:  # what depends on one of z and z' only
-        h = precision * Z
+    def of_one(h: Array, Z: Array) -> Array:  # what depends on one of z and z' only
         return matmul(shrunk, h.T) + (matmul(tau, jnp.square(h).T) - (h * Z).sum(axis=-1)) / 2
 
-    of_none = (jnp.log(r) - (s.precision + t.precision) * shrunk * loc).sum(axis=-1, keepdims=True) / 2
-    of_both = _contract(tau, s.precision * Z1, t.precision * Z2)
-    return (of_none + of_one(s.precision, Z1))[:, :, None] + of_one(t.precision, Z2)[:, None, :] + of_both
+    # What is absent is left out, not multiplied by zero: contractions are what costs time.
+    h1, h2 = _scaled(s, Z1), _scaled(t, Z2)
+    precision = add(s.precision, t.precision)
+    squares = 0 if precision is None else precision * shrunk * loc
+    total = (jnp.log(r) - squares).sum(axis=-1)[:, None, None] / 2
+    if h1 is not None:
+        total = total + of_one(h1, Z1)[:, :, None]
+    if h2 is not None:
+        total = total + of_one(h2, Z2)[:, None, :]
+    return total if h1 is None or h2 is None else total + _contract(tau, h1, h2)
 
 
 def _linear_factors(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, r: Array, tau: Array) -> Array:
-    """The expected product of the linear factors, one or two, under the Gaussian factors: shape (B, M1, M2)."""
-    h1, h2 = s.precision * Z1, t.precision * Z2
+    """The expected product of the linear factors, one or two, under the Gaussian factors: shape (B, M1, M2) or what broadcasts."""
+    h1, h2 = _scaled(s, Z1), _scaled(t, Z2)
 
-    def of_one(w: Array, h: Array) -> Array:  # the factor's mean, w (r mu + tau h), but for the other term's part of h
-        return matmul(r * loc, w.T) + matmul(tau, (w * h).T)
+    def of_one(
+        w: Array, h: Array | None
+    ) -> Array:  # the factor's mean, w (r mu + tau h), but for the other term's part of h
+        mean = matmul(r * loc, w.T)
+        return mean if h is None else mean + matmul(tau, (w * h).T)
 
     if s.slopes:
         w1 = s.slopes[0] * Z1
-        mean1 = of_one(w1, h1)[:, :, None] + _contract(tau, w1, h2)
+        mean1 = of_one(w1, h1)[:, :, None]
+        mean1 = mean1 if h2 is None else mean1 + _contract(tau, w1, h2)
     if t.slopes:
         w2 = t.slopes[0] * Z2
-        mean2 = of_one(w2, h2)[:, None, :] + _contract(tau, h1, w2)
+        mean2 = of_one(w2, h2)[:, None, :]
+        mean2 = mean2 if h1 is None else mean2 + _contract(tau, h1, w2)
     if s.slopes and t.slopes:
         return mean1 * mean2 + _contract(tau, w1, w2)
     return mean1 if s.slopes else mean2
+
+
+def _scaled(term: Term, Z: Array) -> Array | None:
+    return None if term.precision is None else term.precision * Z
 
 
 def _contract(A: Array, U: Array, V: Array) -> Array:
