@@ -28,6 +28,7 @@ import numpyro_orthgp as ogp
 from numpyro_orthgp import init, kernels, likelihoods
 
 positive = dist.constraints.positive
+JITTER = 1e-6
 
 
 def hyperparameters(start: jax.Array, num_inducing: int, spread: float):
@@ -43,15 +44,15 @@ def hyperparameters(start: jax.Array, num_inducing: int, spread: float):
 def collapsed(Y, start, spread, *, num_inducing, bound):
     kernel, Z, noise = hyperparameters(start, num_inducing, spread)
     X = ogp.latent_inputs("X", *start.shape)
-    numpyro.sample("y", ogp.CollapsedGP(kernel, X, Z, noise, bound=bound), obs=Y)
+    numpyro.sample("y", ogp.CollapsedGP(kernel, X, Z, noise, bound=bound, jitter=JITTER), obs=Y)
 
 
 def stochastic(Y, start, spread, *, num_inducing, batch):
     kernel, Z, noise = hyperparameters(start, num_inducing, spread)
-    f = ogp.gp("f", kernel, Z, num_latents=Y.shape[1])
+    f = ogp.gp("f", kernel, Z, num_latents=Y.shape[1], jitter=JITTER)
     with numpyro.plate("rows", len(Y), subsample_size=batch) as rows:
         X = ogp.latent_inputs("X", *start.shape)
-        numpyro.sample("y", likelihoods.Gaussian(f(X), noise).to_event(1), obs=Y[rows])
+        numpyro.sample("y", likelihoods.Gaussian(f.expected(X), noise).to_event(1), obs=Y[rows])
 
 
 def neighbours_of_another_class(X: np.ndarray, label: np.ndarray) -> int:
@@ -75,9 +76,8 @@ class Fit:
         state, _ = jax.block_until_ready(run(state))
         self.seconds = time.perf_counter() - begin
         self.params = svi.get_params(state)
-        full = TraceMeanField_ELBO(num_particles=20 if "batch" in kwargs else 1)
         kwargs = {**kwargs, **({"batch": None} if "batch" in kwargs else {})}
-        bound = jax.jit(lambda params: -full.loss(random.PRNGKey(1), params, model, guide, *args, **kwargs))
+        bound = jax.jit(lambda params: -svi.loss.loss(random.PRNGKey(1), params, model, guide, *args, **kwargs))
         self.bound = float(bound(self.params))
 
     def error(self, label: np.ndarray) -> int:

@@ -274,14 +274,14 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
             "`stack` needs functions that do not mix others. Stack first and mix then, stack([f(X), g(X)]) @ W; several outputs "
             "of one mixture are (f(X) @ W)[..., [0, 2]]."
         )
-    if len({m.tight for m in marginals}) != 1:
+    if len({(m.tight, type(m)) for m in marginals}) != 1:
         raise ValueError(
             "`stack` needs all functions tightened or none; give AutoSparseGP one `residual` for all of them."
         )
     columns = {name: jnp.stack([getattr(m, name) for m in marginals], -1) for name in ("mean", "explained", "residual")}
     v = jnp.stack([jnp.asarray(m.residual_scale) for m in marginals]) if marginals[0].tight else None
     joint = Partial(_draw_stacked, marginals) if any(m.joint is not None for m in marginals) else None
-    return Marginals(**columns, residual_scale=v, joint=joint, names=marginals[0].names)
+    return replace(marginals[0], **columns, residual_scale=v, joint=joint)  # type: ignore[arg-type]
 
 
 def _operand(symbol: str, value: Any, dtype: Any) -> Array:

@@ -3,24 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import is_concrete
-from numpyro_orthgp.inducing import Feature
-from numpyro_orthgp.math.linalg import default_jitter
-from numpyro_orthgp.math.projection import Block, decompose
-from numpyro_orthgp.types import KernelLike
+from numpyro_orthgp.inducing import Feature, InducingPoints
+from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
+from numpyro_orthgp.math.linalg import PRECISION, default_jitter, matmul
+from numpyro_orthgp.math.projection import Block, decompose, project
+from numpyro_orthgp.types import Array, KernelLike
 
-__all__ = ["as_kernel", "check_jitter", "check_latents", "decompose_sets"]
+__all__ = ["Expectations", "as_kernel", "check_jitter", "check_latents", "decompose_sets", "expect_covariances"]
 
 
 def decompose_sets(kernel: KernelLike, features: Sequence[Feature], jitter: float) -> tuple[Block, ...]:
     """The orthogonal decomposition of the prior along the sets."""
     rows = [[other.covariance(kernel, s) for other in features[: i + 1]] for i, s in enumerate(features)]
     return decompose(rows, jitter)
+
+
+class Expectations(NamedTuple):
+    """What is known of covariances with Gaussian inputs, of all M inducing points of all sets together.
+
+    :param whitener: W with A(x) = W K(Z, x), the projections on all sets, shape (M, M).
+    :param first: E[K(Z, x)], shape (M, B).
+    :param second: E[K(Z, x) K(x, Z)] for each input, shape (B, M, M).
+    :param residual: expected variance that no set explains, shape (B,).
+    """
+
+    whitener: Array
+    first: Array
+    second: Array
+    residual: Array
+
+
+def expect_covariances(
+    kernel: Any, features: Sequence[Feature], blocks: Sequence[Block], loc: Array, scale: Array, num_points: int
+) -> Expectations:
+    """The psi statistics (Titsias and Lawrence 2010) of all sets together, and what they say of the projections.
+
+    :raises TypeError: for features that are not inducing points.
+    :raises ValueError: for a kernel with hyperparameters, or points, of several functions.
+    """
+    points = [s.points for s in features if isinstance(s, InducingPoints)]
+    if len(points) < len(features):
+        raise TypeError("With latent inputs `inducing` must be inducing points, whose kernel expectations are known.")
+    if any(p.ndim > 2 for p in points):
+        raise ValueError("With latent inputs all functions must share their inducing points, shape (M, D).")
+    Z = jnp.concatenate(points, -2)
+    # The whitening of all sets is linear in K(Z, x): apply it to the unit vectors.
+    starts = [0, *accumulate(len(p) for p in points)]
+    eye = jnp.eye(len(Z), dtype=Z.dtype)
+    W = jnp.concatenate(project(blocks, [eye[a:b] for a, b in pairwise(starts)]), -2)
+    second = psi2(kernel, Z, loc, scale, num_points=num_points)
+    explained = jnp.einsum("mn,bmn->b", matmul(W.T, W), second, precision=PRECISION)
+    variance = psi0(kernel, loc, scale, num_points=num_points)
+    return Expectations(
+        W, psi1(kernel, Z, loc, scale, num_points=num_points), second, jnp.maximum(variance - explained, 0)
+    )
 
 
 def as_kernel(kernel: Any) -> Any:

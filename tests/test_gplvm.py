@@ -344,6 +344,101 @@ def test_stochastic_bound_averages_over_draws(problem, rng):
     assert abs(value - total) < 0.02 * abs(total)
 
 
+def averaged(Y, Z, *, batch=None, noise=0.4, kernel=None, likelihood=likelihoods.Gaussian, mix=lambda m: m):
+    kernel = 1.3 * kernels.RBF(jnp.array([0.9, 1.4])) if kernel is None else kernel
+    f = ogp.gp("f", kernel, Z, num_latents=Y.shape[1], jitter=0.0)
+    with numpyro.plate("rows", len(Y), subsample_size=batch) as rows:
+        X = ogp.latent_inputs("X", len(Y), Q)
+        numpyro.sample("y", likelihood(mix(f.expected(X)), noise).to_event(1), obs=Y[rows])
+
+
+@pytest.mark.parametrize("residual, bound", [("prior", "titsias2009"), ("tight", "titsias2025")])
+@pytest.mark.parametrize("sets", [1, 2])
+def test_averaged_moments_give_the_collapsed_bound_at_its_q(problem, residual, bound, sets):
+    Y, loc, scale, Z = problem
+    inducing = [Z, Z[::-1] * 0.7 + 0.4][:sets]
+    model = partial(gplvm, bound=bound)
+    collapsed = elbo(model, guide_at(model, loc, scale), Y, inducing)
+    X = ogp.LatentInputs(jnp.asarray(loc), jnp.asarray(loc), jnp.asarray(scale))
+    kernel = 1.3 * kernels.RBF(jnp.array([0.9, 1.4]))
+    beliefs = jax.jit(lambda: ogp.CollapsedGP(kernel, X, inducing, 0.4, bound=bound, jitter=0.0).posterior(Y).beliefs)()
+    params = {}
+    for i, q in enumerate(beliefs):
+        T = jnp.broadcast_to(q.scale, (D, *q.scale.shape[-2:]))
+        params |= {f"f.u{i}_loc": q.loc, f"f.u{i}_scale_tril": T}
+    guide = guide_at(averaged, loc, scale, residual=residual)
+    np.testing.assert_allclose(elbo(averaged, guide, Y, inducing, params=params), collapsed, rtol=1e-9)
+
+
+def test_natural_steps_on_averaged_moments_reach_the_collapsed_bound(problem):
+    """One natural step of length one, all rows: q(u) is the best, whatever q(X)."""
+    Y, loc, scale, Z = problem
+    collapsed = elbo(gplvm, guide_at(gplvm, loc, scale), Y, Z)
+    guide = guide_at(averaged, loc, scale, natural=True)
+    svi = SVI(averaged, guide, ogp.natural_gradient(optax.sgd(0.0), 1.0), TraceMeanField_ELBO())
+
+    @jax.jit
+    def step():
+        state = svi.update(svi.init(KEY, Y, Z), Y, Z)[0]
+        return svi.evaluate(state, Y, Z)
+
+    np.testing.assert_allclose(-step(), collapsed, rtol=1e-8)
+
+
+def test_averaged_moments_are_those_of_draws(problem, rng):
+    Y, loc, scale, Z = problem
+    f = jax.jit(
+        lambda: ogp.CollapsedGP(kernels.Matern32(1.2), loc, [Z, Z[:2] + 0.5], 0.4, num_outputs=D).posterior(Y)
+    )()
+    X = ogp.LatentInputs(jnp.asarray(loc), jnp.asarray(loc), jnp.asarray(scale))
+    found = jax.jit(lambda: f.expected(X, num_points=40))()
+    t, w = np.polynomial.hermite_e.hermegauss(40)
+    nodes, weights = (
+        np.stack(np.meshgrid(t, t, indexing="ij"), -1).reshape(-1, 2),
+        np.outer(w, w).ravel() / w.sum() ** 2,
+    )
+    at = jax.jit(jax.vmap(lambda x: f(x)))(loc + scale * nodes[:, None])
+    mean = np.einsum("s,sbd->bd", weights, at.mean)
+    second = np.einsum("s,sbd->bd", weights, at.variance + at.mean**2)
+    np.testing.assert_allclose(found.mean, mean, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(found.variance, second - mean**2, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(
+        found.residual_variance, np.einsum("s,sbd->bd", weights, at.residual_variance), atol=1e-8
+    )
+    value = jax.jit(lambda: f.expected(ogp.LatentInputs(jnp.asarray(loc))))()
+    np.testing.assert_allclose(value.mean, jax.jit(lambda x: f(x))(jnp.asarray(loc)).mean)
+
+
+def test_averaged_moments_on_minibatches(problem, rng):
+    """Deterministic but for the rows that are picked, and unbiased."""
+    Y, loc, scale, Z = problem
+    params = {k: v for k, v in parameters(rng).items() if k.startswith("f.")}
+    whole = elbo(averaged, guide_at(averaged, loc, scale), Y, Z, params=params)
+    model = partial(averaged, batch=3)
+    guide, objective = guide_at(model, loc, scale), TraceMeanField_ELBO()
+    svi = SVI(model, guide, optax.sgd(0.0), objective)
+    given = svi.get_params(jax.jit(lambda: svi.init(KEY, Y, Z))()) | params
+    values = jax.jit(jax.vmap(lambda key: -objective.loss(key, given, model, guide, Y, Z)))(random.split(KEY, 3000))
+    assert len(np.unique(np.round(values, 8))) <= 84  # choices of three of nine rows
+    assert abs(values.mean() - whole) < 4 * values.std() / 3000**0.5
+
+
+def test_averaged_moments_refuse_what_is_not_known(problem):
+    Y, loc, scale, Z = problem
+    guide = guide_at(averaged, loc, scale)
+    with pytest.raises(ValueError, match=r"StudentT needs more than the two moments that f.expected\(X\) knows"):
+        elbo(averaged, guide, Y, Z, likelihood=lambda m, s: likelihoods.StudentT(m, 4.0, s))
+    with pytest.raises(TypeError, match="cannot be mixed by `@ W`"):
+        elbo(averaged, guide, Y, Z, mix=lambda m: m @ jnp.eye(D))
+    with pytest.raises(ValueError, match="not known with MeanOnly points"):
+        elbo(averaged, guide, Y, [Z, ogp.MeanOnly(Z + 1.0)])
+    with pytest.raises(ValueError, match="leading axis"):
+        elbo(averaged, guide, Y, Z, kernel=kernels.RBF(jnp.ones((D, 1))))
+    f = ogp.CollapsedGP(kernels.RBF(1.0), loc, Z, 0.4).posterior(Y[:, 0])
+    with pytest.raises(TypeError, match=r"f.expected\(X\) needs what latent_inputs\(\) returns; got"):
+        f.expected(loc)
+
+
 def test_encoder_in_the_plate(problem):
     Y, _, _, Z = problem
 

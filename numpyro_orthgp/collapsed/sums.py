@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.inducing import Feature, InducingPoints
-from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
+from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.math.bounds import Moments, Statistics, statistics
 from numpyro_orthgp.math.gaussian import Whitened, spread
 from numpyro_orthgp.math.linalg import PRECISION, matmul
 from numpyro_orthgp.math.projection import Block, project, residual_variance
+from numpyro_orthgp.prior import expect_covariances
 from numpyro_orthgp.types import Array
 
 __all__ = ["Prior", "Rows", "project_inputs", "sum_over_points", "without_orthogonal"]
@@ -110,17 +110,5 @@ def _block(prior: Prior, rows: Rows, bound: str, alpha: float) -> Statistics:
 
 
 def _uncertain(prior: Prior, loc: Array, scale: Array) -> Moments:
-    r"""Expectations of the projections over Gaussian inputs, through the psi statistics (Titsias and Lawrence 2010)."""
-    points = [s.points for s in prior.features if isinstance(s, InducingPoints)]
-    Z = jnp.concatenate(points, -2)
-    sizes = [p.shape[-2] for p in points]
-    # The whitening of all sets is linear: A = W K(Z, x). Apply it to the unit vectors.
-    eye = jnp.eye(Z.shape[-2], dtype=Z.dtype)
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    parts = [eye[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-    W = jnp.concatenate(project(prior.blocks, parts), -2)
-    second = psi2(prior.kernel, Z, loc, scale, num_points=prior.num_points)
-    explained = jnp.einsum("mn,bmn->b", matmul(W.T, W), second, precision=PRECISION)
-    variance = psi0(prior.kernel, loc, scale, num_points=prior.num_points)
-    first = matmul(W, psi1(prior.kernel, Z, loc, scale, num_points=prior.num_points))
-    return Moments(first, jnp.maximum(variance - explained, 0), second, W)
+    psi = expect_covariances(prior.kernel, prior.features, prior.blocks, loc, scale, prior.num_points)
+    return Moments(matmul(psi.whitener, psi.first), psi.residual, psi.second, psi.whitener)

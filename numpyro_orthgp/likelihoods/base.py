@@ -16,6 +16,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
+from numpyro_orthgp.averaged import AveragedMarginals
 from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, real
 from numpyro_orthgp.marginals import Marginals, prng_key
@@ -93,6 +94,7 @@ class ExpectedLikelihood(dist.Distribution):
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields: tuple[str, ...] = ("marginals", "rng_key")
     pytree_aux_fields: tuple[str, ...] = ("integrator", "mixes")
+    moments_suffice = False  # whether the expectation depends on mean and variance of f only, whatever its distribution
 
     def __init__(
         self, marginals: Marginals, *, integrator: Integrator | None = None, validate_args: bool | None = None
@@ -116,6 +118,11 @@ class ExpectedLikelihood(dist.Distribution):
             raise TypeError(
                 f"{type(self).__name__} needs the marginals of a function, f(X); got {type(marginals).__name__}. For plain arrays "
                 "use numpyro.distributions."
+            )
+        if isinstance(marginals, AveragedMarginals) and not self.moments_suffice:
+            raise ValueError(
+                f"{type(self).__name__} needs more than the two moments that f.expected(X) knows, and would not give a bound. "
+                "Use a draw of the latent inputs: f(X)."
             )
         return marginals
 

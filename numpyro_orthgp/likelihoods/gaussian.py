@@ -35,6 +35,7 @@ class Gaussian(ExpectedLikelihood):
     """
 
     pytree_data_fields: tuple[str, ...] = ("scale",)
+    moments_suffice = True
 
     def __init__(self, marginals: Marginals, scale: ArrayLike, *, validate_args: bool | None = None) -> None:
         self.scale = self._parameter(marginals, "scale", scale)

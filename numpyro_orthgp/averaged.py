@@ -1,0 +1,94 @@
+r"""Moments of functions at Gaussian inputs, averaged in closed form.
+
+For :math:`x \sim N(\mu, \mathrm{diag}(\sigma^2))` and f(x) given x with mean m(x), explained variance e(x) and residual r(x), the
+first two moments of f(x) are
+
+.. math:: E[f] = E[m], \qquad \mathrm{Var}[f] = \mathrm{Var}[m] + E[e] + E[r],
+
+which are sums of the psi statistics of :mod:`numpyro_orthgp.kernels.expectations`. Under Gaussian noise the expected log density
+depends on nothing else: so the bound of the Bayesian GP-LVM, with q(u) kept rather than integrated out, can be computed exactly on
+minibatches (Damianou, Titsias, Lawrence 2016, Sec. 3.3, before the optimization over q(u)), and so can its tightened form, whose
+v of each point does not depend on x (Titsias 2025, App. B.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_orthgp.inducing import Feature
+from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.math.linalg import PRECISION, matmul
+from numpyro_orthgp.math.projection import Block
+from numpyro_orthgp.prior import expect_covariances
+from numpyro_orthgp.types import Array
+
+__all__ = ["AveragedMarginals", "average"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AveragedMarginals(Marginals):
+    """Means and variances averaged over uncertain inputs: the exact moments of mixtures that are not Gaussian.
+
+    For likelihoods that need two moments only, :class:`~numpyro_orthgp.likelihoods.Gaussian`. ``explained`` holds the variance
+    of the mean too.
+    """
+
+    def __matmul__(self, W: Any) -> NoReturn:
+        raise TypeError(
+            "f.expected(X) cannot be mixed by `@ W`: functions that are independent at each input are not so on average over "
+            "inputs. Use draws of the inputs, f(X) @ W."
+        )
+
+
+def average(
+    kernel: Any,
+    features: Sequence[Feature],
+    blocks: Sequence[Block],
+    beliefs: Sequence[Whitened],
+    loc: Array,
+    scale: Array,
+    num_points: int,
+) -> tuple[Array, Array, Array]:
+    """Mean, explained variance (that of the mean with it) and residual variance at Gaussian inputs.
+
+    :param loc: means of the inputs, shape (B, D).
+    :param scale: their standard deviations, shape (B, D).
+    :return: shapes (..., B), (..., B) and (B,), with the leading axes of the beliefs.
+    """
+    psi = expect_covariances(kernel, features, blocks, loc, scale, num_points)
+    W = psi.whitener
+    m = _concatenate([q.loc for q in beliefs])
+    weights = jnp.einsum("mk,...m->...k", W, m, precision=PRECISION)
+    second = weights[..., :, None] * weights[..., None, :] + _spread(beliefs, W)
+    mean = jnp.einsum("...m,mb->...b", weights, psi.first, precision=PRECISION)
+    square = jnp.einsum("...mn,bmn->...b", second, psi.second, precision=PRECISION)
+    return mean, jnp.maximum(square - mean**2, 0), psi.residual
+
+
+def _spread(beliefs: Sequence[Whitened], W: Array) -> Array:
+    """The covariance of q in the coordinates of the kernel: W' S W, shape (..., M, M)."""
+    total, start = jnp.zeros((), W.dtype), 0
+    for q in beliefs:
+        rows = W[start : start + q.loc.shape[-1]]
+        start += len(rows)
+        if q.covariance == "full":
+            assert q.scale is not None
+            rows = jnp.einsum("...mk,mn->...kn", q.scale, rows, precision=PRECISION)
+        elif q.covariance == "diagonal":
+            assert q.scale is not None
+            rows = q.scale[..., None] * rows
+        if q.covariance != "value":
+            total = total + matmul(jnp.swapaxes(rows, -1, -2), rows)
+    return total
+
+
+def _concatenate(parts: Sequence[Array]) -> Array:
+    batch = jnp.broadcast_shapes(*(p.shape[:-1] for p in parts))
+    return jnp.concatenate([jnp.broadcast_to(p, (*batch, p.shape[-1])) for p in parts], -1)
