@@ -65,10 +65,11 @@ class Fit:
     """One fit of some passes over the data, and the bound at its end on all of them."""
 
     def __init__(self, model, guide, args, kwargs, *, steps, rate=0.03, natural=False, start=None):
-        schedule = optax.cosine_decay_schedule(rate, steps)
-        optimizer = optax.adam(schedule)
         if natural:
-            optimizer = ogp.natural_gradient(optimizer, 0.1, ramp_up=50)
+            # q(u) lags behind q(X): steps of X must become as small as the noise is.
+            optimizer = ogp.natural_gradient(optax.adam(optax.exponential_decay(rate, steps, 0.1)), 0.5)
+        else:
+            optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
         svi = SVI(model, guide, optimizer, TraceMeanField_ELBO())
         state = jax.jit(lambda key: svi.init(key, *args, **kwargs, init_params=start))(random.PRNGKey(0))
         run = jax.jit(lambda state: lax.scan(lambda s, _: svi.update(s, *args, **kwargs), state, None, length=steps))
@@ -103,8 +104,13 @@ def fits(Y, start, args):
     for residual in ("prior", "tight"):
         kwargs = {"num_inducing": args.num_inducing, "batch": args.batch}
         guide = ogp.AutoSparseGP(stochastic, latents=latents, natural=True, residual=residual)
-        steps = args.steps * len(Y) // args.batch
-        yield f"stochastic, {residual}", Fit(stochastic, guide, data, kwargs, steps=steps, natural=True)
+        per_pass = len(Y) // args.batch
+        steps = 2 * args.steps * per_pass
+        yield f"minibatches, {residual}", Fit(stochastic, guide, data, kwargs, steps=steps, rate=0.01, natural=True)
+        # From the latent inputs, points and hyperparameters of the collapsed fit, with q(u) at the prior.
+        steps = args.steps // 8 * per_pass
+        fit = Fit(stochastic, guide, data, kwargs, steps=steps, rate=0.001, natural=True, start=loose)
+        yield f"minibatches, {residual}, continued", fit
 
 
 def draw(results, Y, start, label, path: Path) -> None:
@@ -144,12 +150,12 @@ def main() -> None:
     Y = Y - Y.mean(0)
     start = init.pca(Y, args.dims)
     print(f"{os.cpu_count()} CPU cores, JAX {importlib.metadata.version('jax')}, float64")
-    print(f"{'method':28s}{'bound':>10s}{'error':>8s}{'noise sd':>10s}{'seconds':>10s}")
+    print(f"{'method':30s}{'bound':>10s}{'error':>8s}{'noise sd':>10s}{'seconds':>10s}")
     results = []
     for name, fit in fits(Y, start, args):
         results.append((name, fit))
         print(
-            f"{name:28s}{fit.bound:10.1f}{fit.error(label):8d}{float(fit.params['noise']):10.4f}{fit.seconds:10.0f}",
+            f"{name:30s}{fit.bound:10.1f}{fit.error(label):8d}{float(fit.params['noise']):10.4f}{fit.seconds:10.0f}",
             flush=True,
         )
     args.out.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ def problem(rng):
 
 def gplvm(Y, Z, *, bound="titsias2009", kernel=None, noise=0.4, jitter=0.0, **options):
     kernel = 1.3 * kernels.RBF(jnp.array([0.9, 1.4])) if kernel is None else kernel
-    X = ogp.latent_inputs("X", len(Y), Q)
+    X = ogp.latent_inputs("X", len(Y), Q, dtype=Y.dtype)
     numpyro.sample("y", ogp.CollapsedGP(kernel, X, Z, noise, bound=bound, jitter=jitter, **options), obs=Y)
 
 
@@ -210,7 +210,7 @@ def test_known_inputs_are_latent_ones_without_spread(problem, sets):
         ]
         return [(gp.log_prob(Y), [(q.loc, q.scale) for q in gp.posterior(Y).beliefs]) for gp in gps]
 
-    for bound in ("titsias2009", "titsias2025", "artemev2021") + ("dtc",) * (sets == 1):
+    for bound in (["titsias2009", "artemev2021"], ["titsias2025"])[sets - 1]:
         uncertain, plain = both(bound=bound)
         np.testing.assert_allclose(uncertain[0], plain[0], rtol=1e-9)
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-8), uncertain[1], plain[1])
@@ -220,12 +220,11 @@ def test_a_second_set_never_hurts_and_is_worse_than_one_joint_set(problem):
     Y, loc, scale, Z = problem
     O = Z[::-1] * 0.7 + 0.4
 
-    def bound(inducing, name):
-        model = partial(gplvm, bound=name)
+    def bound(inducing):
+        model = partial(gplvm, bound="titsias2025")
         return elbo(model, guide_at(model, loc, scale), Y, inducing)
 
-    for name in ("titsias2009", "titsias2025"):
-        assert bound(Z, name) < bound([Z, O], name) < bound(jnp.concatenate([Z, O]), name)
+    assert bound(Z) < bound([Z, O]) < bound(jnp.concatenate([Z, O]))
 
 
 def test_covariates_beside_latent_inputs(problem, rng):
@@ -561,7 +560,9 @@ def test_float32(rng):
         svi.init(KEY, Y, loc[:M], **kwargs)
         return TraceMeanField_ELBO().loss(KEY, params, gplvm, guide, Y, loc[:M], **kwargs)
 
-    single, double = value(Y, loc), value(Y.astype(float), loc.astype(float))
+    single = value(Y, loc)
+    guide = ogp.AutoSparseGP(gplvm, latents={"X": (loc.astype(float), 0.3)})
+    double = value(Y.astype(float), loc.astype(float))
     np.testing.assert_allclose(single, double, rtol=1e-4)
 
 
@@ -646,5 +647,6 @@ def test_oil_flow(data):
     assert found["titsias2009"][1] <= 3 and found["titsias2025"][1] <= 3
     # From the same start, so that it is the bounds that are compared and not two local optima.
     assert found["titsias2025, continued"][0] > found["titsias2009, continued"][0]
-    assert found["stochastic, prior"][0] > 0.95 * found["titsias2009"][0]
-    assert found["stochastic, tight"][0] > 0.95 * found["titsias2025"][0]
+    for residual in ("prior", "tight"):
+        assert found[f"minibatches, {residual}, continued"][0] > 0.95 * found["titsias2009"][0]
+        assert found[f"minibatches, {residual}"][0] > 0.8 * found["titsias2009"][0]

@@ -21,7 +21,9 @@ from numpyro_orthgp.primitives.messages import (
 __all__ = ["latent_inputs"]
 
 
-def latent_inputs(name: str, num: int, dim: int, *, prior: dist.Distribution | None = None) -> LatentInputs:
+def latent_inputs(
+    name: str, num: int, dim: int, *, prior: dist.Distribution | None = None, dtype: Any = None
+) -> LatentInputs:
     """Declare latent inputs, one row for each of ``num`` points: the latent variables of a GP-LVM.
 
     They are one ordinary sample site, ``name``. Without a plate, or in a plate over the points, it holds all of them; in a
@@ -42,6 +44,7 @@ def latent_inputs(name: str, num: int, dim: int, *, prior: dist.Distribution | N
     :param num: number of all points N.
     :param dim: number of latent dimensions D.
     :param prior: distribution of one row, event shape (D,), or of each, batch shape (N,); by default N(0, I).
+    :param dtype: of the draws where no guide has told a Gaussian; by default JAX's default floating dtype.
     :return: the inputs, to be used like an array of shape (B, D).
     :raises ValueError: if ``num`` or ``dim`` is not positive, the prior has another shape, the plate around it another size,
         or the guide's Gaussian another shape.
@@ -67,13 +70,13 @@ def latent_inputs(name: str, num: int, dim: int, *, prior: dist.Distribution | N
             "rows, indexed by what the plate returns."
         )
     message = sample_and_read(name, fn.expand(rows.shape), InputSite(num, dim))
-    return _read(message)
+    return _read(message, dtype)
 
 
-def _read(message: dict[str, Any]) -> LatentInputs:
+def _read(message: dict[str, Any], dtype: Any) -> LatentInputs:
     value, belief, shape = message["value"], message["infer"].get(MESSAGE), message["fn"].shape()
     if not isinstance(belief, InputBelief):
-        return LatentInputs(value)
+        return LatentInputs(value if dtype is None else value.astype(dtype))
     if belief.loc.shape != shape or belief.scale.shape != shape:
         raise ValueError(
             f"The guide's Gaussian of `{message['name']}` has mean and scale of shapes {belief.loc.shape} and "
