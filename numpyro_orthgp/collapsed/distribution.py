@@ -26,8 +26,10 @@ from numpyro_orthgp.types import Array, ArrayLike, KernelLike, PRNGKey
 
 __all__ = ["CollapsedGP"]
 
-# Matrices with more entries than this are computed in blocks of rows unless the user says otherwise: 0.5 GB in float32.
-MAX_ENTRIES = 2**27
+# Matrices with more entries than this are computed in blocks of rows, unless the user says otherwise: what stays in a processor's
+# cache is computed twice in less time than it is written to memory and read again. Of kernel expectations, more is worth keeping.
+MAX_ENTRIES = 2**22
+MAX_ENTRIES_EXPECTATIONS = 2**25
 
 
 class CollapsedGP(dist.Distribution):
@@ -64,7 +66,8 @@ class CollapsedGP(dist.Distribution):
     :param jitter: as for :func:`gp`; with latent inputs by default 1e-4 in float32 and 1e-6 in float64, since rounding errors of
         kernel expectations are magnified more. Use float64 for the Bayesian GP-LVM.
     :param block_size: points per block, for memory O(M^2 + block_size M) at the price of computing each block twice for a
-        gradient. By default all at once, or blocks where matrices would have more than 2^27 entries.
+        gradient. By default all at once while matrices have at most 2^22 entries, beyond that blocks of 2^20; larger ones suit
+        accelerators.
     :param num_points: quadrature nodes per dimension for kernel expectations without closed form.
     :raises ValueError: for wrong shapes or values, unknown or contradictory options.
     :raises TypeError: for integer inputs or outputs.
@@ -261,9 +264,10 @@ class CollapsedGP(dist.Distribution):
         if self.block_size is not None:
             return self.block_size
         M = sum(s.num for s in self.features)
-        copies = M if self._uncertain else max(1, rows.precision.shape[1] if rows.precision.ndim == 2 else 1)
-        entries = rows.Y.shape[0] * M * max(copies, self._separate or 1)
-        return None if entries <= MAX_ENTRIES else max(1, MAX_ENTRIES // (8 * (entries // rows.Y.shape[0])))
+        outputs = rows.precision.shape[1] if rows.precision.ndim == 2 else self._separate or 1
+        of_one_row = M * (M if self._uncertain else outputs)
+        most = MAX_ENTRIES_EXPECTATIONS if self._uncertain else MAX_ENTRIES
+        return None if len(rows.Y) * of_one_row <= most else max(1, most // (4 * of_one_row))
 
     def _conditional_gain(self, prior: Prior, rows: Rows) -> Array:
         A = project_inputs(prior, rows.X)
