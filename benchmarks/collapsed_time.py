@@ -5,7 +5,8 @@
 
 SGPR with an RBF kernel of one lengthscale per input: value and gradient for lengthscales, variance, noise and inducing points. A
 peer is timed if the interpreter of an environment that has it is given. Libraries take turns, a fresh process each time, so
-that what else the machine does hits all alike; printed are the least and the median of the rounds, and ratios of the least.
+that what else the machine does hits all alike; printed are the least and the median of the rounds, ratios of the least, and the
+most memory that a process had, data and libraries included.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -20,8 +22,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-
-CALLS = 7
 
 
 def ours(bound, block_size=None):
@@ -103,17 +103,18 @@ LIBRARIES = {
 }
 
 
-def measure(name: str, problem: Path) -> None:
-    """In a process of its own: print the value and the least time of a call."""
+def measure(name: str, problem: Path, calls: int) -> None:
+    """In a process of its own: print the value, the least time of a call, and the most memory that the process had."""
     with np.load(problem) as file:
         call = LIBRARIES[name](file["X"], file["y"], file["Z"])
     value = call()
     seconds = []
-    for _ in range(CALLS):
+    for _ in range(calls):
         begin = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - begin)
-    print(json.dumps({"value": value, "seconds": min(seconds)}))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(json.dumps({"value": value, "seconds": min(seconds), "peak": peak}))
 
 
 def load(args: argparse.Namespace) -> dict[str, np.ndarray]:
@@ -140,36 +141,39 @@ def main() -> None:
     parser.add_argument("--num-inducing", type=int, default=512)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=7, help="timed calls of a process; the least counts")
+    parser.add_argument("--only", action="append", choices=list(LIBRARIES), help="instead of all that can be run")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--measure", nargs=2, metavar=("NAME", "PROBLEM"), help="used by the script itself")
     args = parser.parse_args()
     if args.measure:
-        return measure(args.measure[0], Path(args.measure[1]))
+        return measure(args.measure[0], Path(args.measure[1]), args.calls)
 
     peers = dict(peer.split("=", 1) for peer in args.peer)
-    names = [name for name in LIBRARIES if name in peers or name not in ("gpflow", "gpjax")]
+    names = args.only or [name for name in LIBRARIES if name in peers or name not in ("gpflow", "gpjax")]
     threads = os.environ.get("OPENBLAS_NUM_THREADS", "default")
     print(
         f"{os.cpu_count()} CPU cores, OPENBLAS_NUM_THREADS {threads}, {args.dtype}, N = {args.num_data}, M = {args.num_inducing}"
     )
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    values = {}
+    values, peaks = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         problem = Path(folder) / "problem.npz"
         np.savez(problem, **load(args))
         for _ in range(args.rounds):
             for name in names:
                 command = [peers.get(name, sys.executable), __file__, "--measure", name, str(problem)]
+                command += ["--calls", str(args.calls)]
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode:
                     raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
                 found = json.loads(done.stdout.splitlines()[-1])
                 seconds[name].append(found["seconds"])
-                values[name] = found["value"]
+                values[name], peaks[name] = found["value"], found["peak"]
     best = min(min(s) for name, s in seconds.items() if name not in peers)
-    print(f"{'':30s}{'least s':>9s}{'median s':>10s}{'/ ours':>8s}{'bound':>14s}")
+    print(f"{'':30s}{'least s':>9s}{'median s':>10s}{'/ ours':>8s}{'peak GB':>9s}{'bound':>14s}")
     for name, s in seconds.items():
-        print(f"{name:30s}{min(s):9.3f}{np.median(s):10.3f}{min(s) / best:8.2f}{values[name]:14.1f}")
+        print(f"{name:30s}{min(s):9.3f}{np.median(s):10.3f}{min(s) / best:8.2f}{peaks[name]:9.2f}{values[name]:14.1f}")
 
 
 if __name__ == "__main__":
