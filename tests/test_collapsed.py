@@ -321,7 +321,9 @@ def test_large_problems_are_cut_into_blocks(rng, monkeypatch):
     expected = log_prob(y, X, Z)
     monkeypatch.setattr(distribution, "MAX_ENTRIES", 23 * 4)
     assert length(y) == []
-    assert length(Y, noise=jnp.ones((1, 2))) == [12]  # outputs with covariances of their own: 92 // (4 * 8) = 2 rows at once
+    assert length(Y, noise=jnp.ones((1, 2))) == [
+        12
+    ]  # outputs with covariances of their own: 92 // (4 * 8) = 2 rows at once
     monkeypatch.setattr(distribution, "MAX_ENTRIES", 23 * 4 - 1)
     assert length(y) == [5]  # 91 // (4 * 4) = 5 rows at once
     assert_allclose(log_prob(y, X, Z), expected, rtol=1e-10)

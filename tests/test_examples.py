@@ -91,7 +91,13 @@ def test_readme_model_runs(tmp_path: Path) -> None:
 
 # For each example: what its rows are called, and the picture it writes.
 EXAMPLES = {
-    "regression": ["     4  titsias2009", "     4  titsias2025", "     8  titsias2009", "     8  titsias2025", "   all  exact GP"],
+    "regression": [
+        "     4  titsias2009",
+        "     4  titsias2025",
+        "     8  titsias2009",
+        "     8  titsias2025",
+        "   all  exact GP",
+    ],
     "gplvm": ["GP-LVM", "nearest picture", "mean picture"],
     "counts": ["Poisson, exp", "Poisson, softplus", "NegativeBinomial", "ZeroInflated Poisson", "Poisson, no exposure"],
     "survey": ["Ordinal, probit", "Ordinal, logit", "Gaussian", "Categorical"],
@@ -110,7 +116,9 @@ def test_examples(name: str, tmp_path: Path) -> None:
     assert_picture(tmp_path / f"{name}.png")
     if name == "counts":  # even after a few steps: forgetting how long a period was costs a lot
         assert rows["Poisson, no exposure"][0] < rows["Poisson, exp"][0] - 5
-    if name == "regression":  # lower bound, exact evidence, upper bound: each of the first and the last at parameters of its own
+    if (
+        name == "regression"
+    ):  # lower bound, exact evidence, upper bound: each of the first and the last at parameters of its own
         assert all(row[0] < row[1] for n, row in rows.items() if "titsias" in n)
         assert abs(rows["   all  exact GP"][0] - rows["   all  exact GP"][1]) < 0.01
     if name == "multitask":

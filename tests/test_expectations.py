@@ -231,7 +231,7 @@ class NotQuiteRBF(RBF):
         *(Matern12(), Matern32() + RBF(), RBF() * Matern52().on(1), Periodic(), Polynomial(2), Cosine(), NotQuiteRBF()),
         *(Linear() * Linear(), Linear().on(0) * Linear().on(1), (RBF() + Linear()) * (1 + Linear()), Function(_opaque)),
     ],
-    ids=str,
+    ids=lambda kernel: type(kernel).__name__,
 )
 def test_what_has_no_closed_form(kernel):
     assert not has_closed_form(kernel, 2)

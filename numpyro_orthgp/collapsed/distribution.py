@@ -105,7 +105,8 @@ class CollapsedGP(dist.Distribution):
         if mean_only is not None:
             raise ValueError("`CollapsedGP` takes no MeanOnly points: its q is optimal. Make them a second set.")
         self.features, self.kernel, self.bound = features, as_kernel(kernel), bound
-        self.X = X if isinstance(X, LatentInputs) else check_inputs("X", X, dim=_dim_of(features))
+        checked = check_inputs("X", X, dim=_dim_of(features))
+        self.X = X if isinstance(X, LatentInputs) else checked
         check_same_dtype("X", self.X, features[0].dtype)
         N = self.X.shape[0]
         uncertain = self._uncertain
