@@ -1,6 +1,6 @@
 """Bayesian GP-LVM of the three-phase oil flow data: collapsed bounds of 2009 and 2025, and the stochastic version.
 
-    python benchmarks/oil_flow.py --data three_phase_oil_flow.npz [--dims 10] [--num-inducing 50] [--steps 2000] [--batch 250]
+    python benchmarks/oil_flow.py --data three_phase_oil_flow.npz [--dims 10] [--num-inducing 50] [--steps 2000] [--batch 500]
 
 1000 rows of 12 measurements from a simulated pipeline, in three classes that no fit sees (Titsias and Lawrence 2010,
 Sec. 4.1). Each fit starts at the principal components. Printed are the bound at the end, and in how many rows the nearest
@@ -136,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--dims", type=int, default=10, help="latent dimensions")
     parser.add_argument("--num-inducing", type=int, default=50)
     parser.add_argument("--steps", type=int, default=2000, help="passes over the data")
-    parser.add_argument("--batch", type=int, default=250, help="rows of a minibatch of the stochastic version")
+    parser.add_argument("--batch", type=int, default=500, help="rows of a minibatch of the stochastic version")
     parser.add_argument("--out", type=Path, default=Path("out"))
     return parser
 

@@ -69,7 +69,7 @@ def infer_latents(
     answer is deterministic. GP-LVMs are full of local optima: the best of many candidates begin, and the best of these ends.
 
     :param f: the fitted functions, :func:`posterior` of the model, D of them.
-    :param y: new rows, shape (n, D); missing entries may be NaN.
+    :param y: new rows, shape (n, D), less the prior mean if the model has one; missing entries may be NaN.
     :param likelihood: the noise's standard deviation, shape () or (D,), for Gaussian outputs; else a function from marginals to a
         likelihood, ``lambda m: likelihoods.Poisson(m)``.
     :param observed: True where an entry is observed, shape (n, D); by default where y is not NaN.
