@@ -17,10 +17,11 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp import kernels, likelihoods, primitives
+from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.math import natural
 from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.math.natural import precondition
+from numpyro_orthgp.primitives import functions
 from tests import oracles, problems
 
 NOISE = 0.3
@@ -405,7 +406,7 @@ def test_gradients_of_weights_are_preconditioned(rng, monkeypatch, exact):
     X, y = (jnp.asarray(a) for a in problems.data(rng))
     Z, points = (jnp.asarray(s) for s in problems.sets(rng, [5, 6]))
     if not exact:
-        monkeypatch.setattr(primitives, "MAX_EXACT_FISHER", 5)
+        monkeypatch.setattr(functions, "MAX_EXACT_FISHER", 5)
 
     def gradient(natural):
         guide = ogp.AutoSparseGP(mean_only, natural=natural)

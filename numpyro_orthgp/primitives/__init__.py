@@ -1,6 +1,6 @@
 """What models are written with. The only room that knows NumPyro's message stack."""
 
-from numpyro_orthgp.primitives.gp import gp
+from numpyro_orthgp.primitives.functions import gp
 from numpyro_orthgp.primitives.latent_inputs import latent_inputs
 from numpyro_orthgp.primitives.orthogonal import orthogonal
 
