@@ -293,6 +293,7 @@ def test_guide_and_model_see_the_same_rows(problem, rng, hyper):
         with numpyro.plate("rows", N, subsample_size=batch) as rows:
             X = ogp.latent_inputs("X", N, Q)
             extra = ogp.latent_inputs("X2", N, 1)
+            numpyro.sample("offset", dist.Normal(0.0, 1.0))  # for which the other guide makes the plate once more
             seen.append((rows, X.loc, extra.loc))
             numpyro.sample("y", dist.Normal(jnp.asarray(X), 1.0).to_event(1), obs=jnp.zeros((batch, Q)))
 
