@@ -447,14 +447,16 @@ def test_averaged_moments_refuse_what_is_not_known(problem):
 
 
 def test_encoder_in_the_plate(problem):
+    """Counts, an encoder, minibatches, two sets and the tightened bound, all at once."""
     Y, _, _, Z = problem
+    Y = jnp.round(jnp.exp(1 + Y))
 
     def encoder(Y, Z, **kwargs):
-        rows = numpyro.subsample(Y, event_dim=1)
+        rows = jnp.log1p(numpyro.subsample(Y, event_dim=1))
         W = numpyro.param("W", 0.1 * jnp.ones((D, Q)))
         return rows @ W, jnp.full((len(rows), Q), 0.2)
 
-    model = partial(stochastic, batch=4)
+    model = partial(stochastic, batch=4, likelihood=lambda m, _: likelihoods.Poisson(m))
     guide = ogp.AutoSparseGP(model, latents={"X": encoder}, residual="tight")
     svi = SVI(model, guide, optax.adam(0.05), TraceMeanField_ELBO())
     result = svi.run(KEY, 200, Y, [Z, Z[:2] + 0.3], progress_bar=False)
