@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
-__all__ = ["Feature", "InducingPoints", "MeanOnly", "as_sets", "covariance_of_points"]
+__all__ = ["Feature", "InducingPoints", "MeanOnly", "as_sets", "covariance_of_points", "input_dim"]
 
 
 @runtime_checkable
@@ -103,6 +103,11 @@ class MeanOnly:
                 f"`subsample_size` must be between 1 and H = {self.num}, the number of mean-only points; got {size}."
             )
         return MeanOnly(points, size)
+
+
+def input_dim(features: Sequence[Feature]) -> int | None:
+    """Number of input dimensions D, as inducing points show it; ``None`` if no set is of points."""
+    return next((s.points.shape[-1] for s in features if isinstance(s, InducingPoints)), None)
 
 
 def covariance_of_points(kernel: KernelLike, X1: Array, X2: Array) -> Array:

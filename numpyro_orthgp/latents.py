@@ -14,7 +14,7 @@ import optax
 from jax import lax, random
 
 from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, is_concrete
-from numpyro_orthgp.inducing import InducingPoints
+from numpyro_orthgp.inducing import input_dim
 from numpyro_orthgp.likelihoods import Gaussian
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.quadrature import quasi_normal
@@ -177,15 +177,14 @@ def _check_rows(y: ArrayLike, observed: ArrayLike | None, num_latents: int | Non
 
 def _check_covariates(f: GPFunction, covariates: ArrayLike | None, num: int) -> tuple[int, Array]:
     """The number of latent dimensions, and the covariates, shape (n, C), C = 0 if there are none."""
-    first = f.features[0]
-    if not isinstance(first, InducingPoints):
+    total, dtype = input_dim(f.features), f.features[0].dtype
+    if total is None:
         raise TypeError("`f` must have inducing points, which show how many latent dimensions there are.")
-    total = first.points.shape[-1]
     if covariates is None:
-        return total, jnp.zeros((num, 0), first.dtype)
+        return total, jnp.zeros((num, 0), dtype)
     fixed = check_inputs("covariates", covariates)
     if fixed.shape[0] != num or not fixed.shape[1] < total:
         raise ValueError(
             f"`covariates` must have shape ({num}, C) with C < {total}, the function's input dimensions; got {fixed.shape}."
         )
-    return total - fixed.shape[1], fixed.astype(first.dtype)
+    return total - fixed.shape[1], fixed.astype(dtype)

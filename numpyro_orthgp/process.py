@@ -13,7 +13,7 @@ from jax.tree_util import Partial
 
 from numpyro_orthgp.averaged import AveragedMarginals, average
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
-from numpyro_orthgp.inducing import Feature, InducingPoints, covariance_of_points
+from numpyro_orthgp.inducing import Feature, covariance_of_points, input_dim
 from numpyro_orthgp.inputs import LatentInputs
 from numpyro_orthgp.marginals import Marginals, Names
 from numpyro_orthgp.math.gaussian import Whitened, spread
@@ -138,8 +138,7 @@ class GPFunction:
         return dist.MultivariateNormal(self._mean(X, A), scale_tril=self._per_latent(L, event_dim=2))
 
     def _checked(self, X: Any) -> Array:
-        points = [s.points for s in self.features if isinstance(s, InducingPoints)]
-        X = check_inputs("X", X, dim=points[0].shape[-1] if points else None)
+        X = check_inputs("X", X, dim=input_dim(self.features))
         return check_same_dtype("X", X, self.features[0].dtype)
 
     def _project(self, X: Array) -> tuple[Array, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -59,14 +60,15 @@ def guide_at(model, loc, scale, **options):
 # ---------------------------------------------------------------- the dense formula
 
 
-def expectations(k, Z, loc, scale, num=50):
-    """E[k(x, x)], E[k(x, Z)] and E[k(Z, x) k(x, Z)] for each row, by a tensor Gauss-Hermite rule."""
+def expectations(k, Z, loc, scale, num=50, beside=None):
+    """E[k(x, x)], E[k(x, Z)] and E[k(Z, x) k(x, Z)] for each row, by a tensor Gauss-Hermite rule; ``beside`` are known columns."""
+    beside = np.zeros((len(loc), 0)) if beside is None else beside
     t, w = np.polynomial.hermite_e.hermegauss(num)
     nodes = np.stack(np.meshgrid(t, t, indexing="ij"), -1).reshape(-1, 2)
     weights = np.outer(w, w).ravel() / w.sum() ** 2
     zero, one, two = [], [], []
-    for m, s in zip(loc, scale, strict=True):
-        x = m + s * nodes
+    for m, s, c in zip(loc, scale, beside, strict=True):
+        x = np.concatenate([m + s * nodes, np.tile(c, (len(nodes), 1))], -1)
         K = k(x, Z)
         zero.append(weights @ np.array([k(row[None], row[None])[0, 0] for row in x]))
         one.append(weights @ K)
@@ -74,12 +76,12 @@ def expectations(k, Z, loc, scale, num=50):
     return np.array(zero), np.array(one), np.array(two)
 
 
-def dense_gplvm(k, Y, loc, scale, Z, noise, bound):
+def dense_gplvm(k, Y, loc, scale, Z, noise, bound, beside=None):
     """Titsias and Lawrence 2010, and Titsias 2025, App. B.5: sum_d F_d - KL[q(X) || N(0, I)], column by column.
 
     ``noise`` are variances (N, D); zero weight where they are infinite.
     """
-    psi0, psi1, psi2 = expectations(k, Z, loc, scale)
+    psi0, psi1, psi2 = expectations(k, Z, loc, scale, beside=beside)
     Kuu = k(Z, Z)
     r = psi0 - np.einsum("mn,bnm->b", inv(Kuu), psi2)
     total = 0.0
@@ -229,21 +231,23 @@ def test_a_second_set_never_hurts_and_is_worse_than_one_joint_set(problem):
 
 def test_covariates_beside_latent_inputs(problem, rng):
     Y, loc, scale, Z = problem
-    C = jnp.asarray(rng.normal(size=(N, 1)))
+    C = rng.normal(size=(N, 1))
     Z = jnp.concatenate([Z, rng.normal(size=(M, 1))], -1)
-    X = ogp.LatentInputs(jnp.asarray(loc), jnp.asarray(loc), jnp.asarray(scale)).beside(C)
-    assert X.shape == (N, Q + 1)
-    kernel = kernels.RBF(jnp.array([0.9, 1.4, 0.7]))
-    bound = jax.jit(lambda X: ogp.CollapsedGP(kernel, X, Z, 0.4, jitter=0.0).log_prob(Y))(X)
-    # Averaged over draws of the latent part, p(y | X) is at least the bound, and with a fine rule psi1 is E[k].
-    draws = loc + scale * rng.normal(size=(500, N, Q))
-    at = jax.jit(jax.vmap(lambda x: ogp.CollapsedGP(kernel, x, Z, 0.4, jitter=0.0).log_prob(Y)))
-    values = at(jnp.concatenate([draws, jnp.broadcast_to(C, (500, N, 1))], -1))
-    assert bound < values.mean() + 4 * values.std() / 500**0.5
+    lengthscale = np.array([0.9, 1.4, 0.7])
+
+    def model(Y):
+        X = ogp.latent_inputs("X", N, Q).beside(jnp.asarray(C))
+        assert X.shape == (N, Q + 1)
+        numpyro.sample("y", ogp.CollapsedGP(1.3 * kernels.RBF(jnp.asarray(lengthscale)), X, Z, 0.4, jitter=0.0), obs=Y)
+
+    k, noise = oracles.rbf(1.3, lengthscale), np.full((N, D), 0.16)
+    expected = dense_gplvm(k, np.asarray(Y), loc, scale, np.asarray(Z), noise, "titsias2025", beside=C)
+    np.testing.assert_allclose(elbo(model, guide_at(model, loc, scale), Y), expected, rtol=1e-9)
     known = ogp.LatentInputs(jnp.asarray(loc)).beside(C)
-    assert known.scale is None and known.shape == (N, Q + 1)
+    assert known.scale is None
+    np.testing.assert_array_equal(known.value, np.concatenate([loc, C], -1))
     with pytest.raises(ValueError, match=r"one row for each of the 9 points; got shape \(4, 1\)"):
-        X.beside(C[:4])
+        known.beside(C[:4])
 
 
 # ---------------------------------------------------------------- the stochastic version
@@ -629,6 +633,22 @@ def test_errors_of_plates_and_shapes(problem):
         elbo(nested, ogp.AutoSparseGP(nested), Y, Z)
 
 
+@dataclass(frozen=True)
+class Shifted:
+    """A feature that is not points, as far as the library can see."""
+
+    inner: ogp.InducingPoints
+
+    num = property(lambda self: self.inner.num)
+    dtype = property(lambda self: self.inner.dtype)
+
+    def covariance(self, kernel, other):
+        return self.inner.covariance(kernel, other.inner)
+
+    def covariance_with_inputs(self, kernel, X):
+        return self.inner.covariance_with_inputs(kernel, X)
+
+
 def test_errors_of_collapsed_bounds_with_latent_inputs(problem):
     Y, loc, scale, Z = problem
     X = ogp.LatentInputs(jnp.asarray(loc), jnp.asarray(loc), jnp.asarray(scale))
@@ -636,6 +656,8 @@ def test_errors_of_collapsed_bounds_with_latent_inputs(problem):
         ogp.CollapsedGP(kernels.RBF(1.0), X, Z, 0.4, bound="fitc")
     with pytest.raises(ValueError, match="`upper_bound` needs inputs that are known"):
         ogp.CollapsedGP(kernels.RBF(1.0), X, Z, 0.4).upper_bound(Y)
+    with pytest.raises(TypeError, match="`inducing` must be inducing points, whose kernel expectations are known"):
+        ogp.CollapsedGP(kernels.RBF(1.0), X, Shifted(ogp.InducingPoints(Z)), 0.4).log_prob(Y)
     with pytest.raises(ValueError, match="must not have a leading axis"):
         ogp.CollapsedGP(kernels.RBF(jnp.ones((D, 1))), X, Z, 0.4)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_finite, check_floating, check_option, is_concrete
-from numpyro_orthgp.inducing import Feature, InducingPoints
+from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.math.bounds import BOUNDS
 from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.types import Array
@@ -57,13 +57,11 @@ def check_bound(bound: str, alpha: Any, N: int, num_sets: int, given: bool, unce
     return 1.0 if alpha is None else float(alpha)
 
 
-def check_given(given: Sequence[Whitened] | None, features: Sequence[Feature], uncertain: bool) -> None:
+def check_given(given: Sequence[Whitened] | None, features: Sequence[Feature]) -> None:
     """Whether what is given of further sets fits them.
 
     :raises ValueError, TypeError: if it does not.
     """
-    if uncertain and not all(isinstance(s, InducingPoints) for s in features):
-        raise TypeError("With latent inputs `inducing` must be inducing points, whose kernel expectations are known.")
     if given is None:
         return
     if not all(isinstance(q, Whitened) for q in given):

@@ -13,10 +13,10 @@ from numpyro.distributions import constraints
 from numpyro_orthgp.collapsed import checks
 from numpyro_orthgp.collapsed.sums import Prior, Rows, project_inputs, sum_over_points, without_orthogonal
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
-from numpyro_orthgp.inducing import Feature, as_sets
+from numpyro_orthgp.inducing import Feature, as_sets, input_dim
 from numpyro_orthgp.inputs import LatentInputs
 from numpyro_orthgp.marginals import MAX_JOINT_DRAW
-from numpyro_orthgp.math.bounds import conditional_gain, log_evidence, log_upper_bound, optimum
+from numpyro_orthgp.math.bounds import Statistics, conditional_gain, log_evidence, log_upper_bound, optimum
 from numpyro_orthgp.math.gaussian import Whitened, spread
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, matmul, safe_cholesky
 from numpyro_orthgp.math.projection import residual_covariance
@@ -105,13 +105,13 @@ class CollapsedGP(dist.Distribution):
         if mean_only is not None:
             raise ValueError("`CollapsedGP` takes no MeanOnly points: its q is optimal. Make them a second set.")
         self.features, self.kernel, self.bound = features, as_kernel(kernel), bound
-        checked = check_inputs("X", X, dim=_dim_of(features))
+        checked = check_inputs("X", X, dim=input_dim(features))
         self.X = X if isinstance(X, LatentInputs) else checked
         check_same_dtype("X", self.X, features[0].dtype)
         N = self.X.shape[0]
         uncertain = self._uncertain
         self.alpha = checks.check_bound(bound, alpha, N, len(features), orthogonal is not None, uncertain)
-        checks.check_given(orthogonal, features, uncertain)
+        checks.check_given(orthogonal, features)
         self.orthogonal = None if orthogonal is None else tuple(orthogonal)
         self.noise_scale = checks.check_noise(noise_scale, N)
         self.observed = checks.check_observed(observed, N)
@@ -141,7 +141,7 @@ class CollapsedGP(dist.Distribution):
         prior, rows = self._prior(), self._rows(value)
         sums = sum_over_points(prior, rows, self.bound, self.alpha, self._rows_at_once(rows))
         evidence = log_evidence(sums, self._sizes, self.bound)
-        return evidence + self._conditional_gain(prior, rows) if self.bound == "conditional" else evidence
+        return evidence + self._conditional_gain(prior, rows, sums) if self.bound == "conditional" else evidence
 
     def upper_bound(self, value: ArrayLike) -> Array:
         """An upper bound on log p(y) (Titsias 2014), in nats, shape (): with ``log_prob`` it brackets the exact value.
@@ -270,7 +270,7 @@ class CollapsedGP(dist.Distribution):
         most = MAX_ENTRIES_EXPECTATIONS if self._uncertain else MAX_ENTRIES
         return None if len(rows.Y) * of_one_row <= most else max(1, most // (4 * of_one_row))
 
-    def _conditional_gain(self, prior: Prior, rows: Rows) -> Array:
+    def _conditional_gain(self, prior: Prior, rows: Rows, sums: Statistics) -> Array:
         A = project_inputs(prior, rows.X)
         given = prior.given or ()
         Y, _ = without_orthogonal(given, A[1:], rows.Y)
@@ -278,7 +278,6 @@ class CollapsedGP(dist.Distribution):
         for q, Ai in zip(given, A[1:], strict=True):
             W = spread(q, Ai)
             residual = residual if W is None else residual + matmul(jnp.swapaxes(W, -1, -2), W)
-        sums = sum_over_points(prior, rows, self.bound, self.alpha, None)
         precision = jnp.broadcast_to(rows.precision.T, (Y.shape[1], Y.shape[0]))
         return jnp.sum(conditional_gain(sums, A[0], residual, precision))
 
@@ -288,8 +287,3 @@ class CollapsedGP(dist.Distribution):
     def _as_event(self, columns: Array) -> Array:
         y = jnp.broadcast_to(columns, (self.event_shape[0], self.num_outputs or 1))
         return y if self.num_outputs else y[:, 0]
-
-
-def _dim_of(features: Sequence[Feature]) -> int | None:
-    points = getattr(features[0], "points", None)
-    return None if points is None else points.shape[-1]
