@@ -206,7 +206,8 @@ class Restricted(Kernel):
             raise ValueError("`dims` must name at least one column; got none.")
         object.__setattr__(self, "dims", dims)
 
-    def _columns(self, X: Array) -> Array:
+    def columns(self, X: Array) -> Array:
+        """The columns of inputs (..., D) that the kernel sees."""
         num_dims = X.shape[-1]
         if any(not -num_dims <= dim < num_dims for dim in self.dims):
             raise ValueError(f"`dims` must lie in 0..{num_dims - 1} for inputs with D = {num_dims}; got {self.dims}.")
@@ -216,11 +217,11 @@ class Restricted(Kernel):
         return X[..., np.array(dims)]
 
     def matrix(self, X1: Array, X2: Array) -> Array:
-        columns = self._columns(X1)
-        return self.kernel(columns, columns if X2 is X1 else self._columns(X2))
+        columns = self.columns(X1)
+        return self.kernel(columns, columns if X2 is X1 else self.columns(X2))
 
     def diagonal(self, X: Array) -> Array:
-        return self.kernel(self._columns(X))
+        return self.kernel(self.columns(X))
 
 
 class Constant(Kernel):

@@ -105,5 +105,5 @@ _RULES: dict[type, Callable[[Any, _Columns], tuple[Term, ...]]] = {
     Sum: lambda k, columns: _expand(k.left, columns) + _expand(k.right, columns),
     Product: lambda k, columns: _product(_expand(k.left, columns), _expand(k.right, columns)),
     Scaled: lambda k, columns: _product((columns.term(k.variance),), _expand(k.kernel, columns)),
-    Restricted: lambda k, columns: _expand(k.kernel, columns._replace(seen=k._columns(columns.seen))),
+    Restricted: lambda k, columns: _expand(k.kernel, columns._replace(seen=k.columns(columns.seen))),
 }

@@ -1,0 +1,7 @@
+"""Inducing features: what a set of inducing variables is, seen through two covariances."""
+
+from numpyro_orthgp.inducing.feature import Feature
+from numpyro_orthgp.inducing.points import InducingPoints, MeanOnly, covariance_of_points
+from numpyro_orthgp.inducing.sets import as_sets, input_dim
+
+__all__ = ["Feature", "InducingPoints", "MeanOnly", "as_sets", "covariance_of_points", "input_dim"]

@@ -1,0 +1,39 @@
+"""What a set of inducing variables is: the two questions that a feature answers.
+
+An array stands for ordinary inducing points. To add a kind of feature, write a class with the two methods below and ``num``
+and ``dtype``; if it is a pytree, its arrays can be learned.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from numpyro_orthgp.types import Array, KernelLike
+
+__all__ = ["Feature"]
+
+
+@runtime_checkable
+class Feature(Protocol):
+    """The protocol of a set of inducing variables."""
+
+    @property
+    def num(self) -> int:
+        """Number of inducing variables M."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """Floating dtype of the inducing variables."""
+        ...
+
+    def covariance(self, kernel: KernelLike, other: Feature) -> Array:
+        """Covariance with the variables of another feature, shape (..., M, M_other)."""
+        ...
+
+    def covariance_with_inputs(self, kernel: KernelLike, X: Array) -> Array:
+        """Covariance with the function at inputs ``X``, shape (..., M, B).
+
+        :param X: shape (B, D); or (P, B, D), where they are another set's points, one set for each latent function.
+        """
+        ...

@@ -1,0 +1,68 @@
+"""The one term of a sum of kernels that an inter-domain feature belongs to.
+
+Inducing variables that are not values of the whole function (patches, Fourier features) are functionals of one independent
+part of it: f = f_1 + f_2 and u = L[f_1]. Their covariances involve the kernel of that part alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from numpyro_orthgp.kernels.base import Restricted, Scaled, Sum
+from numpyro_orthgp.kernels.hyperparameters import per_latent
+from numpyro_orthgp.types import Array, KernelLike
+
+__all__ = ["Component", "component"]
+
+
+class Component(NamedTuple):
+    """A term of a sum of kernels: ``variance * kernel.on(...)``.
+
+    :param kernel: the kernel beneath factors and restrictions.
+    :param variances: the factors in front of it, shapes () or (P,).
+    :param restrictions: the restrictions to columns around it, outermost first.
+    """
+
+    kernel: Any
+    variances: tuple[Any, ...] = ()
+    restrictions: tuple[Restricted, ...] = ()
+
+    def columns(self, X: Array) -> Array:
+        """The columns of inputs (..., n, D) that the kernel sees, shape (..., n, D')."""
+        for restriction in self.restrictions:
+            X = restriction.columns(X)
+        return X
+
+    def scaled(self, values: Array, *, axes: int = 2) -> Array:
+        """``values`` times the factors; with factors of shape (P,) a leading axis of P.
+
+        :param values: shape (..., n, m), or (..., n) with ``axes=1``.
+        """
+        for variance in self.variances:
+            values = per_latent("variance", variance, values, axes=axes) * values
+        return values
+
+
+def component(kernel: KernelLike, matches: Callable[[Component], bool], what: str) -> Component:
+    """The only term of a kernel that ``matches``.
+
+    :param what: the feature and the kernels it goes with, for the message.
+    :raises ValueError: if no term matches, or several do.
+    """
+    found = [term for term in _components(kernel, Component(kernel)) if matches(term)]
+    if len(found) != 1:
+        raise ValueError(f"{what}; got {len(found) or 'no'} such terms in {kernel}.")
+    return found[0]
+
+
+def _components(kernel: Any, outer: Component) -> Iterator[Component]:
+    if type(kernel) is Sum:
+        yield from _components(kernel.left, outer)
+        yield from _components(kernel.right, outer)
+    elif type(kernel) is Scaled:
+        yield from _components(kernel.kernel, outer._replace(variances=(*outer.variances, kernel.variance)))
+    elif type(kernel) is Restricted:
+        yield from _components(kernel.kernel, outer._replace(restrictions=(*outer.restrictions, kernel)))
+    else:
+        yield outer._replace(kernel=kernel)
