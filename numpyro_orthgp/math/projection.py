@@ -33,10 +33,13 @@ class Block(NamedTuple):
     :param whitener: the inverse :math:`L_i^{-1}` of the Cholesky factor of its covariance given the sets before it, shape
         (..., M_i, M_i).
     :param before: the projections :math:`A_j(Z_i)` of its points on each set before it, shapes (..., M_j, M_i).
+    :param jitter: variance of the independent noise on its inducing variables, shape (...). What a factor that failed took
+        beyond that is not in it.
     """
 
     whitener: Array
     before: tuple[Array, ...]
+    jitter: Array
 
 
 def decompose(covariances: Sequence[Sequence[Array]], jitter: float) -> tuple[Block, ...]:
@@ -53,8 +56,9 @@ def decompose(covariances: Sequence[Sequence[Array]], jitter: float) -> tuple[Bl
         K = row[-1]
         # Relative to the prior's scale, not to C's: C vanishes where a set repeats points of an earlier one.
         scale = jnp.diagonal(K, axis1=-2, axis2=-1).mean(-1)
-        C = add_jitter(residual_covariance(K, before, before), jitter * scale)
-        blocks.append(Block(inverse_cholesky(C, scale), before))
+        noise = jnp.asarray(jitter * scale, K.dtype)
+        C = add_jitter(residual_covariance(K, before, before), noise)
+        blocks.append(Block(inverse_cholesky(C, scale), before, noise))
     return tuple(blocks)
 
 
