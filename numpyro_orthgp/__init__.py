@@ -16,6 +16,7 @@ from numpyro_orthgp import kernels as kernels
 from numpyro_orthgp import likelihoods as likelihoods
 from numpyro_orthgp import plots as plots
 from numpyro_orthgp.collapsed import CollapsedGP as CollapsedGP
+from numpyro_orthgp.deep import DeepGP as DeepGP
 from numpyro_orthgp.guides import AutoSparseGP as AutoSparseGP
 from numpyro_orthgp.guides import gp_posterior as gp_posterior
 from numpyro_orthgp.guides import latent_inputs_posterior as latent_inputs_posterior

@@ -19,6 +19,7 @@ from numpyro_orthgp.marginals import Marginals, Names
 from numpyro_orthgp.math.gaussian import Whitened, spread
 from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, matmul, safe_cholesky
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance
+from numpyro_orthgp.paths import Paths, draw_paths
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["GPFunction", "MeanShift"]
@@ -78,11 +79,11 @@ class GPFunction:
         :raises ValueError: if ``X`` has another shape or holds NaN or infinity.
         """
         X = self._checked(X)
-        A = self._project(X)
+        A = self.project(X)
         spreads = [spread(q, Ai) for q, Ai in zip(self.beliefs, A, strict=True)]
         residual = residual_variance(self.kernel(X), A)
         explained = sum((jnp.sum(W**2, axis=-2) for W in spreads if W is not None), start=jnp.zeros_like(residual))
-        mean, explained, residual = (self._columns(a) for a in (self._mean(X, A), explained, residual))
+        mean, explained, residual = (self._columns(a) for a in (self.mean(X, A), explained, residual))
         joint = None if self.pointwise else Partial(_draw_process, self, X)
         return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names)
 
@@ -126,7 +127,7 @@ class GPFunction:
         :raises TypeError, ValueError: as for ``f(X)``.
         """
         X = self._checked(X)
-        A = self._project(X)
+        A = self.project(X)
         K = self.kernel(X, X)
         covariance = residual_covariance(K, A, A)
         for q, Ai in zip(self.beliefs, A, strict=True):
@@ -135,17 +136,58 @@ class GPFunction:
                 covariance = covariance + matmul(jnp.swapaxes(W, -1, -2), W)
         scale = jnp.diagonal(K, axis1=-2, axis2=-1).mean(-1)
         L = safe_cholesky(add_jitter(covariance, default_jitter(K.dtype) * scale), scale)
-        return dist.MultivariateNormal(self._mean(X, A), scale_tril=self._per_latent(L, event_dim=2))
+        return dist.MultivariateNormal(self.mean(X, A), scale_tril=self._per_latent(L, event_dim=2))
+
+    def sample_paths(self, rng_key: PRNGKey, num: int, *, num_features: int = 1024) -> Paths:
+        r"""Functions drawn from the process, callable at any inputs, again and again: pathwise conditioning [1, 2].
+
+        .. math:: f(x) = g(x) + \sum_i A_i(x)^\top (e_i - \hat e_i), \qquad e_i \sim q(e_i)
+
+        with :math:`g` a prior function made of random features and :math:`\hat e_i` its own whitened inducing variables. Mean and
+        covariance are exactly those of :meth:`joint` for any number of features; the law of one path becomes Gaussian as it
+        grows (:mod:`numpyro_orthgp.kernels.random_features`).
+
+        A path costs O(M (L D + M)) to draw and O((L + M) D) at each input, M the size of all sets together; a draw from ``joint``
+        costs O(B^3) for B inputs, and others cannot follow.
+
+        :param num: how many.
+        :param num_features: random features L of each path, for each term of a sum of kernels.
+        :return: :class:`~numpyro_orthgp.paths.Paths`; ``paths(X)`` has shape (num, B), or (num, B, P) with P latent functions.
+        :raises TypeError: for kernels without random features (`White`, tinygp's, functions), or sets that are not inducing points.
+        :raises ValueError: while a tightened bound is being fitted: its residual is not the prior's.
+
+        **References:**
+
+        1. Wilson et al. Efficiently Sampling Functions from Gaussian Process Posteriors. 2020.
+        2. Wilson et al. Pathwise Conditioning of Gaussian Processes. 2021.
+        """
+        if self.residual_scale is not None:
+            raise ValueError(
+                "Paths have the prior's residual, but here it is scaled, as a guide with residual='tight' does while fitting. Draw "
+                "from the fitted function: posterior(model, guide, params, ...)['f'].sample_paths(rng_key, num)."
+            )
+        return draw_paths(
+            rng_key,
+            num,
+            num_features,
+            kernel=self.kernel,
+            features=self.features,
+            blocks=self.blocks,
+            beliefs=self.beliefs,
+            shift=self.shift,
+            num_latents=self.num_latents,
+        )
 
     def _checked(self, X: Any) -> Array:
         X = check_inputs("X", X, dim=input_dim(self.features))
         return check_same_dtype("X", X, self.features[0].dtype)
 
-    def _project(self, X: Array) -> tuple[Array, ...]:
+    def project(self, X: Array) -> tuple[Array, ...]:
+        """The projections A_i(X) on each set, shapes (..., M_i, B); see :mod:`numpyro_orthgp.math.projection`."""
         return project(self.blocks, [s.covariance_with_inputs(self.kernel, X) for s in self.features])
 
-    def _mean(self, X: Array, A: Sequence[Array]) -> Array:
-        """Mean at X, shape (B,) or (P, B)."""
+    def mean(self, X: Array, A: Sequence[Array]) -> Array:
+        """Mean at inputs X whose projections are A, shape (..., B)."""
         mean = jnp.zeros((), X.dtype)
         for i, (q, Ai) in enumerate(zip(self.beliefs, A, strict=True)):
             loc = q.loc if self.shift is None else q.loc - self.shift.projected[i]

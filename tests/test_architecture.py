@@ -20,8 +20,9 @@ PACKAGE = Path(numpyro_orthgp.__file__).parent
 
 # From top to bottom: a room imports only from rooms above it (and from itself, if it is a folder).
 ROOMS = [
-    "types", "errors", "math", "kernels", "inducing", "inputs", "prior", "marginals", "averaged", "process", "constraints",
-    "distributions", "likelihoods", "collapsed", "primitives", "guides", "natural", "init", "latents", "plots", "__init__",
+    "types", "errors", "math", "kernels", "inducing", "inputs", "prior", "marginals", "averaged", "paths", "process",
+    "grouped", "patchwise", "constraints", "distributions", "likelihoods", "collapsed", "primitives", "guides", "natural", "online",
+    "deep", "init", "latents", "plots", "__init__",
 ]  # fmt: skip
 
 # What arrays-in-arrays-out rooms must not know.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import random
 
-from numpyro_orthgp.init import greedy_variance, kmeans, median_lengthscale
+from numpyro_orthgp.init import clusters, greedy_variance, kmeans, linear_mean, median_lengthscale
 from tests import oracles as orc
 
 
@@ -79,7 +79,7 @@ def test_kmeans_with_fewer_distinct_points_than_centres(rng, dtype):
 
 def test_kmeans_reseeds_empty_clusters(rng):
     """An empty cluster goes to the row farthest from its centre, so an outlier far away gets one."""
-    from numpyro_orthgp.init import _lloyd
+    from numpyro_orthgp.init.clusters import _lloyd
 
     X = jnp.concatenate([jnp.asarray(rng.normal(size=(30, 2))), jnp.array([[50.0, 50.0]])])
     start = jnp.array([[0.0, 0.0], [-900.0, 900.0], [-990.0, 900.0]])
@@ -90,12 +90,10 @@ def test_kmeans_reseeds_empty_clusters(rng):
 
 
 def test_kmeans_blocks_change_nothing(rng, monkeypatch):
-    import numpyro_orthgp.init as init
-
     X = jnp.asarray(rng.normal(size=(103, 2)))
-    whole = init._assign(X, X[:7])
-    monkeypatch.setattr(init, "_BLOCK_ENTRIES", 70)  # blocks of ten rows, the last one padded
-    for blocked, desired in zip(init._assign(X, X[:7]), whole, strict=True):
+    whole = clusters._assign(X, X[:7])
+    monkeypatch.setattr(clusters, "_BLOCK_ENTRIES", 70)  # blocks of ten rows, the last one padded
+    for blocked, desired in zip(clusters._assign(X, X[:7]), whole, strict=True):
         np.testing.assert_allclose(blocked, desired, atol=1e-12)
     assert int(whole[1].sum()) == 103
 
@@ -330,8 +328,20 @@ def test_large_inputs():
     assert np.isfinite(Z).all()
     assert time.perf_counter() - start < 120
 
-    from numpyro_orthgp.init import _kmeans
+    from numpyro_orthgp.init.clusters import _kmeans
 
     analysis = _kmeans.lower(random.key(1), X, 1000, 3).compile().memory_analysis()
     if analysis is not None:
         assert analysis.temp_size_in_bytes < 200e6
+
+
+def test_linear_mean(rng):
+    X = jnp.asarray(rng.normal(size=(40, 3)) @ np.diag([1.0, 5.0, 2.0]))
+    np.testing.assert_array_equal(linear_mean(X, 3), np.eye(3))
+    np.testing.assert_array_equal(linear_mean(X, 5), np.eye(3, 5))
+    W = linear_mean(X, 2)
+    directions = np.linalg.svd(np.asarray(X - X.mean(0)))[2][:2]
+    np.testing.assert_allclose(np.abs(directions @ W), np.eye(2), atol=1e-10)
+    assert (W[[1, 2], [0, 1]] > 0).all()  # the largest entry of each
+    with pytest.raises(ValueError, match="`dim` must be at least 1; got 0"):
+        linear_mean(X, 0)

@@ -69,6 +69,8 @@ class AutoSparseGP(AutoGuide):
     :param residual: "prior" or "tight"; or a dict of these by gp name.
     :param natural: let :func:`~numpyro_orthgp.natural_gradient` step the Gaussians; or a dict of bools by gp name.
     :param analytic: hand Gaussians to the model, not only samples; see :func:`gp_posterior`.
+    :param init_scale: standard deviation, in whitened coordinates, that q starts with (1 is the prior's); or a dict by gp name. For
+        deep GPs ``{"f1": 0.01}`` starts an inner layer near its mean function.
     :param latents: by name of :func:`latent_inputs`: where the means start, shape (N, D), or (means, standard deviations), the
         latter 0.3 if not given; or an encoder, called with the model's arguments inside the model's plate, that returns means
         and standard deviations of the plate's rows. Means not given start at random.
@@ -86,6 +88,7 @@ class AutoSparseGP(AutoGuide):
         residual: str | Mapping[str, str] = "prior",
         natural: bool | Mapping[str, bool] = False,
         analytic: bool = True,
+        init_scale: float | Mapping[str, float] = 1.0,
         latents: Mapping[str, Any] | None = None,
         hyper: Callable[[Callable[..., Any]], Any] = AutoDelta,
     ) -> None:
@@ -94,6 +97,7 @@ class AutoSparseGP(AutoGuide):
             if isinstance(value, str):
                 check_option(option, value, known)
         self.covariance, self.residual, self.natural, self.analytic = covariance, residual, natural, analytic
+        self.init_scale = init_scale
         self.latents = dict(latents or {})
         self._hyper = hyper(WithoutGPs(model))
         self._order: list[str] = []  # latent sites, as the model has them
@@ -184,7 +188,7 @@ class AutoSparseGP(AutoGuide):
             )
         for name in self.latents:
             check_option("latents key", name, list(self._inputs))
-        for option in ("covariance", "residual", "natural"):
+        for option in ("covariance", "residual", "natural", "init_scale"):
             value = getattr(self, option)
             if isinstance(value, Mapping):
                 for name in value:
@@ -223,6 +227,7 @@ class AutoSparseGP(AutoGuide):
             natural=_of(name, self.natural, False),
             num_latents=shape[0] if len(shape) == 2 else None,
             analytic=self.analytic,
+            init_scale=_of(name, self.init_scale, 1.0),
             dtype=sites[0].dtype,
             first=sites[0].position,
         )

@@ -13,7 +13,7 @@ from numpyro.distributions import constraints
 from numpyro_orthgp.constraints import dense_lower_cholesky
 from numpyro_orthgp.constraints import natural as natural_constraint
 from numpyro_orthgp.distributions import WhitenedGaussian
-from numpyro_orthgp.errors import check_floating, check_option
+from numpyro_orthgp.errors import check_floating, check_option, is_concrete
 from numpyro_orthgp.math.gaussian import COVARIANCES, Whitened
 from numpyro_orthgp.primitives.messages import Belief, InputBelief
 from numpyro_orthgp.types import Array, ArrayLike
@@ -32,6 +32,7 @@ def gp_posterior(
     num_latents: int | None = None,
     natural: bool = False,
     analytic: bool = True,
+    init_scale: float = 1.0,
     dtype: Any = None,
     first: int = 0,
 ) -> list[Array]:
@@ -51,6 +52,8 @@ def gp_posterior(
         preconditioned gradients. Names and values of the parameters are the same.
     :param analytic: whether to hand the Gaussian itself to the model, which then integrates over it, or only samples, as
         importance-weighted objectives (``RenyiELBO``) need.
+    :param init_scale: standard deviation, in whitened coordinates, that q starts with; 1 is the prior's. Small ones suit inner
+        layers of deep GPs, which then start near their mean functions.
     :param dtype: dtype of the parameters; default JAX's default floating dtype.
     :param first: position of the first set declared here: 1 for those of :func:`orthogonal`, whose first set is integrated out.
     :return: a sample of the whitened inducing variables of each set.
@@ -59,6 +62,8 @@ def gp_posterior(
     sizes = [num_inducing] if isinstance(num_inducing, int) else list(num_inducing)
     kinds = _per_set("covariance", covariance, len(sizes))
     check_option("residual", residual, RESIDUALS)
+    if is_concrete(init_scale) and not init_scale > 0:
+        raise ValueError(f"`init_scale` must be positive, 1 for the prior's; got {init_scale}.")
     dtype = jnp.dtype(dtype or jnp.result_type(float))
     batch = () if num_latents is None else (num_latents,)
     v = None
@@ -66,7 +71,7 @@ def gp_posterior(
         v = numpyro.param(f"{name}_residual_scale", jnp.ones(batch, dtype), constraint=constraints.positive)
     values = []
     for i, (size, kind) in enumerate(zip(sizes, kinds, strict=True), start=first):
-        q = _family(f"{name}.u{i}", (*batch, size), kind, natural, dtype)
+        q = _family(f"{name}.u{i}", (*batch, size), kind, natural, jnp.asarray(init_scale, dtype))
         belief = Belief(q if analytic else None, v if i == first else None, natural)
         values.append(numpyro.sample(f"{name}.u{i}", WhitenedGaussian(q), infer=belief.as_infer()))
     return values
@@ -97,8 +102,9 @@ def latent_inputs_posterior(name: str, loc: ArrayLike, scale: ArrayLike, *, anal
     return numpyro.sample(name, dist.Normal(loc, belief.scale).to_event(1), infer=infer)
 
 
-def _family(name: str, shape: tuple[int, ...], covariance: str, natural: bool, dtype: Any) -> Whitened:
-    """Declare the parameters of one q, starting at the prior."""
+def _family(name: str, shape: tuple[int, ...], covariance: str, natural: bool, scale: Array) -> Whitened:
+    """Declare the parameters of one q, starting at the prior's mean with standard deviations ``scale``."""
+    dtype = scale.dtype
 
     def declare(suffix: str, start: Array, constraint: Any) -> Array:
         # With the prior's covariance the natural gradient is the gradient, for any optimizer to follow.
@@ -108,12 +114,10 @@ def _family(name: str, shape: tuple[int, ...], covariance: str, natural: bool, d
     loc = declare("loc", jnp.zeros(shape, dtype), constraints.real)
     if covariance == "full":
         eye = jnp.broadcast_to(jnp.eye(shape[-1], dtype=dtype), (*shape, shape[-1]))
-        scale = jnp.tril(declare("scale_tril", eye, dense_lower_cholesky))
-    elif covariance == "diagonal":
-        scale = declare("scale", jnp.ones(shape, dtype), constraints.positive)
-    else:
-        scale = None
-    return Whitened(loc, scale, covariance)  # type: ignore[arg-type]
+        return Whitened(loc, jnp.tril(declare("scale_tril", scale * eye, dense_lower_cholesky)), "full")
+    if covariance == "diagonal":
+        return Whitened(loc, declare("scale", jnp.full(shape, scale), constraints.positive), "diagonal")
+    return Whitened(loc, None, "prior")
 
 
 def _per_set(option: str, value: str | Sequence[str], num_sets: int) -> list[str]:

@@ -20,6 +20,7 @@ Categorical                            "softmax": quasi-Monte Carlo;     the sam
                                        "robustmax": one dimension
 Transformed                            that of what it wraps             that of what it wraps
 Likelihood                             integrated                        integrated
+Mixture                                log of an average over draws      log of an average over draws
 ====================================== ================================= ==========================================
 
 "Integrated" is by 20 Gauss-Hermite nodes for each latent function that a point mixes, unless ``integrator`` says otherwise.
@@ -40,6 +41,7 @@ from numpyro_orthgp.likelihoods.counts import ZeroInflated as ZeroInflated
 from numpyro_orthgp.likelihoods.gaussian import Gaussian as Gaussian
 from numpyro_orthgp.likelihoods.gaussian import HeteroskedasticGaussian as HeteroskedasticGaussian
 from numpyro_orthgp.likelihoods.general import Likelihood as Likelihood
+from numpyro_orthgp.likelihoods.mixture import Mixture as Mixture
 from numpyro_orthgp.likelihoods.survival import Exponential as Exponential
 from numpyro_orthgp.likelihoods.survival import Gamma as Gamma
 from numpyro_orthgp.likelihoods.survival import LogNormal as LogNormal

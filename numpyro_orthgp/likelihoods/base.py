@@ -94,6 +94,7 @@ class ExpectedLikelihood(dist.Distribution):
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields: tuple[str, ...] = ("marginals", "rng_key")
     pytree_aux_fields: tuple[str, ...] = ("integrator", "mixes")
+    integrates_function = True  # a likelihood of this package, see `is_expected`
     moments_suffice = False  # whether the expectation depends on mean and variance of f only, whatever its distribution
 
     def __init__(
@@ -238,7 +239,7 @@ def log_expectation(weights: Array, log_values: Array) -> Array:
 
 def is_expected(fn: Any) -> bool:
     """Whether a site's distribution is, beneath masks and such, a likelihood of this package."""
-    return isinstance(_unwrap(fn)[0], ExpectedLikelihood)
+    return getattr(_unwrap(fn)[0], "integrates_function", False)
 
 
 def check_observed(name: str, fn: Any, value: Any) -> None:

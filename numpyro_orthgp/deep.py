@@ -1,0 +1,162 @@
+r"""Deep Gaussian processes: functions of functions.
+
+The doubly stochastic bound of Salimbeni and Deisenroth 2017 needs marginals only: draw the first layer at the data, evaluate the
+second at the draw, and so on. In a model that is ``f2(f1(X).sample())``. :class:`DeepGP` says it for any number of layers, and
+draws several values for each point, whose average inside the logarithm is a tighter bound (as in Salimbeni, Dutordoir, Hensman,
+Deisenroth 2019). With :math:`\ell_s(u)` the expected log density at the draw :math:`h_s`, given the inducing variables u,
+
+.. math:: \log p(y) + \mathrm{KL} \ge E_{q(u)} E_{h_1, \dots, h_S \mid u} \log \tfrac1S \sum_s w_s e^{\ell_s(u)}
+    \ge E_{h} \log \tfrac1S \sum_s w_s e^{E_{q(u_L)} \ell_s}
+
+where the second step, taking the last layer's expectation in closed form, holds since log-sum-exp is convex. The draws of a point
+share the inducing variables of the layers that they pass: with inducing variables of their own the average would hide the
+uncertainty about these in the logarithm, and would be no bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.grouped import draw_grouped
+from numpyro_orthgp.marginals import Marginals, prng_key
+from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
+
+__all__ = ["DeepGP"]
+
+Mean = Callable[[Array], Array] | ArrayLike | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeepGP:
+    r"""A stack of layers: :math:`f_L(\dots f_2(f_1(x) + m_1(x)) \dots)`.
+
+    ::
+
+        f1 = gp("f1", k1, [Z1, O1], num_latents=5)
+        f2 = gp("f2", k2, [Z2, O2])
+        deep = DeepGP([f1, f2], means=[W])          # inner layer: f1(X) + X @ W
+        with numpyro.plate("data", N, subsample_size=len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(deep(X), noise), obs=y)
+
+    A pytree of functions that are declared as usual, so every layer may have orthogonal sets, mean-only points or a guide of its
+    own; where a guide tightens an inner layer, each evaluation pays for its v at each point. To predict, build it again from what
+    :func:`posterior` returns and average over draws: :meth:`particles` with :class:`likelihoods.Mixture`.
+
+    :param layers: functions, the first at the data's inputs; or, but for :meth:`particles`, anything that is called with inputs
+        and returns :class:`Marginals`.
+    :param means: the mean function of each inner layer: a matrix W of shape (D, P) for ``X @ W`` (:func:`init.linear_mean`), a
+        callable, or ``None``; by default none has any. Without one, draws from many layers lose their inputs (Duvenaud et al.
+        2014).
+    :raises ValueError: if there is no layer, or not one mean for each inner layer.
+    """
+
+    layers: Sequence[Any]
+    means: Sequence[Mean] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layers, list | tuple):  # a placeholder of a tree transformation
+            return
+        inner = len(self.layers) - 1
+        if inner < 0:
+            raise ValueError("`layers` must hold at least one function; got none.")
+        if isinstance(self.means, list | tuple) and len(self.means) != inner:
+            raise ValueError(
+                f"`means` must have one entry for each inner layer, {inner} for {inner + 1} layers; got {len(self.means)}. The "
+                "last layer's is added to what comes out: deep(X) + mean."
+            )
+
+    def __call__(self, X: ArrayLike, *, rng_key: PRNGKey | None = None) -> Marginals:
+        """The last layer's marginals at one draw of the layers before it.
+
+        :param X: inputs, shape (B, D).
+        :param rng_key: by default one of the model's (:func:`numpyro.prng_key`).
+        :return: shape (B,), or (B, P) if the last layer has P functions.
+        :raises ValueError: without a key.
+        """
+        H = check_inputs("X", X)
+        for i, layer in enumerate(self.layers[:-1]):
+            marginals, mean = layer(H), self._mean(i, H)
+            if mean is not None:
+                marginals = marginals + (mean[:, 0] if len(marginals.shape) == 1 and mean.ndim == 2 else mean)
+            H = _columns(marginals.sample(None if rng_key is None else jax.random.fold_in(rng_key, i)))
+        return self.layers[-1](H)
+
+    def particles(self, X: ArrayLike, num_samples: int, *, rng_key: PRNGKey | None = None) -> tuple[Marginals, Array]:
+        """The last layer's marginals at several draws for each point, for :class:`likelihoods.Mixture`.
+
+        While fitting, the draws of a point share inducing variables, so that the mixture is a bound, tighter with more draws.
+        Of functions that :func:`posterior` returns they are independent draws of the posterior: the mixture is the predictive
+        distribution of each point.
+
+        :param X: inputs, shape (B, D).
+        :param num_samples: number of draws S of each point.
+        :param rng_key: by default one of the model's (:func:`numpyro.prng_key`).
+        :return: marginals of shape (B S,) or (B S, P), the draws of a point beside each other, and the logarithms of their
+            importance weights, shape (B, S), zero unless an inner layer is tightened.
+        :raises TypeError: if a layer is not a :class:`GPFunction`.
+        :raises ValueError: if ``num_samples`` is not positive, or without a key.
+        """
+        rng_key, H = self._checked(num_samples, rng_key), check_inputs("X", X)
+        B = len(H)
+        log_weights = jnp.zeros((B, num_samples), H.dtype)
+        # The first layer's inputs are the same for all draws of a point: project them once.
+        H, repeats = H[:, None], num_samples
+        for i, layer in enumerate(self.layers[:-1]):
+            key = jax.random.fold_in(rng_key, i)
+            mean = self._mean(i, H.reshape(-1, H.shape[-1]))
+            H, weights = _particles(layer, H, key, repeats)
+            if mean is not None:
+                H = H + _columns(jnp.repeat(mean, repeats, axis=0))
+            log_weights, repeats = log_weights + weights.reshape(B, num_samples), 1
+            H = H.reshape(B, num_samples, H.shape[-1])
+        H = jnp.broadcast_to(H, (B, num_samples, H.shape[-1]))
+        return self.layers[-1](H.reshape(B * num_samples, -1)), log_weights
+
+    def _mean(self, i: int, H: Array) -> Array | None:
+        mean = None if self.means is None else self.means[i]
+        if mean is None:
+            return None
+        return mean(H) if callable(mean) else matmul(H, jnp.asarray(mean))
+
+    def _checked(self, num_samples: int, rng_key: PRNGKey | None) -> PRNGKey:
+        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
+            raise ValueError(f"`num_samples` must be a positive integer; got {num_samples!r}.")
+        for layer in self.layers:
+            if not isinstance(layer, GPFunction):
+                raise TypeError(
+                    f"`particles` needs layers made by gp() or posterior(); got {type(layer).__name__}. Call the stack instead, "
+                    "deep(X), and average over several keys."
+                )
+        rng_key = prng_key() if rng_key is None else rng_key
+        if rng_key is None:
+            raise ValueError(
+                "`particles` needs a random key: give `rng_key`, or run the model under numpyro.handlers.seed. Inference without "
+                "randomness (NUTS) cannot draw inner layers."
+            )
+        return rng_key
+
+
+def _particles(layer: GPFunction, H: Array, rng_key: PRNGKey, repeats: int) -> tuple[Array, Array]:
+    """Draws at (B, R, D) inputs, shape (B R repeats, P), and their log weights, (B R repeats)."""
+    B, R, D = H.shape
+    if not layer.pointwise:
+        values = layer(H.reshape(B * R, D)).independent().draw(rng_key, (repeats,))
+        values = _columns(jnp.moveaxis(values, 0, 1).reshape(B * R * repeats, *values.shape[2:]))
+        return values, jnp.zeros(B * R * repeats, H.dtype)
+    draw = draw_grouped(layer, H, rng_key, repeats)
+    values = jnp.moveaxis(draw.values, 0, 2)
+    return _columns(values.reshape(B * R * repeats, *values.shape[3:])), jnp.moveaxis(draw.log_weights, 0, 2).ravel()
+
+
+def _columns(values: Array) -> Array:
+    """Inputs of the next layer, shape (B, P)."""
+    return values[:, None] if values.ndim == 1 else values

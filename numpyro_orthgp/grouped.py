@@ -1,0 +1,71 @@
+r"""Draws of a function that share its inducing variables within groups of inputs.
+
+Under q the values at inputs :math:`x_1, \dots, x_R` of one group are
+
+.. math:: f(x_r) = m(x_r) + \sum_i A_i(x_r)^\top T_i \epsilon_i + \sqrt{v\, r(x_r)}\, \eta_r,
+    \qquad \epsilon_i \sim N(0, I) \text{ of the group}, \quad \eta_r \sim N(0, 1) \text{ of each input}.
+
+One group per data point, its members the particles of the point, is what makes an average *inside* a logarithm a bound: given the
+inducing variables the particles are independent draws (:class:`~numpyro_orthgp.DeepGP`). Inputs of a group are otherwise treated as
+independent given the inducing variables, as FITC does.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_orthgp.math.gaussian import spread
+from numpyro_orthgp.math.linalg import PRECISION, safe_sqrt
+from numpyro_orthgp.math.projection import residual_variance
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["GroupedDraw", "draw_grouped"]
+
+
+class GroupedDraw(NamedTuple):
+    """Draws at G groups of R inputs, S for each input.
+
+    :param values: shape (S, G, R) or (S, G, R, P).
+    :param log_weights: log of the density of the residual under the prior over that under q, summed over the P functions, zero
+        unless the residual is tightened; shape (S, G, R).
+    """
+
+    values: Array
+    log_weights: Array
+
+
+def draw_grouped(f: GPFunction, X: Array, rng_key: PRNGKey, num: int = 1) -> GroupedDraw:
+    """Draw the function at groups of inputs.
+
+    :param X: inputs, shape (G, R, D).
+    :param num: S, how many residuals are drawn for each input. All share the inducing variables of the group.
+    """
+    G, R, D = X.shape
+    flat, P = X.reshape(G * R, D), f.num_latents
+    A = f.project(flat)
+    batch = () if P is None else (P,)
+    keys = jax.random.split(rng_key, len(A) + 1)
+    mean = f.mean(flat, A)
+    for key, q, Ai in zip(keys[1:], f.beliefs, A, strict=True):
+        W = spread(q, Ai)
+        if W is not None:
+            noise = jax.random.normal(key, (*batch, q.loc.shape[-1], G), X.dtype)
+            W = W.reshape(*W.shape[:-1], G, R)
+            shared = jnp.einsum("...mgr,...mg->...gr", W, noise, precision=PRECISION)
+            mean = mean + shared.reshape(*shared.shape[:-2], G * R)
+    residual = residual_variance(f.kernel(flat), A)
+    residual, mean = (jnp.broadcast_to(a, (*batch, G * R)) for a in (residual, mean))
+    noise = jax.random.normal(keys[0], (num, *mean.shape), X.dtype)
+    v = jnp.ones((), X.dtype) if f.residual_scale is None else f.residual_scale[..., None]
+    values = mean + safe_sqrt(v * residual) * noise
+    # Of N(0, r) and N(0, v r) at sqrt(v r) noise; it does not depend on r.
+    log_weights = (jnp.log(v) + (1 - v) * noise**2) / 2
+    if f.residual_scale is None:
+        log_weights = jnp.zeros_like(noise)
+    if P is None:
+        return GroupedDraw(values.reshape(num, G, R), log_weights.reshape(num, G, R))
+    return GroupedDraw(jnp.moveaxis(values, 1, -1).reshape(num, G, R, P), log_weights.sum(1).reshape(num, G, R))

@@ -1,0 +1,11 @@
+"""Starting points: where to put inducing points and latent inputs, and what lengthscale and means to begin with.
+
+Everything here runs once, before training, on arrays in and arrays out; nothing is differentiated.
+"""
+
+from numpyro_orthgp.init.clusters import kmeans
+from numpyro_orthgp.init.directions import linear_mean, pca
+from numpyro_orthgp.init.scales import median_lengthscale
+from numpyro_orthgp.init.variance import greedy_variance
+
+__all__ = ["greedy_variance", "kmeans", "linear_mean", "median_lengthscale", "pca"]

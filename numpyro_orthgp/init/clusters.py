@@ -1,0 +1,118 @@
+"""Inducing points at the centres of clusters."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+
+from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.init.counts import check_count
+from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["kmeans"]
+
+_BLOCK_ENTRIES = 2**22  # distances held at once: rows of X times centres
+
+
+def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30) -> Array:
+    r"""Centres of k-means clusters, a good default for inducing points.
+
+    Seeding by k-means++ (further seeds are drawn with probability proportional to the squared distance from
+    the seeds so far, the best of a few draws each time), then ``num_iters`` rounds of Lloyd's algorithm. A
+    cluster that loses all its points is put on one of the points farthest from their own centres. Memory is
+    a few times that of ``X`` plus a block of about four million distances.
+
+    With fewer distinct rows than ``num`` some centres coincide; they are finite all the same.
+
+    :param rng_key: key for the seeding; the same key gives the same centres.
+    :param X: inputs, shape (N, D); scale its columns first if their units differ, as distances are Euclidean.
+    :param num: how many centres, from 1 to N.
+    :param num_iters: rounds of Lloyd's algorithm.
+    :return: shape (num, D), dtype of ``X``.
+    :raises TypeError: if ``X`` is not floating or ``num`` not an integer.
+    :raises ValueError: if ``X`` is not finite of shape (N, D), or ``num`` is not from 1 to N.
+
+    **References:**
+        1. Arthur, Vassilvitskii. k-means++: The Advantages of Careful Seeding. 2007.
+    """
+    X = check_inputs("X", X)
+    check_count("num", num, X.shape[0])
+    check_count("num_iters", num_iters, None)
+    return _kmeans(rng_key, X, int(num), int(num_iters))
+
+
+@partial(jax.jit, static_argnames=("num", "num_iters"))
+def _kmeans(rng_key: PRNGKey, X: Array, num: int, num_iters: int) -> Array:
+    # Centred data lose fewer digits when squared distances are expanded into products.
+    shift = X.mean(axis=0)
+    X = X - shift
+    centres = lax.fori_loop(0, num_iters, lambda _, C: _lloyd(X, C), _seeds(rng_key, X, num))
+    return centres + shift
+
+
+def _seeds(rng_key: PRNGKey, X: Array, num: int) -> Array:
+    """k-means++, shape (num, D): rows drawn in proportion to their squared distance from those drawn before.
+
+    Of a few rows drawn at each turn the one that leaves the smallest sum of squared distances is kept.
+    """
+    tries = 2 + int(math.log(num))
+    keys = random.split(rng_key, num)
+
+    def step(m: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        centres, nearest = state
+        cumulative = jnp.cumsum(nearest)
+        draws = random.uniform(keys[m], (tries,), X.dtype) * cumulative[-1]
+        rows = X[jnp.clip(jnp.searchsorted(cumulative, draws, side="right"), 0, X.shape[0] - 1)]
+        left = jnp.minimum(nearest, _squared_distance(rows, X))  # (tries, N)
+        best = left.sum(axis=-1).argmin()
+        return centres.at[m].set(rows[best]), left[best]
+
+    first = X[random.randint(keys[0], (), 0, X.shape[0])]
+    centres = jnp.zeros((num, X.shape[1]), X.dtype).at[0].set(first)
+    return lax.fori_loop(1, num, step, (centres, ((X - first) ** 2).sum(axis=-1)))[0]
+
+
+def _lloyd(X: Array, centres: Array) -> Array:
+    """One round: rows to their nearest centre, centres to the mean of their rows, empty ones to far rows."""
+    sums, counts, nearest = _assign(X, centres)
+    empty = counts == 0
+    means = sums / jnp.maximum(counts, 1)[:, None].astype(X.dtype)
+
+    def reseed(means: Array) -> Array:
+        farthest = lax.top_k(nearest, centres.shape[0])[1]
+        turn = jnp.cumsum(empty) - 1  # the j-th empty cluster takes the j-th farthest row
+        return jnp.where(empty[:, None], X[farthest[turn]], means)
+
+    return lax.cond(empty.any(), reseed, lambda means: means, means)
+
+
+def _assign(X: Array, centres: Array) -> tuple[Array, Array, Array]:
+    """Sums (num, D) and counts (num,) of the rows nearest to each centre; squared distance of each row (N,)."""
+    (N, D), num = X.shape, centres.shape[0]
+    size = min(N, max(1, _BLOCK_ENTRIES // num))
+    blocks = -(-N // size)
+    padding = blocks * size - N
+    rows = jnp.pad(X, ((0, padding), (0, 0))).reshape(blocks, size, D)
+    real = (jnp.arange(blocks * size) < N).reshape(blocks, size)
+
+    def block(totals: tuple[Array, Array], xs: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
+        x, mask = xs
+        distance = _squared_distance(x, centres)
+        label = jnp.where(mask, distance.argmin(axis=-1), num)  # padding: to a segment that is dropped
+        sums = jax.ops.segment_sum(x, label, num + 1)[:num]
+        counts = jax.ops.segment_sum(mask.astype(jnp.int32), label, num + 1)[:num]
+        return (totals[0] + sums, totals[1] + counts), distance.min(axis=-1)
+
+    start = jnp.zeros((num, D), X.dtype), jnp.zeros(num, jnp.int32)
+    (sums, counts), nearest = lax.scan(block, start, (rows, real))
+    return sums, counts, nearest.reshape(-1)[:N]
+
+
+def _squared_distance(X: Array, C: Array) -> Array:
+    """Squared distances, shape (n, m), by products: no array of shape (n, m, D)."""
+    return jnp.maximum((X**2).sum(-1)[:, None] - 2 * matmul(X, C.T) + (C**2).sum(-1), 0.0)

@@ -1,0 +1,71 @@
+"""Principal directions: where latent inputs start, and the means of a deep GP's inner layers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_orthgp.errors import check_floating, check_inputs
+from numpyro_orthgp.init.counts import check_count
+from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.types import Array
+
+__all__ = ["linear_mean", "pca"]
+
+
+def pca(Y: Array, dim: int) -> Array:
+    r"""Scores on the leading principal components, each of unit variance: where the latent inputs of a GP-LVM start.
+
+    Missing entries (NaN) count as the mean of their column. A component without any variance scores zero. The sign of a
+    component is that which makes the largest of its loadings positive.
+
+    :param Y: data, shape (N, D); scale its columns first if their units differ.
+    :param dim: number of components Q, from 1 to the smaller of N and D.
+    :return: shape (N, Q), dtype of ``Y``.
+    :raises TypeError: if ``Y`` is not floating or ``dim`` not an integer.
+    :raises ValueError: if ``Y`` does not have shape (N, D) or holds infinity, or ``dim`` is out of range.
+
+    **References:**
+        1. Lawrence. Probabilistic non-linear principal component analysis with Gaussian process latent variable
+        models. 2005. Sec. 2.
+    """
+    missing = jnp.isnan(check_floating("Y", Y))
+    Y = check_inputs("Y", jnp.where(missing, 0, Y))
+    check_count("dim", dim, min(Y.shape))
+    return _pca(Y, missing, int(dim))
+
+
+@partial(jax.jit, static_argnames="dim")
+def _pca(Y: Array, missing: Array, dim: int) -> Array:
+    count = jnp.maximum((~missing).sum(axis=0), 1)
+    centred = jnp.where(missing, 0, Y - Y.sum(axis=0) / count)
+    U, sizes, loadings = jnp.linalg.svd(centred, full_matrices=False)
+    U, sizes, loadings = U[:, :dim], sizes[:dim], loadings[:dim]
+    largest = jnp.take_along_axis(loadings, jnp.abs(loadings).argmax(axis=1)[:, None], axis=1)[:, 0]
+    present = sizes > jnp.finfo(Y.dtype).eps * max(Y.shape) * sizes[0]
+    return U * jnp.where(present, jnp.sign(largest), 0) * Y.shape[0] ** 0.5
+
+
+def linear_mean(X: Array, dim: int) -> Array:
+    r"""The matrix W of the mean function :math:`x \mapsto x W` of a deep GP's inner layer.
+
+    The identity if the layer keeps the number of dimensions; with fewer, the leading principal directions of ``X``; with more, the
+    identity beside zeros (Salimbeni and Deisenroth 2017, Sec. 3).
+
+    :param X: inputs of the layer, shape (N, D), standardized.
+    :param dim: number P of functions of the layer.
+    :return: shape (D, P), dtype of ``X``.
+    :raises TypeError: if ``X`` is not floating or ``dim`` not an integer.
+    :raises ValueError: if ``X`` does not have shape (N, D), or ``dim`` is not positive.
+    """
+    X = check_inputs("X", X)
+    check_count("dim", dim, None)
+    D = X.shape[1]
+    if dim >= D:
+        return jnp.eye(D, dim, dtype=X.dtype)
+    centred = X - X.mean(axis=0)
+    W = jnp.linalg.eigh(matmul(centred.T, centred))[1][:, ::-1][:, :dim]
+    largest = jnp.take_along_axis(W, jnp.abs(W).argmax(axis=0)[None], axis=0)
+    return W * jnp.sign(largest)  # signs that do not depend on the machine

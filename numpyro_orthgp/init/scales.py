@@ -1,0 +1,64 @@
+"""The lengthscale to begin with."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.init.counts import check_count, subset
+from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["median_lengthscale"]
+
+
+def median_lengthscale(X: Array, *, num_points: int = 1000, rng_key: PRNGKey | None = None, ard: bool = False) -> Array:
+    r"""The median heuristic: a lengthscale of the size of typical distances between inputs.
+
+    The median Euclidean distance between pairs of distinct rows; with ``ard`` one value per column, the
+    median absolute difference times :math:`\sqrt{D}` (so that typical scaled distances stay of order one in
+    any dimension).
+
+    A median of zero (a mostly constant column, many equal rows) says nothing about scale: then the median of
+    the positive distances stands in, and 1.0 where there are none (a constant column). The answer is positive
+    and finite.
+
+    :param X: inputs, shape (N, D).
+    :param num_points: if ``X`` has more rows than this, a random subset of this many rows is used.
+    :param rng_key: key of that subset; ``jax.random.key(0)`` if not given.
+    :param ard: one lengthscale per column instead of one for all.
+    :return: shape () or, with ``ard``, (D,); units and dtype of ``X``.
+    :raises TypeError: if ``X`` is not floating.
+    :raises ValueError: if ``X`` is not finite of shape (N, D) or ``num_points`` is not positive.
+    """
+    X = check_inputs("X", X)
+    check_count("num_points", num_points, None)
+    return _median_lengthscale(subset(X, num_points, rng_key), bool(ard))
+
+
+@partial(jax.jit, static_argnames="ard")
+def _median_lengthscale(X: Array, ard: bool) -> Array:
+    D = X.shape[1]
+    typical = lax.map(lambda x: _typical_distance(x[:, None]), X.T) * D**0.5 if ard else _typical_distance(X)
+    return jnp.where(typical > 0, typical, 1.0).astype(X.dtype)
+
+
+def _typical_distance(X: Array) -> Array:
+    """Median distance between rows; of the positive distances where that is zero, and zero if there are none."""
+    X = X - X[0]
+    size = jnp.abs(X).max()  # keeps squares from overflowing or vanishing
+    X = X / jnp.where(size > 0, size, 1.0)
+    # By differences, one row at a time: equal rows must have distance zero, not rounding error.
+    distances = jnp.sort(lax.map(lambda x: safe_sqrt(((X - x) ** 2).sum(axis=-1)), X).ravel())
+
+    def median_beyond(skipped: int | Array) -> Array:
+        # Every pair is there twice, which moves no median; the rows with themselves are the first N zeros.
+        low, high = (distances.size - 1 + skipped) // 2, (distances.size + skipped) // 2
+        return (distances[low] + distances[jnp.minimum(high, distances.size - 1)]) / 2
+
+    median = median_beyond(X.shape[0])
+    return size * jnp.where(median > 0, median, median_beyond((distances == 0).sum()))

@@ -1,0 +1,114 @@
+"""Inducing points where the prior is least certain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.init.counts import check_count, subset
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, matmul, safe_cholesky, solve_lower
+from numpyro_orthgp.types import Array, KernelLike, PRNGKey
+
+__all__ = ["greedy_variance"]
+
+
+def greedy_variance(
+    kernel: KernelLike,
+    X: Array,
+    num: int,
+    *,
+    given: Array | Sequence[Array] | None = None,
+    max_points: int = 20_000,
+    rng_key: PRNGKey | None = None,
+    threshold: float = 0.0,
+) -> Array:
+    r"""Rows of ``X`` picked one by one where the prior, given the points so far, is least certain.
+
+    .. math:: x_{m+1} = \arg\max_x \; k(x, x) - k_m(x)^\top K_m^{-1} k_m(x)
+
+    with :math:`m` running over ``given`` and the points already picked: pivoted Cholesky, so that the trace
+    of the residual covariance shrinks fast. With ``given=Z`` it finds orthogonal points ``O`` where ``Z``
+    leaves most variance. Work is O(N num^2) and memory O(N num), plus O(N M) for M given points.
+
+    Once no conditional variance is above ``threshold`` times the largest prior variance (or above rounding
+    error) there is nothing left to learn: the points still due are the rows not yet picked of largest
+    remaining variance. So the answer always holds ``num`` finite, distinct rows of ``X``, but ``num`` could
+    have been smaller.
+
+    :param kernel: ``kernel(X1, X2) -> (..., n, m)`` and ``kernel(X) -> (..., n)``. With leading (latent) axes
+        each latent is conditioned by itself, and the variances are summed over latents.
+    :param X: candidate points, shape (N, D).
+    :param num: how many points to pick, from 1 to the number of candidates.
+    :param given: points already there, shape (M, D), or a list of such arrays; converted to the dtype of ``X``.
+    :param max_points: if ``X`` has more rows than this, a random subset of this many rows is used.
+    :param rng_key: key of that subset; ``jax.random.key(0)`` if not given. Otherwise the answer is
+        deterministic.
+    :param threshold: relative conditional variance below which conditioning stops, from 0 to 1.
+    :return: shape (num, D), dtype of ``X``.
+    :raises TypeError: if ``X`` or ``given`` is not floating, or ``num`` not an integer.
+    :raises ValueError: if shapes do not match or ``num`` is not from 1 to the number of candidates.
+
+    **References:**
+        1. Burt, Rasmussen, van der Wilk. Convergence of Sparse Variational Inference in Gaussian Processes
+        Regression. 2020.
+    """
+    X = check_inputs("X", X)
+    check_count("num", num, X.shape[0])
+    check_count("max_points", max_points, None)
+    if num > max_points:
+        raise ValueError(f"`num` must be at most `max_points` = {max_points}, the candidates kept; got {num}.")
+    if not 0.0 <= threshold <= 1.0:
+        raise ValueError(f"`threshold` must be from 0 to 1, relative to the prior variance; got {threshold}.")
+    listed: Sequence[Any] = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    sets = [check_inputs("given", Z, X.shape[1]).astype(X.dtype) for Z in listed]
+    X = subset(X, max_points, rng_key)
+    # The kernel may be any callable, so it is closed over; one program compiles faster than its many small steps.
+    pivots = jax.jit(partial(_pivots, kernel, num=int(num), threshold=float(threshold)))
+    return X[pivots(X=X, given=jnp.concatenate(sets) if sets else None)]
+
+
+def _pivots(kernel: KernelLike, X: Array, given: Array | None, num: int, threshold: float) -> Array:
+    """Row numbers (num,) by pivoted Cholesky of k(X, X), conditioned on the rows of ``given``."""
+    N = X.shape[0]
+    prior = kernel(X).reshape(-1, N)  # (P, N)
+    P = prior.shape[0]
+    projected = _project(kernel, X, given, P)  # (P, M, N)
+    M = projected.shape[1]
+    # Rounding error of the variances grows with what has been subtracted from them.
+    floor = max(threshold, 10 * float(jnp.finfo(X.dtype).eps)) * prior.max(axis=-1)
+    factor = jnp.concatenate([projected, jnp.zeros((P, num, N), X.dtype)], axis=1)
+
+    def step(m: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        factor, variance, free, picks = state
+        i = jnp.argmax(jnp.where(free, variance.sum(axis=0), -jnp.inf)).astype(picks.dtype)
+        own = variance[:, i]
+        informative = own > floor
+        column = lax.dynamic_index_in_dim(factor, i, axis=2, keepdims=False)
+        covariance = kernel(lax.dynamic_slice_in_dim(X, i, 1), X).reshape(P, N)
+        covariance = covariance - matmul(column[:, None, :], factor)[:, 0, :]
+        scale = jnp.where(informative, 1 / jnp.sqrt(jnp.where(informative, own, 1.0)), 0.0)
+        row = scale[:, None] * covariance
+        factor = lax.dynamic_update_slice_in_dim(factor, row[:, None, :], M + m, axis=1)
+        variance = jnp.maximum(variance - row**2, 0.0)
+        return factor, variance, free.at[i].set(False), picks.at[m].set(i)
+
+    variance = jnp.maximum(prior - (projected**2).sum(axis=1), 0.0)
+    start = factor, variance, jnp.ones(N, bool), jnp.zeros(num, jnp.int32)
+    return lax.fori_loop(0, num, step, start)[3]
+
+
+def _project(kernel: KernelLike, X: Array, given: Array | None, P: int) -> Array:
+    """``L^{-1} k(given, X)``, ``L`` the factor of ``k(given, given)``: (P, M, N), M = 0 without given points."""
+    if given is None:
+        return jnp.zeros((P, 0, X.shape[0]), X.dtype)
+    M = given.shape[0]
+    K = kernel(given, given).reshape(P, M, M)
+    scale = kernel(given).reshape(P, M).mean(axis=-1)
+    L = safe_cholesky(add_jitter(K, default_jitter(X.dtype) * scale), scale)
+    return solve_lower(L, kernel(given, X).reshape(P, M, X.shape[0]))

@@ -1,0 +1,107 @@
+"""Several draws of what a likelihood depends on: an average inside the logarithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.scipy.special import logsumexp
+
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
+
+__all__ = ["Mixture"]
+
+
+class Mixture(dist.Distribution):
+    r"""The average of a likelihood over S draws of its inputs, for :class:`~numpyro_orthgp.DeepGP`.
+
+    .. math:: \log p(y) \ge \log \tfrac1S \sum_s w_s \exp\big( E_{q(f)}[\log p(y \mid f(h_s))] \big)
+
+    with the draws :math:`h_s` of one point and their importance weights :math:`w_s` as
+    :meth:`DeepGP.particles <numpyro_orthgp.DeepGP.particles>` gives them. :meth:`log_predictive` is the same with
+    :math:`\log E_{q(f)}[p(y \mid f(h_s))]` in the exponent: the density of new data, f and draws integrated out.
+
+    ::
+
+        f, log_weights = deep.particles(X, 10)
+        numpyro.sample("y", likelihoods.Mixture(likelihoods.Gaussian(f, noise), log_weights), obs=y)
+
+    :param components: a likelihood of the marginals at B S inputs, the S draws of a point beside each other: batch shape (B S,)
+        after ``to_event`` for several outputs. Parameters that differ from point to point are repeated: ``jnp.repeat(noise, S)``.
+    :param log_weights: shape (B, S).
+    :raises ValueError: if the shapes do not match.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields: tuple[str, ...] = ("components", "log_weights")
+    integrates_function = True
+
+    def __init__(
+        self, components: dist.Distribution, log_weights: ArrayLike, *, validate_args: bool | None = None
+    ) -> None:
+        self.log_weights = jnp.asarray(log_weights)
+        if self.log_weights.ndim != 2 or components.batch_shape != (self.log_weights.size,):
+            raise ValueError(
+                f"`components` must have batch shape (B S,) for `log_weights` of shape (B, S); got {components.batch_shape} and "
+                f"{self.log_weights.shape}. Several outputs of a point are an event: .to_event(1)."
+            )
+        self.components = components
+        super().__init__(self.log_weights.shape[:1], components.event_shape, validate_args=validate_args)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of draws S of each point."""
+        return self.log_weights.shape[1]
+
+    def log_prob(self, value: ArrayLike) -> Array:
+        return self._average(self.components.log_prob(self._repeated(value)))
+
+    def log_predictive(self, value: ArrayLike) -> Array:
+        """log of the average of E_q(f)[p(y | f)] over draws, shape (B,)."""
+        likelihood, event_dims = self.components, 0
+        while isinstance(likelihood, dist.Independent):
+            likelihood, event_dims = likelihood.base_dist, event_dims + likelihood.reinterpreted_batch_ndims
+        values = likelihood.log_predictive(self._repeated(value))
+        return self._average(values.sum(tuple(range(-event_dims, 0))))
+
+    def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draw y: each draw takes one particle, the same for all points."""
+        assert key is not None
+        pick_key, y_key = jax.random.split(key)
+        y = self._split(self.components.sample(y_key, sample_shape))
+        picked = jax.random.randint(pick_key, sample_shape, 0, self.num_samples)
+        axis = len(sample_shape) + 1
+        picked = picked.reshape(sample_shape + (1,) * (y.ndim - len(sample_shape)))
+        return jnp.take_along_axis(y, picked, axis=axis).squeeze(axis)
+
+    @property
+    def mean(self) -> Array:
+        """E[y], shape batch + event."""
+        return self._split(self.components.mean).mean(1)
+
+    @property
+    def variance(self) -> Array:
+        """Var[y] by the law of total variance, shape batch + event."""
+        mean = self._split(self.components.mean)
+        return self._split(self.components.variance).mean(1) + mean.var(1)
+
+    @property
+    def support(self) -> Any:
+        return self.components.support
+
+    def _split(self, values: Array) -> Array:
+        """(..., B S, *event) to (..., B, S, *event)."""
+        axis = values.ndim - len(self.event_shape) - 1
+        return values.reshape(*values.shape[:axis], *self.log_weights.shape, *values.shape[axis + 1 :])
+
+    def _repeated(self, value: ArrayLike) -> Array:
+        y, shape = jnp.asarray(value), self.batch_shape + self.event_shape
+        if y.shape[max(y.ndim - len(shape), 0) :] != shape:
+            raise ValueError(f"y must have shape {shape} to match the mixture; got {y.shape}.")
+        return jnp.repeat(y, self.num_samples, axis=y.ndim - len(shape))
+
+    def _average(self, log_densities: Array) -> Array:
+        values = log_densities.reshape(*log_densities.shape[:-1], *self.log_weights.shape) + self.log_weights
+        return logsumexp(values, axis=-1) - jnp.log(jnp.asarray(self.num_samples, values.dtype))
