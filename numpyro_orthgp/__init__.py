@@ -14,6 +14,7 @@ Read ``math/projection.py`` (the decomposition), ``primitives.py`` (the sites) a
 from numpyro_orthgp import init as init
 from numpyro_orthgp import kernels as kernels
 from numpyro_orthgp import likelihoods as likelihoods
+from numpyro_orthgp import online as online
 from numpyro_orthgp import plots as plots
 from numpyro_orthgp.collapsed import CollapsedGP as CollapsedGP
 from numpyro_orthgp.deep import DeepGP as DeepGP

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
 from numpyro_orthgp.math.linalg import PRECISION, default_jitter, matmul
-from numpyro_orthgp.math.projection import Block, decompose, project
+from numpyro_orthgp.math.projection import Block, decompose, joint_whitener
 from numpyro_orthgp.types import Array, KernelLike
 
 __all__ = ["Expectations", "as_kernel", "check_jitter", "check_latents", "decompose_sets", "expect_covariances"]
@@ -55,10 +54,7 @@ def expect_covariances(
     if any(p.ndim > 2 for p in points):
         raise ValueError("With latent inputs all functions must share their inducing points, shape (M, D).")
     Z = jnp.concatenate(points, -2)
-    # The whitening of all sets is linear in K(Z, x): apply it to the unit vectors.
-    starts = [0, *accumulate(len(p) for p in points)]
-    eye = jnp.eye(len(Z), dtype=Z.dtype)
-    W = jnp.concatenate(project(blocks, [eye[a:b] for a, b in pairwise(starts)]), -2)
+    W = joint_whitener(blocks)
     second = psi2(kernel, Z, loc, scale, num_points=num_points)
     explained = jnp.einsum("mn,bmn->b", matmul(W.T, W), second, precision=PRECISION)
     variance = psi0(kernel, loc, scale, num_points=num_points)

@@ -78,7 +78,7 @@ class GPFunction:
         :raises TypeError: if ``X`` is not floating, or of another dtype than the inducing points.
         :raises ValueError: if ``X`` has another shape or holds NaN or infinity.
         """
-        X = self._checked(X)
+        X = self.checked(X)
         A = self.project(X)
         spreads = [spread(q, Ai) for q, Ai in zip(self.beliefs, A, strict=True)]
         residual = residual_variance(self.kernel(X), A)
@@ -112,7 +112,7 @@ class GPFunction:
             return self(X)
         if self.shift is not None:
             raise ValueError("f.expected(X) is not known with MeanOnly points; use draws, f(X).")
-        loc = self._checked(X.loc)
+        loc = self.checked(X.loc)
         mean, explained, residual = average(
             self.kernel, self.features, self.blocks, self.beliefs, loc, X.scale, num_points
         )
@@ -126,7 +126,7 @@ class GPFunction:
         :return: event shape (B,); batch shape (P,) with P latent functions.
         :raises TypeError, ValueError: as for ``f(X)``.
         """
-        X = self._checked(X)
+        X = self.checked(X)
         A = self.project(X)
         K = self.kernel(X, X)
         covariance = residual_covariance(K, A, A)
@@ -178,7 +178,8 @@ class GPFunction:
             num_latents=self.num_latents,
         )
 
-    def _checked(self, X: Any) -> Array:
+    def checked(self, X: Any) -> Array:
+        """Inputs as an array, refused if they do not go with the inducing variables."""
         X = check_inputs("X", X, dim=input_dim(self.features))
         return check_same_dtype("X", X, self.features[0].dtype)
 

@@ -88,12 +88,12 @@ def test_files_and_functions_stay_small():
 
 def test_public_names():
     assert sorted(n for n in vars(numpyro_orthgp) if not n.startswith("_")) == sorted([
-        "AutoSparseGP", "CollapsedGP", "GPFunction", "GaussHermite", "InducingPoints", "InferredLatents", "LatentInputs",
+        "AutoSparseGP", "CollapsedGP", "DeepGP", "GPFunction", "GaussHermite", "InducingPoints", "InferredLatents", "LatentInputs",
         "Likelihood", "Marginals", "MeanOnly", "MonteCarlo", "QuasiMonteCarlo", "gp", "gp_posterior", "infer_latents", "init",
-        "kernels", "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "orthogonal", "posterior",
-        "stack",
+        "kernels", "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal",
+        "posterior", "stack",
         # submodules, visible because they are imported
-        "averaged", "collapsed", "constraints", "distributions", "errors", "guides", "inducing", "inputs", "latents", "marginals",
+        "averaged", "collapsed", "constraints", "deep", "distributions", "errors", "grouped", "guides", "inducing", "inputs", "latents", "marginals",
         "math", "natural", "plots", "primitives", "prior", "process", "types",
     ])  # fmt: skip
     assert {

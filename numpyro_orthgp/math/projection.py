@@ -17,6 +17,7 @@ Shi et al. 2020; more come at no further thought.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ import jax.numpy as jnp
 from numpyro_orthgp.math.linalg import add_jitter, inverse_cholesky, matmul
 from numpyro_orthgp.types import Array
 
-__all__ = ["Block", "decompose", "project", "residual_covariance", "residual_variance"]
+__all__ = ["Block", "decompose", "extend", "joint_whitener", "project", "residual_covariance", "residual_variance"]
 
 
 class Block(NamedTuple):
@@ -50,16 +51,34 @@ def decompose(covariances: Sequence[Sequence[Array]], jitter: float) -> tuple[Bl
         stands for independent noise of that variance on the inducing variables, so every bound remains a bound.
     :return: one block per set.
     """
-    blocks: list[Block] = []
+    blocks: tuple[Block, ...] = ()
     for row in covariances:
-        before = project(blocks, row[:-1])
-        K = row[-1]
-        # Relative to the prior's scale, not to C's: C vanishes where a set repeats points of an earlier one.
-        scale = jnp.diagonal(K, axis1=-2, axis2=-1).mean(-1)
-        noise = jnp.asarray(jitter * scale, K.dtype)
-        C = add_jitter(residual_covariance(K, before, before), noise)
-        blocks.append(Block(inverse_cholesky(C, scale), before, noise))
-    return tuple(blocks)
+        blocks = extend(blocks, row, jitter)
+    return blocks
+
+
+def extend(blocks: Sequence[Block], row: Sequence[Array], jitter: float) -> tuple[Block, ...]:
+    """The decomposition with one more set.
+
+    :param row: K(Z_j, Z) of the new set with each set before it, and with itself.
+    """
+    before, K = project(blocks, row[:-1]), row[-1]
+    # Relative to the prior's scale, not to C's: C vanishes where a set repeats points of an earlier one.
+    scale = jnp.diagonal(K, axis1=-2, axis2=-1).mean(-1)
+    noise = jnp.asarray(jitter * scale, K.dtype)
+    C = add_jitter(residual_covariance(K, before, before), noise)
+    return (*blocks, Block(inverse_cholesky(C, scale), before, noise))
+
+
+def joint_whitener(blocks: Sequence[Block]) -> Array:
+    """W with A(x) = W K(Z, x), the projections on all sets beside each other, shape (..., M, M) with M the sum of all M_i."""
+    sizes = [block.whitener.shape[-1] for block in blocks]
+    starts = [0, *accumulate(sizes)]
+    # The projections are linear in the covariances: apply them to unit vectors.
+    eye = jnp.eye(starts[-1], dtype=blocks[0].whitener.dtype)
+    rows = project(blocks, [eye[a:b] for a, b in pairwise(starts)])
+    batch = jnp.broadcast_shapes(*(W.shape[:-2] for W in rows))
+    return jnp.concatenate([jnp.broadcast_to(W, (*batch, *W.shape[-2:])) for W in rows], -2)
 
 
 def project(blocks: Sequence[Block], covariances: Sequence[Array]) -> tuple[Array, ...]:

@@ -1,0 +1,191 @@
+r"""A fitted function given new data: online variational conditioning (Maddox, Stanton, Wilson 2021).
+
+q(f) is a Gaussian process, so it can be the prior of new data. Their inputs become one more orthogonal set, which makes
+:math:`f(x_n) = A(x_n)^\top e`, and each observation a Gaussian factor :math:`\exp(\lambda_n f_n - \tfrac12 \pi_n f_n^2)`, whose
+parameters are those of conjugate-computation variational inference (Khan and Lin 2017):
+
+.. math:: \pi_n = -2\, \partial_{v_n} E, \qquad \lambda_n = \partial_{m_n} E + \pi_n m_n,
+    \qquad E = E_{N(f_n; m_n, v_n)}[\log p(y_n \mid f_n)].
+
+With Gaussian noise they are known at once and the result is exact; else they are iterated to the best Gaussian posterior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import lax
+
+from numpyro_orthgp.inducing import InducingPoints, covariance_of_points
+from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.math.gaussian import Whitened, spread
+from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_cholesky, solve_lower
+from numpyro_orthgp.math.projection import Block, extend, joint_whitener, project
+from numpyro_orthgp.prior import check_jitter
+from numpyro_orthgp.process import GPFunction, MeanShift
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = ["condition"]
+
+
+class _Grown(NamedTuple):
+    """A function with one more set, which knows nothing yet, its variables joined.
+
+    :param points: inducing points of all sets.
+    :param blocks: of all sets.
+    :param mean: of the function at the new inputs, shape (..., B).
+    :param A: projections of the new inputs on all sets, shape (..., M, B).
+    :param loc: mean of all whitened variables, shape (..., M).
+    :param scale: lower-triangular root of their covariance, shape (..., M, M).
+    :param shift: mean-only points.
+    """
+
+    points: tuple[Array, ...]
+    blocks: tuple[Block, ...]
+    mean: Array
+    A: Array
+    loc: Array
+    scale: Array
+    shift: MeanShift | None
+
+
+class _Sites(NamedTuple):
+    """The factors of all points, pi and lambda, each of shape (B,) or (P, B)."""
+
+    precision: Array
+    slope: Array
+
+
+def condition(
+    f: GPFunction,
+    X: ArrayLike,
+    y: Any,
+    likelihood: Callable[[Marginals], dist.Distribution],
+    *,
+    num_steps: int = 20,
+    step_size: float = 1.0,
+    jitter: float | None = None,
+) -> GPFunction:
+    """The function given new observations, with their inputs as further inducing points.
+
+    ::
+
+        f = condition(f, X_new, y_new, lambda f: likelihoods.Gaussian(f, noise))
+        f = condition(f, X_new, labels, likelihoods.Bernoulli)
+
+    Costs O((M + B)^3), and the result has M + B inducing points, in one set whose covariance is full: :func:`compress` brings them
+    down again. Hyperparameters stay what they are.
+
+    :param f: a fitted function, from :func:`posterior` or from here, whose sets are inducing points.
+    :param X: new inputs, shape (B, D).
+    :param y: their observations, of the likelihood's shape.
+    :param likelihood: from marginals f(X) to the likelihood of y, with each parameter it needs.
+    :param num_steps: how often the factors are found anew; 1 is enough for Gaussian noise of known size.
+    :param step_size: how far they move each time, in (0, 1]; below 1 where the iteration oscillates.
+    :param jitter: relative jitter of the new points, as for :func:`gp`.
+    :raises TypeError: if a set of ``f`` is not inducing points, or ``X`` has another dtype.
+    :raises ValueError: if shapes do not match, or ``num_steps`` or ``step_size`` is out of range.
+    """
+    points = [s.points for s in f.features if isinstance(s, InducingPoints)]
+    if len(points) < len(f.features):
+        raise TypeError("`condition` needs a function whose sets are inducing points; compress(f, points) makes one.")
+    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1 or not 0 < step_size <= 1:
+        raise ValueError(
+            f"`num_steps` must be a positive integer and `step_size` in (0, 1]; got {num_steps!r} and {step_size!r}."
+        )
+    grown = _grow(f, points, f.checked(X), check_jitter(jitter, f.features[0].dtype))
+    root = matmul(jnp.swapaxes(grown.scale, -1, -2), grown.A)  # of the covariance at the new inputs, (..., M, B)
+
+    def expected(mean: Array, variance: Array) -> Array:
+        mean, variance = (a.T if f.num_latents else a for a in (mean, variance))
+        return jnp.sum(likelihood(Marginals(mean, variance, jnp.zeros_like(variance))).log_prob(y))
+
+    zeros = jnp.zeros_like(grown.mean)
+    sites = lax.fori_loop(
+        0, num_steps, lambda _, sites: _step(sites, grown.mean, root, expected, step_size), _Sites(zeros, zeros)
+    )
+    return _given(f, grown, root, sites)
+
+
+def _grow(f: GPFunction, points: Sequence[Array], X: Array, jitter: float) -> _Grown:
+    new = InducingPoints(X)
+    row = [s.covariance(f.kernel, new) for s in f.features]
+    blocks = extend(f.blocks, [*row, new.covariance(f.kernel, new)], jitter)
+    A = project(blocks, [*row, new.covariance(f.kernel, new)])
+    batch = () if f.num_latents is None else (f.num_latents,)
+    mean, loc, shift = jnp.broadcast_to(f.mean(X, A[:-1]), (*batch, len(X))), jnp.zeros(len(X), X.dtype), f.shift
+    if shift is not None:
+        # What mean-only points do in the new set's directions is its variables' mean now.
+        products = [
+            jnp.einsum("...mh,...h->...m", covariance_of_points(f.kernel, Z, shift.points), shift.weights,
+                       precision=PRECISION)[..., None]
+            for Z in (*points, X)
+        ]  # fmt: skip
+        loc = project(blocks, products)[-1][..., 0]
+        shift = replace(shift, projected=(*shift.projected, loc))
+    q = (*f.beliefs, Whitened(loc, None, "prior"))
+    sizes = [Ai.shape[-2] for Ai in A]
+    rows = [jnp.broadcast_to(Ai, (*batch, *Ai.shape[-2:])) for Ai in A]
+    scale = jnp.zeros((*batch, sum(sizes), sum(sizes)), X.dtype)
+    start = 0
+    for qi, size in zip(q, sizes, strict=True):
+        own = spread(qi, jnp.eye(size, dtype=X.dtype))  # the transposed root
+        if own is not None:
+            scale = scale.at[..., start : start + size, start : start + size].set(jnp.swapaxes(own, -1, -2))
+        start += size
+    locs = [jnp.broadcast_to(qi.loc, (*batch, size)) for qi, size in zip(q, sizes, strict=True)]
+    return _Grown((*points, X), blocks, mean, jnp.concatenate(rows, -2), jnp.concatenate(locs, -1), scale, shift)
+
+
+def _step(
+    sites: _Sites, mean: Array, root: Array, expected: Callable[[Array, Array], Array], step_size: float
+) -> _Sites:
+    """The factors at the marginals that the factors so far lead to."""
+    pi = jnp.sqrt(sites.precision)[..., None, :] * root  # (..., M, B)
+    eye = jnp.eye(pi.shape[-1], dtype=pi.dtype)
+    L = safe_cholesky(eye + matmul(jnp.swapaxes(pi, -1, -2), pi), jnp.ones(pi.shape[:-2], pi.dtype))
+    explained = solve_lower(L, matmul(jnp.swapaxes(pi, -1, -2), root))  # (..., B, B)
+    variance = jnp.maximum(jnp.sum(root**2, -2) - jnp.sum(explained**2, -2), 0)
+    pull = (sites.slope - sites.precision * mean)[..., None]
+    own = matmul(jnp.swapaxes(root, -1, -2), matmul(root, pull))
+    moved = own - matmul(jnp.swapaxes(explained, -1, -2), matmul(explained, pull))
+    m = mean + moved[..., 0]
+    slope, curvature = jax.grad(expected, (0, 1))(m, variance)
+    # Where the likelihood is not log-concave the factor would have a negative precision; none then.
+    precision = jnp.maximum(-2 * curvature, 0)
+    new = _Sites(precision, slope + precision * m)
+    return jax.tree.map(lambda old, new: old + step_size * (new - old), sites, new)
+
+
+def _given(f: GPFunction, grown: _Grown, root: Array, sites: _Sites) -> GPFunction:
+    """The function given the factors: one set of all points, whose S'^-1 is S^-1 + A diag(pi) A'."""
+    pi = jnp.sqrt(sites.precision)[..., None, :] * root
+    Q = jnp.eye(pi.shape[-2], dtype=pi.dtype) + matmul(pi, jnp.swapaxes(pi, -1, -2))
+    # T' = T F with F F' = Q^-1 lower triangular: F = J L^-T J for the factor L of Q with both axes reversed by J.
+    L = safe_cholesky(jnp.flip(Q, (-2, -1)), jnp.ones(Q.shape[:-2], Q.dtype))
+    transposed = jnp.flip(solve_lower(L, jnp.flip(jnp.swapaxes(grown.scale, -1, -2), -2)), -2)
+    scale = jnp.tril(jnp.swapaxes(transposed, -1, -2))
+    pull = matmul(grown.A, (sites.slope - sites.precision * grown.mean)[..., None])
+    loc = grown.loc + matmul(scale, matmul(jnp.swapaxes(scale, -1, -2), pull))[..., 0]
+    shift = grown.shift
+    if shift is not None:
+        shift = replace(shift, projected=(_join(shift.projected, 1),))
+    return GPFunction(
+        f.kernel,
+        (InducingPoints(_join(grown.points, 2)),),
+        (Block(joint_whitener(grown.blocks), (), grown.blocks[-1].jitter),),
+        (Whitened(loc, scale, "full"),),
+        shift,
+        num_latents=f.num_latents,
+    )
+
+
+def _join(parts: Sequence[Array], event_dim: int) -> Array:
+    """Joined along the first event axis, leading axes broadcast."""
+    batch = jnp.broadcast_shapes(*(p.shape[: p.ndim - event_dim] for p in parts))
+    return jnp.concatenate([jnp.broadcast_to(p, batch + p.shape[p.ndim - event_dim :]) for p in parts], -event_dim)

@@ -1,0 +1,103 @@
+r"""The streaming bound: what a fitted function knows, as a factor in the model of new data.
+
+Bui, Nguyen, Turner 2017 ("Streaming sparse Gaussian process approximations"): the old posterior over old inducing variables a
+stands for the data of the past through the ratio :math:`q_{old}(a) / p_{old}(a)`, and the bound for new data gains
+
+.. math:: E_{q(f)}\left[\log \frac{q_{old}(a)}{p_{old}(a)}\right]
+    = \sum_i E_{q(f)}\left[\log \frac{N(e_i; m_i, S_i)}{N(e_i; 0, I)}\right],
+
+with :math:`e_i` the old function's whitened variables, linear in the new function's values at the old inducing variables. So
+sets of any number and kind are remembered alike, kernel and inducing points may change, and nothing is inverted but the factors
+of :math:`S_i`.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpyro
+
+from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.math.linalg import solve_lower
+from numpyro_orthgp.math.projection import project
+from numpyro_orthgp.online.moments import moments_at, split
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import Array
+
+__all__ = ["log_ratio", "remember"]
+
+
+def remember(name: str, f: GPFunction, past: GPFunction) -> Array:
+    """Let a function of the model remember what another one learned from data that are gone.
+
+    ::
+
+        past = ogp.posterior(model, guide, params, X_old)["f"]        # after the old data
+
+        def model(X, y, *, Z):
+            f = gp("f", kernel, Z)                                     # other points, other hyperparameters
+            remember("f_past", f, past)                                # outside of plates
+            with numpyro.plate("data", len(X)):
+                numpyro.sample("y", likelihoods.Bernoulli(f(X)), obs=y)
+
+    :param name: name of the factor that it declares.
+    :param f: the model's function.
+    :param past: what :func:`posterior` returned for the old data; hyperparameters and inducing points of its own.
+    :return: the factor's logarithm, shape ().
+    :raises ValueError: if ``past`` has no Gaussian (a draw of MCMC), mean-only points or another number of latent functions; if the
+        guide tightens ``f``, for which the bound is not known.
+    """
+    if f.num_latents != past.num_latents:
+        raise ValueError(
+            f"`past` must have as many latent functions as the model's function, {f.num_latents}; got {past.num_latents}."
+        )
+    if any(q.covariance == "value" for q in past.beliefs):
+        raise ValueError(
+            "`past` must carry the Gaussians of a guide; got values of inducing variables. Take it from posterior(model, guide, "
+            "params, ...)."
+        )
+    if past.shift is not None:
+        raise ValueError("`past` must not have MeanOnly points, whose part of the mean no inducing variable holds.")
+    if f.residual_scale is not None:
+        raise ValueError(
+            "The streaming bound is not known with residual='tight'; give this gp residual='prior' in the guide."
+        )
+    value = log_ratio(f, past)
+    numpyro.factor(name, value)
+    return value
+
+
+def log_ratio(f: GPFunction, past: GPFunction) -> Array:
+    """E_q(f)[log q_old(a) / p_old(a)], shape ()."""
+    mean, covariance = moments_at(f, past.features)
+    # The old variables carry independent noise, their jitter.
+    noise = jnp.concatenate(
+        [
+            jnp.broadcast_to(b.jitter[..., None], (*b.jitter.shape, s.num))
+            for b, s in zip(past.blocks, past.features, strict=True)
+        ],
+        -1,
+    )
+    covariance = covariance + noise[..., None] * jnp.eye(noise.shape[-1], dtype=covariance.dtype)
+    means = [m[..., 0] for m in project(past.blocks, split(mean[..., None], past.features, -2))]
+    half = project(past.blocks, split(covariance, past.features, -2))
+    total = jnp.zeros((), covariance.dtype)
+    for i, q in enumerate(past.beliefs):
+        other = project(past.blocks[: i + 1], split(jnp.swapaxes(half[i], -1, -2), past.features, -2)[: i + 1])
+        total = total + jnp.sum(_expected_log_ratio(q, means[i], other[i]))
+    return total
+
+
+def _expected_log_ratio(q: Whitened, mean: Array, covariance: Array) -> Array:
+    """E[log q(e) - log N(e; 0, I)] for e of the given moments, shape (...)."""
+    centred, trace = mean - q.loc, jnp.trace(covariance, axis1=-2, axis2=-1)
+    prior = jnp.sum(mean**2, -1) + trace
+    if q.covariance == "prior":
+        return (prior - jnp.sum(centred**2, -1) - trace) / 2
+    assert q.scale is not None
+    second = covariance + centred[..., :, None] * centred[..., None, :]
+    if q.covariance == "diagonal":
+        own = jnp.sum(jnp.diagonal(second, axis1=-2, axis2=-1) / q.scale**2, -1)
+        return (prior - own) / 2 - jnp.sum(jnp.log(q.scale), -1)
+    T = q.scale
+    own = jnp.trace(solve_lower(T, jnp.swapaxes(solve_lower(T, second), -1, -2)), axis1=-2, axis2=-1)
+    return (prior - own) / 2 - jnp.sum(jnp.log(jnp.diagonal(T, axis1=-2, axis2=-1)), -1)

@@ -1,0 +1,127 @@
+"""Fitted functions seen through other inducing variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.inducing import Feature, as_sets
+from numpyro_orthgp.math.gaussian import Whitened, kl_from_prior
+from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_cholesky
+from numpyro_orthgp.math.projection import project
+from numpyro_orthgp.online.moments import mean_at, project_sets, split
+from numpyro_orthgp.prior import check_jitter, decompose_sets
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = ["compress", "divergences", "drop_sets", "start_from"]
+
+
+def divergences(f: GPFunction) -> Array:
+    """What each set costs the bound, KL[q(e_i) || N(0, I)] in nats: zero for a set that does nothing.
+
+    :param f: a fitted function with the Gaussians of a guide.
+    :return: shape (K,), one for each set; mean-only points are not among them.
+    :raises ValueError: if it carries values (a draw of MCMC).
+    """
+    if any(q.covariance == "value" for q in f.beliefs):
+        raise ValueError("`divergences` needs the Gaussians of a guide; got values of inducing variables.")
+    return jnp.stack([kl_from_prior(q) for q in f.beliefs])
+
+
+def drop_sets(f: GPFunction, below: float = 0.01) -> GPFunction:
+    """The function without the sets that do nothing, each step with which costs less.
+
+    Without sets at the end the function stays what it is but for what these knew; sets that follow a dropped one are seen anew in
+    the orthogonal complement of what is left (:func:`compress`).
+
+    :param f: a fitted function with the Gaussians of a guide.
+    :param below: sets of smaller divergence are dropped, in nats. The first set to be kept is that of the largest one.
+    :raises ValueError: if it carries values, or under ``jit``, where divergences cannot be looked at.
+    """
+    cost = divergences(f)
+    if not is_concrete(cost):
+        raise ValueError("`drop_sets` looks at divergences and cannot run under jit.")
+    kept = [i for i, c in enumerate(np.asarray(cost)) if c >= below] or [int(np.argmax(np.asarray(cost)))]
+    if kept == list(range(len(kept))):
+        shift = f.shift if f.shift is None else replace(f.shift, projected=f.shift.projected[: len(kept)])
+        count = len(kept)
+        return replace(f, features=f.features[:count], blocks=f.blocks[:count], beliefs=f.beliefs[:count], shift=shift)
+    return compress(f, [f.features[i] for i in kept])
+
+
+def compress(
+    f: GPFunction, inducing: ArrayLike | Feature | Sequence[Any], *, jitter: float | None = None
+) -> GPFunction:
+    r"""The function as other inducing variables see it: q at these, the prior given them elsewhere.
+
+    .. math:: q(e') = N(W' E[u'], \; I + \sum_i V_i (S_i - I) V_i^\top), \qquad V_i = W' A_i(Z')^\top,
+
+    with W' the whitening of the new sets. Exact where the new variables determine the old ones; of several sets the covariance
+    between them is left out. To keep a stream's number of points, or to move a fit to better ones.
+
+    :param f: a fitted function.
+    :param inducing: points, features or a list of sets, as for :func:`gp`; a last :class:`MeanOnly` is refused.
+    :param jitter: relative jitter of the new sets, as for :func:`gp`.
+    :return: a function with the same kernel, Gaussians of full covariance and no mean-only points.
+    :raises ValueError: for mean-only points, or as :func:`gp` does.
+    """
+    features, mean_only = as_sets(inducing)
+    if mean_only is not None:
+        raise ValueError("`compress` takes no MeanOnly points: what it keeps is a Gaussian at inducing variables.")
+    blocks = decompose_sets(f.kernel, features, check_jitter(jitter, features[0].dtype))
+    A = project_sets(f, features)
+    means = project(blocks, split(mean_at(f, features, A)[..., None], features, -2))
+    # (M', M_i) of each old set, on each new one.
+    V = [project(blocks, split(jnp.swapaxes(Ai, -1, -2), features, -2)) for Ai in A]
+    batch = () if f.num_latents is None else (f.num_latents,)
+    beliefs = []
+    for j, (s, mean) in enumerate(zip(features, means, strict=True)):
+        covariance = jnp.eye(s.num, dtype=s.dtype)
+        for q, Vi in zip(f.beliefs, V, strict=True):
+            covariance = covariance + _excess(q, Vi[j])
+        scale = safe_cholesky(covariance, jnp.ones(covariance.shape[:-2], s.dtype))
+        loc, scale = jnp.broadcast_to(mean[..., 0], (*batch, s.num)), jnp.broadcast_to(scale, (*batch, s.num, s.num))
+        beliefs.append(Whitened(loc, scale, "full"))
+    return GPFunction(f.kernel, features, blocks, tuple(beliefs), num_latents=f.num_latents)
+
+
+def start_from(name: str, f: GPFunction) -> dict[str, Array]:
+    """A function as the parameters of :func:`gp_posterior`, for ``SVI.init(..., init_params=...)``.
+
+    :param name: the name of the gp.
+    :param f: a function with Gaussians, from :func:`posterior`, :func:`condition` or :func:`compress`.
+    :return: ``{name}.u{i}_loc`` with ``{name}.u{i}_scale_tril`` or ``{name}.u{i}_scale``; for mean-only points
+        ``{name}.u{i}_weights``.
+    :raises ValueError: if it carries values (a draw of MCMC).
+    """
+    if any(q.covariance == "value" for q in f.beliefs):
+        raise ValueError("`start_from` needs the Gaussians of a guide; got values of inducing variables.")
+    suffix = {"full": "scale_tril", "diagonal": "scale"}
+    params = {}
+    for i, q in enumerate(f.beliefs):
+        params[f"{name}.u{i}_loc"] = q.loc
+        if q.scale is not None:
+            params[f"{name}.u{i}_{suffix[q.covariance]}"] = q.scale
+    if f.shift is not None:
+        params[f"{name}.u{len(f.beliefs)}_weights"] = f.shift.weights
+    return params
+
+
+def _excess(q: Whitened, V: Array) -> Array:
+    """V (S - I) V', shape (..., M', M')."""
+    transposed = jnp.swapaxes(V, -1, -2)
+    if q.covariance == "prior":
+        return jnp.zeros((), V.dtype)
+    if q.covariance == "value":
+        return -matmul(V, transposed)
+    if q.covariance == "diagonal":
+        assert q.scale is not None
+        return matmul(V * (q.scale**2 - 1)[..., None, :], transposed)
+    W = jnp.einsum("...nm,...mk->...nk", V, q.scale, precision=PRECISION)
+    return matmul(W, jnp.swapaxes(W, -1, -2)) - matmul(V, transposed)

@@ -1,0 +1,295 @@
+"""Growing a fit: conditioning on new data, the streaming bound, and functions seen through other points."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import optax
+import pytest
+from numpyro import handlers
+from numpyro.infer import SVI, TraceMeanField_ELBO
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels, likelihoods, online
+from numpyro_orthgp.math.gaussian import Whitened
+from tests import oracles, problems
+
+KERNEL = problems.kernel_oracle("matern52", 1.3, 0.9)
+NOISE = 0.3
+
+
+def kernel(dtype=float):
+    return jnp.asarray(1.3, dtype) * kernels.Matern52(jnp.asarray(0.9, dtype))
+
+
+def function(inducing, qs=None, *, kernel=kernel(), num_latents=None, **kwargs):  # noqa: B008
+    """A function with given Gaussians, by default the prior's, as `posterior` returns it."""
+    with handlers.block(), handlers.seed(rng_seed=0):
+        f = ogp.gp("f", kernel, inducing, num_latents=num_latents, jitter=0.0)
+    if qs is None:
+        beliefs = [Whitened(jnp.zeros_like(q.loc), None, "prior") for q in f.beliefs]
+    else:
+        beliefs = [Whitened(jnp.asarray(m), jnp.asarray(T), "full") for m, T in qs]
+    return ogp.GPFunction(f.kernel, f.features, f.blocks, tuple(beliefs), f.shift, num_latents=num_latents, **kwargs)
+
+
+def gaussian(f):
+    return likelihoods.Gaussian(f, NOISE)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    rng = np.random.default_rng(5)
+    X, y = problems.data(rng, 16)
+    Zs = problems.sets(rng, [5, 4])
+    return X, y, Zs, [problems.random_q(rng, M) for M in (5, 4)], rng.uniform(-2, 2, (7, 2))
+
+
+def dense_condition(mean, cov, y, rows, noise):
+    """Mean and covariance of a Gaussian vector given noisy values of some of its entries."""
+    gain = cov[:, rows] @ np.linalg.inv(cov[np.ix_(rows, rows)] + noise**2 * np.eye(len(rows)))
+    return mean + gain @ (y - mean[rows]), cov - gain @ cov[rows]
+
+
+def close_joint(f, X, mean, cov, tol=1e-7):
+    joint = jax.jit(lambda f: (lambda q: (q.mean, q.covariance_matrix))(f.joint(X)))(f)
+    np.testing.assert_allclose(joint[0], mean, atol=tol, rtol=tol)
+    np.testing.assert_allclose(joint[1], cov, atol=10 * tol, rtol=tol)
+
+
+# ---- condition
+
+
+def test_conditioning_the_prior_is_the_exact_gp(problem):
+    X, y, Zs, _, Xs = problem
+    grow = jax.jit(lambda f, X, y: online.condition(f, X, y, gaussian, num_steps=1))
+    f = function(Zs)
+    for part in (slice(0, 10), slice(10, 16)):  # in two steps, too
+        f = grow(f, X[part], y[part])
+    mean, cov = oracles.exact_predict(KERNEL, X, y, NOISE**2, Xs)
+    close_joint(f, Xs, mean, cov)
+    assert f.features[0].num == 25
+
+
+def test_conditioning_a_fit_is_dense_conditioning_of_its_process(problem):
+    X, y, Zs, qs, Xs = problem
+    everywhere = np.concatenate([Xs, X])
+    mean, cov = oracles.q_f(KERNEL, problems.oracle_sets(Zs, qs), everywhere)
+    mean, cov = dense_condition(mean, cov, y, np.arange(7, 23), NOISE)
+    f = online.condition(function(Zs, qs), X, y, gaussian, num_steps=2)
+    close_joint(f, Xs, mean[:7], cov[:7, :7])
+
+
+def test_mean_only_points_are_kept(problem):
+    X, y, Zs, qs, Xs = problem
+    G, a = np.array([[0.5, 0.5], [-1.0, 1.5], [1.2, -0.7]]), np.array([0.8, -0.6, 0.4])
+    f = function(Zs, qs)
+    products = [s.covariance_with_inputs(f.kernel, G) @ a for s in f.features]
+    projected = ogp.math.projection.project(f.blocks, [p[:, None] for p in products])
+    shift = ogp.process.MeanShift(jnp.asarray(G), jnp.asarray(a), tuple(p[:, 0] for p in projected))
+    f = ogp.GPFunction(f.kernel, f.features, f.blocks, f.beliefs, shift)
+    everywhere = np.concatenate([Xs, X])
+    mean, cov = oracles.q_f(KERNEL, problems.oracle_sets(Zs, qs), everywhere, mean_only=oracles.MeanOnlySet(G, a))
+    mean, cov = dense_condition(mean, cov, y, np.arange(7, 23), NOISE)
+    close_joint(online.condition(f, X, y, gaussian, num_steps=1), Xs, mean[:7], cov[:7, :7])
+
+
+def test_many_functions_condition_as_each_alone(problem):
+    X, y, Zs, qs, Xs = problem
+    Y = np.stack([y, -y + 1], -1)
+    both = [tuple(np.stack([a, b]) for a, b in zip(q, (2 * q[0], q[1] / 2), strict=True)) for q in qs]
+    f = online.condition(function(Zs, both, num_latents=2), X, Y, gaussian, num_steps=1)
+    for p in range(2):
+        alone = online.condition(function(Zs, [(m[p], T[p]) for m, T in both]), X, Y[:, p], gaussian, num_steps=1)
+        np.testing.assert_allclose(f(Xs).mean[:, p], alone(Xs).mean, rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(f(Xs).variance[:, p], alone(Xs).variance, rtol=1e-8)
+
+
+def test_labels_condition_to_the_variational_optimum(problem):
+    """Against natural gradients on a model whose inducing points are the data: both find the best Gaussian."""
+    X, y, *_ = problem
+    labels = (y > 0).astype(float)
+    grown = online.condition(function(X[:1]), X[1:], labels[1:], likelihoods.Bernoulli, num_steps=50)
+    mean, variance = grown(X[1:]).mean, grown(X[1:]).variance
+
+    def model(X, y):
+        f = ogp.gp("f", kernel(), X, jitter=0.0)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Bernoulli(f(X)), obs=y)
+
+    guide = ogp.AutoSparseGP(model, natural=True)
+    svi = SVI(model, guide, ogp.natural_gradient(optax.sgd(0.0), 0.7), TraceMeanField_ELBO())
+
+    @jax.jit
+    def fit(X, y):
+        state = svi.init(jax.random.PRNGKey(0), X, y)
+        state = jax.lax.fori_loop(0, 60, lambda _, s: svi.update(s, X, y)[0], state)
+        return ogp.posterior(model, guide, svi.get_params(state), X, y)["f"]
+
+    best = fit(jnp.asarray(X[1:]), labels[1:])
+    np.testing.assert_allclose(mean, best(X[1:]).mean, atol=1e-7)
+    np.testing.assert_allclose(variance, best(X[1:]).variance, atol=1e-7)
+
+
+def test_condition_float32(problem):
+    X, y, Zs, _, Xs = (jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), part) for part in problem)
+    f = function(Zs, kernel=kernel(jnp.float32))
+    f = online.condition(f, X, y, lambda f: likelihoods.StudentT(f, 4.0, 0.3), step_size=0.5)
+    assert f(Xs).mean.dtype == jnp.float32 and np.isfinite(f(Xs).variance).all()
+
+
+# ---- the streaming bound
+
+
+def dense_log_ratio(new_mean, new_cov, old_mean, old_cov, prior_cov):
+    """-KL[q_new(a) || q_old(a)] + KL[q_new(a) || p_old(a)], as Bui et al. 2017 write it."""
+    return oracles.kl_normal(new_mean, new_cov, np.zeros_like(new_mean), prior_cov) - oracles.kl_normal(
+        new_mean, new_cov, old_mean, old_cov
+    )
+
+
+@pytest.mark.parametrize("kind", ["full", "diagonal", "prior"])
+def test_memory_is_the_ratio_of_bui_2017(problem, kind):
+    _, _, Zs, qs, _ = problem
+    rng = np.random.default_rng(1)
+    old_Z = problems.sets(rng, [4, 3])
+    old_q = [problems.random_q(rng, M) for M in (4, 3)]
+    if kind == "diagonal":
+        old_q = [(m, np.diag(np.diag(T))) for m, T in old_q]
+    if kind == "prior":
+        old_q = [old_q[0], (old_q[1][0], np.eye(3))]
+    old_kernel = problems.kernel_oracle("rbf", 0.7, 1.4)
+    past = function(old_Z, old_q, kernel=0.7 * kernels.RBF(1.4))
+    if kind != "full":
+        last = Whitened(jnp.asarray(old_q[1][0]), None if kind == "prior" else jnp.diag(old_q[1][1]), kind)
+        past = ogp.GPFunction(past.kernel, past.features, past.blocks, (past.beliefs[0], last))
+    both = np.concatenate(old_Z)
+    new = oracles.q_f(KERNEL, problems.oracle_sets(Zs, qs), both)
+    old = oracles.q_f(old_kernel, problems.oracle_sets(old_Z, old_q), both)
+    expected = dense_log_ratio(*new, *old, old_kernel(both, both))
+    value = jax.jit(online.memory.log_ratio)(function(Zs, qs), past)
+    np.testing.assert_allclose(value, expected, rtol=1e-7)
+
+
+def test_what_is_remembered_is_as_good_as_the_data(problem):
+    """Same points, same hyperparameters, Gaussian noise: learning in two parts ends where learning at once does."""
+    X, y, Zs, _, _ = problem
+    Z, first, second = Zs[0], slice(0, 9), slice(9, 16)
+
+    def model(X, y, past=None):
+        f = ogp.gp("f", kernel(), Z, jitter=0.0)
+        if past is not None:
+            online.remember("f_past", f, past)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", gaussian(f(X)), obs=y)
+
+    guide = ogp.AutoSparseGP(model, natural=True)
+    svi = SVI(model, guide, ogp.natural_gradient(optax.sgd(0.0), 1.0), TraceMeanField_ELBO())
+
+    @jax.jit
+    def fit(X, y, past=None):
+        # With Gaussian noise one natural step of length 1 is the optimum.
+        state = svi.update(svi.init(jax.random.PRNGKey(0), X, y, past), X, y, past)[0]
+        params = svi.get_params(state)
+        return params, ogp.posterior(model, guide, params, X, y)["f"], -svi.evaluate(state, X, y, past)
+
+    _, past, bound_first = fit(X[first], y[first])
+    _, in_parts, bound_second = fit(X[second], y[second], past)
+    _, at_once, bound = fit(X, y)
+    np.testing.assert_allclose(in_parts.beliefs[0].loc, at_once.beliefs[0].loc, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(in_parts.beliefs[0].scale, at_once.beliefs[0].scale, rtol=1e-7, atol=1e-9)
+    # log p(y2 | y1) is what the second bound bounds.
+    np.testing.assert_allclose(bound_first + bound_second, bound, rtol=1e-9)
+
+
+def test_memory_refuses_what_it_cannot_remember(problem):
+    _, _, Zs, qs, _ = problem
+    past = function(Zs, qs)
+    with pytest.raises(ValueError, match="as many latent functions as the model's function, 2; got None"):
+        online.remember("past", function(Zs, num_latents=2), past)
+    value = ogp.GPFunction(
+        past.kernel, past.features, past.blocks, (Whitened(past.beliefs[0].loc, None, "value"), past.beliefs[1])
+    )
+    for refused in (lambda: online.remember("past", past, value), lambda: online.start_from("f", value),
+                    lambda: online.divergences(value)):  # fmt: skip
+        with pytest.raises(ValueError, match="Gaussians of a guide; got values"):
+            refused()
+    with pytest.raises(ValueError, match="not known with residual='tight'"):
+        online.remember("past", function(Zs, qs, residual_scale=jnp.ones(())), past)
+
+
+# ---- other points
+
+
+def test_a_new_set_leaves_the_fit_as_it_is(problem):
+    """Adding points needs nothing of ours: an orthogonal set begins at its prior."""
+    X, y, Zs, qs, Xs = problem
+    params = {"variance": jnp.asarray(1.3), "lengthscale": jnp.full(2, 0.9)} | problems.q_params(qs)
+    O = np.random.default_rng(2).uniform(-2, 2, (3, 2))
+    grown = params | problems.q_params([(np.zeros(3), np.eye(3))], "f")
+    grown = params | {k.replace("u0", "u2"): v for k, v in grown.items() if "u0" in k}
+    kwargs = {"likelihood": problems.gaussian(NOISE)}
+    before = problems.posterior(params, X, y, inducing=Zs, **kwargs)
+    after = problems.posterior(grown, X, y, inducing=[*Zs, O], **kwargs)
+    np.testing.assert_allclose(before(Xs).mean, after(Xs).mean, atol=1e-12)
+    np.testing.assert_allclose(before(Xs).variance, after(Xs).variance, atol=1e-10)
+    dropped = online.drop_sets(after)
+    assert len(dropped.features) == 2
+    np.testing.assert_allclose(dropped(Xs).variance, before(Xs).variance, atol=1e-10)
+    np.testing.assert_allclose(online.divergences(after)[2], 0, atol=1e-12)
+    np.testing.assert_allclose(
+        online.divergences(before), [oracles.kl_normal(m, T @ T.T, np.zeros(len(m)), np.eye(len(m))) for m, T in qs]
+    )
+
+
+def test_compress_to_the_same_points_changes_nothing(problem):
+    _, _, Zs, qs, Xs = problem
+    f = function(Zs, qs)
+    for points in (np.concatenate(Zs), np.concatenate([*Zs, Xs])):
+        same = online.compress(f, points, jitter=0.0)
+        np.testing.assert_allclose(same(Xs).mean, f(Xs).mean, atol=1e-8)
+        np.testing.assert_allclose(same(Xs).variance, f(Xs).variance, atol=1e-8)
+    as_sets = online.compress(f, Zs, jitter=0.0)
+    for q, (m, T) in zip(as_sets.beliefs, qs, strict=True):
+        np.testing.assert_allclose(q.loc, m, atol=1e-9)
+        np.testing.assert_allclose(q.scale, T, atol=1e-9)
+    params = online.start_from("f", as_sets)
+    assert set(params) == set(problems.q_params(qs))
+
+
+def test_compress_keeps_the_marginal_of_the_points(problem):
+    _, _, Zs, qs, Xs = problem
+    f = online.compress(function(Zs, qs), Xs[:4], jitter=0.0)
+    mean, cov = oracles.q_f(KERNEL, problems.oracle_sets(Zs, qs), Xs[:4])
+    close_joint(f, Xs[:4], mean, cov)
+
+
+def test_dropping_a_set_in_the_middle(problem):
+    _, _, Zs, qs, _ = problem
+    idle = (np.zeros(4), np.eye(4))
+    O = np.random.default_rng(4).uniform(-2, 2, (3, 2))
+    f = function([*Zs, O], [qs[0], idle, problems.random_q(np.random.default_rng(0), 3)])
+    dropped = online.drop_sets(f)
+    assert [s.num for s in dropped.features] == [5, 3]
+    kept = np.concatenate([Zs[0], O])
+    mean, cov = (np.asarray(a) for a in online.moments.moments_at(f, dropped.features))
+    new_mean, new_cov = (np.asarray(a) for a in online.moments.moments_at(dropped, dropped.features))
+    np.testing.assert_allclose(new_mean, mean, atol=1e-8)
+    # Marginals of the first set, and of the other given it, are kept; covariance between them is not.
+    np.testing.assert_allclose(new_cov[:5, :5], cov[:5, :5], atol=1e-8)
+    assert np.isfinite(dropped(kept).variance).all()
+    with pytest.raises(ValueError, match="cannot run under jit"):
+        jax.jit(online.drop_sets)(f)
+
+
+def test_errors(problem):
+    X, y, Zs, qs, _ = problem
+    f = function(Zs, qs)
+    with pytest.raises(ValueError, match="`step_size` in"):
+        online.condition(f, X, y, gaussian, step_size=0.0)
+    with pytest.raises(ValueError, match="with D = 2"):
+        online.condition(f, X[:, :1], y, gaussian)
+    with pytest.raises(ValueError, match="no MeanOnly points"):
+        online.compress(f, [X[:3], ogp.MeanOnly(X[3:])])
