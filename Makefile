@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 READY_TEST := $(VENV)/.ready-test
 
 .DEFAULT_GOAL := help
-EXAMPLES := regression gplvm counts survey survival digits multitask
+EXAMPLES := regression gplvm counts survey survival digits multitask deep convolutional spectral streaming thompson
 
 .PHONY: help demo snelson $(EXAMPLES) examples test slow lint typecheck check clean
 
@@ -28,7 +28,7 @@ snelson: $(READY)  ## one-dimensional regression: the second inducing set and th
 $(EXAMPLES): $(READY)
 	$(PY) examples/$@.py $(DEMO)
 
-examples: $(EXAMPLES)  ## regression, gplvm, counts, survey, survival, digits, multitask; also one by one by name
+examples: $(EXAMPLES)  ## all scripts but demo and snelson; also one by one: make deep, make counts, ...
 
 test: $(READY_TEST)  ## the tests, without the slow ones (PYTEST="-k likelihood" etc.)
 	$(PY) -m pytest -q -n $(WORKERS) $(PYTEST)

@@ -21,11 +21,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.grouped import draw_grouped
 from numpyro_orthgp.marginals import Marginals, prng_key
 from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.paths import Paths
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -121,6 +123,19 @@ class DeepGP:
         H = jnp.broadcast_to(H, (B, num_samples, H.shape[-1]))
         return self.layers[-1](H.reshape(B * num_samples, -1)), log_weights
 
+    def sample_paths(self, rng_key: PRNGKey, num: int, *, num_features: int = 1024) -> Callable[[ArrayLike], Array]:
+        """Functions drawn from the whole stack: paths of each layer, evaluated at those of the layer before.
+
+        :param num: how many.
+        :param num_features: random features of each path, see :meth:`GPFunction.sample_paths`.
+        :return: ``paths(X)`` of shape (num, B), or (num, B, P) if the last layer has P functions, at inputs of shape (B, D).
+        :raises TypeError, ValueError: as :meth:`GPFunction.sample_paths` does, and for layers that are not functions.
+        """
+        self._check_layers()
+        keys = jax.random.split(rng_key, len(self.layers))
+        paths = [f.sample_paths(key, num, num_features=num_features) for f, key in zip(self.layers, keys, strict=True)]
+        return Partial(_run_paths, self, paths)
+
     def _mean(self, i: int, H: Array) -> Array | None:
         mean = None if self.means is None else self.means[i]
         if mean is None:
@@ -130,12 +145,7 @@ class DeepGP:
     def _checked(self, num_samples: int, rng_key: PRNGKey | None) -> PRNGKey:
         if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
             raise ValueError(f"`num_samples` must be a positive integer; got {num_samples!r}.")
-        for layer in self.layers:
-            if not isinstance(layer, GPFunction):
-                raise TypeError(
-                    f"`particles` needs layers made by gp() or posterior(); got {type(layer).__name__}. Call the stack instead, "
-                    "deep(X), and average over several keys."
-                )
+        self._check_layers()
         rng_key = prng_key() if rng_key is None else rng_key
         if rng_key is None:
             raise ValueError(
@@ -143,6 +153,25 @@ class DeepGP:
                 "randomness (NUTS) cannot draw inner layers."
             )
         return rng_key
+
+    def _check_layers(self) -> None:
+        for layer in self.layers:
+            if not isinstance(layer, GPFunction):
+                raise TypeError(
+                    f"Several draws need layers made by gp() or posterior(); got {type(layer).__name__}. Call the stack instead, "
+                    "deep(X), and average over several keys."
+                )
+
+
+def _run_paths(deep: DeepGP, paths: Sequence[Paths], X: ArrayLike) -> Array:
+    H = check_inputs("X", X)
+    for i, path in enumerate(paths[:-1]):
+        mean = deep._mean(i, H.reshape(-1, H.shape[-1]))
+        values = path(H)
+        H = values if values.ndim == 3 else values[..., None]
+        if mean is not None:
+            H = H + mean.reshape(-1, H.shape[1], H.shape[2])  # one for all paths in the first layer
+    return paths[-1](H)
 
 
 def _particles(layer: GPFunction, H: Array, rng_key: PRNGKey, repeats: int) -> tuple[Array, Array]:

@@ -150,10 +150,13 @@ class GPFunction:
         A path costs O(M (L D + M)) to draw and O((L + M) D) at each input, M the size of all sets together; a draw from ``joint``
         costs O(B^3) for B inputs, and others cannot follow.
 
+        The first draw outside of ``jax.jit`` compiles many small operations; inside it is one.
+
         :param num: how many.
         :param num_features: random features L of each path, for each term of a sum of kernels.
         :return: :class:`~numpyro_orthgp.paths.Paths`; ``paths(X)`` has shape (num, B), or (num, B, P) with P latent functions.
-        :raises TypeError: for kernels without random features (`White`, tinygp's, functions), or sets that are not inducing points.
+        :raises TypeError: for kernels without random features (`White`, tinygp's, functions), or sets that are neither inducing
+            points nor patches.
         :raises ValueError: while a tightened bound is being fitted: its residual is not the prior's.
 
         **References:**

@@ -21,7 +21,7 @@ PACKAGE = Path(numpyro_orthgp.__file__).parent
 # From top to bottom: a room imports only from rooms above it (and from itself, if it is a folder).
 ROOMS = [
     "types", "errors", "math", "kernels", "inducing", "inputs", "prior", "marginals", "averaged", "paths", "process",
-    "grouped", "patchwise", "constraints", "distributions", "likelihoods", "collapsed", "primitives", "guides", "natural", "online",
+    "grouped", "images", "constraints", "distributions", "likelihoods", "collapsed", "primitives", "guides", "natural", "online",
     "deep", "init", "latents", "plots", "__init__",
 ]  # fmt: skip
 
@@ -88,21 +88,21 @@ def test_files_and_functions_stay_small():
 
 def test_public_names():
     assert sorted(n for n in vars(numpyro_orthgp) if not n.startswith("_")) == sorted([
-        "AutoSparseGP", "CollapsedGP", "DeepGP", "GPFunction", "GaussHermite", "InducingPoints", "InferredLatents", "LatentInputs",
-        "Likelihood", "Marginals", "MeanOnly", "MonteCarlo", "QuasiMonteCarlo", "gp", "gp_posterior", "infer_latents", "init",
-        "kernels", "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal",
-        "posterior", "stack",
+        "AutoSparseGP", "CollapsedGP", "DeepGP", "FourierFeatures", "GPFunction", "GaussHermite", "InducingPatches",
+        "InducingPoints", "InferredLatents", "LatentInputs", "Likelihood", "Marginals", "MeanOnly", "MonteCarlo", "QuasiMonteCarlo",
+        "SphericalHarmonics", "gp", "gp_posterior", "infer_latents", "init", "kernels", "latent_inputs", "latent_inputs_posterior",
+        "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise", "patchwise_mean", "posterior", "stack",
         # submodules, visible because they are imported
-        "averaged", "collapsed", "constraints", "deep", "distributions", "errors", "grouped", "guides", "inducing", "inputs", "latents", "marginals",
-        "math", "natural", "plots", "primitives", "prior", "process", "types",
+        "averaged", "collapsed", "constraints", "deep", "distributions", "errors", "grouped", "guides", "images", "inducing",
+        "inputs", "latents", "marginals", "math", "natural", "paths", "plots", "primitives", "prior", "process", "types",
     ])  # fmt: skip
     assert {
-        "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace",
+        "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace", "Mixture",
         "Likelihood", "LogNormal", "NegativeBinomial", "Ordinal", "Poisson", "StudentT", "Transformed", "Weibull", "ZeroInflated",
     } <= set(vars(likelihoods))  # fmt: skip
     assert {
         "RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic", "Periodic", "Linear", "Polynomial", "ArcCosine", "Constant",
-        "White", "Coregion",
+        "White", "Coregion", "Convolutional",
     } <= set(vars(kernels))  # fmt: skip
 
 
@@ -121,6 +121,12 @@ def test_public_names():
             "latent_inputs",
             "latent_inputs_posterior",
             "orthogonal",
+            "DeepGP",
+            "patchwise",
+            "patchwise_mean",
+            "FourierFeatures",
+            "SphericalHarmonics",
+            "InducingPatches",
         )
     ],
 )

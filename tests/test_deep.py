@@ -288,6 +288,10 @@ def test_fit_predict_and_draw(problem):
     np.testing.assert_allclose(draws.mean(0), mixture.mean, atol=0.06)
     np.testing.assert_allclose(draws.var(0), mixture.variance, rtol=0.15)
     assert mixture.log_predictive(jnp.asarray(y[:4])).shape == (4,)
+    paths = jax.jit(lambda k: deep.sample_paths(k, 4000, num_features=32)(X[:4]))(jax.random.PRNGKey(3))
+    assert paths.shape == (4000, 4)
+    np.testing.assert_allclose(paths.mean(0), mixture.mean, atol=0.06)
+    np.testing.assert_allclose(paths.var(0) + NOISE**2, mixture.variance, rtol=0.15)
 
 
 def test_natural_gradients_for_the_last_layer(problem):

@@ -104,7 +104,23 @@ EXAMPLES = {
     "survival": ["Exponential", "Weibull", "Gamma", "LogNormal", "censored as relapses", "censored thrown away"],
     "digits": ["SVGP, softmax, Adam", "SVGP, softmax", "SOLVE-GP, softmax", "SOLVE-GP, robust-max"],
     "multitask": ["independent", "LMC", "ICM"],
+    "deep": [
+        "1 layer, SVGP(10)",
+        "1 layer, SVGP(10), tight",
+        "2 layers, SVGP(10)",
+        "2 layers, SVGP(10), tight",
+        "2 layers, SOLVE-GP(5+5), tight",
+        "2 layers, SOLVE-GP(10+10), tight",
+    ],
+    "streaming": ["   200", "   400"],
 }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, said", [("thompson", "Thompson"), ("spectral", "Fourier + 2 points")])
+def test_examples_with_tables_of_their_own(name: str, said: str, tmp_path: Path) -> None:
+    assert said in run(f"examples/{name}.py", "--quick", "--out", tmp_path)
+    assert_picture(tmp_path / f"{name}.png")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "counts" else pytest.mark.slow) for n in EXAMPLES])

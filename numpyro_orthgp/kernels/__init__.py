@@ -6,9 +6,11 @@ are called, combined and batched.
 """
 
 from numpyro_orthgp.kernels.base import Constant, Function, Kernel, Product, Restricted, Scaled, Sum
+from numpyro_orthgp.kernels.convolutional import Convolutional
 from numpyro_orthgp.kernels.coregion import Coregion
 from numpyro_orthgp.kernels.dot_product import ArcCosine, Linear, Polynomial
 from numpyro_orthgp.kernels.hyperparameters import hyperparameter, static
+from numpyro_orthgp.kernels.patches import PatchGrid, extract_patches
 from numpyro_orthgp.kernels.stationary import (
     RBF,
     Matern12,
@@ -24,6 +26,7 @@ __all__ = [
     "RBF",
     "ArcCosine",
     "Constant",
+    "Convolutional",
     "Coregion",
     "Function",
     "Kernel",
@@ -31,6 +34,7 @@ __all__ = [
     "Matern12",
     "Matern32",
     "Matern52",
+    "PatchGrid",
     "Periodic",
     "Polynomial",
     "Product",
@@ -40,6 +44,7 @@ __all__ = [
     "Stationary",
     "Sum",
     "White",
+    "extract_patches",
     "hyperparameter",
     "static",
 ]

@@ -147,20 +147,24 @@ class ArcCosine(Kernel):
         weights = per_dimension("weight_variance", self.weight_variance, X)
         return _squared_norm(X, weights) + per_latent("bias_variance", self.bias_variance, X, axes=1)
 
-    def _direction(self, X: Array) -> Array:
-        # The unit vector along (sqrt(w) x, sqrt(b)), shape (..., n, D + 1); zero for a zero vector.
+    def polar(self, X: Array) -> tuple[Array, Array]:
+        """Length and direction of (sqrt(w) x, sqrt(b)), the vector whose inner products and angles the kernel sees.
+
+        :param X: inputs, shape (..., n, D).
+        :return: lengths, shape (..., n), and unit vectors, shape (..., n, D + 1); zero for a zero vector.
+        """
         scaled = X * jnp.sqrt(per_dimension("weight_variance", self.weight_variance, X))
         bias = safe_sqrt(per_latent("bias_variance", self.bias_variance, X))
-        norm = safe_sqrt(self._squared_norm(X))[..., None]
-        batch = norm.shape[:-1]
+        norm = safe_sqrt(self._squared_norm(X))
+        batch = norm.shape
         parts = [jnp.broadcast_to(scaled, (*batch, X.shape[-1])), jnp.broadcast_to(bias, (*batch, 1))]
-        return jnp.concatenate(parts, axis=-1) / jnp.where(norm > 0, norm, 1)
+        return norm, jnp.concatenate(parts, axis=-1) / jnp.where(norm > 0, norm, 1)[..., None]
 
     def _order0(self, X1: Array, X2: Array) -> Array:
         # theta = 2 atan(|a - b| / |a + b|) for unit vectors: accurate at all angles. arccos, or any rounding
         # of products, would leave sqrt(eps) on the diagonal.
-        a = self._direction(X1)
-        b = a if X2 is X1 else self._direction(X2)
+        a = self.polar(X1)[1]
+        b = a if X2 is X1 else self.polar(X2)[1]
         one, eps = jnp.ones((), a.dtype), jnp.finfo(a.dtype).eps
         opposite2 = squared_distance_by_differences(a, b, one)
         adjacent2 = squared_distance_by_differences(a, -b, one)

@@ -74,6 +74,8 @@ def sample(q: Whitened, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) ->
     noise = jax.random.normal(rng_key, sample_shape + q.loc.shape, q.loc.dtype)
     if q.covariance == "full":
         return q.loc + jnp.einsum("...km,...m->...k", q.scale, noise, precision=PRECISION)
+    if q.covariance == "value":
+        return jnp.broadcast_to(q.loc, noise.shape)
     return q.loc + (noise if q.scale is None else q.scale * noise)
 
 

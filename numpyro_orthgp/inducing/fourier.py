@@ -1,0 +1,280 @@
+r"""Inducing variables that are Fourier coefficients of a Matern process on an interval.
+
+Beneath a Matern kernel of order :math:`p - 1/2`, scaled by :math:`v`, is a process with :math:`(\lambda + d/dx)^p f = ` white
+noise of density :math:`v c \lambda^{2p-1}`, :math:`\lambda = \sqrt{2p - 1} / \ell`, whose state :math:`s = (f, f'/\lambda,
+\dots)` of p entries is Markov with covariance :math:`v P`. Its RKHS on :math:`[a, b]` therefore has the inner product
+
+.. math::
+    \langle g, h \rangle = \frac{1}{v} \Big( \frac{1}{c \lambda^{2p-1}} \int_a^b
+        \big(\lambda + \tfrac{d}{dx}\big)^p g \; \big(\lambda + \tfrac{d}{dx}\big)^p h \, dx + s_g(a)^\top P^{-1} s_h(a) \Big)
+
+(for p = 1, 2, 3 what Durrande et al. 2016 and Hensman et al. 2018 write out). For cosines and sines of whole periods the
+integral is diagonal, and what the edge adds has rank p.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.inducing.feature import Feature
+from numpyro_orthgp.inducing.points import InducingPoints
+from numpyro_orthgp.kernels.base import Kernel
+from numpyro_orthgp.kernels.components import Component, component
+from numpyro_orthgp.kernels.hyperparameters import per_dimension
+from numpyro_orthgp.kernels.stationary import Matern12, Matern32, Matern52
+from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.types import Array, KernelLike
+
+__all__ = ["FourierFeatures"]
+
+# For each p: the density c of the white noise, and R with R'R = P^-1, P the covariance of the state.
+_ORDERS: dict[type[Kernel], int] = {Matern12: 1, Matern32: 2, Matern52: 3}
+_DENSITY = {1: 2.0, 2: 4.0, 3: 16 / 3}
+_STATE = {1: np.eye(1), 2: np.eye(2), 3: np.array([[1, 0, -1 / 3], [0, 1 / 3, 0], [-1 / 3, 0, 1]])}
+_ROOT = {p: np.linalg.cholesky(np.linalg.inv(P)).T for p, P in _STATE.items()}
+
+# Where a continuation has faded to zero in any dtype; farther out its polynomial could overflow first.
+_FADED = 1000.0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class FourierFeatures:
+    r"""Variational Fourier features [1]: projections of the function on cosines and sines of an interval.
+
+    .. math::
+        u_m \propto \langle \phi_m, f \rangle, \quad \phi = 1, \cos \omega_1 (x - a), \dots, \sin \omega_1 (x - a), \dots,
+        \quad \omega_m = 2 \pi m / (b - a)
+
+    with the inner product of the RKHS of a `Matern12`, `Matern32` or `Matern52` kernel on :math:`[a, b]`. The covariance with
+    f(x) is :math:`\phi(x)` inside of the interval, and outside its exact continuation :math:`e^{-s} \sum_{k<p} \frac{s^k}{k!}
+    (1 \pm \lambda^{-1} \tfrac{d}{dx})^k \phi(\text{edge})`, s the distance to the edge in units of :math:`1 / \lambda` (f
+    outside depends on f inside through its state at the edge alone).
+
+    Bounds hold for any interval and any data. Waves are periodic, the function is not: however many there are, they leave a
+    residual of rank p (1, 2 or 3 for the three kernels) that fades with the distance from the edges, where it is about half of
+    the variance. So either the interval reaches beyond the data by a few lengthscales, or a few points follow as a second set:
+    with p points or more near an edge, as in ``[FourierFeatures(...), Z]``, the residual on the interval vanishes as
+    ``num_frequencies`` grows.
+
+    In a sum of kernels of single columns each term has features of its own::
+
+        kernel = v0 * Matern32(l0).on(0) + v1 * Matern52(l1).on(1)
+        f = gp("f", kernel, [FourierFeatures(20, 0.0, 1.0, dim=0), FourierFeatures(20, -3.0, 3.0, dim=1)])
+
+    These are independent. Not exploited: that, and that the covariance of a set is diagonal plus rank p; sets go through
+    Cholesky factors of M x M matrices as points do. Each variable is divided by its standard deviation, and so has the variance
+    of f: whitening hides that, but jitter is relative to the mean variance, and those of the raw projections are many orders of
+    magnitude apart.
+
+    :param num_frequencies: number of frequencies above zero; there are 2 ``num_frequencies`` + 1 features.
+    :param lower: lower edge a of the interval, a number known before tracing, units of the inputs.
+    :param upper: upper edge b.
+    :param dim: the input column of the Matern kernel they belong to, as ``kernel.on(dim)`` says it (a kernel on all of
+        one-column inputs is on column 0); ``None`` where the sum has only one Matern kernel of a single column.
+    :param dtype: floating dtype; by default that of the edges, which for Python's numbers is JAX's default.
+    :raises TypeError: if the edges are traced or no numbers, or the dtype is not floating.
+    :raises ValueError: if ``num_frequencies`` is not positive, or the edges are not finite and in order. When used: if the
+        kernel has no such term, or several (two Matern kernels of one column cannot be told apart); beside other Fourier
+        features of the same term.
+
+    **References:**
+
+    1. Hensman, Durrande, Solin. Variational Fourier Features for Gaussian Processes. 2018.
+    2. Durrande, Hensman, Rattray, Lawrence. Detecting Periodicities with Gaussian Processes. 2016. The RKHS of Matern kernels.
+    """
+
+    num_frequencies: int = field(metadata={"static": True})
+    lower: float = field(metadata={"static": True})
+    upper: float = field(metadata={"static": True})
+    _: KW_ONLY
+    dim: int | None = field(default=None, metadata={"static": True})
+    dtype: Any = field(default=None, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        lower, upper = (_edge(name, getattr(self, name)) for name in ("lower", "upper"))
+        if not lower < upper:
+            raise ValueError(f"`lower` must be below `upper`, the edges of the interval; got {lower} and {upper}.")
+        values = {
+            "num_frequencies": check_integer("num_frequencies", self.num_frequencies, 1),
+            "lower": lower,
+            "upper": upper,
+            "dim": None if self.dim is None else check_integer("dim", self.dim),
+            "dtype": floating_dtype(self.dtype, self.lower, self.upper),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def num(self) -> int:
+        return 2 * self.num_frequencies + 1
+
+    def covariance(self, kernel: KernelLike, other: Feature) -> Array:
+        """Covariance with another feature, shape (..., M, M_other); zero with features of an independent term.
+
+        :raises ValueError: if ``other`` are different Fourier features of the same term.
+        """
+        if isinstance(other, InducingPoints):
+            return self.covariance_with_inputs(kernel, other.points)
+        if not isinstance(other, FourierFeatures):
+            return other.covariance(kernel, self).swapaxes(-1, -2)
+        term = self._term(kernel)
+        if _columns(other._term(kernel)) != _columns(term):
+            return jnp.zeros((self.num, other.num), self.dtype)
+        if replace(other, dim=self.dim) != self:
+            raise ValueError(
+                "Two sets of Fourier features on the same column share what they explain; use one with more frequencies, or "
+                f"inducing points as the next set. Got {self} and {other}."
+            )
+        basis = self._basis(term.kernel)
+        diagonal = basis.integral * jnp.eye(self.num, dtype=basis.integral.dtype)
+        return term.scaled(diagonal + matmul(basis.edge, basis.edge.swapaxes(-1, -2)))
+
+    def covariance_with_inputs(self, kernel: KernelLike, X: Array) -> Array:
+        """Covariance with the function at inputs ``X`` (B, D), or (P, B, D), shape (..., M, B).
+
+        :raises ValueError: if the term's kernel sees more than one column, or one that is not there.
+        """
+        term = self._term(kernel)
+        x = term.columns(X)
+        if x.shape[-1] != 1:
+            raise ValueError(
+                f"Fourier features need a {type(term.kernel).__name__} of one column; this one sees all {x.shape[-1]} columns of "
+                f"the inputs. Restrict it: {type(term.kernel).__name__}(lengthscale).on(0)."
+            )
+        a, b, basis = self.lower, self.upper, self._basis(term.kernel)
+        x = x[..., None, :, 0]  # (..., 1, B)
+        inside = self._waves(jnp.clip((x - a) / (b - a), 0, 1))
+        distance = jnp.clip(basis.rate * jnp.maximum(a - x, x - b), 0, _FADED)
+        outside = self._continuation(basis, distance, jnp.sign(x - a))
+        return term.scaled(jnp.where((a <= x) & (x <= b), inside, outside) / basis.deviation)
+
+    @property
+    def _harmonics(self) -> np.ndarray:
+        """The multiple m of each feature: cosines, then sines, shape (M, 1)."""
+        return np.r_[0 : self.num_frequencies + 1, 1 : self.num_frequencies + 1][:, None].astype(self.dtype)
+
+    @property
+    def _even(self) -> np.ndarray:
+        """1 for cosines and 0 for sines, shape (M, 1)."""
+        return (np.arange(self.num) <= self.num_frequencies)[:, None].astype(self.dtype)
+
+    def _basis(self, kernel: Any) -> _Basis:
+        p, even = _ORDERS[type(kernel)], self._even
+        lengthscale = per_dimension("lengthscale", kernel.lengthscale, jnp.zeros((1, 1), self.dtype))
+        rate = np.sqrt(2 * p - 1).astype(self.dtype) / lengthscale
+        length = rate * (self.upper - self.lower)
+        omega = 2 * np.pi * self._harmonics / length
+        share = np.where(self._harmonics == 0, 1, 0.5).astype(self.dtype)  # the mean square of a wave
+        # Of features divided by the root of the integral of the inner product, so that high powers of omega cancel.
+        root = (1 + omega**2) ** (p / 2) * jnp.sqrt(length * share / _DENSITY[p])
+        state = jnp.concatenate([even + 0 * omega, (1 - even) * omega, -even * omega**2][:p], -1)
+        edge = matmul(state / root, jnp.asarray(_ROOT[p].T, self.dtype))
+        norm = jnp.sqrt(1 + jnp.sum(edge**2, -1, keepdims=True))
+        return _Basis(p, rate, omega, root * norm, 1 / norm**2, edge / norm)
+
+    def _waves(self, t: Array) -> Array:
+        """Cosines and sines at a fraction ``t`` (..., 1, B) of the interval, shape (..., M, B)."""
+        cosines, sines = np.split(2 * np.pi * self._harmonics, [self.num_frequencies + 1])
+        return jnp.concatenate([jnp.cos(cosines * t), jnp.sin(sines * t)], -2)
+
+    def _continuation(self, basis: _Basis, s: Array, side: Array) -> Array:
+        """Outside of the interval: the covariances as they decay with the distance ``s`` (..., 1, B) from the edge, on one side.
+
+        They solve the equation of the process from its state at the edge, where all waves are as at zero: the k-th coefficient
+        is the real or imaginary part of (1 + i omega)^k, and seen from the lower edge (``side`` -1) sines run the other way.
+        """
+        even, odd = self._even, (1 - self._even) * side
+        coefficients = [even, even + odd * basis.omega, even * (1 - basis.omega**2) + 2 * odd * basis.omega]
+        powers = [1, s, s**2 / 2]
+        terms = zip(powers[: basis.order], coefficients, strict=False)
+        return jnp.exp(-s) * sum(power * c for power, c in terms)
+
+    def _term(self, kernel: KernelLike) -> Component:
+        of = "of a single column" if self.dim is None else f"of column {self.dim}"
+        example = f"variance * Matern32(lengthscale).on({self.dim or 0})"
+        return component(
+            kernel,
+            self._matches,
+            f"FourierFeatures(dim={self.dim}) need a kernel with exactly one term Matern12, Matern32 or Matern52 {of}, such as "
+            f"{example}",
+        )
+
+    def _matches(self, term: Component) -> bool:
+        if type(term.kernel) not in _ORDERS:
+            return False
+        columns = _columns(term)
+        return len(columns) == 1 and self.dim in (None, columns[0])
+
+
+class _Basis(NamedTuple):
+    """The features under one kernel of unit variance, M of them; a leading axis P with hyperparameters per latent function.
+
+    :param order: p.
+    :param rate: lambda, shape () or (1,), or (P, 1, 1).
+    :param omega: frequencies in units of lambda, shape (..., M, 1).
+    :param deviation: root of <phi, phi>, what each feature is divided by, shape (..., M, 1).
+    :param integral: what the integral contributes to their covariance: its diagonal, shape (..., M, 1).
+    :param edge: what the edge contributes: factors E of E E', shape (..., M, p).
+    """
+
+    order: int
+    rate: Array
+    omega: Array
+    deviation: Array
+    integral: Array
+    edge: Array
+
+
+def check_integer(name: str, value: Any, least: int | None = None) -> int:
+    """``value`` as an integer, of at least ``least``.
+
+    :raises ValueError: if it is none.
+    """
+    number = operator.index(value) if hasattr(value, "__index__") else None
+    if number is None or (least is not None and number < least):
+        raise ValueError(
+            f"`{name}` must be an integer{'' if least is None else f' of at least {least}'}; got {value!r}."
+        )
+    return number
+
+
+def floating_dtype(dtype: Any, *values: Any) -> Any:
+    """``dtype`` as a dtype; if it is ``None``, that of the ``values``, which for Python's numbers is JAX's default.
+
+    :raises TypeError: if it is not floating.
+    """
+    dtype = jnp.result_type(*values, 1.0) if dtype is None else jnp.dtype(dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"`dtype` must be a floating dtype; got {dtype}.")
+    return dtype
+
+
+def _edge(name: str, value: Any) -> float:
+    if not is_concrete(value):
+        raise TypeError(
+            f"`{name}` must be a number known before tracing; got a traced value. Compute the interval outside of the model, from "
+            "all of the data: FourierFeatures(M, float(X.min()) - margin, float(X.max()) + margin)."
+        )
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"`{name}` must be a number, an edge of the interval; got {type(value).__name__}.") from error
+    if not np.isfinite(number):
+        raise ValueError(f"`{name}` must be finite; got {number}.")
+    return number
+
+
+def _columns(term: Component) -> tuple[int, ...]:
+    """The columns that a term's kernel sees, by the numbers the user gave; (0,) where it is not restricted."""
+    columns: Any = np.array([term.restrictions[0].dims if term.restrictions else (0,)])
+    for restriction in term.restrictions[1:]:
+        columns = restriction.columns(columns)
+    return tuple(columns[0].tolist())

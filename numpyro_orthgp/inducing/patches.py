@@ -1,0 +1,89 @@
+"""Inducing variables of convolutional GPs: values of the patch response function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.inducing.feature import Feature
+from numpyro_orthgp.kernels.components import Component, component
+from numpyro_orthgp.kernels.convolutional import Convolutional
+from numpyro_orthgp.types import Array, KernelLike
+
+__all__ = ["InducingPatches"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class InducingPatches:
+    r"""Inducing variables :math:`u = g(Z)` of a convolutional GP, g the patch response function (van der Wilk et al. 2017).
+
+    ::
+
+        patches = numpyro.param("patches", patches)
+        f = gp("f", variance * kernels.Convolutional(kernels.RBF(3.0), image_shape=(28, 28), patch_shape=(5, 5)),
+               InducingPatches(patches))
+
+    They belong to the one term of the kernel that is :class:`~numpyro_orthgp.kernels.Convolutional`, scaled or not, with patches of
+    as many entries as these: in a sum, other terms are independent of them, and another set, of points, may see those. Their
+    covariances are Eqs. 28 and 29 of Shi et al. 2020; sets of patches of two such terms are independent.
+
+    :param patches: Z, shape (M, d), in the units of the images' pixels.
+    :param locations: rows and columns of the patches' upper left corners in pixels, shape (M, 2); for a kernel with ``location``,
+        and only for that. Need not be integers, and can be learned too.
+    :raises TypeError: from :func:`~numpyro_orthgp.gp`, if the arrays are not floating.
+    :raises ValueError: from :func:`~numpyro_orthgp.gp`, if shapes are wrong, ``locations`` are missing or not asked for, or the
+        kernel has no such term, or several.
+    """
+
+    patches: Array
+    locations: Array | None = None
+
+    @property
+    def num(self) -> int:
+        return self.patches.shape[-2]
+
+    @property
+    def dtype(self) -> Any:
+        return self.patches.dtype
+
+    def covariance(self, kernel: KernelLike, other: Feature) -> Array:
+        if not isinstance(other, InducingPatches):
+            # What is known of another feature is its covariance with inputs; for points that is all there is to know.
+            points = getattr(other, "points", None)
+            if points is None:
+                raise TypeError(f"The covariance of InducingPatches with {type(other).__name__} is not known.")
+            return self.covariance_with_inputs(kernel, points)
+        term = self._term(kernel)
+        if other.patches.shape[-1:] != self.patches.shape[-1:]:
+            other._term(kernel)
+            return jnp.zeros((self.num, other.num), self.dtype)
+        return term.scaled(term.kernel.patch_kernel(self.patches, other.patches, self.locations, other.locations))
+
+    def covariance_with_inputs(self, kernel: KernelLike, X: Array) -> Array:
+        term = self._term(kernel)
+        return term.scaled(term.kernel.patch_covariance(self.patches, term.columns(X), self.locations))
+
+    def _term(self, kernel: KernelLike) -> Component:
+        """The term of the kernel that the patches belong to, once they fit it."""
+        patches = check_inputs("patches", self.patches)
+        d = patches.shape[1]
+        term = component(
+            kernel,
+            lambda c: isinstance(c.kernel, Convolutional) and c.kernel.grid.patch_dim == d,
+            f"InducingPatches of shape {patches.shape} need one term `kernels.Convolutional` whose patches have {d} entries",
+        )
+        if (term.kernel.location is None) != (self.locations is None):
+            raise ValueError(
+                "InducingPatches need `locations` of shape (M, 2) exactly if the kernel has a `location`; got "
+                f"locations {'missing' if self.locations is None else 'given'} and location={term.kernel.location}."
+            )
+        if self.locations is not None and check_inputs("locations", self.locations, 2).shape[0] != self.num:
+            raise ValueError(
+                f"`locations` must have shape (M, 2) with M = {self.num} to match `patches`; got {self.locations.shape}."
+            )
+        return term

@@ -1,0 +1,125 @@
+"""Inducing variables that are coefficients of spherical harmonics, for arc-cosine kernels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_orthgp.inducing.feature import Feature
+from numpyro_orthgp.inducing.fourier import FourierFeatures, check_integer, floating_dtype
+from numpyro_orthgp.inducing.points import InducingPoints
+from numpyro_orthgp.kernels.components import Component, component
+from numpyro_orthgp.kernels.dot_product import ArcCosine
+from numpyro_orthgp.math.harmonics import arc_cosine_eigenvalue, harmonics, num_harmonics
+from numpyro_orthgp.types import Array, KernelLike
+
+__all__ = ["SphericalHarmonics"]
+
+# Beyond this the M x M matrices, and the choice of directions, cost more than the harmonics are worth.
+MAX_HARMONICS = 2048
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SphericalHarmonics:
+    r"""Coefficients of spherical harmonics [1] of a function with an `ArcCosine` kernel.
+
+    The kernel sees an input as :math:`\tilde x = (\sqrt{w} x, \sqrt{b})` in :math:`R^{D+1}`, and its functions are :math:`f(x)
+    = |\tilde x|^n g(\tilde x / |\tilde x|)`, n its order, g a function on the unit sphere. With orthonormal harmonics and the
+    eigenvalues :math:`\lambda_l` of the kernel on the sphere
+
+    .. math::
+        f(x) = |\tilde x|^n \sum_{lk} \sqrt{\lambda_l}\, u_{lk}\, \phi_{lk}(\tilde x / |\tilde x|), \qquad \mathrm{cov}(u) = v I
+
+    with v the factors in front of the kernel. The :math:`\lambda_l`, and the directions that span the harmonics, depend on D and n
+    alone and are computed once, in float64. Degrees whose eigenvalue is zero have no features: for order 0 the even ones from
+    2, for order 1 the odd ones from 3, for order 2 the even ones from 4.
+
+    The number of harmonics of a degree grows as its power D - 1: this is for few input dimensions, at most 8 or so. A following
+    set of points, ``[SphericalHarmonics(...), Z]``, takes up what higher degrees would explain where the data are [2]. With the
+    features alone the covariance is diagonal, which the general machinery does not exploit: it factorizes it as any other.
+
+    :param num_dims: number D of input columns that the kernel sees.
+    :param max_degree: the highest degree of harmonics.
+    :param order: order n of the kernel.
+    :param dtype: floating dtype, that of the inputs; by default JAX's default.
+    :raises ValueError: for values that are not in range, or more than 2048 harmonics. When used: if the kernel has no term
+        ``ArcCosine(order)``, or several; for inputs with another number of columns.
+    :raises TypeError: if the dtype is not floating.
+
+    **References:**
+
+    1. Dutordoir, Durrande, Hensman. Sparse Gaussian Processes with Spherical Harmonic Features. 2020.
+    2. Tiao, Dutordoir, Picheny. Spherical Inducing Features for Orthogonally-Decoupled Gaussian Processes. 2023.
+    """
+
+    num_dims: int = field(metadata={"static": True})
+    max_degree: int = field(metadata={"static": True})
+    _: KW_ONLY
+    order: int = field(default=1, metadata={"static": True})
+    dtype: Any = field(default=None, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_dims", 1), ("max_degree", 0), ("order", 0)):
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), least))
+        if self.order > 2:
+            raise ValueError(f"`order` must be 0, 1 or 2, that of the ArcCosine kernel; got {self.order}.")
+        object.__setattr__(self, "dtype", floating_dtype(self.dtype))
+        if self.num > MAX_HARMONICS:
+            raise ValueError(
+                f"There are {self.num} harmonics up to degree {self.max_degree} for inputs with D = {self.num_dims}; at most "
+                f"{MAX_HARMONICS} are practical. Take a lower `max_degree`, and inducing points as the next set."
+            )
+
+    @property
+    def num(self) -> int:
+        return sum(num_harmonics(degree, self.num_dims + 1) for degree, _ in self._spectrum)
+
+    def covariance(self, kernel: KernelLike, other: Feature) -> Array:
+        """Covariance with another feature, shape (..., M, M_other); zero with features of an independent term.
+
+        :raises TypeError: if ``other`` are neither points nor Fourier features nor spherical harmonics.
+        """
+        if isinstance(other, InducingPoints):
+            return self.covariance_with_inputs(kernel, other.points)
+        term = self._term(kernel)
+        if not isinstance(other, (SphericalHarmonics, FourierFeatures)):
+            raise TypeError(f"The covariance of SphericalHarmonics with {type(other).__name__} is not known.")
+        if isinstance(other, FourierFeatures) or other.order != self.order:
+            return jnp.zeros((self.num, other.num), self.dtype)
+        # Features of lower degree are the first ones of those of a higher one.
+        return term.scaled(jnp.eye(self.num, other.num, dtype=self.dtype))
+
+    def covariance_with_inputs(self, kernel: KernelLike, X: Array) -> Array:
+        """Covariance with the function at inputs ``X`` (B, D), or (P, B, D), shape (..., M, B).
+
+        :raises ValueError: if the kernel sees another number of columns than ``num_dims``.
+        """
+        term = self._term(kernel)
+        columns = term.columns(X)
+        if columns.shape[-1] != self.num_dims:
+            raise ValueError(
+                f"SphericalHarmonics(num_dims={self.num_dims}, ...) need an ArcCosine kernel that sees D = {self.num_dims} "
+                f"columns of the inputs; it sees {columns.shape[-1]}."
+            )
+        length, direction = term.kernel.polar(columns)
+        parts = [math.sqrt(eigenvalue) * harmonics(degree, direction) for degree, eigenvalue in self._spectrum]
+        return term.scaled(length[..., None, :] ** self.order * jnp.concatenate(parts, -2))
+
+    @property
+    def _spectrum(self) -> list[tuple[int, float]]:
+        """Degrees and their eigenvalues, where these are not zero."""
+        degrees = range(self.max_degree + 1)
+        pairs = [(degree, arc_cosine_eigenvalue(degree, self.num_dims + 1, self.order)) for degree in degrees]
+        return [pair for pair in pairs if pair[1] > 0]
+
+    def _term(self, kernel: KernelLike) -> Component:
+        return component(
+            kernel,
+            lambda term: isinstance(term.kernel, ArcCosine) and term.kernel.order == self.order,
+            f"SphericalHarmonics(order={self.order}) need a kernel with exactly one term ArcCosine(order={self.order})",
+        )

@@ -1,0 +1,316 @@
+r"""Random functions with a given covariance, as finite sums of random features: evaluated at any input, at any time.
+
+A kernel is multiplied out to a sum of products of elementary kernels. Each product :math:`k` becomes an independent sum
+
+.. math:: f(x) = \frac{1}{\sqrt L} \sum_{l=1}^L a_l\, \phi_l(x), \qquad E[\phi_l(x)\, \phi_l(y)] = k(x, y)
+
+whose amplitudes :math:`a_l` have mean 0 and variance 1, independent of the features :math:`\phi_l`. Every function draws features
+of its own, so mean and covariance are exactly those of the process for *any* L. Only the higher moments depend on L: they
+become Gaussian as it grows (the excess kurtosis falls as 1 / L). Features of a product are products of features of its parts.
+
+=========================================  =====================================================================================
+kernel                                     one feature
+=========================================  =====================================================================================
+`RBF`, `Matern12`, `Matern32`, `Matern52`  :math:`\sqrt2 \cos(w^\top x + b)` with uniform phase, the frequency w from the spectral
+                                           density [1]: normal; multivariate Student t with :math:`2 \nu` degrees of freedom
+`RationalQuadratic`                        the same, w normal with a Gamma-distributed variance
+`Periodic`                                 the same, :math:`w_d = 2 \pi n_d / p_d`, :math:`n_d` the difference of two Poisson
+                                           variables with rate :math:`1 / (2 \ell_d^2)`: its Fourier coefficients
+                                           :math:`e^{-1/\ell^2} I_n(1/\ell^2)` are probabilities of that (Skellam) distribution
+`Linear`, `Polynomial`                     one random affine function for each factor
+`ArcCosine`                                :math:`\sqrt2 \max(0, w^\top x + b)^n`: a random unit of the layer that defines it
+`Coregion`                                 :math:`W g + \sqrt\kappa\, h` looked up at the task, g and h standard normal
+`Constant`                                 1
+`Convolutional`                            the weighted sum over patches of a random function of a patch, see
+                                           :mod:`numpyro_orthgp.kernels.patch_features`
+=========================================  =====================================================================================
+
+Stationary factors of a product share one cosine: their frequencies add. With :math:`a_l \sqrt2` Rayleigh-distributed for cosines,
+the value at a single input is exactly Gaussian (as with pairs of sine and cosine, at half the cost); so is everything
+about `Constant`, `Linear` and `Coregion` where they stand alone.
+
+Draws are differentiable with respect to hyperparameters, except for the lengthscale of `Periodic`, which enters through whole
+numbers.
+
+**References:**
+
+1. Rahimi, Recht. Random Features for Large-Scale Kernel Machines. 2007.
+2. Cho, Saul. Kernel Methods for Deep Learning. 2009.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.kernels.base import Constant, Function, Product, Restricted, Scaled, Sum
+from numpyro_orthgp.kernels.coregion import Coregion
+from numpyro_orthgp.kernels.dot_product import ArcCosine, Linear, Polynomial
+from numpyro_orthgp.kernels.hyperparameters import as_array, per_dimension, per_latent
+from numpyro_orthgp.kernels.spectral import FREQUENCIES, Draw
+from numpyro_orthgp.kernels.white import White
+from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_sqrt
+from numpyro_orthgp.types import Array, KernelLike, PRNGKey
+
+__all__ = ["Draw", "RandomFunctions", "draw_functions", "register"]
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "cosine": jnp.cos,
+    "affine": lambda a: a,
+    "rectified 0": lambda a: math.sqrt(2) * (a > 0).astype(a.dtype),
+    "rectified 1": lambda a: math.sqrt(2) * jnp.maximum(a, 0),
+    "rectified 2": lambda a: math.sqrt(2) * jnp.square(jnp.maximum(a, 0)),
+}
+
+
+class Factor(Protocol):
+    """Features of one factor of a product of kernels: a pytree, whose leaves have the batch axes first."""
+
+    @property
+    def width(self) -> int: ...
+
+    def __call__(self, X: Array) -> Array: ...
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Ridge:
+    """Features :math:`g(w_l^T x + b_l)`.
+
+    :param weights: w, shape (..., L, D).
+    :param offsets: b, shape (..., L).
+    :param activation: the name of g.
+    """
+
+    weights: Array
+    offsets: Array
+    activation: str = field(metadata={"static": True})
+
+    @property
+    def width(self) -> int:
+        """Numbers that one input takes."""
+        return self.weights.shape[-2]
+
+    def __call__(self, X: Array) -> Array:
+        activate = _ACTIVATIONS[self.activation]
+        return activate(matmul(X, jnp.swapaxes(self.weights, -1, -2)) + self.offsets[..., None, :])
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Table:
+    """Features that are a value for each task.
+
+    :param values: shape (..., L, T).
+    :param column: which column of the inputs holds the index of the task.
+    """
+
+    values: Array
+    column: int = field(metadata={"static": True})
+
+    @property
+    def width(self) -> int:
+        """Numbers that one input takes."""
+        return sum(self.values.shape[-2:])
+
+    def __call__(self, X: Array) -> Array:
+        tasks = jnp.arange(self.values.shape[-1], dtype=X.dtype)
+        task = jnp.clip(jnp.round(X[..., self.column, None]), 0, len(tasks) - 1)  # as `Coregion` reads it
+        return matmul((task == tasks).astype(X.dtype), jnp.swapaxes(self.values, -1, -2))
+
+
+class Term(NamedTuple):
+    r"""The function :math:`\sum_l a_l \prod_j \phi_{jl}(x)`.
+
+    :param amplitudes: a, shape (..., L), what normalizes the sum included.
+    :param factors: the features :math:`\phi_j` of each factor; each maps inputs (..., B, D) to (..., B, L).
+    """
+
+    amplitudes: Array
+    factors: tuple[Factor, ...]
+
+    def __call__(self, X: Array) -> Array:
+        features = math.prod((factor(X) for factor in self.factors), start=jnp.ones((*X.shape[:-1], 1), X.dtype))
+        return jnp.einsum("...bl,...l->...b", features, self.amplitudes, precision=PRECISION)
+
+
+class RandomFunctions(NamedTuple):
+    """Functions drawn from a Gaussian process prior; what `draw_functions` returns. Every leaf has the batch axes first.
+
+    :param terms: independent functions that are added.
+    """
+
+    terms: tuple[Term, ...]
+
+    @property
+    def width(self) -> int:
+        """Numbers that one input of one function takes to compute."""
+        return max(sum((factor.width for factor in term.factors), start=1) for term in self.terms)
+
+    def __call__(self, X: Array) -> Array:
+        """Values at inputs.
+
+        :param X: shape (..., B, D), leading axes broadcast against the batch.
+        :return: shape (*batch, B).
+        """
+        return sum((term(X) for term in self.terms[1:]), start=self.terms[0](X))
+
+
+def draw_functions(
+    rng_key: PRNGKey, kernel: KernelLike, batch: tuple[int, ...], num_dims: int, *, num_features: int, dtype: Any
+) -> RandomFunctions:
+    """Functions with mean zero and exactly the covariance ``kernel``, each with random features of its own.
+
+    :param kernel: made of the kernels named above by ``+``, ``*``, scaling and ``.on``; if hyperparameters have a leading axis
+        of P, ``batch`` must end with P.
+    :param batch: shape of the independent draws.
+    :param num_dims: number of input dimensions D.
+    :param num_features: L, for each product of elementary kernels.
+    :param dtype: of the inputs.
+    :raises TypeError: for kernels whose random features are not known, and for `White`.
+    """
+    summands = _multiplied_out(kernel, np.arange(num_dims))
+    keys = jax.random.split(rng_key, len(summands))
+    draws = [Draw(key, batch, num_features, 1, np.arange(num_dims), num_dims, jnp.dtype(dtype)) for key in keys]
+    return RandomFunctions(tuple(map(_draw_term, summands, draws)))
+
+
+class _Summand(NamedTuple):
+    """One summand of a kernel: a product of elementary kernels, with the columns that each sees, and of variances."""
+
+    kernels: tuple[tuple[Any, Any], ...] = ()
+    variances: tuple[Any, ...] = ()
+
+    def times(self, other: _Summand) -> _Summand:
+        return _Summand(self.kernels + other.kernels, self.variances + other.variances)
+
+    @property
+    def single(self) -> bool:
+        """Whether the function itself is its one feature."""
+        return len(self.kernels) == 1 and type(self.kernels[0][0]) in _SINGLE
+
+
+def _multiplied_out(kernel: Any, columns: Any) -> list[_Summand]:
+    kind = type(kernel)  # not subclasses, which may compute something else
+    if kind is Sum:
+        return _multiplied_out(kernel.left, columns) + _multiplied_out(kernel.right, columns)
+    if kind is Product:
+        right = _multiplied_out(kernel.right, columns)
+        return [a.times(b) for a in _multiplied_out(kernel.left, columns) for b in right]
+    if kind is Scaled:
+        return [s.times(_Summand((), (kernel.variance,))) for s in _multiplied_out(kernel.kernel, columns)]
+    if kind is Restricted:
+        return _multiplied_out(kernel.kernel, kernel.columns(columns))
+    if kind is Constant:
+        return [_Summand((), (kernel.value,))]
+    if kind is Polynomial and kernel.degree == 1:
+        return [_Summand(((Linear(kernel.variance), columns),)), _Summand((), (kernel.offset,))]
+    _check_known(kernel)
+    return [_Summand(((kernel, columns),))]
+
+
+def _check_known(kernel: Any) -> None:
+    instead = "For draws at inputs that are known in advance use f.joint(X).sample(rng_key)."
+    if type(kernel) is White:
+        raise TypeError(
+            "A path needs a kernel without White: white noise has an independent value at every input and cannot be drawn as a "
+            f"function. Leave it to the likelihood's noise. {instead}"
+        )
+    if type(kernel) not in FREQUENCIES and type(kernel) not in _FEATURES:
+        known = ", ".join(sorted(kind.__name__ for kind in (*FREQUENCIES, *_FEATURES, Constant)))
+        name = kernel.function if isinstance(kernel, Function) else type(kernel).__name__
+        raise TypeError(
+            f"A path needs random features of every part of the kernel, and of {name} none are known; known are {known}, and their "
+            f"sums, products, multiples and restrictions to columns. {instead}"
+        )
+
+
+def _draw_term(summand: _Summand, draw: Draw) -> Term:
+    if summand.single:
+        draw = draw._replace(num_features=1, num_inner_features=draw.num_features)
+    elif not summand.kernels:
+        draw = draw._replace(num_features=1)
+    own_key, phase_key, *keys = jax.random.split(draw.rng_key, 2 + len(summand.kernels))
+    frequencies, factors = [], []
+    for (kernel, columns), key in zip(summand.kernels, keys, strict=True):
+        part = draw._replace(rng_key=key, columns=columns)
+        if type(kernel) in FREQUENCIES:
+            frequencies.append(part.embed(FREQUENCIES[type(kernel)](kernel, part)))
+        else:
+            factors += _FEATURES[type(kernel)](kernel, part)
+    if frequencies:
+        phases = jax.random.uniform(phase_key, draw.shape, draw.dtype, maxval=2 * math.pi)
+        factors.append(Ridge(sum(frequencies[1:], start=frequencies[0]), phases, "cosine"))
+        amplitudes = jax.random.rayleigh(own_key, 1.0, draw.shape, draw.dtype)
+    elif summand.single:
+        amplitudes = jnp.ones(draw.shape, draw.dtype)
+    else:
+        amplitudes = jax.random.normal(own_key, draw.shape, draw.dtype)
+    for variance in summand.variances:
+        amplitudes = amplitudes * safe_sqrt(per_latent("variance", variance, amplitudes, axes=1))
+    return Term(amplitudes / math.sqrt(draw.num_features), tuple(factors))
+
+
+# Features of other kernels: (kernel, draw) -> the factors whose product is the feature.
+
+Rule = Callable[[Any, Draw], list[Factor]]
+
+
+def _affine(draw: Draw, variance: Any, offset: Any, activation: str = "affine") -> Ridge:
+    """Ridge functions of random affine functions with covariance x' diag(variance) y + offset."""
+    z, b = draw.normals(len(draw.columns), 1)
+    weights = draw.embed(safe_sqrt(per_dimension("variance", variance, z)) * z)
+    return Ridge(weights, (safe_sqrt(per_latent("offset", offset, b)) * b)[..., 0], activation)
+
+
+def _linear(kernel: Linear, draw: Draw) -> list[Factor]:
+    return [_affine(draw, kernel.variance, 0.0)]
+
+
+def _polynomial(kernel: Polynomial, draw: Draw) -> list[Factor]:
+    keys = jax.random.split(draw.rng_key, kernel.degree)
+    return [_affine(draw._replace(rng_key=key), kernel.variance, kernel.offset) for key in keys]
+
+
+def _arc_cosine(kernel: ArcCosine, draw: Draw) -> list[Factor]:
+    return [_affine(draw, kernel.weight_variance, kernel.bias_variance, f"rectified {kernel.order}")]
+
+
+def _coregion(kernel: Coregion, draw: Draw) -> list[Factor]:
+    W, kappa = as_array(kernel.W, draw.dtype), as_array(kernel.kappa, draw.dtype)
+    g, h = draw.normals(W.shape[-1], W.shape[-2])
+    own = safe_sqrt(kappa if kappa.ndim < 2 else kappa[:, None, :]) * h
+    return [Table(matmul(g, jnp.swapaxes(W, -1, -2)) + own, int(draw.columns[0]))]
+
+
+_FEATURES: dict[type, Rule] = {
+    Linear: _linear,
+    Polynomial: _polynomial,
+    ArcCosine: _arc_cosine,
+    Coregion: _coregion,
+}
+_SINGLE: set[type] = {Linear, Coregion}
+
+
+def register(kind: type, *, single: bool = False) -> Callable[[Rule], Rule]:
+    """Decorator: make known the random features of a kernel class.
+
+    The rule that it decorates maps a kernel and a :class:`Draw` to a list of factors phi_j with
+    E[prod_j phi_jl(x) prod_j phi_jl(y)] = k(x, y) for each l, independent of each other for different l.
+
+    :param single: whether a function of this kernel alone, in no product, is one feature of ``draw.num_inner_features`` others.
+    """
+
+    def decorate(rule: Rule) -> Rule:
+        _FEATURES[kind] = rule
+        if single:
+            _SINGLE.add(kind)
+        return rule
+
+    return decorate

@@ -1,0 +1,116 @@
+"""A function of patches evaluated all over images, which gives images again: the layers of deep convolutional GPs."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.kernels.hyperparameters import as_array
+from numpyro_orthgp.kernels.patches import MAX_ENTRIES, PatchGrid, map_blocks
+from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.math.linalg import PRECISION
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
+
+__all__ = ["patchwise", "patchwise_mean"]
+
+
+def patchwise(
+    f: GPFunction,
+    X: ArrayLike,
+    *,
+    image_shape: tuple[int, ...],
+    patch_shape: tuple[int, int],
+    stride: int | tuple[int, int] = 1,
+    max_entries: int = MAX_ENTRIES,
+) -> Marginals:
+    r"""Evaluate a function of patches at every patch of every image (Blomqvist et al. 2018; Shi et al. 2020, App. G).
+
+    The outputs are images again, of shape (rows, columns, C') with C' the functions of ``f``, flattened row-major, channel
+    fastest. A deep convolutional GP draws from them and goes on, doubly stochastic::
+
+        f1 = gp("f1", kernels.RBF(5.0), Z1, num_latents=10)                     # Z1: patches, shape (M, 5 * 5 * 3)
+        k2 = kernels.Convolutional(kernels.RBF(5.0), image_shape=(28, 28, 10), patch_shape=(5, 5))
+        f2 = gp("f2", k2, InducingPatches(Z2))                                  # Z2: shape (M, 5 * 5 * 10)
+        with numpyro.plate("data", N, subsample_size=len(X)):
+            h = patchwise(f1, X, image_shape=(32, 32, 3), patch_shape=(5, 5)) + patchwise_mean(X, ...)
+            numpyro.sample("y", likelihoods.Gaussian(f2(h.sample()), noise), obs=y)
+
+    Draws are point by point while fitting with a guide of ours, and joint over all B P patches elsewhere, as those of ``f(X)`` are;
+    such draws have a limit of 8192 patches, and where a batch has more the model has to say ``patchwise(...).independent()``.
+    Under a tightened guide each image is charged for v once per patch and channel. Where more than ``max_entries`` numbers would be
+    held at once, images are computed in blocks, and again for the gradient.
+
+    :param f: a function of patches, d = h w C inputs in the order row, column, channel.
+    :param X: images, flattened row-major, channel fastest, shape (B, H W C).
+    :param image_shape: (H, W) or (H, W, C).
+    :param patch_shape: (h, w).
+    :param stride: steps between patches in pixels, an integer or (rows, columns).
+    :param max_entries: how many numbers of size inducing variables times functions times patches may be held at once.
+    :return: marginals of shape (B, P C') for P patches, as if they were independent functions.
+    :raises TypeError: if ``X`` is not floating, or of another dtype than the inducing variables.
+    :raises ValueError: if sizes do not fit each other; from a joint draw, at more than 8192 patches.
+    """
+    grid = PatchGrid.checked(image_shape, patch_shape, stride)
+    X = check_inputs("X", X)
+    channels = 1 if f.num_latents is None else f.num_latents
+    per_image = grid.num_patches * channels * sum(s.num for s in f.features)
+
+    def moments(images: Array) -> tuple[Array, Array, Array]:
+        m = f(_rows_of_patches(grid, images))
+        # Of each patch all channels: row-major, channel fastest.
+        mean, explained, residual = (a.reshape(len(images), -1) for a in (m.mean, m.explained, m.residual))
+        return mean, explained, residual
+
+    mean, explained, residual = map_blocks(moments, X, max_entries // per_image)
+    v = f.residual_scale
+    if v is not None:
+        v = jnp.tile(jnp.broadcast_to(v, (channels,)), grid.num_patches)
+    joint = None if f.pointwise else Partial(_draw_images, f, X, grid)
+    return Marginals(mean, explained, residual, None, v, joint, f.names)
+
+
+def patchwise_mean(
+    X: ArrayLike,
+    weights: ArrayLike | None = None,
+    *,
+    image_shape: tuple[int, ...],
+    patch_shape: tuple[int, int],
+    stride: int | tuple[int, int] = 1,
+    average: bool = False,
+) -> Array:
+    """A mean function for :func:`patchwise`: the pixel at the centre of each patch, so that a layer starts as a copy of its input.
+
+    :param X: images, shape (B, H W C).
+    :param weights: how the C' channels of the result mix those of the image, shape (C, C'); ``None`` keeps all C as they are.
+        ``jnp.ones((C, C'))`` sums them, as Blomqvist et al. 2018 do.
+    :param image_shape: (H, W) or (H, W, C).
+    :param patch_shape: (h, w); for an even side the pixel right of, or below, the middle.
+    :param stride: steps between patches in pixels, an integer or (rows, columns).
+    :param average: take the average over the patch instead.
+    :return: shape (B, P C'), in the order of :func:`patchwise`.
+    :raises TypeError: if ``X`` is not floating.
+    :raises ValueError: if sizes do not fit each other.
+    """
+    grid = PatchGrid.checked(image_shape, patch_shape, stride)
+    X = check_inputs("X", X)
+    (height, width), C = grid.patch_shape, grid.image_shape[2]
+    pixels = grid.extract(X).reshape(len(X), grid.num_patches, height * width, C)
+    means = pixels.mean(2) if average else pixels[:, :, height // 2 * width + width // 2]
+    if weights is not None:
+        W = as_array(weights, X.dtype)
+        if W.ndim != 2 or W.shape[0] != C:
+            raise ValueError(f"`weights` must have shape (C, C') with C = {C} channels of the images; got {W.shape}.")
+        means = jnp.einsum("bpc,ck->bpk", means, W, precision=PRECISION)
+    return means.reshape(len(X), -1)
+
+
+def _rows_of_patches(grid: PatchGrid, images: Array) -> Array:
+    """All patches of all images, shape (B P, d)."""
+    return grid.extract(images).reshape(-1, grid.patch_dim)
+
+
+def _draw_images(f: GPFunction, X: Array, grid: PatchGrid, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    # The marginals of all patches as rows know how to draw, and how many they can.
+    return f(_rows_of_patches(grid, X)).draw(rng_key, shape).reshape(*shape, len(X), -1)
