@@ -22,6 +22,8 @@ from numpyro_orthgp.guides import AutoSparseGP as AutoSparseGP
 from numpyro_orthgp.guides import gp_posterior as gp_posterior
 from numpyro_orthgp.guides import latent_inputs_posterior as latent_inputs_posterior
 from numpyro_orthgp.guides import posterior as posterior
+from numpyro_orthgp.images import patchwise as patchwise
+from numpyro_orthgp.images import patchwise_mean as patchwise_mean
 from numpyro_orthgp.inducing import FourierFeatures as FourierFeatures
 from numpyro_orthgp.inducing import InducingPatches as InducingPatches
 from numpyro_orthgp.inducing import InducingPoints as InducingPoints
@@ -37,8 +39,6 @@ from numpyro_orthgp.likelihoods import QuasiMonteCarlo as QuasiMonteCarlo
 from numpyro_orthgp.marginals import Marginals as Marginals
 from numpyro_orthgp.marginals import stack as stack
 from numpyro_orthgp.natural import natural_gradient as natural_gradient
-from numpyro_orthgp.patchwise import patchwise as patchwise
-from numpyro_orthgp.patchwise import patchwise_mean as patchwise_mean
 from numpyro_orthgp.primitives import gp as gp
 from numpyro_orthgp.primitives import latent_inputs as latent_inputs
 from numpyro_orthgp.primitives import orthogonal as orthogonal

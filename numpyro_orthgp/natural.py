@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from numpyro_orthgp.constraints import Natural
 from numpyro_orthgp.math.gaussian import Whitened
@@ -97,11 +96,15 @@ def natural_gradient(
         if ramp_up:
             rate = rate * 10.0 ** (-4 * jnp.maximum(1 - state.step / ramp_up, 0))
         merged = {name: value for part in updates for name, value in part.items()}
+        last: Any = 0.0
         for q in gaussians:
             # One after the other: where two of them run at once, each with a branch, inside `lax.scan`, the CPU runtime of
-            # jaxlib 0.10.2 can come to wait for ever.
-            gradients, merged = lax.optimization_barrier((gradients, merged))
-            merged |= _natural_update(q, params, gradients, rate)
+            # jaxlib 0.10.2 can come to wait for ever. It may drop an `optimization_barrier`, but not a dependency.
+            of_scale = gradients[q.scale].value
+            after_last = Natural(of_scale + 0 * jnp.asarray(last, of_scale.dtype))
+            step = _natural_update(q, params, gradients | {q.scale: after_last}, rate)
+            last = step[q.scale].value.ravel()[0]
+            merged |= step
         return merged, _State(state.step + 1, *states)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -97,8 +97,9 @@ def test_public_names():
         "inputs", "latents", "marginals", "math", "natural", "paths", "plots", "primitives", "prior", "process", "types",
     ])  # fmt: skip
     assert {
-        "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace", "Mixture",
-        "Likelihood", "LogNormal", "NegativeBinomial", "Ordinal", "Poisson", "StudentT", "Transformed", "Weibull", "ZeroInflated",
+        "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace",
+        "Likelihood", "LogNormal", "Mixture", "NegativeBinomial", "Ordinal", "Poisson", "StudentT", "Transformed",
+        "Weibull", "ZeroInflated",
     } <= set(vars(likelihoods))  # fmt: skip
     assert {
         "RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic", "Periodic", "Linear", "Polynomial", "ArcCosine", "Constant",

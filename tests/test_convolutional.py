@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +17,8 @@ from numpyro.infer import Predictive, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.images import patchwise, patchwise_mean
 from numpyro_orthgp.inducing import InducingPatches, InducingPoints
-from numpyro_orthgp.patchwise import patchwise, patchwise_mean
 from tests import oracles, problems
 from tests.test_architecture import all_equations
 
@@ -458,6 +459,25 @@ def test_joint_draws_are_of_functions(deep, layer):
     many = jax.eval_shape(lambda f: patchwise(f, jnp.ones((1025, D)), **WHERE), layer)
     with pytest.raises(ValueError, match="joint draw at B = 8200 inputs"):
         jax.eval_shape(lambda m: m.draw(jax.random.PRNGKey(0)), many)
+
+
+@pytest.mark.parametrize("max_entries", [2**20, 100], ids=["whole", "blocks"])
+def test_draws_while_fitting_share_inducing_variables_in_an_image(deep, layer, max_entries):
+    params, X, _, sets = deep
+    f = dataclasses.replace(layer, pointwise=True)
+    draws = jax.jit(lambda f, k: patchwise(f, X[:2], **WHERE, max_entries=max_entries).draw(k, (20000,)))(
+        f, jax.random.PRNGKey(0)
+    )
+    k, pieces = dense(False, 1.0, LENGTHSCALE), patches(np.concatenate([cut(x)[0] for x in X[:2]]))
+    for channel in range(2):
+        T = np.asarray(params["f1.u0_scale_tril"][channel])
+        q = [oracles.WhitenedSet(patches(sets["Z1"]), np.asarray(params["f1.u0_loc"][channel]), T @ T.T)]
+        mean, total = oracles.q_f(k, q, pieces, jitter=1e-10)
+        residual = oracles.residual_covariance(k, q, pieces, jitter=1e-10)
+        same_image = np.kron(np.eye(2), np.ones((8, 8)))
+        values = np.asarray(draws).reshape(20000, 16, 2)[..., channel]
+        assert_allclose(values.mean(0), mean, atol=0.04)
+        assert_allclose(np.cov(values.T), same_image * (total - residual) + np.diag(np.diag(residual)), atol=0.08)
 
 
 @pytest.mark.parametrize("max_entries", [2**20, 100], ids=["whole", "blocks"])

@@ -134,18 +134,18 @@ def extract_patches(
     return PatchGrid.checked(image_shape, patch_shape, stride, colour).extract(check_inputs("X", X))
 
 
-def map_blocks(function: Callable[[Array], Any], X: Array, size: int) -> Any:
-    """``function(X)``, computed for ``size`` rows at a time, and again for the gradient, so that memory is that of a block.
+def map_blocks(function: Callable[[Any], Any], rows: Any, size: int) -> Any:
+    """``function(rows)``, computed for ``size`` rows at a time, and again for the gradient, so that memory is that of a block.
 
     :param function: takes rows (b, ...) to arrays (b, ...), each row for itself.
-    :param X: shape (B, ...).
+    :param rows: an array of shape (B, ...), or several in a pytree.
     """
-    B = X.shape[0]
+    B = jax.tree.leaves(rows)[0].shape[0]
     if size >= B:
-        return function(X)
+        return function(rows)
     num = -(-B // max(size, 1))
     size = -(-B // num)
-    blocks = jnp.concatenate([X, X[: num * size - B]]).reshape(num, size, *X.shape[1:])
+    blocks = jax.tree.map(lambda X: jnp.concatenate([X, X[: num * size - B]]).reshape(num, size, *X.shape[1:]), rows)
     values = lax.map(jax.checkpoint(function, prevent_cse=False), blocks)
     return jax.tree.map(lambda v: v.reshape(num * size, *v.shape[2:])[:B], values)
 

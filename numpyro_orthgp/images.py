@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.grouped import draw_grouped
 from numpyro_orthgp.kernels.hyperparameters import as_array
 from numpyro_orthgp.kernels.patches import MAX_ENTRIES, PatchGrid, map_blocks
 from numpyro_orthgp.marginals import Marginals
@@ -37,8 +41,11 @@ def patchwise(
             h = patchwise(f1, X, image_shape=(32, 32, 3), patch_shape=(5, 5)) + patchwise_mean(X, ...)
             numpyro.sample("y", likelihoods.Gaussian(f2(h.sample()), noise), obs=y)
 
-    Draws are point by point while fitting with a guide of ours, and joint over all B P patches elsewhere, as those of ``f(X)`` are;
-    such draws have a limit of 8192 patches, and where a batch has more the model has to say ``patchwise(...).independent()``.
+    Draws share the inducing variables within each image, or over all images where these are known, and are independent given them,
+    as in FITC: the next layer sees all patches of an image at once, so draws from the marginals would not do. Of functions that
+    :func:`posterior` returns one draw is one function at all B P patches, of which there may be 8192; ``.independent()`` draws
+    point by point.
+
     Under a tightened guide each image is charged for v once per patch and channel. Where more than ``max_entries`` numbers would be
     held at once, images are computed in blocks, and again for the gradient.
 
@@ -67,8 +74,9 @@ def patchwise(
     v = f.residual_scale
     if v is not None:
         v = jnp.tile(jnp.broadcast_to(v, (channels,)), grid.num_patches)
-    joint = None if f.pointwise else Partial(_draw_images, f, X, grid)
-    return Marginals(mean, explained, residual, None, v, joint, f.names)
+    shared = f.pointwise or all(q.covariance == "value" for q in f.beliefs)
+    draw = Partial(_draw_shared, f, X, grid, max_entries // per_image) if shared else Partial(_draw_images, f, X, grid)
+    return Marginals(mean, explained, residual, None, v, draw, f.names)
 
 
 def patchwise_mean(
@@ -109,6 +117,20 @@ def patchwise_mean(
 def _rows_of_patches(grid: PatchGrid, images: Array) -> Array:
     """All patches of all images, shape (B P, d)."""
     return grid.extract(images).reshape(-1, grid.patch_dim)
+
+
+def _draw_shared(
+    f: GPFunction, X: Array, grid: PatchGrid, at_once: int, rng_key: PRNGKey, shape: tuple[int, ...]
+) -> Array:
+    def images(rows: tuple[Array, Array]) -> Array:
+        pixels, keys = rows  # of which the first will do: every block has others
+        return draw_grouped(f, grid.extract(pixels), keys[0]).values[0].reshape(len(pixels), -1)
+
+    def one(key: PRNGKey) -> Array:
+        return map_blocks(images, (X, jax.random.split(key, len(X))), at_once)
+
+    draws = jax.vmap(one)(jax.random.split(rng_key, math.prod(shape)))
+    return draws.reshape(*shape, *draws.shape[1:])
 
 
 def _draw_images(f: GPFunction, X: Array, grid: PatchGrid, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
