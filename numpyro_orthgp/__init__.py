@@ -8,7 +8,7 @@ the whitened variables e_i being ordinary NumPyro latent sites. A guide draws th
 to the model, which then integrates over them exactly; any other inference sees plain values. One set is SVGP, two are
 SOLVE-GP, and the residual's variance is what the tightened bounds shrink.
 
-Read ``math/projection.py`` (the decomposition), ``primitives.py`` (the sites) and ``guides.py`` (the Gaussians).
+Read ``math/projection.py`` (the decomposition), ``primitives/`` (the sites) and ``guides/`` (the Gaussians).
 """
 
 from numpyro_orthgp import init as init

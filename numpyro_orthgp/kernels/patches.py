@@ -20,9 +20,8 @@ __all__ = ["MAX_ENTRIES", "PatchGrid", "extract_patches", "map_blocks"]
 
 COLOURS = ("joint", "per_channel")
 
-# Kernel values held at once. Blocks that stay in the cache are written and read again faster than large ones: value and gradient of
-# 64 images of 28 x 28, 5 x 5 patches and 256 inducing patches took 30 ms on two CPU cores with blocks of 2^17 to 2^19 entries, 36
-# with 2^20, 180 in one piece. Accelerators, for which each block is a launch, like them large; 2^20 serves both.
+# Kernel values held at once. Blocks that stay in a processor's cache are written and read again faster than large ones;
+# accelerators, for which each block is a launch, like them large. 2^20 serves both.
 MAX_ENTRIES = 2**20
 
 
