@@ -12,7 +12,8 @@ from tests.test_examples import assert_picture, run, table
 @pytest.mark.slow
 def test_convolutional(tmp_path: Path) -> None:
     rows = table(run("examples/convolutional.py", "--quick", "--refine", 25, "--out", tmp_path))
-    assert list(rows) == ["SVGP (20), RBF", "SVGP (20), convolutional", "SOLVE-GP (10+10), convolutional"]
+    methods = ["SVGP (20), RBF", "SVGP (20), convolutional", "SOLVE-GP (10+10), convolutional", "SVGP (20), TICK"]
+    assert list(rows) == methods
     assert all(row[1] < 95 for row in rows.values())  # % wrong: a few steps, yet better than constant guesses
     assert_picture(tmp_path / "convolutional.png")
 
