@@ -92,7 +92,7 @@ def test_other_elbos_agree_on_average(xy, elbo, particles):
     assert abs(values.mean() - exact) < 4 * values.std() / np.sqrt(400) + 1e-8
 
 
-@pytest.mark.parametrize("auto", [AutoNormal, AutoMultivariateNormal, AutoDelta])
+@pytest.mark.parametrize("auto", [AutoNormal, pytest.param(AutoMultivariateNormal, marks=pytest.mark.slow), AutoDelta])
 def test_numpyros_own_guides(xy, auto):
     """No belief: the model integrates p(f | u) at sampled values, and the bound is one too."""
     X, y = xy

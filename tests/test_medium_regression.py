@@ -12,6 +12,7 @@ from benchmarks import medium_regression as script
 from numpyro_orthgp import init
 
 
+@pytest.mark.slow
 def test_all_methods_run_and_bounds_are_in_order_at_equal_parameters(rng, tmp_path):
     X = 3 * rng.normal(size=(80, 2)) + 5
     y = np.sin(X[:, 0]) + X[:, 1] + 0.1 * rng.normal(size=80)

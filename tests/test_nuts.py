@@ -78,6 +78,7 @@ def test_hyperparameters_agree_with_a_dense_gp(labels, reference, num):
         )
 
 
+@pytest.mark.slow
 def test_sampled_inducing_inputs(rng):
     """Hensman et al. 2015: inducing inputs with a prior, sampled with everything else."""
     X = jnp.asarray(rng.uniform(-2, 2, (30, 1)))

@@ -39,6 +39,16 @@ def gaussian(f):
     return likelihoods.Gaussian(f, NOISE)
 
 
+def student(f):
+    return likelihoods.StudentT(f, 4.0, 0.3)
+
+
+# Compiled as wholes: run operation by operation they take several times as long.
+condition = jax.jit(online.condition, static_argnums=3, static_argnames=("num_steps", "step_size"))
+compress = jax.jit(online.compress, static_argnames="jitter")
+at = jax.jit(lambda f, X: f(X))
+
+
 @pytest.fixture(scope="module")
 def problem():
     rng = np.random.default_rng(5)
@@ -64,10 +74,9 @@ def close_joint(f, X, mean, cov, tol=1e-7):
 
 def test_conditioning_the_prior_is_the_exact_gp(problem):
     X, y, Zs, _, Xs = problem
-    grow = jax.jit(lambda f, X, y: online.condition(f, X, y, gaussian, num_steps=1))
     f = function(Zs)
     for part in (slice(0, 10), slice(10, 16)):  # in two steps, too
-        f = grow(f, X[part], y[part])
+        f = condition(f, X[part], y[part], gaussian, num_steps=1)
     mean, cov = oracles.exact_predict(KERNEL, X, y, NOISE**2, Xs)
     close_joint(f, Xs, mean, cov)
     assert f.features[0].num == 25
@@ -78,7 +87,7 @@ def test_conditioning_a_fit_is_dense_conditioning_of_its_process(problem):
     everywhere = np.concatenate([Xs, X])
     mean, cov = oracles.q_f(KERNEL, problems.oracle_sets(Zs, qs), everywhere)
     mean, cov = dense_condition(mean, cov, y, np.arange(7, 23), NOISE)
-    f = online.condition(function(Zs, qs), X, y, gaussian, num_steps=2)
+    f = condition(function(Zs, qs), X, y, gaussian, num_steps=2)
     close_joint(f, Xs, mean[:7], cov[:7, :7])
 
 
@@ -93,26 +102,26 @@ def test_mean_only_points_are_kept(problem):
     everywhere = np.concatenate([Xs, X])
     mean, cov = oracles.q_f(KERNEL, problems.oracle_sets(Zs, qs), everywhere, mean_only=oracles.MeanOnlySet(G, a))
     mean, cov = dense_condition(mean, cov, y, np.arange(7, 23), NOISE)
-    close_joint(online.condition(f, X, y, gaussian, num_steps=1), Xs, mean[:7], cov[:7, :7])
+    close_joint(condition(f, X, y, gaussian, num_steps=1), Xs, mean[:7], cov[:7, :7])
 
 
 def test_many_functions_condition_as_each_alone(problem):
     X, y, Zs, qs, Xs = problem
     Y = np.stack([y, -y + 1], -1)
     both = [tuple(np.stack([a, b]) for a, b in zip(q, (2 * q[0], q[1] / 2), strict=True)) for q in qs]
-    f = online.condition(function(Zs, both, num_latents=2), X, Y, gaussian, num_steps=1)
+    f = condition(function(Zs, both, num_latents=2), X, Y, gaussian, num_steps=1)
     for p in range(2):
-        alone = online.condition(function(Zs, [(m[p], T[p]) for m, T in both]), X, Y[:, p], gaussian, num_steps=1)
-        np.testing.assert_allclose(f(Xs).mean[:, p], alone(Xs).mean, rtol=1e-9, atol=1e-10)
-        np.testing.assert_allclose(f(Xs).variance[:, p], alone(Xs).variance, rtol=1e-8)
+        alone = condition(function(Zs, [(m[p], T[p]) for m, T in both]), X, Y[:, p], gaussian, num_steps=1)
+        np.testing.assert_allclose(at(f, Xs).mean[:, p], at(alone, Xs).mean, rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(at(f, Xs).variance[:, p], at(alone, Xs).variance, rtol=1e-8)
 
 
 def test_labels_condition_to_the_variational_optimum(problem):
     """Against natural gradients on a model whose inducing points are the data: both find the best Gaussian."""
     X, y, *_ = problem
     labels = (y > 0).astype(float)
-    grown = online.condition(function(X[:1]), X[1:], labels[1:], likelihoods.Bernoulli, num_steps=50)
-    mean, variance = grown(X[1:]).mean, grown(X[1:]).variance
+    grown = condition(function(X[:1]), X[1:], labels[1:], likelihoods.Bernoulli, num_steps=50)
+    mean, variance = at(grown, X[1:]).mean, at(grown, X[1:]).variance
 
     def model(X, y):
         f = ogp.gp("f", kernel(), X, jitter=0.0)
@@ -129,15 +138,15 @@ def test_labels_condition_to_the_variational_optimum(problem):
         return ogp.posterior(model, guide, svi.get_params(state), X, y)["f"]
 
     best = fit(jnp.asarray(X[1:]), labels[1:])
-    np.testing.assert_allclose(mean, best(X[1:]).mean, atol=1e-7)
-    np.testing.assert_allclose(variance, best(X[1:]).variance, atol=1e-7)
+    np.testing.assert_allclose(mean, at(best, X[1:]).mean, atol=1e-7)
+    np.testing.assert_allclose(variance, at(best, X[1:]).variance, atol=1e-7)
 
 
 def test_condition_float32(problem):
     X, y, Zs, _, Xs = (jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), part) for part in problem)
     f = function(Zs, kernel=kernel(jnp.float32))
-    f = online.condition(f, X, y, lambda f: likelihoods.StudentT(f, 4.0, 0.3), step_size=0.5)
-    assert f(Xs).mean.dtype == jnp.float32 and np.isfinite(f(Xs).variance).all()
+    f = condition(f, X, y, student, step_size=0.5)
+    assert at(f, Xs).mean.dtype == jnp.float32 and np.isfinite(at(f, Xs).variance).all()
 
 
 # ---- the streaming bound
@@ -233,11 +242,11 @@ def test_a_new_set_leaves_the_fit_as_it_is(problem):
     kwargs = {"likelihood": problems.gaussian(NOISE)}
     before = problems.posterior(params, X, y, inducing=Zs, **kwargs)
     after = problems.posterior(grown, X, y, inducing=[*Zs, O], **kwargs)
-    np.testing.assert_allclose(before(Xs).mean, after(Xs).mean, atol=1e-12)
-    np.testing.assert_allclose(before(Xs).variance, after(Xs).variance, atol=1e-10)
+    np.testing.assert_allclose(at(before, Xs).mean, at(after, Xs).mean, atol=1e-12)
+    np.testing.assert_allclose(at(before, Xs).variance, at(after, Xs).variance, atol=1e-10)
     dropped = online.drop_sets(after)
     assert len(dropped.features) == 2
-    np.testing.assert_allclose(dropped(Xs).variance, before(Xs).variance, atol=1e-10)
+    np.testing.assert_allclose(at(dropped, Xs).variance, at(before, Xs).variance, atol=1e-10)
     np.testing.assert_allclose(online.divergences(after)[2], 0, atol=1e-12)
     np.testing.assert_allclose(
         online.divergences(before), [oracles.kl_normal(m, T @ T.T, np.zeros(len(m)), np.eye(len(m))) for m, T in qs]
@@ -248,10 +257,10 @@ def test_compress_to_the_same_points_changes_nothing(problem):
     _, _, Zs, qs, Xs = problem
     f = function(Zs, qs)
     for points in (np.concatenate(Zs), np.concatenate([*Zs, Xs])):
-        same = online.compress(f, points, jitter=0.0)
-        np.testing.assert_allclose(same(Xs).mean, f(Xs).mean, atol=1e-8)
-        np.testing.assert_allclose(same(Xs).variance, f(Xs).variance, atol=1e-8)
-    as_sets = online.compress(f, Zs, jitter=0.0)
+        same = compress(f, points, jitter=0.0)
+        np.testing.assert_allclose(at(same, Xs).mean, at(f, Xs).mean, atol=1e-8)
+        np.testing.assert_allclose(at(same, Xs).variance, at(f, Xs).variance, atol=1e-8)
+    as_sets = compress(f, Zs, jitter=0.0)
     for q, (m, T) in zip(as_sets.beliefs, qs, strict=True):
         np.testing.assert_allclose(q.loc, m, atol=1e-9)
         np.testing.assert_allclose(q.scale, T, atol=1e-9)
@@ -261,7 +270,7 @@ def test_compress_to_the_same_points_changes_nothing(problem):
 
 def test_compress_keeps_the_marginal_of_the_points(problem):
     _, _, Zs, qs, Xs = problem
-    f = online.compress(function(Zs, qs), Xs[:4], jitter=0.0)
+    f = compress(function(Zs, qs), Xs[:4], jitter=0.0)
     mean, cov = oracles.q_f(KERNEL, problems.oracle_sets(Zs, qs), Xs[:4])
     close_joint(f, Xs[:4], mean, cov)
 
@@ -279,7 +288,7 @@ def test_dropping_a_set_in_the_middle(problem):
     np.testing.assert_allclose(new_mean, mean, atol=1e-8)
     # Marginals of the first set, and of the other given it, are kept; covariance between them is not.
     np.testing.assert_allclose(new_cov[:5, :5], cov[:5, :5], atol=1e-8)
-    assert np.isfinite(dropped(kept).variance).all()
+    assert np.isfinite(at(dropped, kept).variance).all()
     with pytest.raises(ValueError, match="cannot run under jit"):
         jax.jit(online.drop_sets)(f)
 
