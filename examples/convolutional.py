@@ -372,7 +372,8 @@ def main(argv: list[str] | None = None) -> None:
         for name in args.methods:
             report(data, methods[name], fit(data, methods[name], options), options)
     print("\ntest log p: mean log predictive probability of a test label, nats. s: seconds, all steps and predictions.")
-    print(f"Wrote {args.out / 'convolutional.png'}.")
+    if args.methods != ["rbf"]:
+        print(f"Wrote {args.out / 'convolutional.png'}.")
 
 
 def report(data: Pictures, method: Method, result: Result, options: Options) -> None:
