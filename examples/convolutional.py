@@ -338,7 +338,10 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--patch", type=int, help="side of a patch, in pixels")
     parser.add_argument(
-        "--methods", nargs="+", default=["rbf", "conv", "solve", "tick"], choices=["rbf", "conv", "solve", "tick", "tick-solve"]
+        "--methods",
+        nargs="+",
+        default=["rbf", "conv", "solve", "tick"],
+        choices=["rbf", "conv", "solve", "tick", "tick-solve"],
     )
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--steps", type=int, default=500, help="steps of each method")
