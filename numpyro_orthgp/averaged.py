@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.gaussian import Whitened
-from numpyro_orthgp.math.linalg import PRECISION, matmul
+from numpyro_orthgp.math.linalg import PRECISION, join, matmul
 from numpyro_orthgp.math.projection import Block
 from numpyro_orthgp.prior import expect_covariances
 from numpyro_orthgp.types import Array
@@ -64,7 +64,7 @@ def average(
     """
     psi = expect_covariances(kernel, features, blocks, loc, scale, num_points)
     W = psi.whitener
-    m = _concatenate([q.loc for q in beliefs])
+    m = join([q.loc for q in beliefs], -1, event_dim=1)
     weights = jnp.einsum("mk,...m->...k", W, m, precision=PRECISION)
     second = weights[..., :, None] * weights[..., None, :] + _spread(beliefs, W)
     mean = jnp.einsum("...m,mb->...b", weights, psi.first, precision=PRECISION)
@@ -87,8 +87,3 @@ def _spread(beliefs: Sequence[Whitened], W: Array) -> Array:
         if q.covariance != "value":
             total = total + matmul(jnp.swapaxes(rows, -1, -2), rows)
     return total
-
-
-def _concatenate(parts: Sequence[Array]) -> Array:
-    batch = jnp.broadcast_shapes(*(p.shape[:-1] for p in parts))
-    return jnp.concatenate([jnp.broadcast_to(p, (*batch, p.shape[-1])) for p in parts], -1)

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.errors import check_inputs, check_integer
 from numpyro_orthgp.grouped import draw_grouped
 from numpyro_orthgp.marginals import Marginals, prng_key
 from numpyro_orthgp.math.linalg import matmul
@@ -143,8 +143,7 @@ class DeepGP:
         return mean(H) if callable(mean) else matmul(H, jnp.asarray(mean))
 
     def _checked(self, num_samples: int, rng_key: PRNGKey | None) -> PRNGKey:
-        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
-            raise ValueError(f"`num_samples` must be a positive integer; got {num_samples!r}.")
+        check_integer("num_samples", num_samples)
         self._check_layers()
         rng_key = prng_key() if rng_key is None else rng_key
         if rng_key is None:

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["check_finite", "check_floating", "check_inputs", "check_option", "check_same_dtype", "is_concrete"]
+__all__ = [
+    "check_finite", "check_floating", "check_inputs", "check_integer", "check_option", "check_same_dtype", "is_concrete",
+]  # fmt: skip
 
 
 def is_concrete(x: Any) -> bool:
@@ -30,6 +32,18 @@ def check_option(name: str, value: str, known: Collection[str]) -> str:
         listed = ", ".join(repr(k) for k in known)
         raise ValueError(f"Unknown `{name}` {value!r}; known are {listed}.")
     return value
+
+
+def check_integer(name: str, value: Any, least: int | None = 1) -> int:
+    """Return ``value`` as an integer of at least ``least``, by default a positive one.
+
+    :raises ValueError: if it is none.
+    """
+    number = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else None
+    if number is None or (least is not None and number < least):
+        wanted = {None: "an integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
+        raise ValueError(f"`{name}` must be {wanted}; got {value!r}.")
+    return number
 
 
 def check_floating(name: str, x: Any) -> jax.Array:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.math.gaussian import spread
 from numpyro_orthgp.math.linalg import PRECISION, safe_sqrt
 from numpyro_orthgp.math.projection import residual_variance
@@ -49,7 +50,7 @@ def draw_grouped(f: GPFunction, X: Array, rng_key: PRNGKey, num: int = 1) -> Gro
     A = f.project(flat)
     batch = () if P is None else (P,)
     keys = jax.random.split(rng_key, len(A) + 1)
-    mean = f.mean(flat, A)
+    mean = f.mean([InducingPoints(flat)], A)
     for key, q, Ai in zip(keys[1:], f.beliefs, A, strict=True):
         W = spread(q, Ai)
         if W is not None:

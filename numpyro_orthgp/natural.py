@@ -99,7 +99,7 @@ def natural_gradient(
         last: Any = 0.0
         for q in gaussians:
             # One after the other: where two of them run at once, each with a branch, inside `lax.scan`, the CPU runtime of
-            # jaxlib 0.10.2 can come to wait for ever. It may drop an `optimization_barrier`, but not a dependency.
+            # jaxlib 0.10.2 can come to wait for ever. With an `optimization_barrier` in place of a dependency it still did.
             of_scale = gradients[q.scale].value
             after_last = Natural(of_scale + 0 * jnp.asarray(last, of_scale.dtype))
             step = _natural_update(q, params, gradients | {q.scale: after_last}, rate)

@@ -20,7 +20,6 @@ projections do (a test compares them). Points that shape only the mean are one m
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_orthgp.errors import check_floating, check_inputs, check_same_dtype
+from numpyro_orthgp.errors import check_floating, check_inputs, check_integer, check_same_dtype
 from numpyro_orthgp.inducing import Feature, InducingPatches, InducingPoints, input_dim
 from numpyro_orthgp.kernels.components import component
 from numpyro_orthgp.kernels.convolutional import Convolutional
@@ -132,7 +131,7 @@ def draw_paths(
     num_latents: int | None,
 ) -> Paths:
     """Draw functions from the process that the parts of a :class:`GPFunction` describe; see its ``sample_paths``."""
-    num, num_features = _positive("num", num), _positive("num_features", num_features)
+    num, num_features = check_integer("num", num), check_integer("num_features", num_features)
     prior_key, jitter_key, *belief_keys = jax.random.split(rng_key, 2 + len(features))
     batch = (num,) if num_latents is None else (num, num_latents)
     num_dims = _num_dims(kernel, features)
@@ -204,13 +203,3 @@ def _num_dims(kernel: Any, features: Sequence[Feature]) -> int:
         "that is `kernels.Convolutional` of all columns",
     )
     return math.prod(images.kernel.image_shape)
-
-
-def _positive(name: str, value: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"`{name}` must be a positive integer; got {value!r}.") from None
-    if number < 1:
-        raise ValueError(f"`{name}` must be a positive integer; got {number}.")
-    return number

@@ -13,16 +13,16 @@ from jax.tree_util import Partial
 
 from numpyro_orthgp.averaged import AveragedMarginals, average
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
-from numpyro_orthgp.inducing import Feature, covariance_of_points, input_dim
+from numpyro_orthgp.inducing import Feature, InducingPoints, input_dim
 from numpyro_orthgp.inputs import LatentInputs
 from numpyro_orthgp.marginals import Marginals, Names
 from numpyro_orthgp.math.gaussian import Whitened, spread
-from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, matmul, safe_cholesky
+from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, join, matmul, safe_cholesky
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance
 from numpyro_orthgp.paths import Paths, draw_paths
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
-__all__ = ["GPFunction", "MeanShift"]
+__all__ = ["GPFunction", "MeanShift", "project_shift", "weigh_points"]
 
 
 @jax.tree_util.register_dataclass
@@ -38,6 +38,21 @@ class MeanShift:
     points: Array
     weights: Array
     projected: tuple[Array, ...]
+
+
+def weigh_points(kernel: Any, features: Sequence[Feature], points: Array, weights: Array) -> list[Array]:
+    """K(Z_i, points) weights for each feature, shapes (..., M_i)."""
+    products = (s.covariance_with_inputs(kernel, points) for s in features)
+    return [jnp.einsum("...mh,...h->...m", K, weights, precision=PRECISION) for K in products]
+
+
+def project_shift(
+    kernel: Any, features: Sequence[Feature], blocks: Sequence[Block], points: Array, weights: Array
+) -> tuple[Array, ...]:
+    """A_i(points) weights for each set, shapes (..., M_i), by vector solves only."""
+    # As if the weighted sum were one input.
+    products = [p[..., None] for p in weigh_points(kernel, features, points, weights)]
+    return tuple(p[..., 0] for p in project(blocks, products))
 
 
 @jax.tree_util.register_dataclass
@@ -83,7 +98,7 @@ class GPFunction:
         spreads = [spread(q, Ai) for q, Ai in zip(self.beliefs, A, strict=True)]
         residual = residual_variance(self.kernel(X), A)
         explained = sum((jnp.sum(W**2, axis=-2) for W in spreads if W is not None), start=jnp.zeros_like(residual))
-        mean, explained, residual = (self._columns(a) for a in (self.mean(X, A), explained, residual))
+        mean, explained, residual = (self._columns(a) for a in (self.mean([InducingPoints(X)], A), explained, residual))
         joint = None if self.pointwise else Partial(_draw_process, self, X)
         return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names)
 
@@ -129,14 +144,10 @@ class GPFunction:
         X = self.checked(X)
         A = self.project(X)
         K = self.kernel(X, X)
-        covariance = residual_covariance(K, A, A)
-        for q, Ai in zip(self.beliefs, A, strict=True):
-            W = spread(q, Ai)
-            if W is not None:
-                covariance = covariance + matmul(jnp.swapaxes(W, -1, -2), W)
         scale = jnp.diagonal(K, axis1=-2, axis2=-1).mean(-1)
-        L = safe_cholesky(add_jitter(covariance, default_jitter(K.dtype) * scale), scale)
-        return dist.MultivariateNormal(self.mean(X, A), scale_tril=self._per_latent(L, event_dim=2))
+        L = safe_cholesky(add_jitter(self.covariance(K, A), default_jitter(K.dtype) * scale), scale)
+        mean = self.mean([InducingPoints(X)], A)
+        return dist.MultivariateNormal(mean, scale_tril=self._per_latent(L, event_dim=2))
 
     def sample_paths(self, rng_key: PRNGKey, num: int, *, num_features: int = 1024) -> Paths:
         r"""Functions drawn from the process, callable at any inputs, again and again: pathwise conditioning [1, 2].
@@ -190,16 +201,25 @@ class GPFunction:
         """The projections A_i(X) on each set, shapes (..., M_i, B); see :mod:`numpyro_orthgp.math.projection`."""
         return project(self.blocks, [s.covariance_with_inputs(self.kernel, X) for s in self.features])
 
-    def mean(self, X: Array, A: Sequence[Array]) -> Array:
-        """Mean at inputs X whose projections are A, shape (..., B)."""
-        mean = jnp.zeros((), X.dtype)
+    def mean(self, features: Sequence[Feature], A: Sequence[Array]) -> Array:
+        """Mean of variables whose projections are A: at inputs X, ``[InducingPoints(X)]``; shape (..., B)."""
+        mean = jnp.zeros((), self.features[0].dtype)
         for i, (q, Ai) in enumerate(zip(self.beliefs, A, strict=True)):
             loc = q.loc if self.shift is None else q.loc - self.shift.projected[i]
             mean = mean + jnp.einsum("...mb,...m->...b", Ai, loc, precision=PRECISION)
-        if self.shift is not None:
-            K = covariance_of_points(self.kernel, self.shift.points, X)
-            mean = mean + jnp.einsum("...hb,...h->...b", K, self.shift.weights, precision=PRECISION)
-        return mean
+        if self.shift is None:
+            return mean
+        own = weigh_points(self.kernel, features, self.shift.points, self.shift.weights)
+        return mean + join(own, -1, event_dim=1)
+
+    def covariance(self, K: Array, A: Sequence[Array]) -> Array:
+        """Covariance of variables with prior covariance K whose projections are A, shape (..., B, B)."""
+        covariance = residual_covariance(K, A, A)
+        for q, Ai in zip(self.beliefs, A, strict=True):
+            W = spread(q, Ai)
+            if W is not None:
+                covariance = covariance + matmul(jnp.swapaxes(W, -1, -2), W)
+        return covariance
 
     def _columns(self, values: Array) -> Array:
         """(B,) or (P, B) to (B,) or (B, P)."""

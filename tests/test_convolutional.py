@@ -18,7 +18,7 @@ from numpyro.infer import Predictive, TraceMeanField_ELBO
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.images import patchwise, patchwise_mean
-from numpyro_orthgp.inducing import InducingPatches, InducingPoints
+from numpyro_orthgp.inducing import FourierFeatures, InducingPatches, InducingPoints
 from tests import oracles, problems
 from tests.test_architecture import all_equations
 
@@ -222,6 +222,23 @@ def test_sums_and_scalings_find_their_term(rng):
         for a, b in zip(row, reference, strict=True):
             assert_allclose(a, b, rtol=1e-12, atol=1e-12)
     assert_allclose(sets[1].covariance_with_inputs(k, X), second(patches(O), narrow(X)), rtol=1e-12)
+
+
+def test_waves_of_another_term_are_independent(rng):
+    """Patches beside Fourier features of one column: in a sum each kind sees its own term, and neither the other."""
+    Z, X = jnp.asarray(rng.normal(size=(3, 12))), jnp.asarray(rng.normal(size=(4, D)))
+    convolution, smooth = convolutional(), kernels.Matern32(0.8).on(2)
+    patches, waves = InducingPatches(Z), FourierFeatures(2, -4.0, 4.0, dim=2)
+    k = 2.0 * convolution + 0.3 * smooth
+    assert_allclose(patches.covariance(k, waves), np.zeros((3, 5)))
+    assert_allclose(waves.covariance(k, patches), np.zeros((5, 3)))
+    assert_allclose(waves.covariance_with_inputs(k, X), waves.covariance_with_inputs(0.3 * smooth, X), rtol=1e-12)
+    assert_allclose(
+        patches.covariance_with_inputs(k, X), patches.covariance_with_inputs(2.0 * convolution, X), rtol=1e-12
+    )
+    other = dataclasses.make_dataclass("Unknown", ["num", "dtype"])(2, Z.dtype)
+    with pytest.raises(TypeError, match="covariance of InducingPatches with Unknown is not known"):
+        patches.covariance(k, other)
 
 
 @settings(max_examples=10, deadline=None)

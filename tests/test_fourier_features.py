@@ -418,8 +418,8 @@ def test_the_dtype_follows_the_edges():
 @pytest.mark.parametrize(
     "args, options, error, message",
     [
-        ((0, 0.0, 1.0), {}, ValueError, "`num_frequencies` must be an integer of at least 1; got 0"),
-        ((2.5, 0.0, 1.0), {}, ValueError, "`num_frequencies` must be an integer .* got 2.5"),
+        ((0, 0.0, 1.0), {}, ValueError, "`num_frequencies` must be a positive integer; got 0"),
+        ((2.5, 0.0, 1.0), {}, ValueError, "`num_frequencies` must be a positive integer; got 2.5"),
         ((3, 1.0, 1.0), {}, ValueError, "`lower` must be below `upper`"),
         ((3, 0.0, np.inf), {}, ValueError, "`upper` must be finite"),
         ((3, 0.0, [1.0, 2.0]), {}, TypeError, "`upper` must be a number"),

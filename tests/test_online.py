@@ -296,7 +296,7 @@ def test_dropping_a_set_in_the_middle(problem):
 def test_errors(problem):
     X, y, Zs, qs, _ = problem
     f = function(Zs, qs)
-    with pytest.raises(ValueError, match="`step_size` in"):
+    with pytest.raises(ValueError, match="`step_size` must be in"):
         online.condition(f, X, y, gaussian, step_size=0.0)
     with pytest.raises(ValueError, match="with D = 2"):
         online.condition(f, X[:, :1], y, gaussian)

@@ -257,7 +257,7 @@ def test_errors(example):
         drawn(X.at[0, 0].set(jnp.nan))
     with pytest.raises(ValueError, match="`num` must be a positive integer; got 0"):
         f.sample_paths(KEY, 0)
-    with pytest.raises(TypeError, match=r"`num_features` must be a positive integer; got 2\.5"):
+    with pytest.raises(ValueError, match=r"`num_features` must be a positive integer; got 2\.5"):
         f.sample_paths(KEY, 2, num_features=2.5)
     with pytest.raises(TypeError, match="without White"):
         function(MATERN + kernels.White(0.1), X, [full(np.random.default_rng(0), 7)]).sample_paths(KEY, 2)

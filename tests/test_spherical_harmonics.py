@@ -273,7 +273,7 @@ def test_float32(rng):
 @pytest.mark.parametrize(
     "args, options, error, message",
     [
-        ((0, 3), {}, ValueError, "`num_dims` must be an integer of at least 1; got 0"),
+        ((0, 3), {}, ValueError, "`num_dims` must be a positive integer; got 0"),
         ((2, 1.5), {}, ValueError, "`max_degree` must be an integer of at least 0; got 1.5"),
         ((2, 3), {"order": 3}, ValueError, "`order` must be 0, 1 or 2"),
         ((2, 3), {"dtype": int}, TypeError, "`dtype` must be a floating dtype; got int64"),

@@ -14,7 +14,6 @@ integral is diagonal, and what the edge adds has rank p.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -22,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.errors import check_integer, is_concrete
 from numpyro_orthgp.inducing.feature import Feature
-from numpyro_orthgp.inducing.points import InducingPoints
+from numpyro_orthgp.inducing.interdomain import covariance_across, floating_dtype
 from numpyro_orthgp.kernels.base import Kernel
 from numpyro_orthgp.kernels.components import Component, component
 from numpyro_orthgp.kernels.hyperparameters import per_dimension
@@ -103,10 +102,10 @@ class FourierFeatures:
         if not lower < upper:
             raise ValueError(f"`lower` must be below `upper`, the edges of the interval; got {lower} and {upper}.")
         values = {
-            "num_frequencies": check_integer("num_frequencies", self.num_frequencies, 1),
+            "num_frequencies": check_integer("num_frequencies", self.num_frequencies),
             "lower": lower,
             "upper": upper,
-            "dim": None if self.dim is None else check_integer("dim", self.dim),
+            "dim": None if self.dim is None else check_integer("dim", self.dim, least=None),
             "dtype": floating_dtype(self.dtype, self.lower, self.upper),
         }
         for name, value in values.items():
@@ -121,13 +120,9 @@ class FourierFeatures:
 
         :raises ValueError: if ``other`` are different Fourier features of the same term.
         """
-        if isinstance(other, InducingPoints):
-            return self.covariance_with_inputs(kernel, other.points)
-        if not isinstance(other, FourierFeatures):
-            return other.covariance(kernel, self).swapaxes(-1, -2)
-        term = self._term(kernel)
-        if _columns(other._term(kernel)) != _columns(term):
-            return jnp.zeros((self.num, other.num), self.dtype)
+        term = self.term(kernel)
+        if not isinstance(other, FourierFeatures) or _columns(other.term(kernel)) != _columns(term):
+            return covariance_across(self, kernel, other)
         if replace(other, dim=self.dim) != self:
             raise ValueError(
                 "Two sets of Fourier features on the same column share what they explain; use one with more frequencies, or "
@@ -142,7 +137,7 @@ class FourierFeatures:
 
         :raises ValueError: if the term's kernel sees more than one column, or one that is not there.
         """
-        term = self._term(kernel)
+        term = self.term(kernel)
         x = term.columns(X)
         if x.shape[-1] != 1:
             raise ValueError(
@@ -197,7 +192,8 @@ class FourierFeatures:
         terms = zip(powers[: basis.order], coefficients, strict=False)
         return jnp.exp(-s) * sum(power * c for power, c in terms)
 
-    def _term(self, kernel: KernelLike) -> Component:
+    def term(self, kernel: KernelLike) -> Component:
+        """The term of the kernel that the features belong to."""
         of = "of a single column" if self.dim is None else f"of column {self.dim}"
         example = f"variance * Matern32(lengthscale).on({self.dim or 0})"
         return component(
@@ -231,30 +227,6 @@ class _Basis(NamedTuple):
     deviation: Array
     integral: Array
     edge: Array
-
-
-def check_integer(name: str, value: Any, least: int | None = None) -> int:
-    """``value`` as an integer, of at least ``least``.
-
-    :raises ValueError: if it is none.
-    """
-    number = operator.index(value) if hasattr(value, "__index__") else None
-    if number is None or (least is not None and number < least):
-        raise ValueError(
-            f"`{name}` must be an integer{'' if least is None else f' of at least {least}'}; got {value!r}."
-        )
-    return number
-
-
-def floating_dtype(dtype: Any, *values: Any) -> Any:
-    """``dtype`` as a dtype; if it is ``None``, that of the ``values``, which for Python's numbers is JAX's default.
-
-    :raises TypeError: if it is not floating.
-    """
-    dtype = jnp.result_type(*values, 1.0) if dtype is None else jnp.dtype(dtype)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"`dtype` must be a floating dtype; got {dtype}.")
-    return dtype
 
 
 def _edge(name: str, value: Any) -> float:

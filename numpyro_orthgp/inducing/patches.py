@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.inducing.feature import Feature
+from numpyro_orthgp.inducing.interdomain import covariance_across
 from numpyro_orthgp.kernels.components import Component, component
 from numpyro_orthgp.kernels.convolutional import Convolutional
 from numpyro_orthgp.types import Array, KernelLike
@@ -52,23 +52,16 @@ class InducingPatches:
         return self.patches.dtype
 
     def covariance(self, kernel: KernelLike, other: Feature) -> Array:
-        if not isinstance(other, InducingPatches):
-            # What is known of another feature is its covariance with inputs; for points that is all there is to know.
-            points = getattr(other, "points", None)
-            if points is None:
-                raise TypeError(f"The covariance of InducingPatches with {type(other).__name__} is not known.")
-            return self.covariance_with_inputs(kernel, points)
-        term = self._term(kernel)
-        if other.patches.shape[-1:] != self.patches.shape[-1:]:
-            other._term(kernel)
-            return jnp.zeros((self.num, other.num), self.dtype)
+        if not isinstance(other, InducingPatches) or other.patches.shape[-1:] != self.patches.shape[-1:]:
+            return covariance_across(self, kernel, other)
+        term = self.term(kernel)
         return term.scaled(term.kernel.patch_kernel(self.patches, other.patches, self.locations, other.locations))
 
     def covariance_with_inputs(self, kernel: KernelLike, X: Array) -> Array:
-        term = self._term(kernel)
+        term = self.term(kernel)
         return term.scaled(term.kernel.patch_covariance(self.patches, term.columns(X), self.locations))
 
-    def _term(self, kernel: KernelLike) -> Component:
+    def term(self, kernel: KernelLike) -> Component:
         """The term of the kernel that the patches belong to, once they fit it."""
         patches = check_inputs("patches", self.patches)
         d = patches.shape[1]

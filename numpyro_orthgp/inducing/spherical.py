@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.inducing.feature import Feature
-from numpyro_orthgp.inducing.fourier import FourierFeatures, check_integer, floating_dtype
-from numpyro_orthgp.inducing.points import InducingPoints
+from numpyro_orthgp.inducing.interdomain import covariance_across, floating_dtype
 from numpyro_orthgp.kernels.components import Component, component
 from numpyro_orthgp.kernels.dot_product import ArcCosine
 from numpyro_orthgp.math.harmonics import arc_cosine_eigenvalue, harmonics, num_harmonics
@@ -82,15 +82,11 @@ class SphericalHarmonics:
     def covariance(self, kernel: KernelLike, other: Feature) -> Array:
         """Covariance with another feature, shape (..., M, M_other); zero with features of an independent term.
 
-        :raises TypeError: if ``other`` are neither points nor Fourier features nor spherical harmonics.
+        :raises TypeError: if it is of another kind and belongs to the same term.
         """
-        if isinstance(other, InducingPoints):
-            return self.covariance_with_inputs(kernel, other.points)
-        term = self._term(kernel)
-        if not isinstance(other, (SphericalHarmonics, FourierFeatures)):
-            raise TypeError(f"The covariance of SphericalHarmonics with {type(other).__name__} is not known.")
-        if isinstance(other, FourierFeatures) or other.order != self.order:
-            return jnp.zeros((self.num, other.num), self.dtype)
+        if not isinstance(other, SphericalHarmonics) or other.order != self.order:
+            return covariance_across(self, kernel, other)
+        term = self.term(kernel)
         # Features of lower degree are the first ones of those of a higher one.
         return term.scaled(jnp.eye(self.num, other.num, dtype=self.dtype))
 
@@ -99,7 +95,7 @@ class SphericalHarmonics:
 
         :raises ValueError: if the kernel sees another number of columns than ``num_dims``.
         """
-        term = self._term(kernel)
+        term = self.term(kernel)
         columns = term.columns(X)
         if columns.shape[-1] != self.num_dims:
             raise ValueError(
@@ -117,7 +113,8 @@ class SphericalHarmonics:
         pairs = [(degree, arc_cosine_eigenvalue(degree, self.num_dims + 1, self.order)) for degree in degrees]
         return [pair for pair in pairs if pair[1] > 0]
 
-    def _term(self, kernel: KernelLike) -> Component:
+    def term(self, kernel: KernelLike) -> Component:
+        """The term of the kernel that the features belong to."""
         return component(
             kernel,
             lambda term: isinstance(term.kernel, ArcCosine) and term.kernel.order == self.order,

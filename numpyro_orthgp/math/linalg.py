@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -12,7 +13,8 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "add_jitter", "default_jitter", "gram", "inverse_cholesky", "matmul", "safe_cholesky", "safe_sqrt", "solve_lower",
+    "add_jitter", "default_jitter", "gram", "inverse_cholesky", "join", "matmul", "safe_cholesky", "safe_sqrt",
+    "solve_lower",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -39,6 +41,12 @@ def default_jitter(dtype: jnp.dtype, *, expectations: bool = False) -> float:
 def matmul(A: Array, B: Array) -> Array:
     """``A @ B`` in full precision on every device."""
     return jnp.matmul(A, B, precision=PRECISION)
+
+
+def join(parts: Sequence[Array], axis: int, *, event_dim: int) -> Array:
+    """Concatenate along ``axis``, one of the last ``event_dim``; the axes before these broadcast."""
+    batch = jnp.broadcast_shapes(*(p.shape[: p.ndim - event_dim] for p in parts))
+    return jnp.concatenate([jnp.broadcast_to(p, batch + p.shape[p.ndim - event_dim :]) for p in parts], axis)
 
 
 @jax.custom_jvp

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from numpyro_orthgp.math.linalg import add_jitter, inverse_cholesky, matmul
+from numpyro_orthgp.math.linalg import add_jitter, inverse_cholesky, join, matmul
 from numpyro_orthgp.types import Array
 
 __all__ = ["Block", "decompose", "extend", "joint_whitener", "project", "residual_covariance", "residual_variance"]
@@ -76,9 +76,7 @@ def joint_whitener(blocks: Sequence[Block]) -> Array:
     starts = [0, *accumulate(sizes)]
     # The projections are linear in the covariances: apply them to unit vectors.
     eye = jnp.eye(starts[-1], dtype=blocks[0].whitener.dtype)
-    rows = project(blocks, [eye[a:b] for a, b in pairwise(starts)])
-    batch = jnp.broadcast_shapes(*(W.shape[:-2] for W in rows))
-    return jnp.concatenate([jnp.broadcast_to(W, (*batch, *W.shape[-2:])) for W in rows], -2)
+    return join(project(blocks, [eye[a:b] for a, b in pairwise(starts)]), -2, event_dim=2)
 
 
 def project(blocks: Sequence[Block], covariances: Sequence[Array]) -> tuple[Array, ...]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -21,13 +22,14 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import lax
 
-from numpyro_orthgp.inducing import InducingPoints, covariance_of_points
+from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.gaussian import Whitened, spread
-from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_cholesky, solve_lower
+from numpyro_orthgp.math.linalg import join, matmul, safe_cholesky, solve_lower
 from numpyro_orthgp.math.projection import Block, extend, joint_whitener, project
 from numpyro_orthgp.prior import check_jitter
-from numpyro_orthgp.process import GPFunction, MeanShift
+from numpyro_orthgp.process import GPFunction, MeanShift, project_shift
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["condition"]
@@ -94,10 +96,9 @@ def condition(
     points = [s.points for s in f.features if isinstance(s, InducingPoints)]
     if len(points) < len(f.features):
         raise TypeError("`condition` needs a function whose sets are inducing points; compress(f, points) makes one.")
-    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1 or not 0 < step_size <= 1:
-        raise ValueError(
-            f"`num_steps` must be a positive integer and `step_size` in (0, 1]; got {num_steps!r} and {step_size!r}."
-        )
+    check_integer("num_steps", num_steps)
+    if not 0 < step_size <= 1:
+        raise ValueError(f"`step_size` must be in (0, 1], a share of the way; got {step_size!r}.")
     grown = _grow(f, points, f.checked(X), check_jitter(jitter, f.features[0].dtype))
     root = matmul(jnp.swapaxes(grown.scale, -1, -2), grown.A)  # of the covariance at the new inputs, (..., M, B)
 
@@ -114,32 +115,36 @@ def condition(
 
 def _grow(f: GPFunction, points: Sequence[Array], X: Array, jitter: float) -> _Grown:
     new = InducingPoints(X)
-    row = [s.covariance(f.kernel, new) for s in f.features]
-    blocks = extend(f.blocks, [*row, new.covariance(f.kernel, new)], jitter)
-    A = project(blocks, [*row, new.covariance(f.kernel, new)])
-    batch = () if f.num_latents is None else (f.num_latents,)
-    mean, loc, shift = jnp.broadcast_to(f.mean(X, A[:-1]), (*batch, len(X))), jnp.zeros(len(X), X.dtype), f.shift
+    features = (*f.features, new)
+    row = [s.covariance(f.kernel, new) for s in features]
+    blocks = extend(f.blocks, row, jitter)
+    A, loc, shift = project(blocks, row), jnp.zeros(len(X), X.dtype), f.shift
+    mean = f.mean([new], A[:-1])
     if shift is not None:
         # What mean-only points do in the new set's directions is its variables' mean now.
-        products = [
-            jnp.einsum("...mh,...h->...m", covariance_of_points(f.kernel, Z, shift.points), shift.weights,
-                       precision=PRECISION)[..., None]
-            for Z in (*points, X)
-        ]  # fmt: skip
-        loc = project(blocks, products)[-1][..., 0]
+        loc = project_shift(f.kernel, features, blocks, shift.points, shift.weights)[-1]
         shift = replace(shift, projected=(*shift.projected, loc))
-    q = (*f.beliefs, Whitened(loc, None, "prior"))
-    sizes = [Ai.shape[-2] for Ai in A]
-    rows = [jnp.broadcast_to(Ai, (*batch, *Ai.shape[-2:])) for Ai in A]
-    scale = jnp.zeros((*batch, sum(sizes), sum(sizes)), X.dtype)
-    start = 0
-    for qi, size in zip(q, sizes, strict=True):
-        own = spread(qi, jnp.eye(size, dtype=X.dtype))  # the transposed root
-        if own is not None:
-            scale = scale.at[..., start : start + size, start : start + size].set(jnp.swapaxes(own, -1, -2))
-        start += size
-    locs = [jnp.broadcast_to(qi.loc, (*batch, size)) for qi, size in zip(q, sizes, strict=True)]
-    return _Grown((*points, X), blocks, mean, jnp.concatenate(rows, -2), jnp.concatenate(locs, -1), scale, shift)
+    beliefs = (*f.beliefs, Whitened(loc, None, "prior"))
+    batch = () if f.num_latents is None else (f.num_latents,)
+
+    def each(part: Array, event_dim: int) -> Array:
+        return jnp.broadcast_to(part, batch + part.shape[part.ndim - event_dim :])
+
+    mean, A_all = each(mean, 1), each(join(A, -2, event_dim=2), 2)
+    loc = each(join([q.loc for q in beliefs], -1, event_dim=1), 1)
+    return _Grown((*points, X), blocks, mean, A_all, loc, _joint_root(beliefs, batch), shift)
+
+
+def _joint_root(beliefs: Sequence[Whitened], batch: tuple[int, ...]) -> Array:
+    """The block-diagonal root of the covariance of all whitened variables, shape (*batch, M, M)."""
+    ends = list(accumulate(q.loc.shape[-1] for q in beliefs))
+    root = jnp.zeros((*batch, ends[-1], ends[-1]), beliefs[0].loc.dtype)
+    for q, end in zip(beliefs, ends, strict=True):
+        own = slice(end - q.loc.shape[-1], end)
+        transposed = spread(q, jnp.eye(q.loc.shape[-1], dtype=root.dtype))
+        if transposed is not None:
+            root = root.at[..., own, own].set(jnp.swapaxes(transposed, -1, -2))
+    return root
 
 
 def _step(
@@ -174,18 +179,12 @@ def _given(f: GPFunction, grown: _Grown, root: Array, sites: _Sites) -> GPFuncti
     loc = grown.loc + matmul(scale, matmul(jnp.swapaxes(scale, -1, -2), pull))[..., 0]
     shift = grown.shift
     if shift is not None:
-        shift = replace(shift, projected=(_join(shift.projected, 1),))
+        shift = replace(shift, projected=(join(shift.projected, -1, event_dim=1),))
     return GPFunction(
         f.kernel,
-        (InducingPoints(_join(grown.points, 2)),),
+        (InducingPoints(join(grown.points, -2, event_dim=2)),),
         (Block(joint_whitener(grown.blocks), (), grown.blocks[-1].jitter),),
         (Whitened(loc, scale, "full"),),
         shift,
         num_latents=f.num_latents,
     )
-
-
-def _join(parts: Sequence[Array], event_dim: int) -> Array:
-    """Joined along the first event axis, leading axes broadcast."""
-    batch = jnp.broadcast_shapes(*(p.shape[: p.ndim - event_dim] for p in parts))
-    return jnp.concatenate([jnp.broadcast_to(p, batch + p.shape[p.ndim - event_dim :]) for p in parts], -event_dim)

@@ -8,13 +8,12 @@ from itertools import accumulate
 import jax.numpy as jnp
 
 from numpyro_orthgp.inducing import Feature
-from numpyro_orthgp.math.gaussian import spread
-from numpyro_orthgp.math.linalg import PRECISION, matmul
-from numpyro_orthgp.math.projection import project, residual_covariance
+from numpyro_orthgp.math.linalg import join
+from numpyro_orthgp.math.projection import project
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array
 
-__all__ = ["mean_at", "moments_at", "project_sets", "split"]
+__all__ = ["moments_at", "project_sets", "split"]
 
 
 def split(values: Array, features: Sequence[Feature], axis: int = -1) -> list[Array]:
@@ -24,33 +23,16 @@ def split(values: Array, features: Sequence[Feature], axis: int = -1) -> list[Ar
 
 def project_sets(f: GPFunction, features: Sequence[Feature]) -> tuple[Array, ...]:
     """The projections of inducing variables on each set of ``f``, shapes (..., M_i, M)."""
-    return project(f.blocks, [_join([s.covariance(f.kernel, other) for other in features], -1) for s in f.features])
-
-
-def mean_at(f: GPFunction, features: Sequence[Feature], A: Sequence[Array]) -> Array:
-    """Mean of inducing variables whose projections are ``A``, shape (..., M)."""
-    mean = jnp.zeros((), f.features[0].dtype)
-    for i, (q, Ai) in enumerate(zip(f.beliefs, A, strict=True)):
-        loc = q.loc if f.shift is None else q.loc - f.shift.projected[i]
-        mean = mean + jnp.einsum("...mb,...m->...b", Ai, loc, precision=PRECISION)
-    if f.shift is not None:
-        K = _join([s.covariance_with_inputs(f.kernel, f.shift.points) for s in features], -2)
-        mean = mean + jnp.einsum("...bh,...h->...b", K, f.shift.weights, precision=PRECISION)
-    return mean
+    return project(f.blocks, [_covariance(f, s, features) for s in f.features])
 
 
 def moments_at(f: GPFunction, features: Sequence[Feature]) -> tuple[Array, Array]:
     """Mean, shape (..., M), and covariance, shape (..., M, M), of all inducing variables together, without jitter."""
     A = project_sets(f, features)
-    K = _join([_join([s.covariance(f.kernel, other) for other in features], -1) for s in features], -2)
-    covariance = residual_covariance(K, A, A)
-    for q, Ai in zip(f.beliefs, A, strict=True):
-        W = spread(q, Ai)
-        if W is not None:
-            covariance = covariance + matmul(jnp.swapaxes(W, -1, -2), W)
-    return mean_at(f, features, A), covariance
+    K = join([_covariance(f, s, features) for s in features], -2, event_dim=2)
+    return f.mean(features, A), f.covariance(K, A)
 
 
-def _join(parts: Sequence[Array], axis: int) -> Array:
-    batch = jnp.broadcast_shapes(*(p.shape[:-2] for p in parts))
-    return jnp.concatenate([jnp.broadcast_to(p, (*batch, *p.shape[-2:])) for p in parts], axis)
+def _covariance(f: GPFunction, s: Feature, features: Sequence[Feature]) -> Array:
+    """Prior covariance of one feature with all, shape (..., M_s, M)."""
+    return join([s.covariance(f.kernel, other) for other in features], -1, event_dim=2)

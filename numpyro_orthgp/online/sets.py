@@ -14,7 +14,7 @@ from numpyro_orthgp.inducing import Feature, as_sets
 from numpyro_orthgp.math.gaussian import Whitened, kl_from_prior
 from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_cholesky
 from numpyro_orthgp.math.projection import project
-from numpyro_orthgp.online.moments import mean_at, project_sets, split
+from numpyro_orthgp.online.moments import project_sets, split
 from numpyro_orthgp.prior import check_jitter, decompose_sets
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, ArrayLike
@@ -76,7 +76,7 @@ def compress(
         raise ValueError("`compress` takes no MeanOnly points: what it keeps is a Gaussian at inducing variables.")
     blocks = decompose_sets(f.kernel, features, check_jitter(jitter, features[0].dtype))
     A = project_sets(f, features)
-    means = project(blocks, split(mean_at(f, features, A)[..., None], features, -2))
+    means = project(blocks, split(f.mean(features, A)[..., None], features, -2))
     # (M', M_i) of each old set, on each new one.
     V = [project(blocks, split(jnp.swapaxes(Ai, -1, -2), features, -2)) for Ai in A]
     batch = () if f.num_latents is None else (f.num_latents,)

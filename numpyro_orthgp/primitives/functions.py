@@ -20,7 +20,7 @@ from numpyro_orthgp.math.natural import precondition
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance
 from numpyro_orthgp.primitives.messages import MESSAGE, Site, belief_of, inducing_site, known
 from numpyro_orthgp.prior import as_kernel, check_jitter, check_latents, decompose_sets
-from numpyro_orthgp.process import GPFunction, MeanShift
+from numpyro_orthgp.process import GPFunction, MeanShift, project_shift
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["gp"]
@@ -118,12 +118,7 @@ def _mean_shift(
         )
     if natural:
         weights = precondition(weights, *_root_of_fisher(kernel, features, blocks, points))
-    # A_i(points) a needs vector solves only: project K(Z_i, points) a as if it were one input.
-    products = [
-        jnp.einsum("...mh,...h->...m", s.covariance_with_inputs(kernel, points), weights, precision=PRECISION)
-        for s in features
-    ]
-    projected = tuple(p[..., 0] for p in project(blocks, [p[..., None] for p in products]))
+    projected = project_shift(kernel, features, blocks, points, weights)
     columns, scaled = _columns(mean_only, weights)
     K = covariance_of_points(kernel, points, points[..., columns, :])
     quadratic = jnp.sum(weights * jnp.einsum("...hs,...s->...h", K, scaled, precision=PRECISION))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 
+from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.inputs import LatentInputs
 from numpyro_orthgp.primitives.messages import (
     MESSAGE,
@@ -54,9 +54,7 @@ def latent_inputs(
     1. Lawrence. Probabilistic non-linear principal component analysis with Gaussian process latent variable models. 2005.
     2. Titsias, Lawrence. Bayesian Gaussian process latent variable model. 2010.
     """
-    for option, count in (("num", num), ("dim", dim)):
-        if isinstance(count, bool) or not hasattr(count, "__index__") or operator.index(count) < 1:
-            raise ValueError(f"`{option}` must be a positive integer; got {count!r}.")
+    num, dim = check_integer("num", num), check_integer("dim", dim)
     fn = dist.Normal(jnp.zeros(dim), 1.0).to_event(1) if prior is None else prior
     if fn.event_shape != (dim,) or fn.batch_shape not in ((), (1,), (num,)):
         raise ValueError(
