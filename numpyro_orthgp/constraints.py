@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import ParameterFreeTransform, biject_to
 
+from numpyro_orthgp.math.linalg import diagonal
 from numpyro_orthgp.types import Array
 
 __all__ = ["Natural", "dense_lower_cholesky", "natural"]
@@ -31,16 +32,16 @@ class _DenseLowerCholeskyTransform(ParameterFreeTransform):
     codomain = dense_lower_cholesky
 
     def __call__(self, x: Array) -> Array:
-        diagonal = jax.nn.softplus(jnp.diagonal(x, axis1=-2, axis2=-1))
-        return jnp.tril(x, -1) + diagonal[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
+        positive = jax.nn.softplus(diagonal(x))
+        return jnp.where(jnp.eye(x.shape[-1], dtype=bool), positive[..., None], jnp.tril(x, -1))
 
     def _inverse(self, y: Array) -> Array:
-        diagonal = jnp.diagonal(y, axis1=-2, axis2=-1)
-        inverse = diagonal + jnp.log(-jnp.expm1(-diagonal))  # softplus^-1
+        positive = diagonal(y)
+        inverse = positive + jnp.log(-jnp.expm1(-positive))  # softplus^-1
         return jnp.tril(y, -1) + inverse[..., None] * jnp.eye(y.shape[-1], dtype=y.dtype)
 
     def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
-        return -jnp.sum(jax.nn.softplus(-jnp.diagonal(x, axis1=-2, axis2=-1)), -1)
+        return -jnp.sum(jax.nn.softplus(-diagonal(x)), -1)
 
     def forward_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape

@@ -11,8 +11,9 @@ from jax.tree_util import Partial
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.grouped import draw_grouped
 from numpyro_orthgp.kernels.hyperparameters import as_array
-from numpyro_orthgp.kernels.patches import MAX_ENTRIES, PatchGrid, map_blocks
+from numpyro_orthgp.kernels.patches import PatchGrid
 from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.linalg import PRECISION
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey

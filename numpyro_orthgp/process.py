@@ -16,13 +16,18 @@ from numpyro_orthgp.errors import check_inputs, check_same_dtype
 from numpyro_orthgp.inducing import Feature, InducingPoints, input_dim
 from numpyro_orthgp.inputs import LatentInputs
 from numpyro_orthgp.marginals import Marginals, Names
+from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
+from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.gaussian import Whitened, spread
-from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, join, matmul, safe_cholesky
+from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, join, matmul
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance
 from numpyro_orthgp.paths import Paths, draw_paths
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["GPFunction", "MeanShift", "project_shift", "weigh_points"]
+
+# Rows worked on at once are no fewer than that, or products of matrices turn into products with vectors.
+MIN_BLOCK = 256
 
 
 @jax.tree_util.register_dataclass
@@ -86,7 +91,8 @@ class GPFunction:
     def __call__(self, X: ArrayLike | LatentInputs) -> Marginals:
         """Marginals of the function at inputs.
 
-        Costs O(B M^2) per set and never forms a B x B matrix.
+        Costs O(B M^2) per set and never forms a B x B matrix. Outside of a fit many inputs are worked on block by block, in
+        memory O(M^2 + B).
 
         :param X: inputs, shape (B, D), same units as the inducing points.
         :return: marginals of shape (B,), or (B, P) with P latent functions.
@@ -94,13 +100,22 @@ class GPFunction:
         :raises ValueError: if ``X`` has another shape or holds NaN or infinity.
         """
         X = self.checked(X)
+        # While fitting a batch is small, and may be spread over devices.
+        size = (
+            len(X) if self.pointwise else max(MAX_ENTRIES // (self.num_inducing * (self.num_latents or 1)), MIN_BLOCK)
+        )
+        mean, explained, residual = map_blocks(self._moments, X, size)
+        joint = None if self.pointwise else Partial(_draw_process, self, X)
+        return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names)
+
+    def _moments(self, X: Array) -> tuple[Array, Array, Array]:
+        """Mean, explained and residual variance, shapes (B,) or (B, P)."""
         A = self.project(X)
         spreads = [spread(q, Ai) for q, Ai in zip(self.beliefs, A, strict=True)]
         residual = residual_variance(self.kernel(X), A)
         explained = sum((jnp.sum(W**2, axis=-2) for W in spreads if W is not None), start=jnp.zeros_like(residual))
-        mean, explained, residual = (self._columns(a) for a in (self.mean([InducingPoints(X)], A), explained, residual))
-        joint = None if self.pointwise else Partial(_draw_process, self, X)
-        return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names)
+        mean = self.mean([InducingPoints(X)], A)
+        return self._columns(mean), self._columns(explained), self._columns(residual)
 
     def expected(self, X: LatentInputs, *, num_points: int = 20) -> Marginals:
         r"""Moments at latent inputs averaged over their Gaussian in closed form, for Gaussian noise.
@@ -196,6 +211,11 @@ class GPFunction:
         """Inputs as an array, refused if they do not go with the inducing variables."""
         X = check_inputs("X", X, dim=input_dim(self.features))
         return check_same_dtype("X", X, self.features[0].dtype)
+
+    @property
+    def num_inducing(self) -> int:
+        """Number of inducing variables of all sets together."""
+        return sum(s.num for s in self.features)
 
     def project(self, X: Array) -> tuple[Array, ...]:
         """The projections A_i(X) on each set, shapes (..., M_i, B); see :mod:`numpyro_orthgp.math.projection`."""

@@ -7,14 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_orthgp.math.linalg import (
-    add_jitter,
-    default_jitter,
-    inverse_cholesky,
-    safe_cholesky,
-    safe_sqrt,
-    solve_lower,
-)
+from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, safe_sqrt, solve_lower
 
 DTYPES = [jnp.float32, jnp.float64]
 

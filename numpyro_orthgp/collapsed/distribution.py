@@ -17,8 +17,9 @@ from numpyro_orthgp.inducing import Feature, as_sets, input_dim
 from numpyro_orthgp.inputs import LatentInputs
 from numpyro_orthgp.marginals import MAX_JOINT_DRAW
 from numpyro_orthgp.math.bounds import Statistics, conditional_gain, log_evidence, log_upper_bound, optimum
+from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.gaussian import Whitened, spread
-from numpyro_orthgp.math.linalg import add_jitter, default_jitter, matmul, safe_cholesky
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, matmul
 from numpyro_orthgp.math.projection import residual_covariance
 from numpyro_orthgp.prior import as_kernel, check_jitter, check_latents, decompose_sets
 from numpyro_orthgp.process import GPFunction

@@ -12,7 +12,8 @@ from jax import lax
 
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.init.counts import check_count, subset
-from numpyro_orthgp.math.linalg import add_jitter, default_jitter, matmul, safe_cholesky, solve_lower
+from numpyro_orthgp.math.cholesky import safe_cholesky
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, matmul, solve_lower
 from numpyro_orthgp.types import Array, KernelLike, PRNGKey
 
 __all__ = ["greedy_variance"]

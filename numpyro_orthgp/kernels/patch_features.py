@@ -11,9 +11,10 @@ import numpy as np
 from numpyro_orthgp.kernels.base import Product, Restricted
 from numpyro_orthgp.kernels.convolutional import Convolutional
 from numpyro_orthgp.kernels.hyperparameters import as_array
-from numpyro_orthgp.kernels.patches import MAX_ENTRIES, PatchGrid, map_blocks
+from numpyro_orthgp.kernels.patches import PatchGrid
 from numpyro_orthgp.kernels.random_features import Factor, RandomFunctions, draw_functions, register
 from numpyro_orthgp.kernels.spectral import Draw
+from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.linalg import PRECISION
 from numpyro_orthgp.types import Array, KernelLike
 

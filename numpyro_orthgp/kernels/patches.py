@@ -1,28 +1,22 @@
-"""Patches of images, and work done on blocks of them."""
+"""Patches of images."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from numpyro_orthgp.errors import check_option
 from numpyro_orthgp.kernels.hyperparameters import check_inputs
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["MAX_ENTRIES", "PatchGrid", "extract_patches", "map_blocks"]
+__all__ = ["PatchGrid", "extract_patches"]
 
 COLOURS = ("joint", "per_channel")
-
-# Kernel values held at once. Blocks that stay in a processor's cache are written and read again faster than large ones;
-# accelerators, for which each block is a launch, like them large. 2^20 serves both.
-MAX_ENTRIES = 2**20
 
 
 @jax.tree_util.register_static
@@ -131,22 +125,6 @@ def extract_patches(
     :raises ValueError: if sizes are not positive or do not fit each other.
     """
     return PatchGrid.checked(image_shape, patch_shape, stride, colour).extract(check_inputs("X", X))
-
-
-def map_blocks(function: Callable[[Any], Any], rows: Any, size: int) -> Any:
-    """``function(rows)``, computed for ``size`` rows at a time, and again for the gradient, so that memory is that of a block.
-
-    :param function: takes rows (b, ...) to arrays (b, ...), each row for itself.
-    :param rows: an array of shape (B, ...), or several in a pytree.
-    """
-    B = jax.tree.leaves(rows)[0].shape[0]
-    if size >= B:
-        return function(rows)
-    num = -(-B // max(size, 1))
-    size = -(-B // num)
-    blocks = jax.tree.map(lambda X: jnp.concatenate([X, X[: num * size - B]]).reshape(num, size, *X.shape[1:]), rows)
-    values = lax.map(jax.checkpoint(function, prevent_cse=False), blocks)
-    return jax.tree.map(lambda v: v.reshape(num * size, *v.shape[2:])[:B], values)
 
 
 def _sizes(name: str, value: Any, lengths: tuple[int, ...], form: str) -> tuple[int, ...]:

@@ -58,11 +58,18 @@ def squared_distance(X1: Array, X2: Array, scale: Array) -> Array:
     X1, X2 = centre(X1, X2)
     A = X1 / scale
     B = A if X2 is X1 else X2 / scale
-    cross = matmul(A, jnp.swapaxes(B, -1, -2))  # (..., n, m)
-    r2 = jnp.square(A).sum(axis=-1)[..., :, None] + jnp.square(B).sum(axis=-1)[..., None, :] - 2 * cross
+    # Norms as two more columns of the factors: the sums and, backward, their reductions become part of the products.
+    left = jnp.concatenate([A, *_norm_and_one(A)], axis=-1)
+    right = jnp.concatenate([-2 * B, *_norm_and_one(B)[::-1]], axis=-1)
+    r2 = matmul(left, jnp.swapaxes(right, -1, -2))  # (..., n, m)
     if B is A:
         r2 = jnp.where(jnp.eye(A.shape[-2], dtype=bool), 0, r2)
     return _clip_rounding(r2)
+
+
+def _norm_and_one(A: Array) -> tuple[Array, Array]:
+    norm = jnp.square(A).sum(axis=-1, keepdims=True)
+    return norm, jnp.ones_like(norm)
 
 
 def squared_distance_by_differences(X1: Array, X2: Array, scale: Array) -> Array:

@@ -12,7 +12,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from numpyro_orthgp.math.linalg import PRECISION, solve_lower
+from numpyro_orthgp.math.linalg import PRECISION, diagonal, matmul_transposed, solve_lower
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["COVARIANCES", "Whitened", "kl_from_prior", "log_density", "sample", "spread"]
@@ -43,7 +43,8 @@ def spread(q: Whitened, A: Array) -> Array | None:
     :return: shape (..., M, B), or ``None`` for a known value, which spreads nothing.
     """
     if q.covariance == "full":
-        return jnp.einsum("...mk,...mb->...kb", q.scale, A, precision=PRECISION)
+        assert q.scale is not None
+        return matmul_transposed(q.scale, A)
     if q.covariance == "diagonal":
         assert q.scale is not None
         return q.scale[..., None] * A
@@ -61,12 +62,10 @@ def kl_from_prior(q: Whitened) -> Array:
     if q.covariance == "prior":
         return shift / 2
     assert q.scale is not None
-    diagonal = _diagonal(q)
-    # tr S - M = sum of off-diagonal squares + sum (t^2 - 1): exact zero at S = I, with no large terms to cancel.
-    trace = jnp.sum(diagonal**2 - 1)
-    if q.covariance == "full":
-        trace = trace + jnp.sum(jnp.tril(q.scale, -1) ** 2)
-    return (shift + trace) / 2 - jnp.sum(jnp.log(jnp.abs(diagonal)))
+    # tr S - M entry by entry: exact zero at S = I, with no large terms to cancel.
+    unit = jnp.eye(q.scale.shape[-1], dtype=q.scale.dtype) if q.covariance == "full" else 1
+    trace = jnp.sum(q.scale**2 - unit)
+    return (shift + trace) / 2 - jnp.sum(jnp.log(jnp.abs(_diagonal(q))))
 
 
 def sample(q: Whitened, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -96,4 +95,4 @@ def log_density(q: Whitened, value: Array) -> Array:
 
 def _diagonal(q: Whitened) -> Array:
     assert q.scale is not None
-    return jnp.diagonal(q.scale, axis1=-2, axis2=-1) if q.covariance == "full" else q.scale
+    return diagonal(q.scale) if q.covariance == "full" else q.scale

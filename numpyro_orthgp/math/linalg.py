@@ -1,4 +1,4 @@
-"""Jitter policy, Cholesky factors that never fail silently, triangular solves, and products in full precision."""
+"""Jitter policy, triangular solves, and products in full precision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "add_jitter", "default_jitter", "gram", "inverse_cholesky", "join", "matmul", "safe_cholesky", "safe_sqrt",
+    "add_jitter", "default_jitter", "diagonal", "gram", "join", "linear_matmul", "matmul", "matmul_transposed", "safe_sqrt",
     "solve_lower",
 ]  # fmt: skip
 
@@ -38,9 +38,53 @@ def default_jitter(dtype: jnp.dtype, *, expectations: bool = False) -> float:
     return (_JITTER_OF_EXPECTATIONS if expectations else _DEFAULT_JITTER).get(jnp.dtype(dtype).name, 1e-3)
 
 
+@jax.custom_jvp
 def matmul(A: Array, B: Array) -> Array:
     """``A @ B`` in full precision on every device."""
-    return jnp.matmul(A, B, precision=PRECISION)
+    return _product(A, B)
+
+
+@jax.custom_jvp
+def matmul_transposed(A: Array, B: Array) -> Array:
+    """``A.T @ B`` in full precision on every device."""
+    return _product(_copied_transpose(A), B)
+
+
+def linear_matmul(A: Array, B: Array) -> Array:
+    """:func:`matmul` for derivative rules, in which ``B`` is a tangent: the backward pass, its transpose, is a plain product."""
+    return _product(jnp.swapaxes(_copied_transpose(A), -1, -2), B)
+
+
+_product = partial(jnp.matmul, precision=PRECISION)
+
+
+def _copied_transpose(A: Array) -> Array:
+    # Left to itself XLA makes the transpose part of the product, which on CPUs then takes up to twice as long.
+    return lax.optimization_barrier(jnp.swapaxes(A, -1, -2))
+
+
+@matmul.defjvp
+def _matmul_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (A, B), (dA, dB) = primals, tangents
+    return matmul(A, B), _product(dA, B) + linear_matmul(A, dB)
+
+
+@matmul_transposed.defjvp
+def _matmul_transposed_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (A, B), (dA, dB) = primals, tangents
+    return matmul_transposed(A, B), _product(jnp.swapaxes(dA, -1, -2), B) + _product(jnp.swapaxes(A, -1, -2), dB)
+
+
+@jax.custom_jvp
+def diagonal(A: Array) -> Array:
+    """Diagonals of matrices, shape (..., M). The derivative is an elementwise pass, not JAX's scatter."""
+    return jnp.diagonal(A, axis1=-2, axis2=-1)
+
+
+@diagonal.defjvp
+def _diagonal_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    eye = jnp.eye(tangents[0].shape[-1], dtype=bool)
+    return diagonal(*primals), jnp.sum(jnp.where(eye, tangents[0], 0), -1)
 
 
 def join(parts: Sequence[Array], axis: int, *, event_dim: int) -> Array:
@@ -98,73 +142,3 @@ def _safe_sqrt_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array
 def add_jitter(K: Array, amount: Array) -> Array:
     """``K + amount I`` with ``amount`` of shape ``K.shape[:-2]``."""
     return K + amount[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
-
-
-@jax.custom_jvp
-def safe_cholesky(K: Array, scale: Array) -> Array:
-    r"""Lower Cholesky factor of ``K``, with growing jitter where ``K`` is not numerically positive definite.
-
-    The first attempt uses ``K`` as it is (the caller has added the jitter of the policy). Each further attempt adds
-    :math:`10^t \epsilon M` times ``scale`` to the diagonal, :math:`t = 0, 1, \dots` while that is less than ``scale``, of those
-    matrices of a batch that failed; so a NaN is handed on only if ``K`` itself holds one or is nowhere near positive
-    semidefinite.
-
-    :param K: symmetric matrices, shape (..., M, M).
-    :param scale: the size of the prior variances, shape (...); what extra jitter is relative to.
-    :return: shape (..., M, M), lower triangular.
-    """
-    unit = jnp.asarray(jnp.finfo(K.dtype).eps * K.shape[-1], K.dtype)
-
-    def failed(L: Array) -> Array:
-        return ~jnp.isfinite(L).all(axis=(-2, -1))
-
-    def retry(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        relative, L = state
-        attempt = lax.linalg.cholesky(add_jitter(K, relative * scale))
-        return 10 * relative, jnp.where(failed(L)[..., None, None], attempt, L)
-
-    def again(state: tuple[Array, Array]) -> Array:
-        relative, L = state
-        return (relative < 1) & failed(L).any()
-
-    return lax.while_loop(again, retry, (unit, lax.linalg.cholesky(K)))[1]
-
-
-@safe_cholesky.defjvp
-def _safe_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    # dL = L Phi(L^-1 dK L^-T) with Phi the lower triangle, its diagonal halved. Using the factor that was returned,
-    # whatever jitter it took, keeps failed attempts (NaN) out of the derivative. `scale` moves only rescue jitter.
-    K, scale = primals
-    dK, _ = tangents
-    L = safe_cholesky(K, scale)
-    half = partial(lax.linalg.triangular_solve, lower=True)
-    dK = (dK + jnp.swapaxes(dK, -1, -2)) / 2
-    W = half(L, half(L, dK, left_side=False, transpose_a=True), left_side=True)
-    return L, matmul(L, _lower_half(W))
-
-
-@jax.custom_jvp
-def inverse_cholesky(K: Array, scale: Array) -> Array:
-    r"""The inverse :math:`W = L^{-1}` of :func:`safe_cholesky`'s factor, lower triangular.
-
-    Solving with L by a product with W lets the forward and the backward pass be matrix products but for one factor and
-    one triangular solve of size M; those two run far below the speed of products on every kind of device.
-
-    :param K: symmetric matrices, shape (..., M, M).
-    :param scale: as for :func:`safe_cholesky`.
-    """
-    return solve_lower(safe_cholesky(K, scale), jnp.eye(K.shape[-1], dtype=K.dtype))
-
-
-@inverse_cholesky.defjvp
-def _inverse_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    # dL = L Phi(W dK W^T), and so dW = -W dL W = -Phi(W dK W^T) W.
-    W = inverse_cholesky(*primals)
-    dK = tangents[0]
-    S = matmul(matmul(W, (dK + jnp.swapaxes(dK, -1, -2)) / 2), jnp.swapaxes(W, -1, -2))
-    return W, -matmul(_lower_half(S), W)
-
-
-def _lower_half(S: Array) -> Array:
-    """Phi: the lower triangle with its diagonal halved."""
-    return jnp.tril(S) * (1 - jnp.eye(S.shape[-1], dtype=S.dtype) / 2)

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from numpyro_orthgp.math.linalg import add_jitter, inverse_cholesky, join, matmul
+from numpyro_orthgp.math.cholesky import inverse_cholesky
+from numpyro_orthgp.math.linalg import add_jitter, diagonal, join, matmul, matmul_transposed
 from numpyro_orthgp.types import Array
 
 __all__ = ["Block", "decompose", "extend", "joint_whitener", "project", "residual_covariance", "residual_variance"]
@@ -64,7 +65,7 @@ def extend(blocks: Sequence[Block], row: Sequence[Array], jitter: float) -> tupl
     """
     before, K = project(blocks, row[:-1]), row[-1]
     # Relative to the prior's scale, not to C's: C vanishes where a set repeats points of an earlier one.
-    scale = jnp.diagonal(K, axis1=-2, axis2=-1).mean(-1)
+    scale = diagonal(K).mean(-1)
     noise = jnp.asarray(jitter * scale, K.dtype)
     C = add_jitter(residual_covariance(K, before, before), noise)
     return (*blocks, Block(inverse_cholesky(C, scale), before, noise))
@@ -94,7 +95,7 @@ def project(blocks: Sequence[Block], covariances: Sequence[Array]) -> tuple[Arra
 def residual_covariance(K: Array, A1: Sequence[Array], A2: Sequence[Array]) -> Array:
     r"""Prior covariance given the sets: :math:`K(X_1, X_2) - \sum_i A_i(X_1)^\top A_i(X_2)`, shape (..., n, m)."""
     for left, right in zip(A1, A2, strict=True):
-        K = K - matmul(jnp.swapaxes(left, -1, -2), right)
+        K = K - matmul_transposed(left, right)
     return K
 
 

@@ -25,8 +25,9 @@ from jax import lax
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.gaussian import Whitened, spread
-from numpyro_orthgp.math.linalg import join, matmul, safe_cholesky, solve_lower
+from numpyro_orthgp.math.linalg import join, matmul, solve_lower
 from numpyro_orthgp.math.projection import Block, extend, joint_whitener, project
 from numpyro_orthgp.prior import check_jitter
 from numpyro_orthgp.process import GPFunction, MeanShift, project_shift

@@ -11,8 +11,9 @@ import numpy as np
 
 from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.inducing import Feature, as_sets
+from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.gaussian import Whitened, kl_from_prior
-from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_cholesky
+from numpyro_orthgp.math.linalg import PRECISION, matmul
 from numpyro_orthgp.math.projection import project
 from numpyro_orthgp.online.moments import project_sets, split
 from numpyro_orthgp.prior import check_jitter, decompose_sets

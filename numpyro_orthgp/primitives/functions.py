@@ -15,7 +15,8 @@ from numpyro.primitives import apply_stack
 from numpyro_orthgp.constraints import natural as natural_constraint
 from numpyro_orthgp.inducing import Feature, MeanOnly, as_sets, covariance_of_points
 from numpyro_orthgp.marginals import Names
-from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, inverse_cholesky
+from numpyro_orthgp.math.cholesky import inverse_cholesky
+from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter
 from numpyro_orthgp.math.natural import precondition
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance
 from numpyro_orthgp.primitives.messages import MESSAGE, Site, belief_of, inducing_site, known

@@ -1,0 +1,126 @@
+"""Cholesky factors that never fail silently, and their inverses at the speed of matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_orthgp.math.linalg import add_jitter, linear_matmul, matmul, solve_lower
+from numpyro_orthgp.types import Array
+
+__all__ = ["inverse_cholesky", "safe_cholesky"]
+
+# Smaller matrices are not split.
+_BLOCK = 128
+
+
+@jax.custom_jvp
+def safe_cholesky(K: Array, scale: Array) -> Array:
+    r"""Lower Cholesky factor of ``K``, with growing jitter where ``K`` is not numerically positive definite.
+
+    The first attempt uses ``K`` as it is (the caller has added the jitter of the policy). Each further attempt adds
+    :math:`10^t \epsilon M` times ``scale`` to the diagonal, :math:`t = 0, 1, \dots` while that is less than ``scale``, of those
+    matrices of a batch that failed; so a NaN is handed on only if ``K`` itself holds one or is nowhere near positive
+    semidefinite.
+
+    :param K: symmetric matrices, shape (..., M, M).
+    :param scale: the size of the prior variances, shape (...); what extra jitter is relative to.
+    :return: shape (..., M, M), lower triangular.
+    """
+    return _retried(lambda noise: lax.linalg.cholesky(add_jitter(K, noise)), lax.linalg.cholesky(K), scale)
+
+
+@safe_cholesky.defjvp
+def _safe_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    # dL = L Phi(L^-1 dK L^-T) with Phi the lower triangle, its diagonal halved. Using the factor that was returned,
+    # whatever jitter it took, keeps failed attempts (NaN) out of the derivative. `scale` moves only rescue jitter.
+    K, scale = primals
+    dK, _ = tangents
+    L = safe_cholesky(K, scale)
+    half = partial(lax.linalg.triangular_solve, lower=True)
+    dK = (dK + jnp.swapaxes(dK, -1, -2)) / 2
+    W = half(L, half(L, dK, left_side=False, transpose_a=True), left_side=True)
+    return L, matmul(L, _lower_half(W))
+
+
+@jax.custom_jvp
+def inverse_cholesky(K: Array, scale: Array) -> Array:
+    r"""The inverse :math:`W = L^{-1}` of :func:`safe_cholesky`'s factor, lower triangular.
+
+    Solving with L by a product with W makes nearly everything a matrix product, forward and backward; factors and triangular
+    solves run far below the speed of those on every kind of device. The derivative takes K to be a symmetric function of what
+    it depends on.
+
+    :param K: symmetric matrices, of which the lower triangles are read, shape (..., M, M).
+    :param scale: as for :func:`safe_cholesky`.
+    """
+    return _inverse_cholesky(K, scale)
+
+
+@jax.jit  # called outside of any other, each of its many small operations would be compiled by itself
+def _inverse_cholesky(K: Array, scale: Array) -> Array:
+    first = _by_halves(K, jnp.zeros_like(scale), _BLOCK)[1]
+    # Few blocks where it hardly ever comes to, since they take time to compile.
+    return _retried(lambda noise: _by_halves(K, noise, K.shape[-1] // 4)[1], first, scale)
+
+
+@inverse_cholesky.defjvp
+def _inverse_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    # dL = L Phi(W dK W^T), and so dW = -W dL W = -Phi(W dK W^T) W.
+    W = inverse_cholesky(*primals)
+    S = matmul(linear_matmul(W, tangents[0]), jnp.swapaxes(W, -1, -2))
+    return W, -matmul(_lower_half(S), W)
+
+
+def _retried(factor: Callable[[Array], Array], first: Array, scale: Array) -> Array:
+    """``first``, or where that failed ``factor(noise)`` with as much noise variance as it takes, relative to ``scale``."""
+    unit = jnp.asarray(jnp.finfo(first.dtype).eps * first.shape[-1], first.dtype)
+
+    def failed(L: Array) -> Array:
+        return ~jnp.isfinite(L).all(axis=(-2, -1))
+
+    def retry(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        relative, L = state
+        return 10 * relative, jnp.where(failed(L)[..., None, None], factor(relative * scale), L)
+
+    def again(state: tuple[Array, Array]) -> Array:
+        relative, L = state
+        return (relative < 1) & failed(L).any()
+
+    return lax.while_loop(again, retry, (unit, first))[1]
+
+
+def _by_halves(K: Array, noise: Array, block: int) -> tuple[Array, Array]:
+    """The Cholesky factor of K + noise I and its inverse; they hold NaN where the factor does not exist.
+
+    Matrices of up to ``block`` rows are factored at once, larger ones by halves, but not more than four times.
+    """
+    M = K.shape[-1]
+    return _factor(K, jnp.broadcast_to(noise, K.shape[:-2]), max(block, _BLOCK, -(-M // 16)))
+
+
+def _factor(K: Array, noise: Array, block: int) -> tuple[Array, Array]:
+    M = K.shape[-1]
+    if M <= block:
+        L = lax.linalg.cholesky(add_jitter(K, noise), symmetrize_input=False)
+        return L, solve_lower(L, jnp.eye(M, dtype=K.dtype))
+    half = -(-M // 16) * 8
+    L1, W1 = _factor(K[..., :half, :half], noise, block)
+    # A solve, though W1 is there: with the product the rest is no longer positive definite where K is ill conditioned.
+    across = lax.linalg.triangular_solve(L1, K[..., half:, :half], left_side=False, lower=True, transpose_a=True)
+    L2, W2 = _factor(K[..., half:, half:] - matmul(across, jnp.swapaxes(across, -1, -2)), noise, block)
+    return _lower(L1, across, L2), _lower(W1, -matmul(W2, matmul(across, W1)), W2)
+
+
+def _lower(first: Array, across: Array, second: Array) -> Array:
+    above = jnp.zeros_like(jnp.swapaxes(across, -1, -2))
+    return jnp.block([[first, above], [across, second]])
+
+
+def _lower_half(S: Array) -> Array:
+    """Phi: the lower triangle with its diagonal halved."""
+    return jnp.tril(S) * (1 - jnp.eye(S.shape[-1], dtype=S.dtype) / 2)
