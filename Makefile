@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 READY_TEST := $(VENV)/.ready-test
 
 .DEFAULT_GOAL := help
-EXAMPLES := regression gplvm counts survey survival digits multitask deep convolutional spectral streaming thompson
+EXAMPLES := regression gplvm counts survey survival digits multitask deep convolutional spectral streaming thompson large
 
 .PHONY: help demo snelson $(EXAMPLES) examples test slow lint typecheck check clean
 

@@ -43,5 +43,7 @@ from numpyro_orthgp.primitives import gp as gp
 from numpyro_orthgp.primitives import latent_inputs as latent_inputs
 from numpyro_orthgp.primitives import orthogonal as orthogonal
 from numpyro_orthgp.process import GPFunction as GPFunction
+from numpyro_orthgp.training import EarlyStopping as EarlyStopping
+from numpyro_orthgp.training import fit as fit
 
 __version__ = "0.1.0"

@@ -22,7 +22,7 @@ PACKAGE = Path(numpyro_orthgp.__file__).parent
 ROOMS = [
     "types", "errors", "math", "kernels", "inducing", "inputs", "prior", "marginals", "averaged", "paths", "process",
     "grouped", "images", "constraints", "distributions", "likelihoods", "collapsed", "primitives", "guides", "natural", "online",
-    "deep", "init", "latents", "plots", "__init__",
+    "deep", "training", "init", "latents", "plots", "__init__",
 ]  # fmt: skip
 
 # What arrays-in-arrays-out rooms must not know.
@@ -88,13 +88,15 @@ def test_files_and_functions_stay_small():
 
 def test_public_names():
     assert sorted(n for n in vars(numpyro_orthgp) if not n.startswith("_")) == sorted([
-        "AutoSparseGP", "CollapsedGP", "DeepGP", "FourierFeatures", "GPFunction", "GaussHermite", "InducingPatches",
-        "InducingPoints", "InferredLatents", "LatentInputs", "Likelihood", "Marginals", "MeanOnly", "MonteCarlo", "QuasiMonteCarlo",
-        "SphericalHarmonics", "gp", "gp_posterior", "infer_latents", "init", "kernels", "latent_inputs", "latent_inputs_posterior",
-        "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise", "patchwise_mean", "posterior", "stack",
+        "AutoSparseGP", "CollapsedGP", "DeepGP", "EarlyStopping", "FourierFeatures", "GPFunction", "GaussHermite",
+        "InducingPatches", "InducingPoints", "InferredLatents", "LatentInputs", "Likelihood", "Marginals", "MeanOnly",
+        "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "fit", "gp", "gp_posterior", "infer_latents", "init", "kernels",
+        "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
+        "patchwise_mean", "posterior", "stack",
         # submodules, visible because they are imported
         "averaged", "collapsed", "constraints", "deep", "distributions", "errors", "grouped", "guides", "images", "inducing",
-        "inputs", "latents", "marginals", "math", "natural", "paths", "plots", "primitives", "prior", "process", "types",
+        "inputs", "latents", "marginals", "math", "natural", "paths", "plots", "primitives", "prior", "process", "training",
+        "types",
     ])  # fmt: skip
     assert {
         "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace",
@@ -128,6 +130,8 @@ def test_public_names():
             "FourierFeatures",
             "SphericalHarmonics",
             "InducingPatches",
+            "fit",
+            "EarlyStopping",
         )
     ],
 )

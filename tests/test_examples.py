@@ -117,9 +117,12 @@ EXAMPLES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, said", [("thompson", "Thompson"), ("spectral", "Fourier + 2 points")])
+@pytest.mark.parametrize(
+    "name, said", [("thompson", "Thompson"), ("spectral", "Fourier + 2 points"), ("large", "SVGP (16)")]
+)
 def test_examples_with_tables_of_their_own(name: str, said: str, tmp_path: Path) -> None:
-    assert said in run(f"examples/{name}.py", "--quick", "--out", tmp_path)
+    bar = ["--no-progress-bar"] * (name == "large")
+    assert said in run(f"examples/{name}.py", "--quick", "--out", tmp_path, *bar)
     assert_picture(tmp_path / f"{name}.png")
 
 

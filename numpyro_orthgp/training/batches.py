@@ -1,0 +1,140 @@
+"""Which rows of the data a step sees, and how they are read from host memory.
+
+The rows of all steps are one endless sequence: the numbers 0..N-1 in an order drawn for epoch 0, then in one drawn for epoch 1, and
+so on. Step t takes the positions B t to B (t + 1) - 1, so it may span two epochs. Every epoch sees each row exactly once, and
+the row at any one position is uniformly distributed, which keeps minibatch losses unbiased. The order of an epoch depends on
+nothing but the seed and its number, so any step can be read without those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.errors import check_integer
+
+__all__ = ["Batches", "as_arguments"]
+
+# Puts rows on devices, given their shape, dtype, batch axis, and what reads the part of them at an index.
+Put = Callable[[tuple[int, ...], Any, int, Callable[[tuple[slice, ...]], np.ndarray]], jax.Array]
+
+
+def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the model: a dict is keywords, a tuple is not."""
+    return ((), batch) if isinstance(batch, dict) else (tuple(batch), {})
+
+
+class Batches:
+    """Data in host memory, cut into batches.
+
+    :param data: a tuple or dict of arrays with a first axis of length N; memory maps are read only where rows are needed.
+    :param batch_size: B; None or N for all the data at every step, in the order that they have.
+    :param seed: words that the orders are drawn from.
+    :raises TypeError: for data that are not numeric arrays in a tuple or dict.
+    :raises ValueError: if first axes differ or are empty, or ``batch_size`` is not one of 1..N.
+    """
+
+    def __init__(self, data: Any, batch_size: int | None, seed: tuple[int, ...]) -> None:
+        if not isinstance(data, (tuple, dict)):
+            raise TypeError(
+                "`data` must be a tuple of arrays, positional arguments of the model, such as (X, y), or a dict of arrays, its "
+                f"keyword arguments, such as {{'X': X, 'y': y}}; got {type(data).__name__}."
+            )
+        leaves, self.tree = jax.tree_util.tree_flatten_with_path(data)
+        self.names = ["data" + jax.tree_util.keystr(path) for path, _ in leaves]
+        self.arrays = [_as_array(name, leaf) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
+        self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in self.arrays]
+        self.num_rows = _num_rows(self.names, self.arrays)
+        self.batch_size = self.num_rows if batch_size is None else check_integer("batch_size", batch_size)
+        if self.batch_size > self.num_rows:
+            raise ValueError(
+                f"`batch_size` must be at most the number of rows N = {self.num_rows}; got {batch_size}. "
+                "For all the data at every step leave it out."
+            )
+        self.is_full = self.batch_size == self.num_rows
+        self.seed = seed
+        self._orders: dict[int, np.ndarray] = {}
+
+    @property
+    def bytes_per_step(self) -> int:
+        """Size of one batch."""
+        shapes = (a.shape[1:] for a in self.arrays)
+        return self.batch_size * sum(int(np.prod(s)) * d.itemsize for s, d in zip(shapes, self.dtypes, strict=True))
+
+    def order(self, epoch: int) -> np.ndarray:
+        """All row numbers in the order of an epoch, shape (N,)."""
+        if epoch not in self._orders:
+            generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
+            # Two are kept, since steps run over the end of an epoch.
+            self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1}
+            self._orders[epoch] = generator.permutation(self.num_rows)
+        return self._orders[epoch]
+
+    def row_numbers(self, step: int, num: int) -> np.ndarray:
+        """Rows of ``num`` steps from ``step`` on, shape (num, B)."""
+        start, stop = step * self.batch_size, (step + num) * self.batch_size
+        parts = []
+        while start < stop:
+            epoch, first = divmod(start, self.num_rows)
+            last = min(first + stop - start, self.num_rows)
+            parts.append(self.order(epoch)[first:last])
+            start += last - first
+        return np.concatenate(parts).reshape(num, self.batch_size)
+
+    def stacked(self, step: int, num: int, capacity: int, put: Put) -> Any:
+        """Batches of ``num`` steps from ``step`` on, arrays of shape (capacity, B, ...) of which the rest is zeros."""
+        rows = self.row_numbers(step, num)
+
+        def read(array: np.ndarray, dtype: Any, index: tuple[slice, ...]) -> np.ndarray:
+            wanted = rows[:, index[1]]
+            batches = np.zeros((capacity, wanted.shape[1], *array.shape[1:]), dtype)
+            batches[:num] = np.take(array, wanted, axis=0)
+            return batches
+
+        arrays = [
+            put((capacity, self.batch_size, *a.shape[1:]), d, 1, partial(read, a, d))
+            for a, d in zip(self.arrays, self.dtypes, strict=True)
+        ]
+        return jax.tree.unflatten(self.tree, arrays)
+
+    def everything(self, put: Put) -> Any:
+        """All the data, in the order that they have."""
+        arrays = [
+            put(a.shape, d, 0, lambda index, a=a, d=d: np.asarray(a[index], d))  # type: ignore[misc]
+            for a, d in zip(self.arrays, self.dtypes, strict=True)
+        ]
+        return jax.tree.unflatten(self.tree, arrays)
+
+    def first(self) -> Any:
+        """The batch of the first step."""
+        rows = slice(None) if self.is_full else self.row_numbers(0, 1)[0]
+        return jax.tree.unflatten(self.tree, [jnp.asarray(a[rows]) for a in self.arrays])
+
+
+def _as_array(name: str, leaf: Any) -> np.ndarray:
+    if not hasattr(leaf, "__array__"):
+        raise TypeError(f"`{name}` must be an array; got {type(leaf).__name__}. Convert lists first: np.asarray(...).")
+    array = np.asarray(leaf)
+    if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
+        raise TypeError(f"`{name}` must hold numbers; got an array of {array.dtype}.")
+    if array.ndim == 0:
+        raise ValueError(f"`{name}` must have a first axis of N rows; got a single number. Pass constants as keywords.")
+    return array
+
+
+def _num_rows(names: list[str], arrays: list[np.ndarray]) -> int:
+    lengths = {name: len(a) for name, a in zip(names, arrays, strict=True)}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{length} in {name}" for name, length in lengths.items())
+        raise ValueError(
+            f"Arrays of `data` must have the same number of rows; got {listed}. What is no row of the data, such as inducing "
+            "points, is passed as a keyword: fit(svi, rng_key, (X, y), ..., Z=Z)."
+        )
+    if not any(lengths.values()):
+        raise ValueError("`data` must hold at least one row; got " + (f"{lengths}." if lengths else "no arrays."))
+    return next(iter(lengths.values()))

@@ -1,0 +1,171 @@
+"""Files from which a run goes on: written in one piece or not at all, and refused if they are another run's.
+
+A file is an ``npz`` without pickled objects: the leaves of the state and of the best state so far, the losses, and a header in
+JSON with the step, the scores of windows and a fingerprint of the run.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from numpyro_orthgp.training.batches import Batches
+from numpyro_orthgp.training.devices import from_host, to_host
+from numpyro_orthgp.training.stopping import Windows
+
+__all__ = ["Snapshot", "dump", "fingerprint", "load", "prepare", "read", "write"]
+
+FORMAT = 1
+
+
+class Snapshot(NamedTuple):
+    """Where a run stands after ``step`` steps."""
+
+    step: int
+    state: Any
+    windows: Windows = Windows()
+
+
+def fingerprint(state: Any, batches: Batches, window: int, score: str) -> dict[str, Any]:
+    """What must be equal in two runs for one to go on from the other."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    arrays = zip(batches.names, batches.arrays, batches.dtypes, strict=True)
+    return {
+        "N": batches.num_rows,
+        "batch_size": batches.batch_size,
+        "seed": list(batches.seed),
+        "every": window,
+        "score": score,
+        "data": [f"{name}: {dtype}{list(a.shape[1:])}" for name, a, dtype in arrays],
+        "state": [f"{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves],
+    }
+
+
+def dump(snapshot: Snapshot, losses: np.ndarray, mark: dict[str, Any]) -> bytes:
+    """A run as bytes.
+
+    :param losses: of all steps so far, shape (step,).
+    :param mark: the fingerprint.
+    """
+    windows = snapshot.windows
+    counters = {k: v for k, v in windows._asdict().items() if k != "best_state"}
+    header = {"format": FORMAT, "fingerprint": mark, "step": snapshot.step, "windows": counters}
+    arrays = {"header": np.asarray(json.dumps(header)), "losses": losses}
+    arrays |= {f"state{i}": _plain(x) for i, x in enumerate(jax.tree.leaves(snapshot.state))}
+    arrays |= {f"best{i}": _plain(x) for i, x in enumerate(jax.tree.leaves(windows.best_state))}
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def load(content: bytes, name: str, like: Any, mark: dict[str, Any]) -> tuple[Snapshot, np.ndarray]:
+    """The inverse of :func:`dump`.
+
+    :param name: of the file, for messages.
+    :param like: a state of the same structure.
+    :param mark: the fingerprint that it must have.
+    :return: the run, and its losses.
+    :raises ValueError: if the bytes are not a checkpoint, or one of a run with another fingerprint.
+    """
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+        header = json.loads(str(arrays["header"]))
+        found = header["fingerprint"]
+        if header["format"] != FORMAT:
+            raise ValueError(f"format {header['format']}")
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OSError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise ValueError(
+            f"`checkpoint` {name} is damaged or was not written by `fit` ({type(error).__name__}: {error}). Delete it, or pass "
+            "resume=False to begin anew and overwrite it."
+        ) from error
+    _check_same(name, found, mark)
+    leaves, tree = jax.tree.flatten(like)
+
+    def restore(prefix: str) -> Any:
+        stored = (arrays[f"{prefix}{i}"] for i in range(len(leaves)))
+        return jax.tree.unflatten(tree, [_restored(a, x) for a, x in zip(stored, leaves, strict=True)])
+
+    best = restore("best") if "best0" in arrays else None
+    windows = Windows(best_state=best, **header["windows"])
+    return Snapshot(header["step"], restore("state"), windows), arrays["losses"]
+
+
+def _plain(x: Any) -> np.ndarray:
+    """In a dtype that NumPy can store: others, such as bfloat16, as integers of the same size."""
+    array = to_host(x)
+    return array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array
+
+
+def _restored(array: np.ndarray, like: Any) -> jax.Array:
+    return from_host(array.view(to_host(like).dtype), like)
+
+
+def _check_same(name: str, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    differences = []
+    for key, now in wanted.items():
+        then = found.get(key)
+        if isinstance(now, list) and isinstance(then, list) and key != "seed":
+            only = [sorted(set(a) - set(b)) for a, b in ((then, now), (now, then))]
+            then, now = (entries[0] if entries else "nothing" for entries in only)
+        if then != now:
+            differences.append(f"{key} ({then} in the file, {now} now)")
+    if differences:
+        raise ValueError(
+            f"`checkpoint` {name} is of another run: they differ in {', '.join(differences)}. Use another file, or pass "
+            "resume=False to begin anew and overwrite this one."
+        )
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
+
+
+def prepare(path: Path) -> None:
+    """Make the folder, rather than fail after an hour, and remove what a crash while writing may have left."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _temporary(path).unlink(missing_ok=True)
+
+
+def read(path: Path) -> bytes | None:
+    """The file's content, None if there is none."""
+    with suppress(FileNotFoundError):
+        return path.read_bytes()
+    return None
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace the file at once: whoever looks, at whatever time, finds the old one or the new one, whole."""
+    temporary = _temporary(path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    with suppress(OSError):  # not every system lets a folder be opened; then the new name may be lost with the power
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

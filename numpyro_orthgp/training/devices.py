@@ -1,0 +1,98 @@
+"""Where batches and states are put: on one device, or on those of a mesh, be it of one process or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+__all__ = ["Devices", "from_host", "to_host"]
+
+
+class Devices:
+    """The default device, or a mesh all of whose axes divide the rows of a batch, each device having a copy of the state.
+
+    :param mesh: None for the default device.
+    :raises TypeError: if ``mesh`` is something else.
+    """
+
+    def __init__(self, mesh: Mesh | None) -> None:
+        if not (mesh is None or isinstance(mesh, Mesh)):
+            raise TypeError(f"`mesh` must be a jax.sharding.Mesh; got {type(mesh).__name__}.")
+        # Axes are `Auto`: models are written for arrays that do not say how they are sharded.
+        self.mesh = mesh and Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+        self.is_distributed = mesh is not None and len({d.process_index for d in mesh.devices.flat}) > 1
+        self.is_first = not self.is_distributed or jax.process_index() == 0
+
+    def check_shares(self, batch_size: int, is_full: bool) -> None:
+        """Refuse batches that the devices of the mesh cannot share evenly.
+
+        :param is_full: whether a batch is all the data.
+        :raises ValueError: if so.
+        """
+        if self.mesh is not None and batch_size % self.mesh.size:
+            got = f"all N = {batch_size} rows" if is_full else batch_size
+            fits = batch_size // self.mesh.size * self.mesh.size
+            hint = f"Use {fits}." if fits and not is_full else "Leave some rows out, or use minibatches."
+            raise ValueError(
+                f"`batch_size` must be a multiple of the {self.mesh.size} devices of `mesh`; got {got}. {hint}"
+            )
+
+    @property
+    def replicated(self) -> NamedSharding | None:
+        """Sharding of what every device has a copy of; None on the default device."""
+        return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+
+    def put_rows(self, shape: tuple[int, ...], dtype: Any, axis: int, read: Callable[[Any], np.ndarray]) -> jax.Array:
+        """An array whose rows, along ``axis``, are shared out; ``read`` is asked for the rows of this process only."""
+        if self.mesh is None:
+            return jnp.asarray(read((slice(None),) * len(shape)), dtype)
+        spec = PartitionSpec(*[None] * axis, self.mesh.axis_names)
+        return jax.make_array_from_callback(shape, NamedSharding(self.mesh, spec), read)
+
+    def put_state(self, state: Any) -> Any:
+        """The state, copied to every device."""
+        return state if self.mesh is None else jax.device_put(state, self.replicated)
+
+    def local(self, state: Any) -> Any:
+        """The state as ordinary arrays of this process, which mix with any others."""
+        return state if self.mesh is None else jax.tree.map(lambda x: from_host(to_host(x), x), state)
+
+    def agree(self, value: float) -> float:
+        """The first process's value, in all of them: what they decide from it must not differ by rounding."""
+        if not self.is_distributed:
+            return value
+        words = np.asarray([value], np.float64).view(np.uint32)  # float64 would not get through where JAX has 32 bits
+        return float(np.asarray(multihost_utils.broadcast_one_to_all(words), np.uint32).view(np.float64)[0])
+
+    def share(self, content: bytes | None) -> bytes | None:
+        """The first process's bytes, in all of them."""
+        if not self.is_distributed:
+            return content
+        size = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if content is None else len(content))))
+        if size < 0:
+            return None
+        buffer = np.frombuffer(content, np.uint8) if self.is_first and content else np.zeros(size, np.uint8)
+        return np.asarray(multihost_utils.broadcast_one_to_all(buffer), np.uint8).tobytes()
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def to_host(x: Any) -> np.ndarray:
+    """An array that every device has whole, in NumPy; of a typed PRNG key, its words."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        x = x.addressable_data(0)
+    return np.asarray(jax.random.key_data(x) if _is_key(x) else x)
+
+
+def from_host(array: np.ndarray, like: Any) -> jax.Array:
+    """The inverse of :func:`to_host`, ``like`` being of the kind wanted."""
+    x = jnp.asarray(array)
+    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like)) if _is_key(like) else x

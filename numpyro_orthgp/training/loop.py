@@ -1,0 +1,180 @@
+"""The training loop, :func:`fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.training.batches import Batches, as_arguments
+from numpyro_orthgp.training.checkpoint import Snapshot, fingerprint
+from numpyro_orthgp.training.devices import Devices
+from numpyro_orthgp.training.plan import Plan
+from numpyro_orthgp.training.result import FitResult, Progress
+from numpyro_orthgp.training.run import Keeper, Run
+from numpyro_orthgp.training.steps import compile_steps, strongly_typed
+from numpyro_orthgp.training.stopping import EarlyStopping, default_window
+
+__all__ = ["fit"]
+
+
+def fit(
+    svi: Any,
+    rng_key: jax.Array,
+    data: tuple[Any, ...] | dict[str, Any],
+    *,
+    batch_size: int | None = None,
+    num_epochs: int | None = None,
+    num_steps: int | None = None,
+    init_params: dict[str, Any] | None = None,
+    init_state: Any = None,
+    steps_per_call: int | None = None,
+    progress_bar: bool = True,
+    early_stopping: EarlyStopping | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int = 1000,
+    resume: bool = True,
+    mesh: Mesh | None = None,
+    callback: Callable[[Progress], Any] | None = None,
+    **kwargs: Any,
+) -> FitResult:
+    r"""Train any NumPyro ``SVI`` on shuffled minibatches of data in host memory.
+
+    ::
+
+        svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(1e-2, 5000)), TraceMeanField_ELBO())
+        result = ogp.fit(svi, random.PRNGKey(0), (X, y), batch_size=1024, num_steps=5000, N=len(X), Z=Z)
+        f = ogp.posterior(model, guide, result.params, X[:1], N=len(X), Z=Z)["f"]
+
+    Each step is one ``svi.update(state, *batch, **kwargs)``. The model says itself how many points a batch stands for, in
+    ``numpyro.plate("data", N, subsample_size=len(X))``. Rates that change are optax's schedules.
+
+    **What a step sees.** Every epoch is all N rows once, in an order of its own; batches follow each other without regard to the
+    ends of epochs, so none is smaller. Without ``batch_size`` every step sees all the data, in the order that they have, and the
+    fit takes the same steps as ``SVI.run``.
+
+    **What is guaranteed.** With ``checkpoint="run.npz"`` the same call, repeated after a crash, a kill or Ctrl-C, goes on from the
+    last checkpoint and ends with the same bits as a run without interruption; after it has ended it returns its result at
+    once, and more steps may be asked for. A file is replaced as a whole or not at all. Nothing but the data, ``rng_key``,
+    ``batch_size`` and the start has a say in parameters and losses: not where calls to the device end, nor the progress bar, nor
+    callbacks. Another ``steps_per_call`` is another program: on a CPU the last bits are the same too.
+
+    **If a loss is not finite** the fit stops with a RuntimeWarning and returns the last state whose loss was finite. **Ctrl-C** (a
+    ``KeyboardInterrupt``, which ``callback`` may raise too) returns the best state so far and leaves a checkpoint of the last.
+
+    **Several devices.** With ``mesh``, each batch is divided among all its devices, along all its axes, and every device has a
+    copy of the state; losses are the same up to rounding. After ``jax.distributed.initialize()`` these may be devices of
+    several processes: each calls ``fit`` with the same arguments and reads its own rows only. The first one writes checkpoints,
+    and what it finds in its file is sent to the others. Results are ordinary arrays in every process. Ctrl-C is for runs of one
+    process; others are killed, all of them, and go on from the checkpoint.
+
+    :param svi: a NumPyro ``SVI``, or anything with its ``init``, ``update`` and ``get_params``.
+    :param rng_key: a key, for ``svi.init`` and for the order of rows.
+    :param data: a tuple of arrays, positional arguments of model and guide, or a dict of them, keyword arguments. Arrays (NumPy,
+        ``np.memmap``, JAX; nested tuples and dicts of them too) have a first axis of length N, and are cast as JAX would.
+    :param batch_size: rows of a step; by default all N.
+    :param num_epochs: how often to go through the data: ceil(num_epochs N / batch_size) steps.
+    :param num_steps: number of steps; exactly one of the two is given.
+    :param init_params: values of parameters to start from, as for ``SVI.init``.
+    :param init_state: an ``SVIState`` to start from; a checkpoint comes before it.
+    :param steps_per_call: the most steps that the device takes before Python looks after checkpoints, the bar and Ctrl-C. By
+        default about half a second's, at most 1000, and at most 16 MB of batches.
+    :param progress_bar: show one, with minus the mean loss of the last call as ELBO; on the first process only.
+    :param early_stopping: when to give up; see :class:`~numpyro_orthgp.EarlyStopping`.
+    :param checkpoint: a file to go on from and to write to: every ``checkpoint_every`` steps and whenever the fit ends.
+    :param checkpoint_every: steps between checkpoints.
+    :param resume: False begins anew, and overwrites the file.
+    :param mesh: devices to divide batches among; their number must divide ``batch_size``.
+    :param callback: called with a :class:`~numpyro_orthgp.training.Progress` after each call to the device.
+    :param kwargs: further keyword arguments of model and guide, as they are; arrays among them are constants of the compiled step.
+        For a model whose argument has a name of those above use ``functools.partial``.
+    :return: parameters, state, losses, how it ended, and after how many steps.
+    :raises TypeError: if ``svi``, ``data`` or ``mesh`` are not what they should be.
+    :raises ValueError: if not exactly one of ``num_epochs`` and ``num_steps`` is given; for sizes that do not fit each other; for
+        a checkpoint that is damaged or of another run: other data shapes, ``batch_size``, key, parameters or windows.
+    :raises FloatingPointError: if the very first loss is not finite.
+    """
+    for method in ("init", "update", "get_params"):
+        if not callable(getattr(svi, method, None)):
+            raise TypeError(f"`svi` must be a numpyro.infer.SVI; got {type(svi).__name__}, which has no `{method}`.")
+    if not (early_stopping is None or isinstance(early_stopping, EarlyStopping)):
+        raise TypeError(f"`early_stopping` must be an EarlyStopping; got {type(early_stopping).__name__}.")
+    batches = Batches(data, batch_size, seed_of(rng_key))
+    num_steps = _num_steps(num_epochs, num_steps, batches)
+    devices = Devices(mesh)
+    devices.check_shares(batches.batch_size, batches.is_full)
+    window = early_stopping.every if early_stopping is not None else None
+    window = window or default_window(batches.num_rows, batches.batch_size)
+    state = _start(svi, rng_key, batches, init_params, init_state, kwargs)
+    keeper, found = None, None
+    periods = [window]
+    if checkpoint is not None:
+        score = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
+        mark = fingerprint(state, batches, window, score)
+        keeper = Keeper(Path(checkpoint), check_integer("checkpoint_every", checkpoint_every), mark, devices)
+        periods.append(keeper.every)
+        found = keeper.begin(state, resume)
+    now, before = found or (Snapshot(0, devices.put_state(state)), np.zeros(0))
+    losses = np.zeros(max(num_steps, now.step), jax.dtypes.canonicalize_dtype(float))
+    losses[: now.step] = before
+    plan = _plan(num_steps, periods, steps_per_call, batches, devices)
+    return Run(
+        svi=svi,
+        steps=compile_steps(svi, plan.capacity, batches.is_full, kwargs, devices.replicated),
+        batches=batches,
+        full=batches.everything(devices.put_rows) if batches.is_full and now.step < num_steps else None,
+        plan=plan,
+        devices=devices,
+        early_stopping=early_stopping,
+        window=window,
+        keeper=keeper,
+        callback=callback,
+        show=progress_bar and jax.process_index() == 0,
+        now=now,
+        losses=losses,
+        num_losses=now.step,
+    ).fit()
+
+
+def seed_of(rng_key: Any) -> tuple[int, ...]:
+    """The words of a PRNG key.
+
+    :raises TypeError: if it is none.
+    """
+    try:
+        return tuple(int(word) for word in np.asarray(jax.random.key_data(rng_key)).ravel())
+    except (TypeError, ValueError, AttributeError) as error:
+        raise TypeError(f"`rng_key` must be a key, such as jax.random.PRNGKey(0); got {rng_key!r}.") from error
+
+
+def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches) -> int:
+    if (num_epochs is None) == (num_steps is None):
+        got = "neither" if num_steps is None else "both"
+        raise ValueError(f"Exactly one of `num_epochs` and `num_steps` must be given; got {got}.")
+    if num_steps is not None:
+        return check_integer("num_steps", num_steps)
+    return -(-check_integer("num_epochs", num_epochs) * batches.num_rows // batches.batch_size)
+
+
+def _start(
+    svi: Any, rng_key: Any, batches: Batches, init_params: dict[str, Any] | None, state: Any, kwargs: dict[str, Any]
+) -> Any:
+    """The state to start from. Guides look at the model while they are initialised, which must not be under ``jit``."""
+    if state is None or getattr(svi, "constrain_fn", None) is None:
+        args, keywords = as_arguments(batches.first())
+        options = {} if init_params is None else {"init_params": init_params}
+        made = svi.init(rng_key, *args, **options, **keywords, **kwargs)
+        state = made if state is None else state
+    return strongly_typed(state)
+
+
+def _plan(num_steps: int, periods: list[int], steps_per_call: int | None, batches: Batches, devices: Devices) -> Plan:
+    if steps_per_call is not None:
+        check_integer("steps_per_call", steps_per_call)
+    size = 0 if batches.is_full else batches.bytes_per_step
+    return Plan(num_steps, periods, steps_per_call, size, may_adapt=not devices.is_distributed)

@@ -1,0 +1,42 @@
+"""How many steps are taken in one call to the device."""
+
+from __future__ import annotations
+
+__all__ = ["Plan"]
+
+MAX_STEPS = 1000  # in one call
+MAX_BYTES = 2**24  # of batches in one call
+SECONDS = 0.5  # that a call takes, about: what Ctrl-C and the progress bar have to wait for
+
+
+class Plan:
+    """Calls to the device end where something is done between them, and sooner if steps are slow.
+
+    Results do not depend on any of this.
+
+    :param num_steps: where the run ends.
+    :param periods: multiples of these are where a call must end.
+    :param most: the most steps in one call; None to choose from the size of a batch, and then from the time that steps take.
+    :param bytes_per_step: size of a batch, 0 if it is on the device for good.
+    :param may_adapt: whether the clock may be looked at; not where several processes have to agree.
+    """
+
+    def __init__(
+        self, num_steps: int, periods: list[int], most: int | None, bytes_per_step: int, may_adapt: bool
+    ) -> None:
+        self.num_steps, self.periods = num_steps, periods
+        self.adapts = most is None and may_adapt
+        self.most = most or max(1, min(MAX_STEPS, MAX_BYTES // max(bytes_per_step, 1)))
+        # Where arrays have room for one step XLA simplifies the program, and the last bits come out differently.
+        self.capacity = max(2, self.most)
+        self.pace = 1 if self.adapts else self.most
+
+    def length(self, step: int) -> int:
+        """How many steps to take after ``step`` of them; 0 at the end."""
+        ends = [self.num_steps, *((step // period + 1) * period for period in self.periods)]
+        return max(0, min(self.pace, min(ends) - step))
+
+    def took(self, num: int, seconds: float) -> None:
+        """Learn from the time of a call."""
+        if self.adapts:
+            self.pace = max(1, min(self.most, int(SECONDS * num / max(seconds, SECONDS / self.most))))

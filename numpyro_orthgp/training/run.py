@@ -1,0 +1,217 @@
+"""A run: what happens between calls to the device."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tqdm
+
+from numpyro_orthgp.training import checkpoint
+from numpyro_orthgp.training.batches import Batches
+from numpyro_orthgp.training.checkpoint import Snapshot
+from numpyro_orthgp.training.devices import Devices
+from numpyro_orthgp.training.plan import Plan
+from numpyro_orthgp.training.result import FitResult, Progress, Status
+from numpyro_orthgp.training.steps import Steps
+from numpyro_orthgp.training.stopping import EarlyStopping, Windows
+
+__all__ = ["Keeper", "Run"]
+
+FIXES = (
+    "Likely fixes: standardize inputs and outputs, a smaller learning rate, a larger `jitter`, 64-bit floats "
+    "(numpyro.enable_x64())."
+)
+
+
+@dataclass
+class Keeper:
+    """Writes checkpoints of one run to one file.
+
+    :param path: the file.
+    :param every: steps between checkpoints.
+    :param fingerprint: what tells this run from others.
+    :param devices: where the run is; only its first process has a file.
+    :param saved: the number of steps after which the file was written, if it is known.
+    """
+
+    path: Path
+    every: int
+    fingerprint: dict[str, Any]
+    devices: Devices
+    saved: int | None = None
+
+    def begin(self, like: Any, resume: bool) -> tuple[Snapshot, np.ndarray] | None:
+        """The run so far and its losses; None if there is no file, or if it is not to be read.
+
+        :param like: a state of the structure that the file's has.
+        """
+        if self.devices.is_first:
+            checkpoint.prepare(self.path)
+        if not resume:
+            return None
+        content = self.devices.share(checkpoint.read(self.path) if self.devices.is_first else None)
+        if content is None:
+            return None
+        snapshot, losses = checkpoint.load(content, str(self.path), like, self.fingerprint)
+        self.saved = snapshot.step
+        windows = snapshot.windows
+        best = None if windows.best_state is None else self.devices.put_state(windows.best_state)
+        state = self.devices.put_state(snapshot.state)
+        return Snapshot(snapshot.step, state, windows._replace(best_state=best)), losses
+
+    def save(self, snapshot: Snapshot, losses: np.ndarray) -> None:
+        """Write the run so far, unless the file holds just that."""
+        if snapshot.step != self.saved:
+            if self.devices.is_first:
+                checkpoint.write(self.path, checkpoint.dump(snapshot, losses[: snapshot.step], self.fingerprint))
+            self.saved = snapshot.step
+
+
+@dataclass
+class Run:
+    """All that a fit needs once it runs.
+
+    ``now`` is where it stands and ``before`` where it stood one call earlier, if that was in this process. States are never
+    overwritten, so that a call can be repeated for fewer steps.
+
+    :param full: the data if every step sees all of them.
+    :param losses: shape (number of steps,), filled up to ``num_losses``.
+    :param window: steps in a window.
+    """
+
+    svi: Any
+    steps: Steps
+    batches: Batches
+    full: Any
+    plan: Plan
+    devices: Devices
+    early_stopping: EarlyStopping | None
+    window: int
+    keeper: Keeper | None
+    callback: Callable[[Progress], Any] | None
+    show: bool
+    now: Snapshot
+    losses: np.ndarray
+    num_losses: int
+    before: Snapshot | None = None
+
+    def fit(self) -> FitResult:
+        """Take the steps, whatever comes between."""
+        bar = tqdm.tqdm(total=self.plan.num_steps, initial=self.now.step, disable=not self.show)
+        try:
+            status = self.train(bar)
+        except KeyboardInterrupt:
+            status = "interrupted"
+        finally:
+            bar.close()
+        if self.keeper is not None:
+            self.keeper.save(self.now, self.losses)
+        step, state, windows = self.now
+        if status in ("stopped early", "interrupted") and windows.best_state is not None:
+            step, state = windows.best_step, windows.best_state
+        state = self.devices.local(state)
+        return FitResult(self.svi.get_params(state), state, self.losses[: self.num_losses].copy(), status, step)
+
+    def train(self, bar: Any) -> Status:
+        """Take all steps that are left, in calls to the device, and say how it ended.
+
+        While the device computes, the rows of the next call are read from host memory.
+        """
+        num = 0 if self.has_waited() else self.plan.length(self.now.step)
+        batches = self.fetch(self.now.step, num)
+        while num:
+            started = time.perf_counter()
+            state, losses, nan = self.steps(self.now.state, batches, num)  # does not wait
+            end = self.now.step + num
+            ahead = self.plan.length(end)
+            batches = self.fetch(end, ahead)
+            new = np.asarray(losses)[:num]  # waits
+            self.plan.took(num, time.perf_counter() - started)
+            self.losses[end - num : end] = new
+            bad = np.flatnonzero(~np.isfinite(new))
+            if bad.size or nan:
+                self.roll_back(end - num + int(bad[0]) if bad.size else end, end)
+                return "diverged"
+            windows = self.score(end, state)
+            self.before, self.now, self.num_losses = self.now, Snapshot(end, state, windows), end
+            self.report(bar, new)
+            if self.has_waited():
+                return "stopped early"
+            num = ahead
+        return "stopped early" if self.has_waited() else "finished"
+
+    def has_waited(self) -> bool:
+        """Whether early stopping has run out of patience."""
+        return self.early_stopping is not None and self.now.windows.waited >= self.early_stopping.patience
+
+    def fetch(self, step: int, num: int) -> Any:
+        """What the device needs for ``num`` steps from ``step`` on."""
+        if self.batches.is_full or not num:
+            return self.full
+        return self.batches.stacked(step, num, self.plan.capacity, self.devices.put_rows)
+
+    def score(self, step: int, state: Any) -> Windows:
+        """The windows, with the one that ends at this step if one does."""
+        if step % self.window:
+            return self.now.windows
+        rule = self.early_stopping
+        if rule is not None and rule.metric is not None:
+            value = self.devices.agree(float(rule.metric(self.params(state))))
+        else:
+            value = float(np.mean(self.losses[step - self.window : step], dtype=np.float64))
+        return self.now.windows.after(value, step, state, 0.0 if rule is None else rule.min_delta)
+
+    def params(self, state: Any) -> dict[str, Any]:
+        """Constrained parameters, as ordinary arrays of this process."""
+        return self.svi.get_params(self.devices.local(state))
+
+    def report(self, bar: Any, losses: np.ndarray) -> None:
+        """Checkpoint, progress bar and callback, after a call."""
+        step, state, _ = self.now
+        if self.keeper is not None and step % self.keeper.every == 0:
+            self.keeper.save(self.now, self.losses)
+        epoch = step * self.batches.batch_size / self.batches.num_rows
+        progress = Progress(step, epoch, losses, partial(self.params, state))
+        if self.show:
+            bar.set_postfix_str(f"ELBO {progress.elbo:.6g}, epoch {epoch:.2f}", refresh=False)
+            bar.update(len(losses))
+        if self.callback is not None:
+            self.callback(progress)
+
+    def roll_back(self, bad: int, end: int) -> None:
+        """Return to the last state whose loss was finite.
+
+        :param bad: the step, counted from 0, whose loss is the first that is not; ``end`` if they all are finite, but a parameter
+            is NaN after them.
+        :param end: the step at which the call to the device ended.
+        :raises FloatingPointError: if there is none, because ``bad`` is 0.
+        """
+        what = f"loss of step {bad + 1} is {self.losses[bad]}" if bad < end else f"parameters after step {bad} are nan"
+        self.num_losses = bad
+        if bad == 0:
+            raise FloatingPointError(
+                f"The {what}, so there is nothing to go on from. Look for NaN and infinity in the data and in the initial "
+                f"parameters. {FIXES}"
+            )
+        good = bad - 1
+        start = self.now if good >= self.now.step else self.before
+        if start is None:
+            # This process began here, so the state before, one step earlier, is not known; its parameters are not NaN.
+            start, good = self.now, self.now.step
+        state = start.state
+        if good > start.step:
+            state = self.steps(state, self.fetch(start.step, good - start.step), good - start.step)[0]
+        self.now = Snapshot(good, state, start.windows)
+        warnings.warn(
+            f"The {what}: the fit stops there and returns what it had after step {good}. The last finite ELBO "
+            f"was {-self.losses[bad - 1]:.6g}. {FIXES}",
+            RuntimeWarning,
+            stacklevel=5,
+        )

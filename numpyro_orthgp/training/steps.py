@@ -1,0 +1,65 @@
+"""Many steps of an SVI as one compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Sharding
+
+from numpyro_orthgp.training.batches import as_arguments
+
+__all__ = ["Steps", "compile_steps", "strongly_typed"]
+
+# From a state, batches and a number of steps: the state after them, their losses in an array of fixed length, and whether a
+# parameter is NaN.
+Steps = Callable[[Any, Any, int], tuple[Any, jax.Array, jax.Array]]
+
+
+def compile_steps(svi: Any, capacity: int, is_full: bool, kwargs: dict[str, Any], replicated: Sharding | None) -> Steps:
+    """Up to ``capacity`` steps of ``svi.update``, whose number is not known to the compiler.
+
+    It is a pure function and gives the same bits however steps are grouped into calls: the body of its loop is one step.
+
+    :param is_full: whether every step sees the same rows; otherwise batches are stacked along a first axis.
+    :param kwargs: further keyword arguments of model and guide, constants of the program.
+    :param replicated: sharding of what comes out.
+    """
+
+    def run(state: Any, batches: Any, num: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
+        def step(i: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+            state, losses = carry
+            batch = batches
+            if not is_full:
+                batch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), batches)
+                # Without it the reading may be fused into the step, differently for different capacities.
+                batch = lax.optimization_barrier(batch)
+            args, keywords = as_arguments(batch)
+            state, loss = svi.update(state, *args, **keywords, **kwargs)
+            return state, losses.at[i].set(jnp.asarray(loss, losses.dtype))
+
+        state, losses = lax.fori_loop(0, num, step, (state, jnp.zeros(capacity)))
+        return state, losses, has_nan(svi.get_params(state))
+
+    compiled = jax.jit(run) if replicated is None else jax.jit(run, out_shardings=replicated)
+    return lambda state, batches, num: compiled(state, batches, np.int32(num))
+
+
+def has_nan(params: Any) -> jax.Array:
+    """Whether any entry of the parameters is NaN, shape ()."""
+    floats = [x for x in jax.tree.leaves(params) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    return jnp.any(jnp.asarray([jnp.any(jnp.isnan(x)) for x in floats], bool))
+
+
+def strongly_typed(state: Any) -> Any:
+    """The state with the dtypes that steps return, where optimizers start from Python numbers: else it compiles twice."""
+
+    def convert(x: Any) -> Any:
+        is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return x if is_key else lax.convert_element_type(x, jnp.result_type(x))
+
+    return jax.tree.map(convert, state)

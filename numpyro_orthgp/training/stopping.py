@@ -1,0 +1,81 @@
+"""What was best so far, and when to stop for lack of anything better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from numpyro_orthgp.errors import check_integer
+
+__all__ = ["EarlyStopping", "Windows", "default_window"]
+
+FEWEST_STEPS = 50  # of a window, unless the user says so
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Stop a fit that no longer improves, and return its best state.
+
+    ::
+
+        ogp.fit(..., early_stopping=ogp.EarlyStopping(patience=10))
+        ogp.fit(..., early_stopping=ogp.EarlyStopping(5, metric=lambda params: -held_out_log_density(params)))
+
+    Steps are grouped into windows of equal length. The score of a window is the mean of its losses; the state at the end of the
+    window with the lowest score is the best one.
+
+    :param patience: number of windows in a row without improvement that ends the run.
+    :param min_delta: by how much a score must be below the last one that counted as an improvement, in units of the loss or metric.
+    :param every: steps in a window; by default one epoch, or as many epochs as make at least 50 steps.
+    :param metric: ``metric(params) -> float``, lower is better, is the score instead: evaluated at the end of each window, at the
+        constrained parameters. NaN counts as no improvement.
+    :raises ValueError: if ``patience`` or ``every`` is not a positive integer or ``min_delta`` is negative.
+    """
+
+    patience: int
+    min_delta: float = 0.0
+    every: int | None = None
+    metric: Callable[[dict[str, Any]], Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("patience", self.patience)
+        if self.every is not None:
+            check_integer("every", self.every)
+        if not self.min_delta >= 0:
+            raise ValueError(f"`min_delta` must not be negative; got {self.min_delta!r}.")
+        if not (self.metric is None or callable(self.metric)):
+            raise TypeError(f"`metric` must be a function of the parameters; got {type(self.metric).__name__}.")
+
+
+def default_window(num_rows: int, batch_size: int) -> int:
+    """Steps of one epoch, or of as many as make at least 50 steps."""
+    epoch = math.ceil(num_rows / batch_size)
+    return epoch * math.ceil(FEWEST_STEPS / epoch)
+
+
+class Windows(NamedTuple):
+    """Scores of the windows so far.
+
+    :param best_score: the lowest.
+    :param best_step: steps at the end of that window, 0 if there is none.
+    :param best_state: the state there.
+    :param mark: the last score that counted as an improvement.
+    :param waited: windows since then.
+    """
+
+    best_score: float = math.inf
+    best_step: int = 0
+    best_state: Any = None
+    mark: float = math.inf
+    waited: int = 0
+
+    def after(self, score: float, step: int, state: Any, min_delta: float = 0.0) -> Windows:
+        """With one more window, that ends after ``step`` steps in ``state``."""
+        windows = self._replace(mark=score, waited=0)
+        if not score < self.mark - min_delta:
+            windows = self._replace(waited=self.waited + 1)
+        if score < self.best_score:
+            windows = windows._replace(best_score=score, best_step=step, best_state=state)
+        return windows

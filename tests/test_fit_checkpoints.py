@@ -1,0 +1,264 @@
+"""Runs that are killed, interrupted or continued end with the same bits as runs that are not."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp.training import checkpoint
+from tests.fitting import KEY, assert_same_bits, data, make
+
+STEPS = 60
+
+
+def fit(svi=None, *, arrays=None, key=KEY, **options):
+    options = {"progress_bar": False, "batch_size": 8, "steps_per_call": 3, "checkpoint_every": 5} | options
+    if "num_epochs" not in options:
+        options = {"num_steps": STEPS} | options
+    return ogp.fit(svi or make(), key, data() if arrays is None else arrays, **options)
+
+
+def stop_at(step):
+    def callback(progress):
+        if progress.step >= step:
+            raise KeyboardInterrupt
+
+    return callback
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The run without interruption."""
+    return fit()
+
+
+@pytest.mark.parametrize("step", [1, 31])
+def test_interrupted_runs_go_on_exactly(tmp_path, whole, step):
+    path = tmp_path / "new folder" / "run.npz"
+    stopped = fit(checkpoint=path, callback=stop_at(step))
+    assert stopped.status == "interrupted" and step <= len(stopped.losses) < step + 3
+    assert_same_bits(stopped.losses, whole.losses[: len(stopped.losses)])
+    seen = []
+    result = fit(checkpoint=path, callback=seen.append)
+    assert seen[0].step - len(seen[0].losses) == len(stopped.losses)  # from the last step, not the last checkpoint
+    assert_same_bits(tuple(result), tuple(whole))
+    assert [p.name for p in path.parent.iterdir()] == ["run.npz"]
+
+
+def test_a_crash_goes_on_from_the_last_checkpoint(tmp_path, whole):
+    path = tmp_path / "run.npz"
+
+    def crash(progress):
+        if progress.step >= 23:
+            raise OSError("a crash")
+
+    with pytest.raises(OSError, match="a crash"):
+        fit(checkpoint=path, callback=crash)
+    seen = []
+    assert_same_bits(tuple(fit(checkpoint=path, callback=seen.append)), tuple(whole))
+    assert seen[0].step == 23 and len(seen[0].losses) == 3
+
+
+def test_a_finished_run_returns_at_once_and_can_be_made_longer(tmp_path, whole):
+    path = tmp_path / "run.npz"
+    assert_same_bits(tuple(fit(checkpoint=path, num_steps=20)[:3])[2], whole.losses[:20])
+    before = path.stat().st_mtime_ns
+    again = fit(checkpoint=path, num_steps=20, callback=stop_at(0))  # would be called if a step were taken
+    assert again.status == "finished" and len(again.losses) == 20 and path.stat().st_mtime_ns == before
+    assert len(fit(checkpoint=path, num_steps=10).losses) == 20  # it is further than that
+    assert_same_bits(tuple(fit(checkpoint=path)), tuple(whole))
+    anew = fit(checkpoint=path, num_steps=20, resume=False)
+    assert len(anew.losses) == 20 and checkpoint_step(path) == 20
+
+
+def checkpoint_step(path):
+    with np.load(path) as file:
+        return len(file["losses"])
+
+
+def test_early_stopping_goes_on_with_its_counters(tmp_path):
+    scores = [5.0, 3.0, 4.0, 4.0, 4.0, 4.0]
+
+    def rule(start, patience=3):
+        left = iter(scores[start:])
+        return ogp.EarlyStopping(patience, every=5, metric=lambda params: next(left))
+
+    plain = fit(early_stopping=rule(0))
+    assert (plain.status, plain.num_steps, len(plain.losses)) == ("stopped early", 10, 25)
+    path = tmp_path / "run.npz"
+    stopped = fit(early_stopping=rule(0), checkpoint=path, callback=stop_at(17))
+    assert (stopped.status, stopped.num_steps) == ("interrupted", 10)
+    assert_same_bits(tuple(fit(early_stopping=rule(3), checkpoint=path)), tuple(plain))
+    assert_same_bits(tuple(fit(early_stopping=rule(9), checkpoint=path)), tuple(plain))  # at once: no score is left
+    patient = fit(early_stopping=rule(5, patience=4), checkpoint=path)
+    assert (patient.num_steps, len(patient.losses)) == (10, 30)
+    with pytest.raises(ValueError, match=r"differ in every \(5 in the file, 10 now\)"):
+        fit(early_stopping=ogp.EarlyStopping(3, every=10, metric=lambda params: 0.0), checkpoint=path)
+
+
+@pytest.mark.parametrize("bad", [5, 6])  # 5 is the first step after a checkpoint
+def test_diverged_runs_leave_the_last_good_state(tmp_path, bad):
+    path = tmp_path / "run.npz"
+    rate = lambda start: optax.adam(lambda step: jnp.where(step == bad - 1, jnp.nan if start else 0.05, 0.05))  # noqa: E731
+    with pytest.warns(RuntimeWarning, match=rf"after step {bad}\b.*returns what it had after step {bad - 1}\b"):
+        diverged = fit(make(rate(True)), checkpoint=path, steps_per_call=1)
+    assert diverged.status == "diverged" and checkpoint_step(path) == bad - 1
+    with pytest.warns(RuntimeWarning, match="returns what it had"):
+        assert_same_bits(tuple(fit(make(rate(True)), checkpoint=path)), tuple(diverged))
+    # With another learning rate, the likely fix, it goes on from there.
+    assert_same_bits(tuple(fit(make(rate(False)), checkpoint=path)), tuple(fit(make(rate(False)))))
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"batch_size": 10}, r"batch_size \(8 in the file, 10 now\)"),
+        ({"arrays": data(40), "N": 50}, r"N \(50 in the file, 40 now\)"),
+        ({"key": jax.random.PRNGKey(9)}, r"seed \(\[0, 3\] in the file, \[0, 9\] now\)"),
+        ({"arrays": tuple(a.astype(np.float32) for a in data())}, r"data \(.*float64\[3\] in the file, .*float32\[3\] now\)"),
+        ({"svi": make(optax.sgd(0.01))}, r"state \(.*count: int32\[\] in the file, nothing now\)"),
+        ({"svi": make(optax.adam(0.05, mu_dtype=jnp.float32))}, r"state \(.*mu.*float64\[3\] in the file, .*float32\[3\] now"),
+        ({"early_stopping": ogp.EarlyStopping(2, metric=lambda params: 0.0)}, r"score \(loss in the file, metric now\)"),
+    ],
+)  # fmt: skip
+def test_checkpoints_of_other_runs_are_refused(tmp_path, change, message):
+    path = tmp_path / "run.npz"
+    fit(checkpoint=path, num_steps=5)
+    content = path.read_bytes()
+    with pytest.raises(ValueError, match=rf"run.npz is of another run: they differ in {message}.*resume=False"):
+        fit(checkpoint=path, **change)
+    assert path.read_bytes() == content
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path):
+    path = tmp_path / "run.npz"
+    fit(checkpoint=path, num_steps=5)
+    content = path.read_bytes()
+    flipped = bytearray(content)
+    flipped[content.index(b"state0.npy") + 200] ^= 1
+    np.savez(tmp_path / "foreign.npz", X=np.zeros(3))
+    foreign = (tmp_path / "foreign.npz").read_bytes()
+    for wrong in (b"", b"text", content[: len(content) // 2], content[:-30], bytes(flipped), foreign):
+        path.write_bytes(wrong)
+        with pytest.raises(ValueError, match=r"run.npz is damaged or was not written by `fit`.*Delete it"):
+            fit(checkpoint=path, num_steps=5)
+        assert path.read_bytes() == wrong
+
+
+def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "run.npz"
+    checkpoint.write(path, b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        checkpoint.write(path, b"new")
+    assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["run.npz"]
+
+
+def test_every_kind_of_leaf_comes_back():
+    state = {
+        "bfloat16": jnp.asarray([1.5, -2.0], jnp.bfloat16),
+        "int": jnp.arange(3),
+        "bool": jnp.asarray([True, False]),
+        "complex": jnp.asarray(1 + 2j),
+        "key": jax.random.key(5),
+        "keys": jax.random.split(jax.random.key(5, impl="rbg"), 2),
+        "empty": jnp.zeros((0, 3)),
+    }
+    windows = checkpoint.Windows(-1.25, 7, state, -1.0, 2)
+    losses = np.random.default_rng(0).normal(size=9)
+    content = checkpoint.dump(checkpoint.Snapshot(9, state, windows), losses, {"seed": [1]})
+    like = jax.tree.map(lambda x: x, state)
+    snapshot, restored = checkpoint.load(content, "name", like, {"seed": [1]})
+    assert snapshot.step == 9 and snapshot.windows[:2] + snapshot.windows[3:] == (-1.25, 7, -1.0, 2)
+    assert_same_bits(restored, losses)
+    for tree in (snapshot.state, snapshot.windows.best_state):
+        assert jax.tree.map(lambda x: x.dtype, tree) == jax.tree.map(lambda x: x.dtype, state)
+        assert_same_bits(tree, state)
+
+
+# ---------------------------------------------------------------- processes
+
+SCRIPT = """
+import os, signal, sys, time
+import jax
+jax.config.update("jax_enable_x64", True)
+from tests.test_fit_checkpoints import fit
+
+path, mode = sys.argv[1:]
+replace, calls = os.replace, []
+
+def killed_instead(*args):
+    calls.append(args)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(*args)
+
+if mode == "crash":
+    os.replace = killed_instead
+print(fit(checkpoint=path, callback=lambda progress: time.sleep(0.05)).status)
+"""
+
+
+def start(path, mode="run"):
+    command = [sys.executable, "-c", SCRIPT, str(path), mode]
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(
+        command, cwd=Path(__file__).parents[1], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_write(path, process, before=None):
+    """Until the file is there, or another one than before."""
+    while process.poll() is None and (not path.exists() or path.stat().st_mtime_ns == before):
+        time.sleep(0.005)
+
+
+def test_a_process_killed_while_it_writes(tmp_path, whole):
+    path = tmp_path / "run.npz"
+    process = start(path, "crash")
+    process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL
+    assert checkpoint_step(path) == 10 and (tmp_path / "run.npz.tmp").exists()
+    assert_same_bits(tuple(fit(checkpoint=path)), tuple(whole))
+    assert not (tmp_path / "run.npz.tmp").exists()
+
+
+def test_a_process_that_gets_ctrl_c(tmp_path, whole):
+    path = tmp_path / "run.npz"
+    process = start(path)
+    wait_for_write(path, process)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, out.strip()) == (0, "interrupted"), err[-2000:]
+    assert 5 < checkpoint_step(path) < STEPS
+    assert_same_bits(tuple(fit(checkpoint=path)), tuple(whole))
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.slow)])
+def test_a_process_killed_at_random_moments(tmp_path, whole, kills):
+    path, chance = tmp_path / "run.npz", random.Random(kills)
+    for _ in range(kills):
+        before = path.stat().st_mtime_ns if path.exists() else None
+        process = start(path)
+        wait_for_write(path, process, before)
+        time.sleep(chance.uniform(0, 0.15))
+        process.kill()
+        process.communicate(timeout=300)
+    assert checkpoint_step(path) < STEPS or kills > 3
+    assert_same_bits(tuple(fit(checkpoint=path)), tuple(whole))

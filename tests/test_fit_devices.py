@@ -1,0 +1,178 @@
+"""Batches divided among several devices, of one process or of two, give the losses of one device."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp.training.devices import Devices
+from tests.fitting import KEY, assert_close, data, make
+
+ROOT = Path(__file__).parents[1]
+
+START = """
+import sys
+import jax, jax.numpy as jnp, numpy as np, optax
+jax.config.update("jax_enable_x64", True)
+from jax.sharding import Mesh
+from numpyro.infer import TraceMeanField_ELBO
+import numpyro_orthgp as ogp
+from tests import problems
+from tests.fitting import KEY, assert_close, assert_same_bits, data, make
+
+def solve_gp():
+    rng = np.random.default_rng(1)
+    arrays = problems.data(rng, 48)
+    sets = [jnp.asarray(s) for s in problems.sets(rng, [4, 3])]
+    guide = ogp.AutoSparseGP(problems.model, residual="tight")
+    kwargs = {"inducing": sets, "likelihood": problems.gaussian(0.3), "jitter": None, "N": 48}
+    return make(None, TraceMeanField_ELBO(), problems.model, guide), arrays, kwargs
+
+def fit(problem=lambda: (make(), data(48), {}), **options):
+    svi, arrays, kwargs = problem()
+    return ogp.fit(svi, KEY, arrays, **({"progress_bar": False, "batch_size": 8, "num_steps": 40} | options | kwargs))
+"""
+
+FOUR = """
+assert len(jax.devices()) == 4
+row, square = Mesh(np.array(jax.devices()), ("data",)), jax.make_mesh((2, 2), ("a", "b"))
+one = fit()
+for mesh in (row, square):
+    many = fit(mesh=mesh)
+    assert_close(tuple(many[:3]), tuple(one[:3]), rtol=1e-10)
+    assert all(len(x.sharding.device_set) == 1 for x in jax.tree.leaves((many.params, many.state)))
+assert_close(fit(mesh=row, batch_size=None).losses, fit(batch_size=None).losses, rtol=1e-10)
+assert_same_bits(fit(mesh=row, steps_per_call=3).losses, fit(mesh=row, steps_per_call=7).losses)
+one, many = fit(solve_gp), fit(solve_gp, mesh=row)
+assert_close(many.losses, one.losses, rtol=1e-10)
+assert one.losses[-8:].mean() < one.losses[:8].mean()
+
+path = sys.argv[1]
+fit(mesh=row, checkpoint=path, num_steps=20)
+assert_same_bits(tuple(fit(mesh=row, checkpoint=path)), tuple(fit(mesh=row)))
+print("same losses on 4 devices")
+"""
+
+# Before anything else touches a device.
+CONNECT = """
+import sys
+import jax
+from jax.experimental import multihost_utils
+address, process, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(address, num_processes=2, process_id=process)
+"""
+
+TWO = """
+assert (jax.process_count(), len(jax.devices()), len(jax.local_devices())) == (2, 4, 2)
+mesh = Mesh(np.array(jax.devices()), ("data",))
+
+read, take = [], np.take
+
+def spy(array, rows, *args, **options):
+    if getattr(array, "shape", ()) in ((48, 3), (48,)):  # JAX uses it too
+        read.append(rows.shape)
+    return take(array, rows, *args, **options)
+
+metrics = []
+def metric(params):  # differs between the processes, which must agree nevertheless
+    assert jax.tree.leaves(params)[0].is_fully_addressable
+    metrics.append(0)
+    return len(metrics) if process == 0 else -len(metrics)
+
+one = fit()
+# `path` is a folder of this process alone: what the first process finds is sent to the second.
+half = fit(mesh=mesh, checkpoint=path + "/run.npz", checkpoint_every=10, num_steps=20)
+result = fit(mesh=mesh, checkpoint=path + "/run.npz", num_steps=40)
+assert_close(tuple(result[:3]), tuple(one[:3]), rtol=1e-10)
+assert_close(fit(mesh=mesh, batch_size=None).losses, fit(batch_size=None).losses, rtol=1e-10)
+np.take = spy
+assert_same_bits(fit(mesh=mesh, num_steps=10, steps_per_call=5).losses, result.losses[:10])
+assert read == [(5, 2)] * 8  # two calls, two arrays, two devices of this process: a quarter of a batch for each
+stopped = fit(mesh=mesh, early_stopping=ogp.EarlyStopping(2, every=5, metric=metric))
+assert (stopped.status, stopped.num_steps, len(stopped.losses)) == ("stopped early", 5, 15)
+try:
+    fit(mesh=mesh, checkpoint=path + "/run.npz", batch_size=12)
+except ValueError as error:
+    assert "another run" in str(error)
+else:
+    raise AssertionError("the checkpoint of another run was taken")
+if "--slow" in sys.argv:
+    assert_close(fit(solve_gp, mesh=mesh).losses, fit(solve_gp).losses, rtol=1e-10)
+multihost_utils.sync_global_devices("end")
+print("same losses in two processes")
+"""
+
+
+def start(script, devices, *args):
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, args)],
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def assert_said(process, sentence):
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err[-3000:]
+    assert sentence in out
+
+
+def test_four_devices(tmp_path):
+    assert_said(start(START + FOUR, 4, tmp_path / "run.npz"), "same losses on 4 devices")
+
+
+@pytest.mark.parametrize("option", ["", pytest.param("--slow", marks=pytest.mark.slow)])
+def test_two_processes(tmp_path, option):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    processes = [start(CONNECT + START + TWO, 2, address, i, folder, option) for i, folder in enumerate(folders)]
+    try:
+        for process in processes:
+            assert_said(process, "same losses in two processes")
+    finally:
+        for process in processes:
+            process.kill()
+    assert [[p.name for p in folder.iterdir()] for folder in folders] == [["run.npz"], []]
+
+
+def test_a_mesh_of_one_device_is_that_device():
+    options = {"num_steps": 5, "batch_size": 7, "progress_bar": False}
+    one = ogp.fit(make(), KEY, data(), **options)
+    many = ogp.fit(make(), KEY, data(), mesh=Mesh(np.asarray(jax.devices()[:1]), ("data",)), **options)
+    assert_close(tuple(many[:3]), tuple(one[:3]))
+
+
+@pytest.mark.parametrize(
+    "batch_size, is_full, message",
+    [
+        (10, False, r"`batch_size` must be a multiple of the 4 devices of `mesh`; got 10. Use 8"),
+        (3, False, r"got 3. Leave some rows out"),
+        (50, True, r"got all N = 50 rows. Leave some rows out, or use minibatches"),
+    ],
+)
+def test_batches_that_devices_cannot_share_are_refused(batch_size, is_full, message):
+    devices = Devices(None)
+    devices.check_shares(batch_size, is_full)
+    devices.mesh = SimpleNamespace(size=4)
+    with pytest.raises(ValueError, match=message):
+        devices.check_shares(batch_size, is_full)
