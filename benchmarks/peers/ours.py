@@ -1,0 +1,161 @@
+"""This library, and plain JAX. Each function prepares a task: it returns ``run(n) -> value``, n steps and the value of the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+import optax
+from numpyro.infer import SVI, TraceMeanField_ELBO
+
+import numpyro_orthgp as ogp
+from benchmarks.peers.problem import LEARNING_RATE, NOISE, VARIANCE, Problem
+from benchmarks.step_time import plain_jax_step
+from numpyro_orthgp import kernels, likelihoods
+
+Run = Callable[[int], float]
+SUBSAMPLED = 1024  # columns of the mean-only points' covariance at each step
+
+
+def model(X, y, *, problem: Problem, sets, mean_only=None, columns=None):
+    """SVGP, SOLVE-GP or ODVGP of kin40k: Matern 3/2, a lengthscale per input; all hyperparameters and points are learned."""
+    positive = dist.constraints.positive
+    one = jnp.ones((), X.dtype)
+    lengthscale = numpyro.param("lengthscale", jnp.asarray(problem.lengthscale), constraint=positive)
+    variance = numpyro.param("variance", VARIANCE * one, constraint=positive)
+    noise = numpyro.param("noise", NOISE * one, constraint=positive)
+    inducing = [numpyro.param(f"Z{i}", jnp.asarray(Z)) for i, Z in enumerate(sets)]
+    if mean_only is not None:
+        inducing.append(ogp.MeanOnly(numpyro.param("mean_only", jnp.asarray(mean_only)), subsample_size=columns))
+    f = ogp.gp("f", variance * kernels.Matern32(lengthscale), inducing, jitter=problem.jitter)
+    with numpyro.plate("data", problem.num_data, subsample_size=X.shape[0]):
+        numpyro.sample("y", likelihoods.Gaussian(f(X), noise), obs=y)
+
+
+def start(problem: Problem, sets) -> dict[str, jax.Array]:
+    """The problem's q for the first set if it is of that size, else the library's own start."""
+    if len(sets[0]) != len(problem.mean):
+        return {}
+    return {"f.u0_loc": jnp.asarray(problem.mean), "f.u0_scale_tril": jnp.asarray(problem.root)}
+
+
+def repeat(step, state, *args) -> Run:
+    """Steps one after the other; the value is minus the loss of the last, before its update."""
+
+    def run(num: int) -> float:
+        nonlocal state
+        for _ in range(num):
+            state, loss = step(state, *args)
+        return -float(jax.block_until_ready(loss))
+
+    return run
+
+
+def training(problem: Problem, sets, residual: str = "prior", jit_init: bool = True, **kwargs) -> Run:
+    X, y = jnp.asarray(problem.X), jnp.asarray(problem.y)
+    kwargs |= {"problem": problem, "sets": sets}
+    svi = SVI(model, ogp.AutoSparseGP(model, residual=residual), optax.adam(LEARNING_RATE), TraceMeanField_ELBO())
+
+    def init(X, y):
+        return svi.init(jax.random.PRNGKey(0), X, y, init_params=start(problem, sets), **kwargs)
+
+    state = (jax.jit(init) if jit_init else init)(X, y)
+    return repeat(jax.jit(lambda state, X, y: svi.update(state, X, y, **kwargs)), state, X, y)
+
+
+def plain_jax(problem: Problem) -> Run:
+    """SVGP as one would write it by hand, without any library; from ``benchmarks.step_time``."""
+    X, y, Z = (jnp.asarray(a) for a in (problem.X, problem.y, problem.Z))
+    optimizer = optax.adam(LEARNING_RATE)
+    step, (params, _) = plain_jax_step(Z, problem.num_data, X, y, optimizer)
+    params |= {
+        "m": jnp.asarray(problem.mean),
+        "T": jnp.asarray(problem.root),
+        "log_lengthscale": jnp.log(jnp.asarray(problem.lengthscale)),
+        "log_variance": jnp.log(jnp.asarray(VARIANCE, Z.dtype)),
+        "log_noise": jnp.log(jnp.asarray(NOISE, Z.dtype)),
+    }
+    return repeat(step, (params, optimizer.init(params)), X, y)
+
+
+def step(problem: Problem, variant: str) -> Run:
+    """A training step of SVGP: loss, all gradients, Adam."""
+    return plain_jax(problem) if variant == "plain JAX" else training(problem, [problem.Z])
+
+
+def startup(problem: Problem, variant: str) -> Run:
+    """The first such step. ``svi.init`` compiles operation by operation unless it is jitted."""
+    return (
+        plain_jax(problem) if variant == "plain JAX" else training(problem, [problem.Z], jit_init="jitted" in variant)
+    )
+
+
+def solve(problem: Problem, variant: str) -> Run:
+    """Steps of SOLVE-GP (M + M) and of SVGP with both sets' points in one."""
+    if variant == "SVGP, half the points":
+        return training(problem, [problem.Z])
+    if variant == "SVGP, all points":
+        return training(problem, [jnp.concatenate([problem.Z, problem.O])])
+    return training(problem, [problem.Z, problem.O], "tight" if variant.endswith("tight") else "prior")
+
+
+def odvgp(problem: Problem, variant: str) -> Run:
+    """Steps of ODVGP, whose second set of points moves the mean alone, and of SVGP with the first set."""
+    if variant == "SVGP":
+        return training(problem, [problem.Z])
+    columns = min(SUBSAMPLED, len(problem.O)) if variant.endswith("subsampled") else None
+    return training(problem, [problem.Z], mean_only=problem.O, columns=columns)
+
+
+def collapsed(problem: Problem, variant: str) -> Run:
+    """Value and gradient of the collapsed bound for lengthscales, variance, noise and inducing points; RBF."""
+    X, y, Z = (jnp.asarray(a) for a in (problem.X, problem.y, problem.Z))
+    bound, _, at_once = variant.partition(", ")
+
+    def log_prob(params):
+        kernel = params["variance"] * kernels.RBF(params["lengthscale"])
+        options = {"bound": bound, "jitter": problem.jitter, "block_size": len(y) if at_once else None}
+        return ogp.CollapsedGP(kernel, X, params["Z"], params["noise"], **options).log_prob(y)
+
+    one = jnp.ones((), X.dtype)
+    lengthscale = jnp.asarray(problem.lengthscale)
+    params = {"variance": VARIANCE * one, "lengthscale": lengthscale, "noise": NOISE * one, "Z": Z}
+    gradient = jax.jit(jax.value_and_grad(log_prob))
+
+    def run(num: int) -> float:
+        for _ in range(num):
+            value, _ = jax.block_until_ready(gradient(params))
+        return float(value)
+
+    return run
+
+
+def prediction(problem: Problem, variant: str) -> Run:
+    """Means and variances of the fitted function, which is made once."""
+    X, y = jnp.asarray(problem.X), jnp.asarray(problem.y)
+    kwargs = {"problem": problem, "sets": [problem.Z]}
+    guide = ogp.AutoSparseGP(model)
+    svi = SVI(model, guide, optax.adam(LEARNING_RATE), TraceMeanField_ELBO())
+    few = X[:10], y[:10]
+
+    @jax.jit
+    def init(X, y):
+        return svi.init(jax.random.PRNGKey(0), X, y, init_params=start(problem, [problem.Z]), **kwargs)
+
+    params = svi.get_params(init(*few))
+    f = jax.jit(lambda params: ogp.posterior(model, guide, params, *few, **kwargs)["f"])(params)
+
+    @jax.jit
+    def moments(f, X):
+        marginals = f(X)
+        return marginals.mean, marginals.variance
+
+    def run(num: int) -> float:
+        for _ in range(num):
+            mean, variance = jax.block_until_ready(moments(f, X))
+        return float(jnp.mean(mean**2) + jnp.mean(variance))
+
+    return run

@@ -1,0 +1,66 @@
+"""The benchmarks' own contenders: each runs at toy size, and those that should agree on a value do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks import accelerator
+from benchmarks.peers import floor, ours, problem
+from benchmarks.peers.__main__ import check
+from benchmarks.peers.contenders import PEERS, TASKS, Contender, tolerance
+
+OURS = {task: [c for c in contenders if c.library == "ours"] for task, contenders in TASKS.items()}
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return problem.make(*problem.load(None, 200), "float64", batch=20, num_inducing=6, second=5)
+
+
+# Those of startup are those of step, and one of them compiles operation by operation.
+@pytest.mark.parametrize("task", [pytest.param(t, marks=pytest.mark.slow if t == "startup" else ()) for t in TASKS])
+def test_our_contenders_run_and_agree(task, toy):
+    values = {c: getattr(ours, task)(toy, c.variant)(1) for c in OURS[task]}
+    expected = next(iter(values.values()))
+    for contender, value in values.items():
+        assert math.isfinite(value)
+        if contender.same:
+            assert value == pytest.approx(expected, rel=tolerance(contender, "float64"))
+
+
+def test_steps_begin_at_the_bound_written_in_numpy_and_raise_it(toy):
+    run = ours.step(toy, "SVGP")
+    start = run(1)
+    assert start == pytest.approx(accelerator.exact_bound(toy), rel=1e-9)
+    assert run(50) > start
+
+
+def test_a_contender_with_another_value_stops_the_run():
+    contenders = TASKS["step"][:2]
+    found = {c.name: [{"value": value}] for c, value in zip(contenders, (-100.0, -101.0), strict=True)}
+    with pytest.raises(SystemExit, match="plain JAX"):
+        check(contenders, found, "float64")
+    check([Contender("ours", "SVGP"), contenders[1]._replace(same=False)], found, "float64")
+
+
+def test_each_task_begins_with_ours_and_names_known_libraries():
+    for contenders in TASKS.values():
+        assert contenders[0].library == "ours"
+        assert {c.library for c in contenders} <= {"ours", "floor", *PEERS}
+        assert len({c.name for c in contenders}) == len(contenders)
+
+
+def test_floor_counts_two_operations_for_a_multiplication_and_an_addition(toy):
+    assert floor.step_flops(3, 5) == 3 * (9 + 3 * 9 * 5)
+    assert floor.floor_ms(2048, 2048, 1.0) == pytest.approx(3 * (1 / 3 + 3) / 2)
+    assert math.isfinite(floor.step(toy, "")(1))
+
+
+@pytest.mark.slow
+def test_accelerator_runs_on_what_there_is():
+    found = accelerator.main(["--quick"])
+    assert found["errors"]["product, this library"] < 1e-5
+    assert found["errors"]["bound, this library"] < 1e-4
+    assert all(ms > 0 for dtype in ("float32", "float64") for ms in found[dtype].values())
