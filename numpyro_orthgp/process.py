@@ -16,10 +16,10 @@ from numpyro_orthgp.errors import check_inputs, check_same_dtype
 from numpyro_orthgp.inducing import Feature, InducingPoints, input_dim
 from numpyro_orthgp.inputs import LatentInputs
 from numpyro_orthgp.marginals import Marginals, Names
-from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
+from numpyro_orthgp.math.blocks import CACHED_ENTRIES, MAX_ENTRIES, map_blocks, sum_blocks
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.gaussian import Whitened, spread
-from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, join, matmul
+from numpyro_orthgp.math.linalg import add_jitter, combine, default_jitter, join, matmul
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance
 from numpyro_orthgp.paths import Paths, draw_paths
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
@@ -46,9 +46,23 @@ class MeanShift:
 
 
 def weigh_points(kernel: Any, features: Sequence[Feature], points: Array, weights: Array) -> list[Array]:
-    """K(Z_i, points) weights for each feature, shapes (..., M_i)."""
-    products = (s.covariance_with_inputs(kernel, points) for s in features)
-    return [jnp.einsum("...mh,...h->...m", K, weights, precision=PRECISION) for K in products]
+    """K(Z_i, points) weights for each feature, shapes (..., M_i), without ever holding all of a K.
+
+    :param points: shape (H, D) or (P, H, D).
+    :param weights: shape (..., H).
+    """
+
+    def weigh(s: Feature, block: tuple[Array, Array]) -> Array:
+        points, weights = block
+        return combine(weights, jnp.swapaxes(s.covariance_with_inputs(kernel, points), -1, -2))
+
+    # The axis of H comes first in what is cut into blocks.
+    rows = jnp.moveaxis(points, -2, 0), jnp.moveaxis(weights, -1, 0)
+
+    def block_of(rows: tuple[Array, Array]) -> tuple[Array, Array]:
+        return jnp.moveaxis(rows[0], 0, -2), jnp.moveaxis(rows[1], 0, -1)
+
+    return [sum_blocks(lambda r, s=s: weigh(s, block_of(r)), rows, CACHED_ENTRIES // s.num) for s in features]  # type: ignore[misc]
 
 
 def project_shift(
@@ -226,7 +240,7 @@ class GPFunction:
         mean = jnp.zeros((), self.features[0].dtype)
         for i, (q, Ai) in enumerate(zip(self.beliefs, A, strict=True)):
             loc = q.loc if self.shift is None else q.loc - self.shift.projected[i]
-            mean = mean + jnp.einsum("...mb,...m->...b", Ai, loc, precision=PRECISION)
+            mean = mean + combine(loc, Ai)
         if self.shift is None:
             return mean
         own = weigh_points(self.kernel, features, self.shift.points, self.shift.weights)

@@ -13,8 +13,8 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "add_jitter", "default_jitter", "diagonal", "gram", "join", "linear_matmul", "matmul", "matmul_transposed", "safe_sqrt",
-    "solve_lower",
+    "add_jitter", "combine", "default_jitter", "diagonal", "gram", "join", "linear_matmul", "matmul", "matmul_transposed",
+    "safe_sqrt", "solve_lower",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -73,6 +73,19 @@ def _matmul_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
 def _matmul_transposed_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     (A, B), (dA, dB) = primals, tangents
     return matmul_transposed(A, B), _product(jnp.swapaxes(dA, -1, -2), B) + _product(jnp.swapaxes(A, -1, -2), dB)
+
+
+def combine(weights: Array, A: Array) -> Array:
+    """The rows of ``A`` summed with weights, in full precision.
+
+    :param weights: shape (..., M).
+    :param A: shape (..., M, B).
+    :return: shape (..., B).
+    """
+    if weights.ndim > 1 and A.ndim == 2:
+        return matmul(weights, A)
+    # Not a product of a matrix and a vector, which XLA gives to one thread on CPUs; and this one fuses with what makes A.
+    return jnp.sum(weights[..., None] * A, axis=-2)
 
 
 @jax.custom_jvp

@@ -13,15 +13,15 @@ from numpyro.distributions import constraints
 from numpyro.primitives import apply_stack
 
 from numpyro_orthgp.constraints import natural as natural_constraint
-from numpyro_orthgp.inducing import Feature, MeanOnly, as_sets, covariance_of_points
+from numpyro_orthgp.inducing import Feature, InducingPoints, MeanOnly, as_sets, covariance_of_points
 from numpyro_orthgp.marginals import Names
 from numpyro_orthgp.math.cholesky import inverse_cholesky
-from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter
 from numpyro_orthgp.math.natural import precondition
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance
 from numpyro_orthgp.primitives.messages import MESSAGE, Site, belief_of, inducing_site, known
 from numpyro_orthgp.prior import as_kernel, check_jitter, check_latents, decompose_sets
-from numpyro_orthgp.process import GPFunction, MeanShift, project_shift
+from numpyro_orthgp.process import GPFunction, MeanShift, project_shift, weigh_points
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["gp"]
@@ -121,8 +121,8 @@ def _mean_shift(
         weights = precondition(weights, *_root_of_fisher(kernel, features, blocks, points))
     projected = project_shift(kernel, features, blocks, points, weights)
     columns, scaled = _columns(mean_only, weights)
-    K = covariance_of_points(kernel, points, points[..., columns, :])
-    quadratic = jnp.sum(weights * jnp.einsum("...hs,...s->...h", K, scaled, precision=PRECISION))
+    (product,) = weigh_points(kernel, [InducingPoints(points[..., columns, :])], points, weights)
+    quadratic = jnp.sum(scaled * product)
     cost = (quadratic - sum(jnp.sum(p**2) for p in projected)) / 2
     numpyro.factor(f"{name}_kl", -cost)
     return MeanShift(points, weights, projected)
