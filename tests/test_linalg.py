@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from numpyro_orthgp.math.blocks import map_blocks, sum_blocks
 from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
-from numpyro_orthgp.math.linalg import add_jitter, default_jitter, safe_sqrt, solve_lower
+from numpyro_orthgp.math.linalg import (
+    add_jitter,
+    combine,
+    default_jitter,
+    diagonal,
+    matmul,
+    matmul_transposed,
+    safe_sqrt,
+    solve_lower,
+)
 
 DTYPES = [jnp.float32, jnp.float64]
 
@@ -121,3 +134,118 @@ def test_products_with_the_inverse_factor_equal_solves(rng, mode):
     np.testing.assert_allclose(fast(K), slow(K), rtol=1e-12)
     derivative = jax.grad if mode == "reverse" else jax.jacfwd
     np.testing.assert_allclose(derivative(fast)(K), derivative(slow)(K), rtol=1e-9, atol=1e-11)
+
+
+def slow_inverse(K):
+    """LAPACK's factor and a solve, with nothing of ours."""
+    eye = jnp.broadcast_to(jnp.eye(K.shape[-1], dtype=K.dtype), K.shape)
+    return jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(K), eye, lower=True)
+
+
+@pytest.mark.parametrize("M", [128, 129, 300])  # one block; two halves of unequal size; quarters
+def test_inverse_factors_by_halves(rng, M):
+    K, V = spd(rng, 2, M=M), jnp.asarray(rng.normal(size=(2, M, M)))
+
+    def value_and_gradient(inverse):
+        return jax.jit(jax.value_and_grad(lambda K: jnp.sum(V * inverse((K + jnp.swapaxes(K, -1, -2)) / 2))))(K)
+
+    def ours(K):
+        return inverse_cholesky(K, jnp.ones(2))
+
+    (value, gradient), (expected, reference) = value_and_gradient(ours), value_and_gradient(slow_inverse)
+    np.testing.assert_allclose(value, expected, rtol=1e-11)
+    np.testing.assert_allclose(gradient, reference, rtol=1e-7, atol=1e-10)
+    W = ours(K)
+    np.testing.assert_array_equal(W, jnp.tril(W))
+
+
+def ill_conditioned(M, lengthscale, dtype):
+    """A squared-exponential kernel of M random points, with the default jitter."""
+    Z = np.random.default_rng(0).normal(size=(M, 8)) / lengthscale
+    K = np.exp(-((Z[:, None] - Z) ** 2).sum(-1) / 2) + default_jitter(dtype) * np.eye(M)
+    return K, jnp.asarray(K, dtype)
+
+
+@pytest.mark.parametrize("lengthscale", [2.0, 4.0])
+def test_halves_are_as_accurate_as_lapack_in_float32(lengthscale):
+    """W K W' = I to within a few times LAPACK's own error, where that is between 1e-4 and 1/5."""
+    exact, K = ill_conditioned(512, lengthscale, jnp.float32)
+    errors = []
+    for W in (jax.jit(slow_inverse)(K), jax.jit(inverse_cholesky)(K, jnp.ones((), K.dtype))):
+        W = np.asarray(W, float)
+        errors.append(np.abs(W @ exact @ W.T - np.eye(512)).max())
+    assert errors[1] < 4 * errors[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_singular_matrices_get_a_finite_inverse_factor(dtype, rng):
+    ones = jnp.ones((200, 200), dtype)
+    fine = jnp.asarray(spd(rng, M=200), dtype)
+    K, scale = jnp.stack([ones, fine]), jnp.ones(2, dtype)
+
+    def total(K):
+        W = inverse_cholesky(K, scale)
+        return jnp.sum(W**2), W
+
+    gradient, W = jax.jit(jax.grad(total, has_aux=True))(K)
+    assert W.dtype == dtype and bool(jnp.isfinite(W).all()) and bool(jnp.isfinite(gradient).all())
+    assert float(jnp.abs(W[0] @ ones @ W[0].T).max()) < 1.01  # a contraction: noise was added, none taken away
+    rtol = 1e-4 if dtype == jnp.float32 else 1e-9
+    np.testing.assert_allclose(W[1], slow_inverse(fine), rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+def test_products_are_products(rng, mode):
+    """Values and derivatives of what has rules of its own, against plain JAX; with axes that broadcast."""
+    A, B, V = (jnp.asarray(rng.normal(size=s)) for s in ((3, 4, 5), (5, 2), (3, 4, 2)))
+    w, Q = jnp.asarray(rng.normal(size=(3, 4))), jnp.asarray(rng.normal(size=(4, 4)))
+    pairs = [
+        (lambda A, B: V * matmul(A, B), lambda A, B: V * (A @ B)),
+        (lambda A, B: V * matmul_transposed(jnp.swapaxes(A, -1, -2), B), lambda A, B: V * (A @ B)),
+        (lambda A, B: combine(w, A) @ B, lambda A, B: jnp.einsum("pm,pmb,bk->pk", w, A, B)),
+        (lambda A, B: combine(w, A[0]) @ B, lambda A, B: w @ A[0] @ B),
+        (lambda A, B: diagonal(A @ B @ B.T @ A.mT + Q), lambda A, B: jnp.diagonal(A @ B @ B.T @ A.mT + Q, 0, -2, -1)),
+    ]
+    derivative = jax.jacrev if mode == "reverse" else jax.jacfwd
+    for fast, slow in pairs:
+        np.testing.assert_allclose(fast(A, B), slow(A, B), rtol=1e-12)
+        for a, b in zip(derivative(fast, (0, 1))(A, B), derivative(slow, (0, 1))(A, B), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 8, 100])
+def test_blocks_change_nothing(rng, size):
+    rows = {"X": jnp.asarray(rng.normal(size=(8, 3))), "w": jnp.asarray(rng.normal(size=8))}
+
+    def each(rows):
+        return jnp.sin(rows["X"]) * rows["w"][:, None]
+
+    def total(rows):
+        return each(rows).sum(0)
+
+    np.testing.assert_allclose(map_blocks(each, rows, size), each(rows), rtol=1e-14)
+    np.testing.assert_allclose(sum_blocks(total, rows, size), total(rows), rtol=1e-13)
+    whole, blocks = (
+        jax.grad(lambda r, f=f: jnp.sum(f(r) ** 2))(rows) for f in (total, lambda r: sum_blocks(total, r, size))
+    )
+    for name in rows:
+        np.testing.assert_allclose(blocks[name], whole[name], rtol=1e-12)
+
+
+BATCHES = """
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_enable_x64", True)
+from numpyro_orthgp.math.cholesky import inverse_cholesky
+A, V = np.random.default_rng(0).normal(size=(2, 2, 300, 300))
+K = A @ np.swapaxes(A, -1, -2) + np.eye(300)
+step = jax.jit(jax.value_and_grad(lambda K: jnp.sum(V * inverse_cholesky((K + K.mT) / 2, jnp.ones(2)))))
+for _ in range(200):
+    jax.block_until_ready(step(K))
+print("done")
+"""
+
+
+def test_batches_side_by_side_do_not_wait_for_each_other():
+    """Batched LAPACK calls at the same time can wait for each other's threads for ever; on two cores they soon do."""
+    run = subprocess.run([sys.executable, "-c", BATCHES], capture_output=True, text=True, timeout=120)
+    assert "done" in run.stdout, run.stderr[-2000:]

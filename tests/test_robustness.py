@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import optax
 import pytest
 from numpyro.infer import TraceMeanField_ELBO
 
@@ -92,6 +93,62 @@ def test_extreme_hyperparameters(kernel, dtype):
     for lengthscale in (1e-3, 1.0, 1e3):
         for noise in (1e-3, 1.0):
             assert all_finite(loss(lengthscale, noise))
+
+
+def test_float32_fits_stay_finite():
+    """Adam from starts that break other libraries' kernel matrices: 30 steps, and every loss and parameter is finite."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3))
+    y, Z, O = np.sin(X[:, 0]), rng.normal(size=(150, 3)), rng.normal(size=(10, 3))  # more inducing points than data
+    adam = optax.adam(0.01)
+
+    @jax.jit
+    def fit(start, X, y):
+        def loss(unconstrained):
+            params, (lengthscale, noise) = unconstrained["q"], jnp.exp(unconstrained["log"])
+
+            def model():
+                f = ogp.gp("f", kernels.Matern32(lengthscale), [unconstrained["Z"], unconstrained["O"]])
+                with numpyro.plate("data", len(X)):
+                    numpyro.sample("y", likelihoods.Gaussian(f(X), noise), obs=y)
+
+            guide = ogp.AutoSparseGP(model, residual="tight")
+            return TraceMeanField_ELBO().loss(jax.random.PRNGKey(0), params, model, guide)
+
+        def step(state, _):
+            value, gradient = jax.value_and_grad(loss)(state[0])
+            updates, opt = adam.update(gradient, state[1])
+            return (optax.apply_updates(state[0], updates), opt), value
+
+        (end, _), losses = jax.lax.scan(step, (start, adam.init(start)), length=30)
+        return end, losses
+
+    def run(X=X, y=y, Z=Z, O=O, lengthscale=1.0, noise=0.3):
+        q = problems.q_params([(np.zeros(M), np.eye(M)) for M in (len(Z), len(O))])
+        start = {"q": q, "log": np.log([lengthscale, noise]), "Z": Z, "O": O}
+        start, X, y = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), (start, X, y))
+        return fit(start, X, y)
+
+    constant = np.where(np.arange(3) == 1, 5.0, X)
+    cases = {
+        "near-duplicate points": {"Z": np.concatenate([Z[:75], Z[:75] + 1e-7])},
+        "lengthscale 1e-3": {"lengthscale": 1e-3},
+        "lengthscale 1e3": {"lengthscale": 1e3},
+        "noise 1e-6": {"noise": 1e-6},
+        "lengthscale 1e3, noise 1e-6": {"lengthscale": 1e3, "noise": 1e-6},
+        "second set inside the first": {"O": Z[:10]},
+        "constant column": {"X": constant, "Z": np.where(np.arange(3) == 1, 5.0, Z)},
+        "inputs times 1e8": {"X": 1e8 * X, "Z": 1e8 * Z, "O": 1e8 * O},
+        "inputs times 1e8, lengthscale too": {"X": 1e8 * X, "Z": 1e8 * Z, "O": 1e8 * O, "lengthscale": 1e8},
+        "inputs times 1e-8": {"X": 1e-8 * X, "Z": 1e-8 * Z, "O": 1e-8 * O},
+        "inputs of 1e8 that differ by 1": {"X": X + 1e8, "Z": Z + 1e8, "O": O + 1e8},
+        "targets times 1e8": {"y": 1e8 * y},
+        "targets times 1e8, noise 1e-6": {"y": 1e8 * y, "noise": 1e-6},
+        "targets times 1e-8": {"y": 1e-8 * y},
+    }
+    for name, case in cases.items():
+        end, losses = run(**case)
+        assert losses.dtype == jnp.float32 and all_finite((end, losses)), f"{name}: {losses}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

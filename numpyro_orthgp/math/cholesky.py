@@ -31,7 +31,7 @@ def safe_cholesky(K: Array, scale: Array) -> Array:
     :param scale: the size of the prior variances, shape (...); what extra jitter is relative to.
     :return: shape (..., M, M), lower triangular.
     """
-    return _retried(lambda noise: lax.linalg.cholesky(add_jitter(K, noise)), lax.linalg.cholesky(K), scale)
+    return _retried(partial(_one_by_one, _cholesky, K), scale)
 
 
 @safe_cholesky.defjvp
@@ -63,9 +63,9 @@ def inverse_cholesky(K: Array, scale: Array) -> Array:
 
 @jax.jit  # called outside of any other, each of its many small operations would be compiled by itself
 def _inverse_cholesky(K: Array, scale: Array) -> Array:
-    first = _by_halves(K, jnp.zeros_like(scale), _BLOCK)[1]
+    first = _one_by_one(partial(_by_halves, block=_BLOCK), K, jnp.zeros_like(scale))
     # Few blocks where it hardly ever comes to, since they take time to compile.
-    return _retried(lambda noise: _by_halves(K, noise, K.shape[-1] // 4)[1], first, scale)
+    return _retried(partial(_one_by_one, partial(_by_halves, block=K.shape[-1] // 4), K), scale, first)
 
 
 @inverse_cholesky.defjvp
@@ -76,34 +76,57 @@ def _inverse_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, A
     return W, -matmul(_lower_half(S), W)
 
 
-def _retried(factor: Callable[[Array], Array], first: Array, scale: Array) -> Array:
-    """``first``, or where that failed ``factor(noise)`` with as much noise variance as it takes, relative to ``scale``."""
+def _one_by_one(function: Callable[..., Array], K: Array, noise: Array) -> Array:
+    """``function(K, noise)`` of a batch of matrices.
+
+    On CPUs one after the other: jaxlib (0.10.2) spreads batched factors and solves over the threads of XLA's pool and waits for
+    them in one of these, so that two at a time on a machine with two cores wait for ever, now and then.
+    """
+    if K.ndim == 2:
+        return function(K, noise)
+    batch, shape = K.shape[:-2], K.shape[-2:]
+    flat = K.reshape(-1, *shape), jnp.broadcast_to(noise, batch).reshape(-1)
+    values = lax.platform_dependent(
+        *flat, cpu=lambda *each: lax.map(lambda one: function(*one), each), default=lambda *each: function(*each)
+    )
+    return values.reshape(K.shape)
+
+
+def _cholesky(K: Array, noise: Array) -> Array:
+    return lax.linalg.cholesky(add_jitter(K, noise))
+
+
+def _retried(factor: Callable[[Array], Array], scale: Array, first: Array | None = None) -> Array:
+    """``first``, by default ``factor(0)``; where it failed ``factor(noise)``, with as much as it takes."""
+    first = factor(jnp.zeros_like(scale)) if first is None else first
     unit = jnp.asarray(jnp.finfo(first.dtype).eps * first.shape[-1], first.dtype)
 
     def failed(L: Array) -> Array:
         return ~jnp.isfinite(L).all(axis=(-2, -1))
 
-    def retry(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        relative, L = state
-        return 10 * relative, jnp.where(failed(L)[..., None, None], factor(relative * scale), L)
+    def retry(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        relative, L, bad = state
+        L = jnp.where(bad[..., None, None], factor(relative * scale), L)
+        return 10 * relative, L, failed(L)
 
-    def again(state: tuple[Array, Array]) -> Array:
-        relative, L = state
-        return (relative < 1) & failed(L).any()
+    def again(state: tuple[Array, Array, Array]) -> Array:
+        relative, _, bad = state
+        return (relative < 1) & bad.any()
 
-    return lax.while_loop(again, retry, (unit, first))[1]
+    return lax.while_loop(again, retry, (unit, first, failed(first)))[1]
 
 
-def _by_halves(K: Array, noise: Array, block: int) -> tuple[Array, Array]:
-    """The Cholesky factor of K + noise I and its inverse; they hold NaN where the factor does not exist.
+def _by_halves(K: Array, noise: Array, block: int) -> Array:
+    """The inverse of the Cholesky factor of K + noise I; it holds NaN where the factor does not exist.
 
     Matrices of up to ``block`` rows are factored at once, larger ones by halves, but not more than four times.
     """
     M = K.shape[-1]
-    return _factor(K, jnp.broadcast_to(noise, K.shape[:-2]), max(block, _BLOCK, -(-M // 16)))
+    return _factor(K, noise, max(block, _BLOCK, -(-M // 16)))[1]
 
 
 def _factor(K: Array, noise: Array, block: int) -> tuple[Array, Array]:
+    """The factor and its inverse."""
     M = K.shape[-1]
     if M <= block:
         L = lax.linalg.cholesky(add_jitter(K, noise), symmetrize_input=False)
