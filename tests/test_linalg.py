@@ -232,6 +232,23 @@ def test_blocks_change_nothing(rng, size):
         np.testing.assert_allclose(blocks[name], whole[name], rtol=1e-12)
 
 
+@pytest.mark.parametrize("M", [5, 70, 140])  # batches of small matrices are one call, those of larger ones are not
+def test_batches_are_factored_like_single_matrices(rng, M):
+    K, B = spd(rng, 2, 3, M=M), jnp.asarray(rng.normal(size=(M, 2)))
+    scale = jnp.asarray(1.0)  # of all matrices
+
+    @jax.jit
+    def batch(K):
+        return safe_cholesky(K, scale), inverse_cholesky(K, scale), solve_lower(safe_cholesky(K, scale), B)
+
+    together = batch(K)
+    for i in np.ndindex(2, 3):
+        for a, b in zip(together, batch(K[i]), strict=True):
+            np.testing.assert_allclose(a[i], b, rtol=1e-9, atol=1e-12)
+    gradient = jax.jit(jax.grad(lambda K: jnp.sum(jnp.sin(batch((K + K.mT) / 2)[2]))))
+    np.testing.assert_allclose(gradient(K)[1, 2], gradient(K[1, 2]), rtol=1e-7, atol=1e-10)
+
+
 BATCHES = """
 import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_enable_x64", True)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.linalg import add_jitter, linear_matmul, matmul, solve_lower
+from numpyro_orthgp.math.linalg import add_jitter, linear_matmul, matmul, one_by_one, solve_lower
 from numpyro_orthgp.types import Array
 
 __all__ = ["inverse_cholesky", "safe_cholesky"]
@@ -31,7 +31,7 @@ def safe_cholesky(K: Array, scale: Array) -> Array:
     :param scale: the size of the prior variances, shape (...); what extra jitter is relative to.
     :return: shape (..., M, M), lower triangular.
     """
-    return _retried(partial(_one_by_one, _cholesky, K), scale)
+    return _retried(lambda noise: one_by_one(_cholesky, K, noise), jnp.broadcast_to(scale, K.shape[:-2]))
 
 
 @safe_cholesky.defjvp
@@ -63,9 +63,13 @@ def inverse_cholesky(K: Array, scale: Array) -> Array:
 
 @jax.jit  # called outside of any other, each of its many small operations would be compiled by itself
 def _inverse_cholesky(K: Array, scale: Array) -> Array:
-    first = _one_by_one(partial(_by_halves, block=_BLOCK), K, jnp.zeros_like(scale))
+    scale = jnp.broadcast_to(scale, K.shape[:-2])
+
+    def factor(block: int, noise: Array) -> Array:
+        return one_by_one(partial(_by_halves, block=block), K, noise)
+
     # Few blocks where it hardly ever comes to, since they take time to compile.
-    return _retried(partial(_one_by_one, partial(_by_halves, block=K.shape[-1] // 4), K), scale, first)
+    return _retried(partial(factor, K.shape[-1] // 4), scale, factor(_BLOCK, jnp.zeros_like(scale)))
 
 
 @inverse_cholesky.defjvp
@@ -74,22 +78,6 @@ def _inverse_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, A
     W = inverse_cholesky(*primals)
     S = matmul(linear_matmul(W, tangents[0]), jnp.swapaxes(W, -1, -2))
     return W, -matmul(_lower_half(S), W)
-
-
-def _one_by_one(function: Callable[..., Array], K: Array, noise: Array) -> Array:
-    """``function(K, noise)`` of a batch of matrices.
-
-    On CPUs one after the other: jaxlib (0.10.2) spreads batched factors and solves over the threads of XLA's pool and waits for
-    them in one of these, so that two at a time on a machine with two cores wait for ever, now and then.
-    """
-    if K.ndim == 2:
-        return function(K, noise)
-    batch, shape = K.shape[:-2], K.shape[-2:]
-    flat = K.reshape(-1, *shape), jnp.broadcast_to(noise, batch).reshape(-1)
-    values = lax.platform_dependent(
-        *flat, cpu=lambda *each: lax.map(lambda one: function(*one), each), default=lambda *each: function(*each)
-    )
-    return values.reshape(K.shape)
 
 
 def _cholesky(K: Array, noise: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -14,7 +14,7 @@ from numpyro_orthgp.types import Array
 
 __all__ = [
     "add_jitter", "combine", "default_jitter", "diagonal", "gram", "join", "linear_matmul", "matmul", "matmul_transposed",
-    "safe_sqrt", "solve_lower",
+    "one_by_one", "safe_sqrt", "solve_lower",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -28,6 +28,10 @@ _DEFAULT_JITTER = {"float32": 1e-6, "float64": 1e-10}
 # Expectations of K(Z, x) K(x, Z) are whitened as a whole, from both sides: rounding errors grow with the inverse of the jitter
 # and not with its root, times N and the ratio of signal to noise.
 _JITTER_OF_EXPECTATIONS = {"float32": 1e-4, "float64": 1e-6}
+
+
+# Batches of smaller matrices are not spread over threads: seen at 128 rows, never at 100.
+_SPREAD_ROWS = 64
 
 
 def default_jitter(dtype: jnp.dtype, *, expectations: bool = False) -> float:
@@ -134,7 +138,23 @@ def solve_lower(L: Array, B: Array) -> Array:
     batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
     L = jnp.broadcast_to(L, batch + L.shape[-2:])
     B = jnp.broadcast_to(B, batch + B.shape[-2:])
-    return solve_triangular(L, B, lower=True)
+    return one_by_one(partial(solve_triangular, lower=True), L, B)
+
+
+def one_by_one(function: Callable[..., Array], *arrays: Array) -> Array:
+    """``function(*arrays)``, a LAPACK call for a batch of matrices, all arrays with the batch axes of the first.
+
+    On CPUs large matrices have their turns: jaxlib (0.10.2) spreads batched factors and solves over the threads of XLA's pool and
+    waits for them in one of these, so that two at a time on a machine with two cores wait for ever, now and then.
+    """
+    batch, rows = arrays[0].shape[:-2], arrays[0].shape[-1]
+    if not batch or rows < _SPREAD_ROWS:
+        return function(*arrays)
+    flat = [a.reshape(-1, *a.shape[len(batch) :]) for a in arrays]
+    values = lax.platform_dependent(
+        *flat, cpu=lambda *each: lax.map(lambda one: function(*one), each), default=lambda *each: function(*each)
+    )
+    return values.reshape(batch + values.shape[1:])
 
 
 @jax.custom_jvp
