@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -52,17 +53,13 @@ def weigh_points(kernel: Any, features: Sequence[Feature], points: Array, weight
     :param weights: shape (..., H).
     """
 
-    def weigh(s: Feature, block: tuple[Array, Array]) -> Array:
-        points, weights = block
-        return combine(weights, jnp.swapaxes(s.covariance_with_inputs(kernel, points), -1, -2))
+    def weigh(s: Feature, points: Array, weights: Array) -> Array:
+        K = s.covariance_with_inputs(kernel, jnp.moveaxis(points, 0, -2))
+        return combine(jnp.moveaxis(weights, 0, -1), jnp.swapaxes(K, -1, -2))
 
-    # The axis of H comes first in what is cut into blocks.
-    rows = jnp.moveaxis(points, -2, 0), jnp.moveaxis(weights, -1, 0)
-
-    def block_of(rows: tuple[Array, Array]) -> tuple[Array, Array]:
-        return jnp.moveaxis(rows[0], 0, -2), jnp.moveaxis(rows[1], 0, -1)
-
-    return [sum_blocks(lambda r, s=s: weigh(s, block_of(r)), rows, CACHED_ENTRIES // s.num) for s in features]  # type: ignore[misc]
+    # Blocks are cut along first axes.
+    rows, weights = jnp.moveaxis(points, -2, 0), jnp.moveaxis(weights, -1, 0)
+    return [sum_blocks(partial(weigh, s), rows, weights, CACHED_ENTRIES // s.num) for s in features]
 
 
 def project_shift(
@@ -114,13 +111,14 @@ class GPFunction:
         :raises ValueError: if ``X`` has another shape or holds NaN or infinity.
         """
         X = self.checked(X)
-        # While fitting a batch is small, and may be spread over devices.
-        size = (
-            len(X) if self.pointwise else max(MAX_ENTRIES // (self.num_inducing * (self.num_latents or 1)), MIN_BLOCK)
-        )
-        mean, explained, residual = map_blocks(self._moments, X, size)
+        mean, explained, residual = map_blocks(self._moments, X, self._rows_at_once(len(X)))
         joint = None if self.pointwise else Partial(_draw_process, self, X)
         return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names)
+
+    def _rows_at_once(self, num_rows: int) -> int:
+        if self.pointwise:  # while fitting a batch is small, and may be spread over devices
+            return num_rows
+        return max(MAX_ENTRIES // (self.num_inducing * (self.num_latents or 1)), MIN_BLOCK)
 
     def _moments(self, X: Array) -> tuple[Array, Array, Array]:
         """Mean, explained and residual variance, shapes (B,) or (B, P)."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.linalg import block_diag
 
 import numpyro_orthgp as ogp
+from numpyro_orthgp import process
 from numpyro_orthgp.math.projection import decompose
 from tests import oracles, problems
 
@@ -119,6 +121,36 @@ def test_minibatches_average_to_the_full_batch(rng, residual):
     batches = [elbo(params, X[i : i + 10], y[i : i + 10], N=30, **kwargs) for i in (0, 10, 20)]
     np.testing.assert_allclose(np.mean(batches), full, rtol=1e-12)
     assert np.std(batches) > 0.1
+
+
+@pytest.mark.parametrize("num_latents", [None, 2])
+def test_blocks_of_points_and_inputs_change_nothing(rng, monkeypatch, num_latents):
+    """Mean-only points in blocks of three, and predictions in blocks of four rows, which do not divide their numbers."""
+    X, y = (jnp.asarray(a) for a in problems.data(rng, N=13))
+    batch = () if num_latents is None else (num_latents,)
+    params = {"f.u0_loc": rng.normal(size=(*batch, 4)), "f.u1_weights": rng.normal(size=(*batch, 8))}
+    params["f.u0_scale_tril"] = np.tril(rng.normal(size=(*batch, 4, 4)), -1) + 0.7 * np.eye(4)
+    params["Z"], params["H"] = problems.sets(rng, [4, 8])
+    params = jax.tree.map(jnp.asarray, params)
+    Y = y if num_latents is None else jnp.stack([y, -y], -1)
+
+    def results(params):
+        kwargs = {"likelihood": problems.gaussian(NOISE), "num_latents": num_latents, "to_event": len(batch)}
+        kwargs["inducing"] = [params["Z"], ogp.MeanOnly(params["H"])]
+        f = problems.posterior(params, X, Y, **kwargs)(X)
+        return problems.loss(params, X, Y, **kwargs), f.mean, f.explained, f.residual
+
+    def values_and_gradients(params):
+        return results(params), jax.grad(lambda p: sum(jnp.sum(r**2) for r in results(p)[1:]) + results(p)[0])(params)
+
+    whole = jax.jit(values_and_gradients)(params)
+    for name, value in {"CACHED_ENTRIES": 12, "MAX_ENTRIES": 0, "MIN_BLOCK": 4}.items():
+        monkeypatch.setattr(process, name, value)
+    in_blocks = jax.jit(lambda params: values_and_gradients(params))  # a function that JAX has not traced yet
+    text = str(in_blocks.trace(params).jaxpr)
+    assert "13,8]" not in text and "8,13]" not in text  # no covariance of all inputs with all mean-only points
+    for a, b in zip(*map(jax.tree.leaves, (whole, in_blocks(params))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11)
 
 
 def test_latent_functions_are_separate_gps(rng):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax import lax
 
 from numpyro_orthgp.inducing import Feature
+from numpyro_orthgp.math.blocks import sum_blocks
 from numpyro_orthgp.math.bounds import Moments, Statistics, statistics
 from numpyro_orthgp.math.gaussian import Whitened, spread
 from numpyro_orthgp.math.linalg import PRECISION, matmul
@@ -54,25 +53,12 @@ def sum_over_points(prior: Prior, rows: Rows, bound: str, alpha: float, block_si
 
     Memory is then that of one block, O(M^2 + block_size M), in both directions.
     """
-    if block_size is None or block_size >= rows.X.shape[0]:
-        return _block(prior, rows, bound, alpha)
-    num_blocks = -(-rows.X.shape[0] // block_size)
-    padding = num_blocks * block_size - rows.X.shape[0]
+    # What fills the last block has precision zero: no observation.
 
-    def blocks_of(x: Array, mode: str = "edge") -> Array:
-        x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1), mode=mode)
-        return x.reshape(num_blocks, block_size, *x.shape[1:])
+    def of(rows: tuple[Array, Array | None, Array], precision: Array) -> Statistics:
+        return _block(prior, Rows(*rows, precision), bound, alpha)
 
-    # The sum stays outside of what is checkpointed, or every block's running total would be kept for the gradient.
-    one = jax.checkpoint(lambda part: _block(prior, part, bound, alpha))
-
-    def add(total: Statistics, part: Rows) -> tuple[Statistics, None]:
-        return jax.tree.map(jnp.add, total, one(part)), None
-
-    # What fills the last block repeats a real row, at which any kernel is finite, with precision zero: no observation.
-    parts = jax.tree.map(blocks_of, rows)._replace(precision=blocks_of(rows.precision, "constant"))
-    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, jax.tree.map(lambda x: x[0], parts)))
-    return lax.scan(add, zero, parts)[0]
+    return sum_blocks(of, rows[:3], rows.precision, block_size or rows.X.shape[0])
 
 
 def project_inputs(prior: Prior, X: Array) -> tuple[Array, ...]:

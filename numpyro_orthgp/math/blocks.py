@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -31,39 +30,43 @@ def map_blocks(function: Callable[[Any], Any], rows: Any, size: int) -> Any:
     B = _num_rows(rows)
     if size >= B:
         return function(rows)
-    num, size = _split(B, size)
-    fill = jax.tree.map(lambda X: X[: num * size - B], rows)
-    values = lax.map(jax.checkpoint(function, prevent_cse=False), _blocks(rows, fill, num))
-    return jax.tree.map(lambda v: v.reshape(num * size, *v.shape[2:])[:B], values)
+    values = lax.map(jax.checkpoint(function, prevent_cse=False), _blocks(rows, size))
+    return jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:])[:B], values)
 
 
-def sum_blocks(function: Callable[[Any], Array], rows: Any, size: int) -> Array:
-    """``function(rows)``, a sum over rows to which rows of zeros add nothing, ``size`` rows at a time like :func:`map_blocks`."""
+def sum_blocks(function: Callable[[Any, Array], Any], rows: Any, weights: Array, size: int) -> Any:
+    """``function(rows, weights)``, a sum over rows, computed for ``size`` rows at a time like :func:`map_blocks`.
+
+    :param function: takes rows (b, ...) and their weights to arrays to which rows with weights of zero add nothing.
+    :param rows: an array of shape (B, ...), or several in a pytree.
+    :param weights: shape (B, ...).
+    """
     B = _num_rows(rows)
     if size >= B:
-        return function(rows)
-    num, size = _split(B, size)
-    fill = jax.tree.map(lambda X: jnp.zeros((num * size - B, *X.shape[1:]), X.dtype), rows)
-    blocks = _blocks(rows, fill, num)
+        return function(rows, weights)
+    blocks = _blocks(rows, size), _blocks(weights, size, weigh_nothing=True)
+    # The sum stays outside of what is checkpointed, or every block's running total would be kept for the gradient.
+    one = jax.checkpoint(function, prevent_cse=False)
+    shapes = jax.eval_shape(function, *jax.tree.map(lambda block: block[0], blocks))
 
-    @partial(jax.checkpoint, prevent_cse=False)
-    def add(total: Array, block: Any) -> tuple[Array, None]:
-        return total + function(block), None
+    def add(total: Any, block: tuple[Any, Array]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, one(*block)), None
 
-    first = jax.eval_shape(function, jax.tree.map(lambda X: X[0], blocks))
-    return lax.scan(add, jnp.zeros(first.shape, first.dtype), blocks)[0]
+    return lax.scan(add, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), blocks)[0]
 
 
 def _num_rows(rows: Any) -> int:
     return jax.tree.leaves(rows)[0].shape[0]
 
 
-def _split(num_rows: int, size: int) -> tuple[int, int]:
-    """Number and size of blocks, as equal as can be."""
-    num = -(-num_rows // max(size, 1))
-    return num, -(-num_rows // num)
+def _blocks(rows: Any, size: int, *, weigh_nothing: bool = False) -> Any:
+    """Rows cut into blocks as equal as can be, (number, size, ...); the last is filled up with real rows, or with zeros."""
+    B = _num_rows(rows)
+    num = -(-B // max(size, 1))
+    missing = -(-B // num) * num - B
 
+    def cut(X: Array) -> Array:
+        fill = jnp.zeros_like(X[:missing]) if weigh_nothing else X[:missing]
+        return jnp.concatenate([X, fill]).reshape(num, -1, *X.shape[1:])
 
-def _blocks(rows: Any, fill: Any, num: int) -> Any:
-    """Rows, and what fills the last block, cut into blocks: (num, size, ...)."""
-    return jax.tree.map(lambda X, Y: jnp.concatenate([X, Y]).reshape(num, -1, *X.shape[1:]), rows, fill)
+    return jax.tree.map(cut, rows)

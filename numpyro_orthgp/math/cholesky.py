@@ -41,10 +41,8 @@ def _safe_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Arra
     K, scale = primals
     dK, _ = tangents
     L = safe_cholesky(K, scale)
-    half = partial(lax.linalg.triangular_solve, lower=True)
-    dK = (dK + jnp.swapaxes(dK, -1, -2)) / 2
-    W = half(L, half(L, dK, left_side=False, transpose_a=True), left_side=True)
-    return L, matmul(L, _lower_half(W))
+    half = solve_lower(L, (dK + jnp.swapaxes(dK, -1, -2)) / 2)
+    return L, matmul(L, _lower_half(solve_lower(L, jnp.swapaxes(half, -1, -2))))
 
 
 @jax.custom_jvp
