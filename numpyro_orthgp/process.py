@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,9 @@ from numpyro_orthgp.inputs import LatentInputs
 from numpyro_orthgp.marginals import Marginals, Names
 from numpyro_orthgp.math.blocks import CACHED_ENTRIES, MAX_ENTRIES, map_blocks, sum_blocks
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.gaussian import Whitened, spread
+from numpyro_orthgp.math.gaussian import Whitened, principal_axes, spread
 from numpyro_orthgp.math.linalg import add_jitter, combine, default_jitter, join, matmul
-from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance
+from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance, turn
 from numpyro_orthgp.paths import Paths, draw_paths
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -175,6 +175,26 @@ class GPFunction:
         L = safe_cholesky(add_jitter(self.covariance(K, A), default_jitter(K.dtype) * scale), scale)
         mean = self.mean([InducingPoints(X)], A)
         return dist.MultivariateNormal(mean, scale_tril=self._per_latent(L, event_dim=2))
+
+    def diagonalized(self) -> GPFunction:
+        r"""The same function in coordinates in which q's covariances are diagonal: faster at very many inputs.
+
+        With :math:`S_i = V_i \, \mathrm{diag}(s_i^2) V_i^\top` the explained variance :math:`\sum_i |S_i^{1/2} A_i(x)|^2` is
+        a weighted sum of the squares of :math:`V_i^\top A_i(x)`, so that one product of matrices per set is left of two. Unlike
+        a cache of :math:`L^{-\top} (I - S) L^{-1}` this loses no digits in float32.
+
+        Costs O(M^3) once per set, about what 5000 predictions take at M = 512. It is for predictions: derivatives for
+        parameters do not exist where S has equal eigenvalues, those for inputs do.
+
+        :return: a function whose marginals, joint distributions and paths are those of this one.
+        """
+        turned = [principal_axes(q) if q.covariance == "full" else (None, q) for q in self.beliefs]
+        rotations, beliefs = [V for V, _ in turned], tuple(q for _, q in turned)
+        shift = self.shift
+        if shift is not None:
+            pairs = zip(rotations, shift.projected, strict=True)
+            shift = replace(shift, projected=tuple(a if V is None else combine(a, V) for V, a in pairs))
+        return replace(self, blocks=turn(self.blocks, rotations), beliefs=beliefs, shift=shift)
 
     def sample_paths(self, rng_key: PRNGKey, num: int, *, num_features: int = 1024) -> Paths:
         r"""Functions drawn from the process, callable at any inputs, again and again: pathwise conditioning [1, 2].

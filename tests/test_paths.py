@@ -109,7 +109,12 @@ def collapsed(rng, X):
 CASES = [three_sets, mean_only, latents, patches, collapsed]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def diagonalized(rng, X):
+    case = three_sets(rng, X)
+    return case._replace(f=jax.jit(lambda f: f.diagonalized())(case.f))
+
+
+@pytest.mark.parametrize("case", [*CASES, diagonalized], ids=lambda case: case.__name__)
 def test_mean_and_covariance_are_those_of_the_posterior(rng, case):
     f, X, mean, covariance = case(rng, jnp.asarray(rng.uniform(-2, 2, (B, D))))
     draws = jax.jit(lambda f: f.sample_paths(KEY, NUM, num_features=6)(X))(f)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.linalg import add_jitter, linear_matmul, matmul, one_by_one, solve_lower
+from numpyro_orthgp.math.linalg import add_jitter, matmul, one_by_one, solve_lower
+from numpyro_orthgp.math.triangular import lower_matmul, lower_of_product
 from numpyro_orthgp.types import Array
 
 __all__ = ["inverse_cholesky", "safe_cholesky"]
@@ -74,8 +75,8 @@ def _inverse_cholesky(K: Array, scale: Array) -> Array:
 def _inverse_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     # dL = L Phi(W dK W^T), and so dW = -W dL W = -Phi(W dK W^T) W.
     W = inverse_cholesky(*primals)
-    S = matmul(linear_matmul(W, tangents[0]), jnp.swapaxes(W, -1, -2))
-    return W, -matmul(_lower_half(S), W)
+    S = lower_of_product(lower_matmul(W, tangents[0]), W)
+    return W, -lower_matmul(_lower_half(S), W)
 
 
 def _cholesky(K: Array, noise: Array) -> Array:

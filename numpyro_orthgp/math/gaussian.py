@@ -12,10 +12,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from numpyro_orthgp.math.linalg import PRECISION, diagonal, matmul_transposed, solve_lower
+from numpyro_orthgp.math.linalg import PRECISION, combine, diagonal, solve_lower
+from numpyro_orthgp.math.triangular import lower_matmul_transposed
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["COVARIANCES", "Whitened", "kl_from_prior", "log_density", "sample", "spread"]
+__all__ = ["COVARIANCES", "Whitened", "kl_from_prior", "log_density", "principal_axes", "sample", "spread"]
 
 COVARIANCES = ("full", "diagonal", "prior")
 
@@ -44,11 +45,24 @@ def spread(q: Whitened, A: Array) -> Array | None:
     """
     if q.covariance == "full":
         assert q.scale is not None
-        return matmul_transposed(q.scale, A)
+        return lower_matmul_transposed(q.scale, A)
     if q.covariance == "diagonal":
         assert q.scale is not None
         return q.scale[..., None] * A
     return A if q.covariance == "prior" else None
+
+
+def principal_axes(q: Whitened) -> tuple[Array, Whitened]:
+    r"""``q`` of full covariance in coordinates in which that is diagonal.
+
+    :return: the orthogonal :math:`V` of :math:`S = V \, \mathrm{diag}(s^2) V^\top`, shape (..., M, M), and the law of
+        :math:`V^\top e`.
+    """
+    assert q.scale is not None
+    # Singular values of the root: eigenvalues of S itself would be lost below its largest one's rounding errors.
+    V, scale, _ = jnp.linalg.svd(q.scale)
+    loc = combine(q.loc, V)
+    return V, Whitened(loc, jnp.broadcast_to(scale, loc.shape), "diagonal")
 
 
 def kl_from_prior(q: Whitened) -> Array:

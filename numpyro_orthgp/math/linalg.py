@@ -14,7 +14,7 @@ from numpyro_orthgp.types import Array
 
 __all__ = [
     "add_jitter", "combine", "default_jitter", "diagonal", "gram", "join", "linear_matmul", "matmul", "matmul_transposed",
-    "one_by_one", "safe_sqrt", "solve_lower",
+    "one_by_one", "plain_matmul", "safe_sqrt", "solve_lower",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -45,21 +45,23 @@ def default_jitter(dtype: jnp.dtype, *, expectations: bool = False) -> float:
 @jax.custom_jvp
 def matmul(A: Array, B: Array) -> Array:
     """``A @ B`` in full precision on every device."""
-    return _product(A, B)
+    return plain_matmul(A, B)
 
 
 @jax.custom_jvp
 def matmul_transposed(A: Array, B: Array) -> Array:
     """``A.T @ B`` in full precision on every device."""
-    return _product(_copied_transpose(A), B)
+    return plain_matmul(_copied_transpose(A), B)
 
 
 def linear_matmul(A: Array, B: Array) -> Array:
     """:func:`matmul` for derivative rules, in which ``B`` is a tangent: the backward pass, its transpose, is a plain product."""
-    return _product(jnp.swapaxes(_copied_transpose(A), -1, -2), B)
+    return plain_matmul(jnp.swapaxes(_copied_transpose(A), -1, -2), B)
 
 
-_product = partial(jnp.matmul, precision=PRECISION)
+def plain_matmul(A: Array, B: Array) -> Array:
+    """``A @ B`` in full precision on every device, for derivative rules: XLA chooses how to transpose it."""
+    return jnp.matmul(A, B, precision=PRECISION)
 
 
 def _copied_transpose(A: Array) -> Array:
@@ -70,13 +72,15 @@ def _copied_transpose(A: Array) -> Array:
 @matmul.defjvp
 def _matmul_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     (A, B), (dA, dB) = primals, tangents
-    return matmul(A, B), _product(dA, B) + linear_matmul(A, dB)
+    return matmul(A, B), plain_matmul(dA, B) + linear_matmul(A, dB)
 
 
 @matmul_transposed.defjvp
 def _matmul_transposed_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     (A, B), (dA, dB) = primals, tangents
-    return matmul_transposed(A, B), _product(jnp.swapaxes(dA, -1, -2), B) + _product(jnp.swapaxes(A, -1, -2), dB)
+    return matmul_transposed(A, B), plain_matmul(jnp.swapaxes(dA, -1, -2), B) + plain_matmul(
+        jnp.swapaxes(A, -1, -2), dB
+    )
 
 
 def combine(weights: Array, A: Array) -> Array:

@@ -17,19 +17,32 @@ Shi et al. 2020; more come at no further thought.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.linalg import add_jitter, diagonal, join, matmul, matmul_transposed
+from numpyro_orthgp.math.triangular import lower_matmul
 from numpyro_orthgp.types import Array
 
-__all__ = ["Block", "decompose", "extend", "joint_whitener", "project", "residual_covariance", "residual_variance"]
+__all__ = [
+    "Block",
+    "decompose",
+    "extend",
+    "joint_whitener",
+    "project",
+    "residual_covariance",
+    "residual_variance",
+    "turn",
+]
 
 
-class Block(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Block:
     """One set's part of the decomposition.
 
     :param whitener: the inverse :math:`L_i^{-1}` of the Cholesky factor of its covariance given the sets before it, shape
@@ -37,11 +50,13 @@ class Block(NamedTuple):
     :param before: the projections :math:`A_j(Z_i)` of its points on each set before it, shapes (..., M_j, M_i).
     :param jitter: variance of the independent noise on its inducing variables, shape (...). What a factor that failed took
         beyond that is not in it.
+    :param triangular: whether the whitener is lower triangular, as :func:`decompose` makes it; :func:`turn` does not keep that.
     """
 
     whitener: Array
     before: tuple[Array, ...]
     jitter: Array
+    triangular: bool = field(default=True, metadata={"static": True})
 
 
 def decompose(covariances: Sequence[Sequence[Array]], jitter: float) -> tuple[Block, ...]:
@@ -88,8 +103,29 @@ def project(blocks: Sequence[Block], covariances: Sequence[Array]) -> tuple[Arra
     """
     A: list[Array] = []
     for block, K in zip(blocks, covariances, strict=True):
-        A.append(matmul(block.whitener, residual_covariance(K, block.before, A)))
+        multiply = lower_matmul if block.triangular else matmul
+        A.append(multiply(block.whitener, residual_covariance(K, block.before, A)))
     return tuple(A)
+
+
+def turn(blocks: Sequence[Block], rotations: Sequence[Array | None]) -> tuple[Block, ...]:
+    r"""The decomposition with each set's whitened variables in other coordinates, :math:`V_i^\top e_i` for orthogonal :math:`V_i`.
+
+    :param rotations: for each set V, shape (..., M_i, M_i), or ``None`` to leave it as it is.
+    """
+
+    def turned(V: Array | None, A: Array) -> Array:
+        return A if V is None else matmul_transposed(V, A)
+
+    return tuple(
+        Block(
+            turned(V, block.whitener),
+            tuple(turned(U, A) for U, A in zip(rotations[: len(block.before)], block.before, strict=True)),
+            block.jitter,
+            block.triangular and V is None,
+        )
+        for V, block in zip(rotations, blocks, strict=True)
+    )
 
 
 def residual_covariance(K: Array, A1: Sequence[Array], A2: Sequence[Array]) -> Array:

@@ -184,7 +184,7 @@ def _given(f: GPFunction, grown: _Grown, root: Array, sites: _Sites) -> GPFuncti
     return GPFunction(
         f.kernel,
         (InducingPoints(join(grown.points, -2, event_dim=2)),),
-        (Block(joint_whitener(grown.blocks), (), grown.blocks[-1].jitter),),
+        (Block(joint_whitener(grown.blocks), (), grown.blocks[-1].jitter, all(b.triangular for b in grown.blocks)),),
         (Whitened(loc, scale, "full"),),
         shift,
         num_latents=f.num_latents,

@@ -28,8 +28,12 @@ def divergences(f: GPFunction) -> Array:
 
     :param f: a fitted function with the Gaussians of a guide.
     :return: shape (K,), one for each set; mean-only points are not among them.
-    :raises ValueError: if it carries values (a draw of MCMC).
+    :raises ValueError: if it carries values (a draw of MCMC), or comes from ``f.diagonalized()``.
     """
+    if not all(block.triangular for block in f.blocks):
+        raise ValueError(
+            "`start_from` needs a function in a guide's coordinates; got one that f.diagonalized() returned. Give it f."
+        )
     if any(q.covariance == "value" for q in f.beliefs):
         raise ValueError("`divergences` needs the Gaussians of a guide; got values of inducing variables.")
     return jnp.stack([kl_from_prior(q) for q in f.beliefs])
@@ -99,8 +103,12 @@ def start_from(name: str, f: GPFunction) -> dict[str, Array]:
     :param f: a function with Gaussians, from :func:`posterior`, :func:`condition` or :func:`compress`.
     :return: ``{name}.u{i}_loc`` with ``{name}.u{i}_scale_tril`` or ``{name}.u{i}_scale``; for mean-only points
         ``{name}.u{i}_weights``.
-    :raises ValueError: if it carries values (a draw of MCMC).
+    :raises ValueError: if it carries values (a draw of MCMC), or comes from ``f.diagonalized()``.
     """
+    if not all(block.triangular for block in f.blocks):
+        raise ValueError(
+            "`start_from` needs a function in a guide's coordinates; got one that f.diagonalized() returned. Give it f."
+        )
     if any(q.covariance == "value" for q in f.beliefs):
         raise ValueError("`start_from` needs the Gaussians of a guide; got values of inducing variables.")
     suffix = {"full": "scale_tril", "diagonal": "scale"}

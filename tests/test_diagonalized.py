@@ -1,0 +1,93 @@
+"""Functions in the coordinates in which q's covariances are diagonal are the functions that they were."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from numpyro_orthgp import online
+from numpyro_orthgp.math.gaussian import Whitened
+from tests import problems
+from tests.test_online import gaussian
+from tests.test_paths import CASES, MATERN, B, D, full, function, mean_only, three_sets
+
+diagonalized = jax.jit(lambda f: f.diagonalized())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_same_moments_and_derivatives(rng, case):
+    f, X, *_ = case(rng, jnp.asarray(rng.uniform(-2, 2, (B, D))))
+    turned = diagonalized(f)
+    assert not any(q.covariance == "full" for q in turned.beliefs)
+
+    def moments(f, X):
+        marginals, joint = f(X), f.joint(X)
+        return marginals.mean, marginals.explained, marginals.residual, joint.mean, joint.covariance_matrix
+
+    @jax.jit
+    def values(f, X):
+        return moments(f, X), jax.grad(lambda X: sum(jnp.sum(jnp.sin(m)) for m in moments(f, X)))(X)
+
+    for a, b in zip(*(jax.tree.leaves(values(g, X)) for g in (turned, f)), strict=True):
+        assert_allclose(a, b, rtol=1e-8, atol=1e-9)
+
+
+def test_float32_loses_no_digits(rng):
+    """Where q is narrow, and points are so close that a cache of L^-T (I - S) L^-1 would be noise."""
+    Z, X = np.linspace(-2, 2, 40)[:, None], jnp.asarray(rng.uniform(-2, 2, (50, 1)))
+    qs = [full(rng, 40)]
+    qs = [Whitened(q.loc, 1e-4 * q.scale, q.covariance) for q in qs]
+    exact = function(MATERN, [Z], qs, jitter=1e-6)
+    single = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), exact)
+    truth, plain, turned = (jax.jit(lambda f, X: f(X))(f, X.astype(f.beliefs[0].loc.dtype)) for f in
+                            (exact, single, diagonalized(single)))  # fmt: skip
+    assert turned.explained.dtype == jnp.float32
+    for name in ("mean", "explained", "residual"):
+        a, b, c = (np.asarray(getattr(m, name), float) for m in (truth, plain, turned))
+        assert np.abs(c - a).max() < 3 * np.abs(b - a).max() + 1e-6 * np.abs(a).max()
+
+
+def test_one_product_less(rng):
+    """Of M x M with M x B, as the compiler counts operations."""
+    Z = rng.uniform(-2, 2, (64, D))
+    f = function(MATERN, [Z], [full(rng, 64)])
+    X = jnp.asarray(rng.uniform(-2, 2, (4096, D)))
+
+    def flops(f):
+        return jax.jit(lambda f, X: f(X).variance).lower(f, X).cost_analysis()["flops"]
+
+    product = 2 * 64 * 64 * 4096
+    assert flops(f) - flops(diagonalized(f)) > 0.9 * product
+
+
+def test_growing_a_function(rng):
+    """Conditioning, compressing and remembering need not know; starting a guide does, and says so."""
+    X, y = (jnp.asarray(a) for a in problems.data(rng, 8))
+    f = three_sets(rng, X).f
+    turned = diagonalized(f)
+    points = jnp.asarray(problems.sets(rng, [5])[0])
+
+    @jax.jit
+    def grown(g):
+        conditioned = online.condition(g, X, y, gaussian, num_steps=2)
+        marginals = conditioned(points), online.compress(g, points)(X), conditioned.diagonalized()(points)
+        return [(m.mean, m.variance) for m in marginals]
+
+    for a, b in zip(*(jax.tree.leaves(grown(g)) for g in (turned, f)), strict=True):
+        assert_allclose(a, b, rtol=1e-7, atol=1e-8)
+    ratio = jax.jit(online.memory.log_ratio)
+    now = function(MATERN, problems.sets(rng, (5,)), [full(rng, 5)])
+    single = function(MATERN, problems.sets(rng, (4,)), [full(rng, 4)])
+    assert_allclose(ratio(now, diagonalized(single)), ratio(now, single), rtol=1e-8)
+    with pytest.raises(ValueError, match=r"diagonalized\(\) returned"):
+        online.start_from("f", turned)
+
+
+def test_twice_is_once(rng):
+    f = mean_only(rng, jnp.asarray(rng.uniform(-2, 2, (B, D)))).f
+    once = diagonalized(f)
+    for a, b in zip(jax.tree.leaves(diagonalized(once)), jax.tree.leaves(once), strict=True):
+        assert_allclose(a, b)
