@@ -32,10 +32,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import optax
-from natural_gradients import load
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
+from benchmarks.natural_gradients import load
 from numpyro_orthgp import init, kernels, likelihoods
 from numpyro_orthgp.constraints import dense_lower_cholesky
 from numpyro_orthgp.marginals import Marginals

@@ -25,10 +25,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import os
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +40,7 @@ from jax import lax, random
 from numpyro.infer import SVI, Trace_ELBO
 
 import numpyro_orthgp as ogp
+from benchmarks.store import Store
 from numpyro_orthgp import init, kernels
 
 SETS = ("pol", "bike", "elevators")
@@ -193,26 +192,19 @@ def load(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray] | None:
         return file["X"].astype(float), file["y"].astype(float)
 
 
-class Store:
-    """Rows as lines of a JSON file, found again by their settings."""
+class Key(NamedTuple):
+    """All that a run depends on."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.rows = path, {}
-        if path.exists():
-            for line in path.read_text().splitlines():
-                key, row = json.loads(line)
-                self.rows[tuple(key)] = row
-
-    def get(self, key: tuple, run) -> dict[str, Any]:
-        if key not in self.rows:
-            self.rows[key] = run()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write(json.dumps([key, self.rows[key]]) + "\n")
-        return self.rows[key]
+    set: str
+    method: str
+    rows: int
+    num_inducing: int
+    steps: int
+    dtype: str
+    split: int
 
 
-def run_set(name: str, X: np.ndarray, y: np.ndarray, args: argparse.Namespace, store: Store):
+def run_set(name: str, X: np.ndarray, y: np.ndarray, args: argparse.Namespace, store: Store[Key]):
     """Number of inducing points (0: exact GP), method and the rows of all splits, one method after another."""
     num_data = MAX_ROWS.get(name) if args.full else args.num_data
     cases = [(M, method) for M in args.num_inducing for method in BOUNDS if method != EXACT] + [(0, EXACT)]
@@ -221,8 +213,8 @@ def run_set(name: str, X: np.ndarray, y: np.ndarray, args: argparse.Namespace, s
         for seed in range(args.repeats):
             data = split(X, y, seed, num_data, args.dtype)
             Z = init.kmeans(random.PRNGKey(seed), data.X, M) if M else data.X[:0]
-            key = (name, method, len(data.y), M, args.steps, args.dtype, seed)
-            rows.append(store.get(key, partial(measure, data, Z, method, args.steps)))
+            key = Key(name, method, len(data.y), M, args.steps, args.dtype, seed)
+            rows.append(store.get(key) or store.add(key, measure(data, Z, method, args.steps)))
         yield M, method, rows
 
 
@@ -294,7 +286,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     jax.config.update("jax_enable_x64", args.dtype == "float64")
-    store, found = Store(args.out / "medium_regression.jsonl"), {}
+    store, found = Store(args.out / "medium_regression.jsonl", Key), {}
     device = f"{jax.devices()[0].platform}, {os.cpu_count()} CPU cores"
     print(f"{device}, JAX {importlib.metadata.version('jax')}, {args.dtype}, {args.steps} steps, {args.repeats} splits")
     width = 11 + 9 * (args.repeats > 1)

@@ -39,9 +39,10 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1]))  # as a script, and not installed, it finds only its own folder
 from benchmarks.paper import collapsed, runs
+from benchmarks.paper.runs import Key
 from benchmarks.paper.settings import COLLAPSED_METHODS, EPOCHS, POINTS, SETTINGS, Method
-from benchmarks.paper.store import Key, Store
 from benchmarks.paper.values import TABLES, Table, Value
+from benchmarks.store import Store
 
 QUANTITIES = {
     "log_density": "mean log density of test outputs, higher is better",
@@ -135,7 +136,7 @@ def differences(args: argparse.Namespace, setting: str, rows: int, all_rows: int
 # ---------------------------------------------------------------- lines
 
 
-def fitted_lines(table: Table, name: str, arrays: Any, args: argparse.Namespace, store: Store) -> Iterator[Line]:
+def fitted_lines(table: Table, name: str, arrays: Any, args: argparse.Namespace, store: Store[Key]) -> Iterator[Line]:
     """Lines of one set, each after its fits."""
     setting = SETTINGS[table.setting]
     rows = runs.num_rows(setting, len(arrays[1]), args.max_rows)
@@ -153,7 +154,9 @@ def fitted_lines(table: Table, name: str, arrays: Any, args: argparse.Namespace,
         yield Line(method.label, ours.points, found, table.quantity, table.values[name].get(method.label), seconds)
 
 
-def collapsed_lines(table: Table, name: str, arrays: Any, args: argparse.Namespace, store: Store) -> Iterator[Line]:
+def collapsed_lines(
+    table: Table, name: str, arrays: Any, args: argparse.Namespace, store: Store[Key]
+) -> Iterator[Line]:
     """Lines of one set; the script that runs them runs all methods."""
     cases = collapsed.run(
         args.data,
@@ -217,7 +220,7 @@ def precision(dtype: str) -> Iterator[None]:
         jax.config.update("jax_enable_x64", before)
 
 
-def print_set(key: str, name: str, args: argparse.Namespace, store: Store) -> None:
+def print_set(key: str, name: str, args: argparse.Namespace, store: Store[Key]) -> None:
     """One set of one table."""
     table = TABLES[key]
     arrays = runs.load(args.data / f"{name}.npz")
@@ -237,7 +240,7 @@ def print_set(key: str, name: str, args: argparse.Namespace, store: Store) -> No
             print(text(line, bool(reduced)), flush=True)
 
 
-def print_table(key: str, args: argparse.Namespace, store: Store) -> None:
+def print_table(key: str, args: argparse.Namespace, store: Store[Key]) -> None:
     """All sets of one table that were asked for and are there."""
     names = [name for name in TABLES[key].values if name in args.sets and (args.data / f"{name}.npz").exists()]
     labels = (m.label for m in methods_of(TABLES[key])) if TABLES[key].setting != COLLAPSED else COLLAPSED_METHODS
@@ -307,7 +310,7 @@ def main(argv: list[str] | None = None) -> None:
     for name in SETS:
         if name in wanted and not (args.data / f"{name}.npz").exists():
             print(f"{name}: no file {args.data / f'{name}.npz'}, left out")
-    store = Store(args.out / "fits.jsonl")
+    store = Store(args.out / "fits.jsonl", Key)
     for key in args.tables:
         print_table(key, args, store)
 

@@ -12,6 +12,7 @@ from jax.tree_util import Partial
 from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
+from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.linalg import PRECISION, default_jitter, matmul
 from numpyro_orthgp.math.projection import Block, decompose, joint_whitener
 from numpyro_orthgp.types import Array, KernelLike
@@ -19,6 +20,7 @@ from numpyro_orthgp.types import Array, KernelLike
 __all__ = ["Expectations", "as_kernel", "check_jitter", "check_latents", "decompose_sets", "expect_covariances"]
 
 
+@one_program
 def decompose_sets(kernel: KernelLike, features: Sequence[Feature], jitter: float) -> tuple[Block, ...]:
     """The orthogonal decomposition of the prior along the sets."""
     rows = [[other.covariance(kernel, s) for other in features[: i + 1]] for i, s in enumerate(features)]

@@ -19,6 +19,7 @@ from numpyro_orthgp.inputs import LatentInputs
 from numpyro_orthgp.marginals import Marginals, Names
 from numpyro_orthgp.math.blocks import CACHED_ENTRIES, MAX_ENTRIES, map_blocks, sum_blocks
 from numpyro_orthgp.math.cholesky import safe_cholesky
+from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.gaussian import Whitened, principal_axes, spread
 from numpyro_orthgp.math.linalg import add_jitter, combine, default_jitter, join, matmul
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance, turn
@@ -111,17 +112,18 @@ class GPFunction:
         :raises ValueError: if ``X`` has another shape or holds NaN or infinity.
         """
         X = self.checked(X)
-        mean, explained, residual = map_blocks(self._moments, X, self._rows_at_once(len(X)))
+        mean, explained, residual = self._moments(X)
         joint = None if self.pointwise else Partial(_draw_process, self, X)
         return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names)
 
-    def _rows_at_once(self, num_rows: int) -> int:
-        if self.pointwise:  # while fitting a batch is small, and may be spread over devices
-            return num_rows
-        return max(MAX_ENTRIES // (self.num_inducing * (self.num_latents or 1)), MIN_BLOCK)
-
+    @one_program
     def _moments(self, X: Array) -> tuple[Array, Array, Array]:
         """Mean, explained and residual variance, shapes (B,) or (B, P)."""
+        size = max(MAX_ENTRIES // (self.num_inducing * (self.num_latents or 1)), MIN_BLOCK)
+        # While fitting a batch is small, and may be spread over devices.
+        return map_blocks(self._moments_at_once, X, len(X) if self.pointwise else size)
+
+    def _moments_at_once(self, X: Array) -> tuple[Array, Array, Array]:
         A = self.project(X)
         spreads = [spread(q, Ai) for q, Ai in zip(self.beliefs, A, strict=True)]
         residual = residual_variance(self.kernel(X), A)

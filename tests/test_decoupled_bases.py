@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +12,7 @@ import pytest
 from numpy.testing import assert_allclose
 from numpyro.infer import TraceMeanField_ELBO
 
+from benchmarks import decoupled_bases as bases
 from numpyro_orthgp import kernels, likelihoods
 from tests import oracles, problems
 
@@ -23,37 +22,30 @@ GAUSSIAN = partial(likelihoods.Gaussian, scale=NOISE)
 
 
 @pytest.fixture
-def bases(monkeypatch):
-    """The script, imported as Python finds it when it is run: with its own folder on the path."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
-    return importlib.import_module("decoupled_bases")
-
-
-@pytest.fixture
 def problem(rng):
     return [jnp.asarray(a) for a in (*problems.data(rng, 40), *problems.sets(rng, [6, 5]))]
 
 
-def bound(bases, basis, params, X, y, beta, gamma):
+def bound(basis, params, X, y, beta, gamma):
     svi = bases.Method(basis, optax.sgd(0.0)).svi(len(X), GAUSSIAN)
     loss = partial(TraceMeanField_ELBO().loss, jax.random.PRNGKey(0))
     fixed = {**svi.static_kwargs, "kernel": KERNEL, "beta": beta, "gamma": gamma}
     return -jax.jit(lambda params: loss(params, svi.model, svi.guide, X, y, **fixed))(params)
 
 
-def test_hybrid_is_orth_in_other_coordinates(rng, bases, problem):
+def test_hybrid_is_orth_in_other_coordinates(rng, problem):
     _, _, beta, gamma = problem
     a, (e, T) = rng.normal(size=5), problems.random_q(rng, 6)
     L = np.linalg.cholesky(bases.prior_covariance(KERNEL, beta))
     moved = e + np.linalg.solve(L, KERNEL(beta, gamma) @ a)
     ours = {"f.u0_loc": moved, "f.u0_scale_tril": T, "f.u1_weights": a}
     theirs = {"a": a, "e": e, "T": T}
-    both = bound(bases, bases.hybrid, theirs, *problem), bound(bases, bases.orth, ours, *problem)
+    both = bound(bases.hybrid, theirs, *problem), bound(bases.orth, ours, *problem)
     assert_allclose(*both, rtol=1e-9)
 
 
 @pytest.mark.parametrize("points", ["others", "the same"])
-def test_decoupled_is_a_smaller_covariance(rng, bases, problem, points):
+def test_decoupled_is_a_smaller_covariance(rng, problem, points):
     """S^-1 = K^-1 + B. Where gamma repeats beta it is SVGP, whose weights are the sums of both."""
     X, y, beta, gamma = problem
     gamma = gamma if points == "others" else beta
@@ -66,19 +58,19 @@ def test_decoupled_is_a_smaller_covariance(rng, bases, problem, points):
     else:
         other = bases.coupled, {"f.u0_loc": L.T @ (weights["a_gamma"] + weights["a_beta"]), "f.u0_scale_tril": T}
     assert_allclose(
-        bound(bases, bases.decoupled, {**weights, "R": R}, X, y, beta, gamma),
-        bound(bases, *other, X, y, beta, gamma),
+        bound(bases.decoupled, {**weights, "R": R}, X, y, beta, gamma),
+        bound(*other, X, y, beta, gamma),
         rtol=1e-9,
     )
 
 
-def test_decoupled_at_the_prior(bases, problem):
+def test_decoupled_at_the_prior(problem):
     zero = {"a_gamma": jnp.zeros(5), "a_beta": jnp.zeros(6), "R": jnp.zeros((6, 6))}
     prior = {"f.u0_loc": jnp.zeros(6), "f.u0_scale_tril": jnp.eye(6)}
-    assert_allclose(bound(bases, bases.decoupled, zero, *problem), bound(bases, bases.coupled, prior, *problem))
+    assert_allclose(bound(bases.decoupled, zero, *problem), bound(bases.coupled, prior, *problem))
 
 
-def test_optima_for_gaussian_noise(bases, problem):
+def test_optima_for_gaussian_noise(problem):
     X, y, beta, gamma = problem
     dense = [np.asarray(a) for a in problem]
     best = partial(bases.optimum, X, y, KERNEL, likelihood=GAUSSIAN)
@@ -93,10 +85,10 @@ def test_optima_for_gaussian_noise(bases, problem):
     a = np.linalg.solve(cross @ cross.T / NOISE**2 + ORACLE(alpha, alpha), cross @ dense[1] / NOISE**2)
     half = np.linalg.solve(K, cross[5:]) / NOISE
     params = {"a_gamma": a[:5], "a_beta": a[5:], "R": np.linalg.cholesky(half @ half.T)}
-    assert_allclose(best([beta, gamma]), bound(bases, bases.decoupled, params, *problem), rtol=1e-8)
+    assert_allclose(best([beta, gamma]), bound(bases.decoupled, params, *problem), rtol=1e-8)
 
 
-def test_the_script_prints_training_that_reaches_the_optimum(bases, capsys):
+def test_the_script_prints_training_that_reaches_the_optimum(capsys):
     options = "--num-data 60 --num-inducing 6 --likelihood bernoulli --steps 300 --mean-only 0.1 --only OrthNat"
     bases.main(options.split())
     name, *cells = capsys.readouterr().out.splitlines()[-1].split()

@@ -9,6 +9,7 @@ import pytest
 from jax import random
 
 from benchmarks import medium_regression as script
+from benchmarks.store import Store
 from numpyro_orthgp import init
 
 
@@ -19,14 +20,14 @@ def test_all_methods_run_and_bounds_are_in_order_at_equal_parameters(rng, tmp_pa
     np.savez(tmp_path / "toy.npz", X=X, y=y)
     small = ["--num-data", "40", "--num-inducing", "6", "--steps", "20"]
     args = script.parse(["--data", str(tmp_path), "--out", str(tmp_path), *small])
-    store = script.Store(tmp_path / "rows.jsonl")
+    store = Store(tmp_path / "rows.jsonl", script.Key)
     cases = list(script.run_set("toy", *script.load(tmp_path, "toy"), args, store))
     assert [method for _, method, _ in cases] == list(script.BOUNDS)
     for _, _, (row,) in cases:
         assert all(np.isfinite(v) for k, v in row.items() if k != "curves")
         assert row["bound"] > row["curves"]["value"][0]
     # What has been run is read and not run again.
-    again = script.Store(tmp_path / "rows.jsonl")
+    again = Store(tmp_path / "rows.jsonl", script.Key)
     assert list(script.run_set("toy", *script.load(tmp_path, "toy"), args, again)) == cases
     assert len(store.path.read_text().splitlines()) == len(cases)
 

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
 import jax.numpy as jnp
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from benchmarks import poisson
 
 
-@pytest.fixture
-def poisson(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("poisson")
-
-
-def test_the_tight_bound_is_higher_and_v_is_well_below_one(poisson):
+def test_the_tight_bound_is_higher_and_v_is_well_below_one():
     X, y = poisson.toy_data(1)
     Z = jnp.linspace(-8, 8, 6)[:, None]
     loose, _, _ = poisson.fit(X, y, Z, "prior", 1500, learn_points=True)
@@ -27,7 +18,7 @@ def test_the_tight_bound_is_higher_and_v_is_well_below_one(poisson):
 
 
 @pytest.mark.slow
-def test_on_every_draw_of_the_data(poisson):
+def test_on_every_draw_of_the_data():
     vs = []
     for seed in range(3):
         loose, tight, full, v = poisson.toy(seed, 2000)

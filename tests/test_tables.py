@@ -17,9 +17,10 @@ from scipy import stats
 import numpyro_orthgp as ogp
 from benchmarks import tables as script
 from benchmarks.paper import runs
+from benchmarks.paper.runs import Key
 from benchmarks.paper.settings import BASES, LARGE, SETTINGS, guide_of, model
-from benchmarks.paper.store import Key, Store
 from benchmarks.paper.values import TABLES
+from benchmarks.store import Store
 
 
 @pytest.fixture
@@ -253,15 +254,15 @@ def test_clock_leaves_out_the_call_that_compiles(monkeypatch):
 def test_store_reads_what_it_wrote_and_survives_a_cut_line(tmp_path, capsys):
     path = tmp_path / "out" / "fits.jsonl"
     keys = [Key("large", "kin40k", "SVGP", "4", split, 3, 90, "float32") for split in range(3)]
-    store = Store(path)
+    store = Store(path, Key)
     for key in keys[:2]:
         store.add(key, {"rmse": 0.5 + key.split})
     path.write_text(path.read_text()[:-9])
-    again = Store(path)
+    again = Store(path, Key)
     assert "damaged" in capsys.readouterr().out
     assert again.get(keys[0]) == {"rmse": 0.5} and again.get(keys[1]) is None
     again.add(keys[2], {"rmse": 0.1})
-    assert Store(path).rows == {keys[0]: {"rmse": 0.5}, keys[2]: {"rmse": 0.1}}
+    assert Store(path, Key).rows == {keys[0]: {"rmse": 0.5}, keys[2]: {"rmse": 0.1}}
 
 
 def test_a_fit_that_fails_at_once_is_a_row_of_nan(rng, tmp_path, monkeypatch):

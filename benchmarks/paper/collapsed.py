@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks import medium_regression as script
 from benchmarks.paper.settings import EPOCHS, POINTS
+from benchmarks.store import Store
 
 STEPS = 10_000  # of the paper
 SPLITS = 5
@@ -38,7 +39,7 @@ def run(
     options = {"data": data, "out": out, "num-data": rows, "steps": steps, "repeats": splits, "dtype": dtype}
     argv = [str(word) for option, value in options.items() for word in (f"--{option}", value)]
     args = script.parse([*argv, "--num-inducing", *map(str, sizes)])
-    store = script.Store(out / "medium_regression.jsonl")
+    store = Store(out / "medium_regression.jsonl", script.Key)
     for M, method, found in script.run_set(name, *arrays, args, store):
         of_paper = POINTS * (1 + sizes.index(M)) if M else 0
         seconds = float(np.mean([row["seconds"] for row in found])) / steps

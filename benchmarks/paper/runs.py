@@ -19,9 +19,36 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from benchmarks.paper.settings import Method, Setting, guide_of, model
-from benchmarks.paper.store import Key, Store
+from benchmarks.store import Store
 
 ROWS_AT_ONCE = 8192  # of predictions
+
+
+class Key(NamedTuple):
+    """All that a fit depends on.
+
+    :param setting: the experiment.
+    :param set: of data.
+    :param method: its name.
+    :param points: their numbers, such as "64+64".
+    :param split: number of the random split.
+    :param epochs: of the 100 that stand for the paper's run.
+    :param rows: to train with.
+    :param dtype: of the data.
+    """
+
+    setting: str
+    set: str
+    method: str
+    points: str
+    split: int
+    epochs: int
+    rows: int
+    dtype: str
+
+    @property
+    def file_name(self) -> str:
+        return "_".join(map(str, self)).replace("+", "-")
 
 
 class Data(NamedTuple):
@@ -150,7 +177,7 @@ def padded(X: np.ndarray, y: np.ndarray, size: int) -> tuple[np.ndarray, np.ndar
 
 
 def run(
-    key: Key, arrays: tuple[np.ndarray, np.ndarray], setting: Setting, method: Method, store: Store
+    key: Key, arrays: tuple[np.ndarray, np.ndarray], setting: Setting, method: Method, store: Store[Key]
 ) -> dict[str, Any]:
     """The row of a key: read if it is there, else a fit, whose checkpoint is removed when its row is written."""
     row = store.get(key)

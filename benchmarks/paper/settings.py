@@ -18,10 +18,8 @@ Everywhere X and y have mean 0 and variance 1 over the split's training rows.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -31,13 +29,9 @@ import optax
 from jax import random
 
 import numpyro_orthgp as ogp
-from benchmarks import medium_regression
+from benchmarks import decoupled_bases, medium_regression
 from benchmarks.medium_regression import parameter
 from numpyro_orthgp import init, kernels
-
-# A script that imports its neighbours by their own names.
-sys.path.append(str(Path(__file__).parents[1]))
-import decoupled_bases
 
 POINTS, EPOCHS = 1024, 100  # of the papers; what is asked for is relative to these
 MAX_CLUSTERED = 100_000  # rows that k-means looks at

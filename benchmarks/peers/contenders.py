@@ -79,6 +79,7 @@ TASKS: dict[str, list[Contender]] = {
     ],
     "prediction": [
         Contender("ours", "SVGP"),
+        Contender("ours", "SVGP, diagonalized"),
         Contender("gpflow", "graph"),
         Contender("gpflow", "XLA"),
         Contender("gpytorch", "default"),

@@ -134,7 +134,7 @@ def collapsed(problem: Problem, variant: str) -> Run:
 
 
 def prediction(problem: Problem, variant: str) -> Run:
-    """Means and variances of the fitted function, which is made once."""
+    """Means and variances of the fitted function, which is made once. Diagonalized is what peers' caches are."""
     X, y = jnp.asarray(problem.X), jnp.asarray(problem.y)
     kwargs = {"problem": problem, "sets": [problem.Z]}
     guide = ogp.AutoSparseGP(model)
@@ -146,7 +146,13 @@ def prediction(problem: Problem, variant: str) -> Run:
         return svi.init(jax.random.PRNGKey(0), X, y, init_params=start(problem, [problem.Z]), **kwargs)
 
     params = svi.get_params(init(*few))
-    f = jax.jit(lambda params: ogp.posterior(model, guide, params, *few, **kwargs)["f"])(params)
+
+    @jax.jit
+    def fitted(params):
+        f = ogp.posterior(model, guide, params, *few, **kwargs)["f"]
+        return f.diagonalized() if variant.endswith("diagonalized") else f
+
+    f = fitted(params)
 
     @jax.jit
     def moments(f, X):

@@ -99,11 +99,7 @@ def fit(
         a checkpoint that is damaged or of another run: other data shapes, ``batch_size``, key, parameters or windows.
     :raises FloatingPointError: if the very first loss is not finite.
     """
-    for method in ("init", "update", "get_params"):
-        if not callable(getattr(svi, method, None)):
-            raise TypeError(f"`svi` must be a numpyro.infer.SVI; got {type(svi).__name__}, which has no `{method}`.")
-    if not (early_stopping is None or isinstance(early_stopping, EarlyStopping)):
-        raise TypeError(f"`early_stopping` must be an EarlyStopping; got {type(early_stopping).__name__}.")
+    _check_types(svi, early_stopping)
     batches = Batches(data, batch_size, seed_of(rng_key))
     num_steps = _num_steps(num_epochs, num_steps, batches)
     devices = Devices(mesh)
@@ -112,14 +108,13 @@ def fit(
     window = window or default_window(batches.num_rows, batches.batch_size)
     state = _start(svi, rng_key, batches, init_params, init_state, kwargs)
     keeper, found = None, None
-    periods = [window]
     if checkpoint is not None:
         score = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
         mark = fingerprint(state, batches, window, score)
         keeper = Keeper(Path(checkpoint), check_integer("checkpoint_every", checkpoint_every), mark, devices)
-        periods.append(keeper.every)
         found = keeper.begin(state, resume)
     now, before = found or (Snapshot(0, devices.put_state(state)), np.zeros(0))
+    periods = [window] if keeper is None else [window, keeper.every]
     losses = np.zeros(max(num_steps, now.step), jax.dtypes.canonicalize_dtype(float))
     losses[: now.step] = before
     plan = _plan(num_steps, periods, steps_per_call, batches, devices)
@@ -150,6 +145,14 @@ def seed_of(rng_key: Any) -> tuple[int, ...]:
         return tuple(int(word) for word in np.asarray(jax.random.key_data(rng_key)).ravel())
     except (TypeError, ValueError, AttributeError) as error:
         raise TypeError(f"`rng_key` must be a key, such as jax.random.PRNGKey(0); got {rng_key!r}.") from error
+
+
+def _check_types(svi: Any, early_stopping: Any) -> None:
+    for method in ("init", "update", "get_params"):
+        if not callable(getattr(svi, method, None)):
+            raise TypeError(f"`svi` must be a numpyro.infer.SVI; got {type(svi).__name__}, which has no `{method}`.")
+    if not (early_stopping is None or isinstance(early_stopping, EarlyStopping)):
+        raise TypeError(f"`early_stopping` must be an EarlyStopping; got {type(early_stopping).__name__}.")
 
 
 def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches) -> int:
