@@ -170,13 +170,16 @@ class GPFunction:
         :return: event shape (B,); batch shape (P,) with P latent functions.
         :raises TypeError, ValueError: as for ``f(X)``.
         """
-        X = self.checked(X)
+        mean, scale_tril = self._joint_moments(self.checked(X))
+        return dist.MultivariateNormal(mean, scale_tril=scale_tril)
+
+    @one_program
+    def _joint_moments(self, X: Array) -> tuple[Array, Array]:
         A = self.project(X)
         K = self.kernel(X, X)
         scale = jnp.diagonal(K, axis1=-2, axis2=-1).mean(-1)
         L = safe_cholesky(add_jitter(self.covariance(K, A), default_jitter(K.dtype) * scale), scale)
-        mean = self.mean([InducingPoints(X)], A)
-        return dist.MultivariateNormal(mean, scale_tril=self._per_latent(L, event_dim=2))
+        return self.mean([InducingPoints(X)], A), self._per_latent(L, event_dim=2)
 
     def diagonalized(self) -> GPFunction:
         r"""The same function in coordinates in which q's covariances are diagonal: faster at very many inputs.

@@ -1,0 +1,95 @@
+"""Functions compiled as wholes where they are called outside of jit."""
+
+from __future__ import annotations
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import Partial
+from numpy.testing import assert_allclose
+from numpyro import handlers
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels
+from numpyro_orthgp.math.compiled import one_program
+
+
+class Compiled(logging.Handler):
+    """Names of the programs that JAX has compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def emit(self, record):
+        words = record.getMessage().split()
+        if words[:3] == ["Finished", "XLA", "compilation"]:
+            self.names.append(words[4])
+
+
+@pytest.fixture
+def compiled():
+    handler = Compiled()
+    logger = logging.getLogger("jax")
+    logger.addHandler(handler)
+    with jax.log_compiles():
+        yield handler.names
+    logger.removeHandler(handler)
+
+
+def wave(scale, rows):
+    return {"sum": jnp.sum(jnp.sin(rows["x"]) * scale), "rows": jnp.cosh(rows["x"])}
+
+
+def test_one_program_outside_of_jit(compiled):
+    rows = {"x": jnp.linspace(0, 1, 37)}
+    values = one_program(wave)(2.0, rows)
+    assert [name for name in compiled if "wave" in name] == ["jit(wave)"]
+    assert not any("sin" in name or "cosh" in name for name in compiled)
+    for name, value in wave(2.0, rows).items():
+        assert_allclose(values[name], value, rtol=1e-14)
+
+
+def test_inside_of_a_trace_it_is_the_function(compiled):
+    rows = {"x": jnp.linspace(0, 1, 41)}
+    call = one_program(wave)
+    assert "wave" not in str(jax.make_jaxpr(call)(2.0, rows))
+    gradient = jax.grad(lambda s: call(s, rows)["sum"])(2.0)
+    assert_allclose(gradient, np.sin(np.linspace(0, 1, 41)).sum(), rtol=1e-12)
+    assert jax.vmap(lambda s: call(s, rows)["sum"])(jnp.ones(3)).shape == (3,)
+    assert "jit(wave)" not in compiled
+
+
+def test_functions_among_the_arguments_are_not_compiled_anew_each_time(compiled):
+    for _ in range(3):
+        value = one_program(lambda f, x: f(x))(Partial(lambda x: 2 * x), jnp.ones(43))
+        assert value.sum() == 86
+    assert not any("lambda" in name for name in compiled)
+
+
+@pytest.mark.parametrize("kernel", [kernels.Matern32(0.7), lambda X, Y=None: kernels.Matern32(0.7)(X, Y)])
+def test_functions_of_gps_outside_of_jit(rng, kernel):
+    """The same numbers, for kernels that are pytrees and for functions, which are not compiled."""
+    Z, X = jnp.asarray(rng.normal(size=(5, 2))), jnp.asarray(rng.normal(size=(8, 2)))
+
+    def moments():
+        with handlers.seed(rng_seed=0):
+            f = ogp.gp("f", kernel, [Z, Z + 0.3])
+            joint = f.joint(X)
+        return f(X).mean, f(X).residual, joint.mean, joint.covariance_matrix
+
+    for a, b in zip(moments(), jax.jit(moments)(), strict=True):
+        assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_few_programs_from_a_prior_draw_to_marginals(rng, compiled):
+    Z, X = jnp.asarray(rng.normal(size=(6, 3))), jnp.asarray(rng.normal(size=(9, 3)))
+    with handlers.seed(rng_seed=0):
+        f = ogp.gp("f", 1.3 * kernels.Matern32(0.7), [Z, Z + 0.3])
+    f(X)
+    assert {"jit(decompose_sets)", "jit(_moments)"} <= set(compiled)
+    # What is left are the draws of NumPyro and the checks of inputs; operation by operation they would be more than a hundred.
+    assert len(compiled) < 40
