@@ -188,8 +188,8 @@ class GPFunction:
         a weighted sum of the squares of :math:`V_i^\top A_i(x)`, so that one product of matrices per set is left of two. Unlike
         a cache of :math:`L^{-\top} (I - S) L^{-1}` this loses no digits in float32.
 
-        Costs O(M^3) once per set, about what 5000 predictions take at M = 512. It is for predictions: derivatives for
-        parameters do not exist where S has equal eigenvalues, those for inputs do.
+        Costs one singular value decomposition of an M x M matrix per set. It is for predictions: derivatives for parameters do
+        not exist where S has equal eigenvalues, those for inputs do.
 
         :return: a function whose marginals, joint distributions and paths are those of this one.
         """
