@@ -20,12 +20,15 @@ from tests import problems
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
-def test_update_exports(rng, platform, dtype):
+@pytest.mark.parametrize("sizes", [(5, 4), (300, 70)])  # the larger by halves, in strips, and LAPACK calls of batches
+def test_update_exports(rng, platform, dtype, sizes):
     if platform == "tpu" and dtype == jnp.float64:
         pytest.skip("TPUs have no Cholesky factor in float64")
     X, y = (jnp.asarray(a, dtype) for a in problems.data(rng, 16))
-    Z, O = (jnp.asarray(s, dtype) for s in problems.sets(rng, [5, 4]))
+    Z, O = (jnp.asarray(s, dtype) for s in problems.sets(rng, sizes))
     kwargs = {"inducing": [Z, O], "likelihood": problems.gaussian(0.3), "jitter": None, "N": 100}
+    if max(sizes) > 100:
+        y, kwargs = jnp.stack([y, -y], -1), kwargs | {"lengthscale": [[0.9], [0.5]], "num_latents": 2, "to_event": 1}
     guide = ogp.AutoSparseGP(problems.model, residual="tight")
     svi = SVI(problems.model, guide, optax.adam(0.01), TraceMeanField_ELBO())
     state = svi.init(jax.random.PRNGKey(0), X, y, **kwargs)
@@ -37,6 +40,10 @@ def test_update_exports(rng, platform, dtype):
 
     exported = export.export(jax.jit(step), platforms=[platform])(leaves, X, y)
     assert exported.platforms == (platform,) and len(exported.mlir_module_serialized) > 1000
+    # Left to itself an accelerator rounds products to TF32 or bfloat16.
+    products = [line for line in exported.mlir_module().splitlines() if "stablehlo.dot" in line]
+    assert len(products) > 20
+    assert [line for line in products if "precision = [HIGHEST, HIGHEST]" not in line] == []
 
 
 SHARDED = """
