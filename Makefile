@@ -13,7 +13,7 @@ READY_TEST := $(VENV)/.ready-test
 .DEFAULT_GOAL := help
 EXAMPLES := regression gplvm counts survey survival digits multitask deep convolutional spectral streaming thompson large
 
-.PHONY: help demo snelson $(EXAMPLES) examples test slow lint typecheck check clean
+.PHONY: help demo snelson $(EXAMPLES) examples test slow lint typecheck check package clean
 
 help:  ## show this list
 	@echo "make <target>, where <target> is one of"
@@ -44,6 +44,12 @@ typecheck: $(READY_TEST)  ## mypy
 	$(PY) -m mypy
 
 check: lint typecheck test  ## what continuous integration runs
+
+package: $(READY_TEST)  ## wheel and sdist in dist/; the wheel is installed in a clean environment, where README's first example runs
+	$(PY) -m pip install --quiet --disable-pip-version-check build
+	rm -rf dist build/clean && $(PY) -m build --outdir dist .
+	$(PYTHON) -m venv build/clean && build/clean/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build && clean/bin/python -c 'import re; exec(re.search(r"`{3}python\n(.*?)`{3}", open("../README.md").read(), re.S)[1])'
 
 clean:  ## remove the environment, caches and outputs
 	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
