@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,20 @@ def test_functions_among_the_arguments_are_not_compiled_anew_each_time(compiled)
         value = one_program(lambda f, x: f(x))(Partial(lambda x: 2 * x), jnp.ones(43))
         assert value.sum() == 86
     assert not any("lambda" in name for name in compiled)
+
+
+class Settings(NamedTuple):
+    """A pytree of which one leaf is no array."""
+
+    scale: float
+    words: str
+
+
+def test_what_jit_would_refuse_is_not_compiled():
+    argument = Settings(2.0, "a")
+    with pytest.raises(TypeError):
+        jax.jit(lambda a: 3 * a.scale)(argument)
+    assert one_program(lambda a: 3 * a.scale)(argument) == 6
 
 
 @pytest.mark.parametrize("kernel", [kernels.Matern32(0.7), lambda X, Y=None: kernels.Matern32(0.7)(X, Y)])

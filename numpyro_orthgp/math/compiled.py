@@ -7,11 +7,14 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import is_concrete
 
 __all__ = ["one_program"]
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)  # what `jit` takes
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -27,9 +30,12 @@ def one_program(function: _F) -> _F:
 
     @wraps(function)
     def call(*args: Any) -> Any:
-        leaves = jax.tree.leaves(args, is_leaf=lambda leaf: isinstance(leaf, Partial))
-        # A kernel that is a function may be a new one at each call, and would be compiled each time.
-        whole = all(is_concrete(leaf) and not isinstance(leaf, Partial) for leaf in leaves)
-        return (compiled if whole else function)(*args)
+        return (compiled if _can_be_compiled(args) else function)(*args)
 
     return call  # type: ignore[return-value]
+
+
+def _can_be_compiled(args: tuple[Any, ...]) -> bool:
+    # A kernel that is a function may be a new one at each call, and would be compiled each time.
+    leaves = jax.tree.leaves(args, is_leaf=lambda leaf: isinstance(leaf, Partial))
+    return all(is_concrete(leaf) and isinstance(leaf, _ARRAYS) for leaf in leaves)
