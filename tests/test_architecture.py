@@ -95,8 +95,8 @@ def test_public_names():
         "patchwise_mean", "posterior", "stack", "to_arviz",
         # submodules, visible because they are imported
         "averaged", "collapsed", "constraints", "deep", "diagnostics", "distributions", "errors", "grouped", "guides", "images",
-        "inducing", "inputs", "latents", "marginals", "math", "natural", "paths", "plots", "primitives", "prior", "process", "training",
-        "types",
+        "inducing", "inputs", "latents", "marginals", "math", "natural", "paths", "plots", "primitives", "prior", "process",
+        "training", "types",
     ])  # fmt: skip
     assert {
         "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace",

@@ -9,12 +9,13 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_orthgp.diagnostics.draws import Arguments, Draws, draws_of_guide, draws_of_mcmc
+from numpyro_orthgp.diagnostics.draws import Arguments, Draws, GuideDraws, draws_of_mcmc
 from numpyro_orthgp.diagnostics.groups import Groups
 from numpyro_orthgp.diagnostics.importance import check_guide, log_density_of_guide
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data, output_key
-from numpyro_orthgp.diagnostics.replay import Replay
+from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.sites import function_draw, log_joint, log_predictive, mask_of, predictive_draw
+from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import PRNGKey
 
@@ -82,34 +83,41 @@ def to_arviz(
         not independent given the draw, unless both groups of outputs are switched off.
     :raises TypeError: if ``guide`` is neither, or ``params`` is no dict.
     """
-    keys = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key, 4)
+    draw_key, model_key, constant_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key, 3)
     arguments = Arguments(args, kwargs)
-    draws = _draws(guide, params, arguments, num_samples, keys[0])
-    replay = Replay(model, arguments, draws)
-    layout = replay.layout(keys[1])
+    source = _source(guide, params, arguments, num_samples, draw_key)
+    layout = look(model, arguments, source.params, source.shapes, fitted=isinstance(source, GuideDraws))
     if layout.collapsed and (posterior_predictive or log_likelihood):
         raise ValueError(
-            f"The outputs of `{layout.collapsed[0]}`, a CollapsedGP, are not independent given a draw. For its hyperparameters alone "
-            "pass posterior_predictive=False and log_likelihood=False."
+            f"The outputs of `{layout.collapsed[0]}`, a CollapsedGP, are not independent given a draw. For its "
+            "hyperparameters alone pass posterior_predictive=False and log_likelihood=False."
         )
+    groups = Groups(layout, coords or {}, dims or {})
+    draws = (
+        source.draw(NUM_SAMPLES if num_samples is None else num_samples) if isinstance(source, GuideDraws) else source
+    )
+    replay = Replay(model, arguments, draws, layout)
 
     def visit(sites: Trace, functions: dict[str, GPFunction], key: PRNGKey) -> dict[str, Any]:
         return _visit(sites, functions, key, layout, posterior_predictive, log_likelihood)
 
-    visited = replay.map(visit, layout, keys[2])
+    visited = replay.map(visit, model_key)
     if draws.log_q is not None and not layout.mean_only:
         draws.statistics["lp"] = np.asarray(visited["lp"]).reshape(draws.shape)
         draws.statistics["log_q"] = np.asarray(log_density_of_guide(draws, layout)).reshape(draws.shape)
-    groups = Groups(layout, draws.shape, coords or {}, dims or {})
     groups.add_draws(draws, visited)
-    groups.add_data(*replay.ends(lambda sites, functions, key: _constants(sites, functions, key, layout), keys[3]))
+    groups.add_data(*replay.ends(lambda sites, functions, key: _constants(sites, functions, key, layout), constant_key))
     return groups.tree()
 
 
-def _draws(guide: Any, params: Any, arguments: Arguments, num_samples: int | None, rng_key: PRNGKey) -> Draws:
+def _source(
+    guide: Any, params: Any, arguments: Arguments, num_samples: int | None, rng_key: PRNGKey
+) -> GuideDraws | Draws:
+    if num_samples is not None:
+        check_integer("num_samples", num_samples)
     if not isinstance(guide, MCMC):
         check_guide(guide, params)
-        return draws_of_guide(guide, params, arguments, NUM_SAMPLES if num_samples is None else num_samples, rng_key)
+        return GuideDraws(guide, params, arguments, rng_key)
     if params is not None and not isinstance(params, dict):
         raise TypeError(
             f"`params` must be a dict, or None, as MCMC needs none; got {type(params).__name__}. It stands before the model's "

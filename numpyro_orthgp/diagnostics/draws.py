@@ -12,11 +12,10 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import MCMC
 
-from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["Arguments", "Draws", "check_params", "density", "draws_of_guide", "draws_of_mcmc"]
+__all__ = ["Arguments", "Draws", "GuideDraws", "check_params", "density", "draws_of_mcmc"]
 
 DRAWS_AT_ONCE = 256  # of a guide, whose sites are small beside what the model makes of them
 
@@ -41,6 +40,11 @@ class Draws:
     log_q: dict[str, Array] | None
     statistics: dict[str, np.ndarray]
 
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """Shapes of one draw."""
+        return {name: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for name, v in self.values.items()}
+
 
 class Arguments:
     """The arguments of a model, split into what is compiled as input and what stays as it is.
@@ -58,35 +62,42 @@ class Arguments:
         return jax.tree.unflatten(self._tree, [arrays.get(i, leaf) for i, leaf in enumerate(self._leaves)])
 
 
-def draws_of_guide(
-    guide: Callable[..., Any], params: dict[str, Any], arguments: Arguments, num_samples: int, rng_key: PRNGKey
-) -> Draws:
-    """Draws of all sites of a guide, and the log density of each.
+class GuideDraws:
+    """A guide that can be drawn from: first the shapes of its draws, which cost nothing, then the draws.
 
     :raises ValueError: if ``params`` lacks a parameter of the guide.
     """
-    check_integer("num_samples", num_samples)
-    if getattr(guide, "prototype_trace", True) is None:
-        # An automatic guide looks at the model when first called, and keeps what it finds: not inside of `jit`.
-        args, kwargs = arguments.join(arguments.arrays)
-        with handlers.block():
-            handlers.substitute(handlers.seed(guide, rng_key), params)(*args, **kwargs)
 
-    def draw(arrays: Any, params: dict[str, Any], key: PRNGKey) -> tuple[dict[str, Array], dict[str, Array]]:
-        args, kwargs = arguments.join(arrays)
-        fitted = handlers.substitute(handlers.seed(guide, key), params)
+    def __init__(
+        self, guide: Callable[..., Any], params: dict[str, Any], arguments: Arguments, rng_key: PRNGKey
+    ) -> None:
+        self.guide, self.params, self.arguments, self.rng_key = guide, params, arguments, rng_key
+        if getattr(guide, "prototype_trace", True) is None:
+            # An automatic guide looks at the model when first called, and keeps what it finds: not inside of `jit`.
+            args, kwargs = arguments.join(arguments.arrays)
+            with handlers.block():
+                handlers.substitute(handlers.seed(guide, rng_key), params)(*args, **kwargs)
+        self.shapes: dict[str, Any] = jax.eval_shape(self._draw, arguments.arrays, params, rng_key)[0]
+
+    def draw(self, num_samples: int) -> Draws:
+        """Values of all sites, and the log density of each."""
+
+        def draw_all(arrays: Any, params: dict[str, Any], keys: PRNGKey) -> Any:
+            return map_blocks(jax.vmap(lambda key: self._draw(arrays, params, key)), keys, DRAWS_AT_ONCE)
+
+        keys = jax.random.split(self.rng_key, num_samples)
+        values, log_q = jax.jit(draw_all)(self.arguments.arrays, self.params, keys)
+        return Draws(values, (1, num_samples), self.params, log_q, {})
+
+    def _draw(self, arrays: Any, params: dict[str, Any], key: PRNGKey) -> tuple[dict[str, Array], dict[str, Array]]:
+        args, kwargs = self.arguments.join(arrays)
+        fitted = handlers.substitute(handlers.seed(self.guide, key), params)
         with handlers.block():
             sites = handlers.trace(fitted).get_trace(*args, **kwargs)
         check_params("guide", sites, params)
         drawn = {name: site for name, site in sites.items() if site["type"] == "sample"}
         values = {n: s["value"] for n, s in drawn.items() if not (s["is_observed"] or s["infer"].get("is_auxiliary"))}
         return values, {name: jnp.sum(density(site)) for name, site in drawn.items()}
-
-    def draw_all(arrays: Any, params: dict[str, Any], keys: PRNGKey) -> Any:
-        return map_blocks(jax.vmap(lambda key: draw(arrays, params, key)), keys, DRAWS_AT_ONCE)
-
-    values, log_q = jax.jit(draw_all)(arguments.arrays, params, jax.random.split(rng_key, num_samples))
-    return Draws(values, (1, num_samples), params, log_q, {})
 
 
 def draws_of_mcmc(mcmc: MCMC, params: dict[str, Any]) -> Draws:

@@ -22,32 +22,32 @@ Variables = dict[str, tuple[tuple[str, ...], np.ndarray]]  # by name: names of t
 class Groups:
     """
     :param layout: what the model has.
-    :param shape: numbers of chains and draws.
     :param coords: the user's labels of dimensions.
     :param dims: the user's names of the dimensions of a variable.
     """
 
     layout: Layout
-    shape: tuple[int, int]
     coords: Mapping[str, Any]
     dims: Mapping[str, Sequence[str]]
     _outputs: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _groups: dict[str, Variables] = field(default_factory=dict)
     _labels: dict[str, np.ndarray] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.dims = {_clean(name): tuple(own) for name, own in self.dims.items()}
+        self.coords = {_clean(name): labels for name, labels in self.coords.items()}
+
     def add_draws(self, draws: Draws, visited: Mapping[str, Any]) -> None:
         """Posterior, sampler statistics, and the draws of outputs, which wait for the masks."""
-        posterior = {}
         known = self.layout.functions | self.layout.deterministic | self.layout.latents
         drawn = dict(visited["functions"]) | visited["deterministic"] | draws.values
         for name in [*self.layout.functions, *self.layout.latents, *self.layout.deterministic]:
-            posterior[name] = self._variable(name, known[name], self._by_chain(drawn[name]), 2)
-        self._groups["posterior"] = posterior
+            self._add("posterior", name, known[name], _by_chain(drawn[name], draws.shape))
         self._groups["sample_stats"] = {
             name: (("chain", "draw"), np.asarray(value)) for name, value in draws.statistics.items()
         }
         for group in ("posterior_predictive", "log_likelihood"):
-            self._outputs[group] = {name: self._by_chain(value) for name, value in visited[group].items()}
+            self._outputs[group] = {name: _by_chain(value, draws.shape) for name, value in visited[group].items()}
 
     def add_data(self, first: Mapping[str, Any], last: Mapping[str, Any]) -> None:
         """What does not depend on draws.
@@ -62,18 +62,16 @@ class Groups:
             if mask is not None and name not in same["masks"]:
                 raise ValueError(f"The mask of `{name}` must not depend on latent sites; it differs between draws.")
             self._add_output(output, np.asarray(first["observed"][name]), mask)
-        constants: Variables = {}
-        for name, X in self._inputs(same["inputs"]).items():
-            function = name.removesuffix("_X") if name != "X" else next(iter(same["inputs"]))
-            rows = self._dims_of(function, self.layout.functions[function], None)[0]
-            constants[name] = self._variable(name, (rows, f"{name}_dim"), X, 0)
-        for name, value in same["params"].items():
-            constants[name] = self._variable(name, (), value, 0)
         named = list(same["params"].values())
-        for name, points in same["points"].items():
-            if not any(np.array_equal(points, value) for value in named):
-                constants[name] = self._variable(name, (), points, 0)
-        self._groups["constant_data"] = constants
+        points = {n: v for n, v in same["points"].items() if not any(np.array_equal(v, value) for value in named)}
+        for name, value in (same["params"] | points).items():
+            self._add("constant_data", name, (), value)
+        inputs = same["inputs"]
+        shared = all(np.array_equal(X, next(iter(inputs.values()))) for X in inputs.values())
+        for function, X in inputs.items():
+            name = "X" if shared else f"{function}_X"
+            rows = self._dims_of(function, self.layout.functions[function])[0]
+            self._add("constant_data", name, (rows, f"{name}_dim"), X)
 
     def tree(self) -> Any:
         """All of it, as an ``InferenceData`` (ArviZ 0.x) or a ``DataTree`` (1.x).
@@ -88,7 +86,7 @@ class Groups:
         variables = {name for group in self._groups.values() for name in group}
         axes = {dim for group in self._groups.values() for own, _ in group.values() for dim in own}
         for option, given, there in (("dims", self.dims, variables), ("coords", self.coords, axes)):
-            if unknown := [name for name in given if name.replace("/", ".") not in there]:
+            if unknown := [name for name in given if name not in there]:
                 raise ValueError(f"`{option}` has {unknown}, which are not there; there are {sorted(there)}.")
         attrs = {"inference_library": "numpyro", "inference_library_version": numpyro.__version__}
         datasets: dict[str, Any] = {
@@ -101,8 +99,8 @@ class Groups:
         return xr.DataTree.from_dict(datasets)
 
     def _add_output(self, output: Output, observed: np.ndarray, mask: Any) -> None:
-        dims = self._dims_of(output.name, output.dims, len(output.dims))
-        name, batch = output.name.replace("/", "."), output.batch
+        dims = self._dims_of(output.name, output.dims)
+        name, batch = _clean(output.name), output.batch
         kept = None if mask is None or np.all(mask) else np.flatnonzero(np.asarray(mask).reshape(-1))
         if kept is not None:
             entries = f"{name}_observed"
@@ -121,33 +119,20 @@ class Groups:
                 values, own = values.reshape(*head, -1, *tail).take(kept, len(leading)), (entries, *own[batch:])
             self._groups.setdefault(group, {})[name] = (*leading, *own), values
 
-    def _inputs(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """One ``X`` where all functions have the same inputs."""
-        arrays = list(inputs.values())
-        if arrays and all(np.array_equal(arrays[0], X) for X in arrays):
-            return {"X": arrays[0]}
-        return {f"{name}_X": X for name, X in inputs.items()}
+    def _add(self, group: str, name: str, dims: tuple[str, ...], values: Any) -> None:
+        """Add a variable, ``dims`` being as many names of its axes as are known."""
+        values, leading = np.asarray(values), ("chain", "draw") if group == "posterior" else ()
+        numbered = tuple(f"{name}_dim_{i}" for i in range(len(dims), values.ndim - len(leading)))
+        self._groups.setdefault(group, {})[_clean(name)] = leading + self._dims_of(name, dims + numbered), values
 
-    def _by_chain(self, values: Any) -> np.ndarray:
-        values = np.asarray(values)
-        return values.reshape(*self.shape, *values.shape[1:])
-
-    def _variable(
-        self, name: str, dims: tuple[str, ...], values: Any, leading: int
-    ) -> tuple[tuple[str, ...], np.ndarray]:
-        values = np.asarray(values)
-        return ("chain", "draw")[:leading] + self._dims_of(name, dims, values.ndim - leading), values
-
-    def _dims_of(self, name: str, dims: tuple[str, ...], ndim: int | None) -> tuple[str, ...]:
-        """The user's names of axes, then those of the model, then numbered ones."""
-        ndim = len(dims) if ndim is None else ndim
-        given = tuple(self.dims.get(name, ()))
-        if len(given) > ndim:
+    def _dims_of(self, name: str, dims: tuple[str, ...]) -> tuple[str, ...]:
+        """The user's names of axes, then those of the model."""
+        given = self.dims.get(_clean(name), ())
+        if len(given) > len(dims):
             raise ValueError(
-                f"`dims['{name}']` names {len(given)} dimensions; `{name}` has {ndim} beside chain and draw."
+                f"`dims['{name}']` names {len(given)} dimensions; `{name}` has {len(dims)} beside chain and draw."
             )
-        dims = given + dims[len(given) :]
-        return tuple(d.replace("/", ".") for d in dims + tuple(f"{name}_dim_{i}" for i in range(len(dims), ndim)))
+        return (*given, *map(_clean, dims[len(given) :]))
 
     def _label(self, dim: str, size: int) -> np.ndarray:
         labels = self._labels.get(dim)
@@ -168,3 +153,13 @@ def _equal(first: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, np.nd
     pairs = {name: (np.asarray(value), np.asarray(last[name])) for name, value in first.items()}
     exact = {n: np.array_equal(a, b, equal_nan=np.issubdtype(a.dtype, np.floating)) for n, (a, b) in pairs.items()}
     return {name: pair[0] for name, pair in pairs.items() if exact[name]}
+
+
+def _by_chain(values: Any, shape: tuple[int, int]) -> np.ndarray:
+    values = np.asarray(values)
+    return values.reshape(*shape, *values.shape[1:])
+
+
+def _clean(name: str) -> str:
+    """A name without "/", with which ArviZ and NetCDF tell groups apart."""
+    return name.replace("/", ".")

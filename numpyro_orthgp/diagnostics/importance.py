@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.diagnostics.draws import Arguments, Draws, draws_of_guide
+from numpyro_orthgp.diagnostics.draws import Arguments, Draws, GuideDraws
 from numpyro_orthgp.diagnostics.layout import Layout
-from numpyro_orthgp.diagnostics.replay import Replay
+from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.sites import log_joint
+from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["ParetoK", "check_guide", "khat", "log_density_of_guide"]
@@ -71,8 +72,8 @@ def khat(
         \qquad p(y_i \mid u, \theta) = \int p(y_i \mid f_i) \, p(f_i \mid u, \theta) \, df_i,
 
     and a generalized Pareto distribution is fitted to the largest. Below 0.5 q is good; up to min(1 - 1 / log10 S, 0.7) [2]
-    weighted averages can be trusted; above, not even those. k-hat grows with the number of dimensions, so values above 0.7 are common for
-    hundreds of inducing variables whose means and variances are fine.
+    weighted averages can be trusted; above, not even those. k-hat grows with the number of dimensions, so values above 0.7 are
+    common for hundreds of inducing variables whose means and variances are fine.
 
     What q is compared with is the posterior given the inducing points: residuals of different points are independent given u,
     as in FITC's model, and so are those of outputs that mix the same functions. Where the inducing points leave little residual
@@ -98,22 +99,22 @@ def khat(
     2. Vehtari, Simpson, Gelman, Yao, Gabry. Pareto Smoothed Importance Sampling. 2024.
     """
     check_guide(guide, params)
-    if num_samples < 25:
-        raise ValueError(f"`num_samples` must be at least 25, or there is no tail to look at; got {num_samples}.")
-    draw_key, layout_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key, 3)
+    check_integer("num_samples", num_samples, least=25)  # with fewer there is no tail
+    draw_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
     arguments = Arguments(args, kwargs)
-    draws = draws_of_guide(guide, params, arguments, num_samples, draw_key)
-    replay = Replay(model, arguments, draws)
-    layout = replay.layout(layout_key)
+    source = GuideDraws(guide, params, arguments, draw_key)
+    layout = look(model, arguments, params, source.shapes, fitted=True)
     if layout.mean_only:
         raise ValueError(
             f"k-hat needs draws of everything that q says, but the mean-only points of {', '.join(map(repr, layout.mean_only))} "
             "are parameters, not latent sites. Use a set with covariance 'prior' in their place to look at its q."
         )
-    log_q = log_density_of_guide(draws, layout)
-    if np.ptp(log_q) == 0 and not replay.varies(layout):
+    draws = source.draw(num_samples)
+    replay = Replay(model, arguments, draws, layout)
+    if not replay.varies:
         raise ValueError("The guide draws the same point each time, which is no approximation of a posterior's spread.")
-    log_p = replay.map(lambda sites, functions, key: log_joint(sites), layout, model_key)
+    log_p = replay.map(lambda sites, functions, key: log_joint(sites), model_key)
+    log_q = log_density_of_guide(draws, layout)
     return _smoothed(np.asarray(log_p, float), np.asarray(log_q, float), float(jnp.finfo(log_p.dtype).eps))
 
 

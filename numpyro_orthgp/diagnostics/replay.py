@@ -18,7 +18,7 @@ from numpyro_orthgp.primitives.messages import CollectFunctions
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["Replay"]
+__all__ = ["Replay", "look", "run"]
 
 Visit = Callable[[Trace, dict[str, GPFunction], PRNGKey], Any]
 
@@ -34,47 +34,20 @@ class Replay:
     model: Callable[..., Any]
     arguments: Arguments
     draws: Draws
+    layout: Layout
 
-    def layout(self, rng_key: PRNGKey) -> Layout:
-        """What the model has.
-
-        :raises ValueError: if the draws do not fit the model, or the model is not one that can be looked at.
-        """
-        found: list[Layout] = []
-        first = {name: v[0] for name, v in self.draws.values.items()}
-
-        def look(arrays: Any, params: Any, values: Any) -> Array:
-            sites, functions = self._run(arrays, params, values, rng_key)
-            if self.draws.log_q is not None:
-                check_params("model", sites, params)
-            found.append(layout_of(sites, functions))
-            return jnp.zeros(())
-
-        jax.eval_shape(look, self.arguments.arrays, self.draws.params, first)
-        layout = found[0]
-        missing = set(layout.latents) - set(first)
-        # Of MCMC, deterministic sites are among the draws.
-        unknown = set(first) - set(layout.latents) - set(layout.hidden) if self.draws.log_q is not None else set()
-        if missing or unknown:
-            raise ValueError(
-                f"The draws do not fit the model: it has sites {sorted(missing)} that were not drawn, and no sites "
-                f"{sorted(unknown)}. Pass the guide, or the MCMC object, with which this model was fitted."
-            )
-        return layout
-
-    def map(self, visit: Visit, layout: Layout, rng_key: PRNGKey) -> Any:
+    def map(self, visit: Visit, rng_key: PRNGKey) -> Any:
         """``visit(trace, functions, key)`` at each draw: arrays of leading size S. Compiled as a whole, in blocks of draws."""
-        fixed, varying = self._split(layout)
+        fixed, varying = self._split()
         # With fixed hyperparameters all draws of a block share covariances and their factors.
-        size = layout.num_values
-        per_draw = size * (NODES if set(varying) <= set(layout.inducing) else max(NODES, size))
+        size = self.layout.num_values
+        per_draw = size * (NODES if set(varying) <= set(self.layout.inducing) else max(NODES, size))
         keys = jax.random.split(rng_key, self.draws.shape[0] * self.draws.shape[1])
 
         def visit_all(arrays: Any, params: Any, fixed: Any, varying: Any, keys: PRNGKey) -> Any:
             def one(row: Any) -> Any:
                 values, key = row
-                model_key, own_key = jax.random.split(key)
-                return visit(*self._run(arrays, params, fixed | values, model_key), own_key)
+                return self._visit(visit, arrays, params, fixed | values, key)
 
             return map_blocks(jax.vmap(one), (varying, keys), max(MAX_ENTRIES // per_draw, 1))
 
@@ -82,39 +55,85 @@ class Replay:
 
     def ends(self, visit: Visit, rng_key: PRNGKey) -> tuple[Any, Any]:
         """``visit`` at the first and at the last draw: what is equal there is taken for constant."""
+        values = {name: v[np.array([0, -1])] for name, v in self._latents().items()}
+        each = jax.vmap(lambda *row: self._visit(visit, *row), in_axes=(None, None, 0, 0))
+        found = jax.jit(each)(self.arguments.arrays, self.draws.params, values, jax.random.split(rng_key))
+        return jax.tree.map(lambda v: v[0], found), jax.tree.map(lambda v: v[1], found)
 
-        def both(arrays: Any, params: Any, values: Any) -> Any:
-            first, last = ({name: v[i] for name, v in values.items()} for i in (0, 1))
-            keys = jax.random.split(rng_key)
-            return tuple(visit(*self._run(arrays, params, v, k), k) for v, k in zip((first, last), keys, strict=True))
-
-        values = {name: v[np.array([0, -1])] for name, v in self.draws.values.items()}
-        return jax.jit(both)(self.arguments.arrays, self.draws.params, values)
-
-    def varies(self, layout: Layout) -> bool:
+    @property
+    def varies(self) -> bool:
         """Whether there is a draw that differs from the first."""
-        return bool(self._split(layout)[1])
+        return bool(self._split()[1])
 
-    def _split(self, layout: Layout) -> tuple[dict[str, Array], dict[str, Array]]:
+    def _latents(self) -> dict[str, Array]:
+        return {name: v for name, v in self.draws.values.items() if name in self.layout.latents}
+
+    def _split(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """Sites whose draws are all the same, and those that vary."""
-        values = {name: v for name, v in self.draws.values.items() if name in layout.latents}
+        values = self._latents()
         same = {name: bool(np.all(np.asarray(v) == np.asarray(v[:1]))) for name, v in values.items()}
         return {n: v[0] for n, v in values.items() if same[n]}, {n: v for n, v in values.items() if not same[n]}
 
-    def _run(self, arrays: Any, params: Any, values: Any, rng_key: PRNGKey) -> tuple[Trace, dict[str, GPFunction]]:
-        def pick(site: dict[str, Any]) -> Any:
-            if site["type"] == "param":
-                return params.get(site["name"])
-            value = values.get(site["name"]) if site["type"] == "sample" else None
-            if value is not None and value.shape != tuple(site["fn"].shape()):
-                raise ValueError(
-                    f"The draws of `{site['name']}` have shape {value.shape}; the model's site has shape "
-                    f"{tuple(site['fn'].shape())}. Pass the data, and the inducing points, with which the model was fitted."
-                )
-            return value
+    def _visit(self, visit: Visit, arrays: Any, params: Any, values: Any, rng_key: PRNGKey) -> Any:
+        model_key, own_key = jax.random.split(rng_key)
+        return visit(*run(self.model, self.arguments.join(arrays), params, values, model_key), own_key)
 
-        args, kwargs = self.arguments.join(arrays)
-        model = handlers.substitute(handlers.seed(self.model, rng_key), substitute_fn=pick)
-        with handlers.block(), CollectFunctions() as collected:
-            sites = handlers.trace(model).get_trace(*args, **kwargs)
-        return sites, collected.functions
+
+def look(
+    model: Callable[..., Any], arguments: Arguments, params: dict[str, Any], shapes: dict[str, Any], fitted: bool
+) -> Layout:
+    """What a model has; nothing is computed.
+
+    :param shapes: of the draws of each site.
+    :param fitted: whether ``params`` must hold all parameters and no site but those of the model may have been drawn (of MCMC
+        deterministic sites are among the draws).
+    :raises ValueError: if the draws do not fit the model, or the model is not one that can be looked at.
+    """
+    found: list[Layout] = []
+
+    def trace(arrays: Any, params: Any, values: Any) -> Array:
+        sites, functions = run(model, arguments.join(arrays), params, values, jax.random.PRNGKey(0))
+        if fitted:
+            check_params("model", sites, params)
+        found.append(layout_of(sites, functions))
+        return jnp.zeros(())
+
+    jax.eval_shape(trace, arguments.arrays, params, shapes)
+    missing = set(found[0].latents) - set(shapes)
+    unknown = set(shapes) - set(found[0].latents) - set(found[0].hidden) if fitted else set()
+    if missing or unknown:
+        raise ValueError(
+            f"The draws do not fit the model: it has sites {sorted(missing)} that were not drawn, and no sites "
+            f"{sorted(unknown)}. Pass the guide, or the MCMC object, with which this model was fitted."
+        )
+    return found[0]
+
+
+def run(
+    model: Callable[..., Any],
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
+    params: Any,
+    values: Any,
+    rng_key: PRNGKey,
+) -> tuple[Trace, dict[str, GPFunction]]:
+    """The model's trace and functions where its latent sites have these values.
+
+    :raises ValueError: if a value has another shape than the model's site.
+    """
+
+    def pick(site: dict[str, Any]) -> Any:
+        if site["type"] == "param":
+            return params.get(site["name"])
+        value = values.get(site["name"]) if site["type"] == "sample" else None
+        if value is not None and value.shape != tuple(site["fn"].shape()):
+            raise ValueError(
+                f"The draws of `{site['name']}` have shape {value.shape}; the model's site has shape "
+                f"{tuple(site['fn'].shape())}. Pass the data, and the inducing points, with which the model was fitted."
+            )
+        return value
+
+    args, kwargs = arguments
+    known = handlers.substitute(handlers.seed(model, rng_key), substitute_fn=pick)
+    with handlers.block(), CollectFunctions() as collected:
+        sites = handlers.trace(known).get_trace(*args, **kwargs)
+    return sites, collected.functions
