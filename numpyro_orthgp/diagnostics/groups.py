@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ import numpyro
 
 from numpyro_orthgp.diagnostics.draws import Draws
 from numpyro_orthgp.diagnostics.layout import Layout, Output
+from numpyro_orthgp.diagnostics.versions import tree_of
 
 __all__ = ["Groups"]
 
@@ -78,9 +78,6 @@ class Groups:
 
         :raises ValueError: for ``coords`` or ``dims`` of nothing that is there.
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # 0.23 announces 1.0 when it is imported
-            import arviz as az
         import xarray as xr
 
         variables = {name for group in self._groups.values() for name in group}
@@ -94,9 +91,7 @@ class Groups:
             for group, own in self._groups.items()
             if own
         }
-        if hasattr(az, "InferenceData"):
-            return az.InferenceData(**datasets)
-        return xr.DataTree.from_dict(datasets)
+        return tree_of(datasets)
 
     def _add_output(self, output: Output, observed: np.ndarray, mask: Any) -> None:
         dims = self._dims_of(output.name, output.dims)

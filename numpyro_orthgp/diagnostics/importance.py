@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from numpyro_orthgp.diagnostics.draws import Arguments, Draws, GuideDraws
 from numpyro_orthgp.diagnostics.layout import Layout
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.sites import log_joint
+from numpyro_orthgp.diagnostics.versions import smooth_weights
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.types import Array, PRNGKey
 
@@ -148,19 +148,6 @@ def _smoothed(log_p: np.ndarray, log_q: np.ndarray, eps: float) -> ParetoK:
         raise FloatingPointError(f"{int((~np.isfinite(log_weights)).sum())} of {num} log weights are not finite.")
     if np.ptp(log_weights) <= 100 * eps * max(np.abs(log_p).max(), np.abs(log_q).max(), 1.0):
         return ParetoK(-np.inf, float(num), num, log_weights)  # there is no tail to fit to
-    smoothed, k = _psis(log_weights)
+    smoothed, k = smooth_weights(log_weights)
     weights = np.exp(smoothed - smoothed.max())
-    return ParetoK(float(k), float(weights.sum() ** 2 / (weights**2).sum()), num, log_weights)
-
-
-def _psis(log_weights: np.ndarray) -> tuple[np.ndarray, Any]:
-    """Smoothed log weights and k-hat by ArviZ, 0.x or 1.x."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # 0.23 announces 1.0 when it is imported
-        import arviz as az
-    if hasattr(az, "psislw"):
-        return az.psislw(log_weights)
-    from arviz_stats.base import array_stats
-
-    # It takes log likelihoods, whose negatives are the log weights of leave-one-out.
-    return array_stats.psislw(-log_weights)
+    return ParetoK(k, float(weights.sum() ** 2 / (weights**2).sum()), num, log_weights)
