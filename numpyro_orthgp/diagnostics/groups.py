@@ -36,6 +36,9 @@ class Groups:
     def __post_init__(self) -> None:
         self.dims = {_clean(name): tuple(own) for name, own in self.dims.items()}
         self.coords = {_clean(name): labels for name, labels in self.coords.items()}
+        known = self.layout.functions | self.layout.deterministic | self.layout.latents
+        for name, own in (known | {output.name: output.dims for output in self.layout.outputs}).items():
+            self._dims_of(name, own)  # before anything is computed
 
     def add_draws(self, draws: Draws, visited: Mapping[str, Any]) -> None:
         """Posterior, sampler statistics, and the draws of outputs, which wait for the masks."""

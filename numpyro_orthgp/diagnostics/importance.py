@@ -78,7 +78,8 @@ def khat(
     What q is compared with is the posterior given the inducing points: residuals of different points are independent given u,
     as in FITC's model, and so are those of outputs that mix the same functions. Where the inducing points leave little residual
     that is the exact model. A tightened guide (``residual="tight"``) is judged by its q(u, theta) alone, the residual being the
-    prior's, as in predictions. What the guide fixes (``AutoDelta``, ``numpyro.param``) is conditioned on.
+    prior's, as in predictions. What the guide fixes (``AutoDelta``, ``numpyro.param``) is conditioned on, and what the model itself
+    draws (``f(X).sample()``, inner layers of a :class:`DeepGP`) is drawn with the rest.
 
     The guide may be one that hands over its Gaussians: draws are taken here, and nothing but values. Use float64 where N is
     large, since the weights are differences of sums over N points.
@@ -92,6 +93,7 @@ def khat(
     :raises ValueError: if parameters are missing, guide or data do not fit the model, there are mean-only points (which are no
         latent sites, so have no draws), or the guide draws the same point each time.
     :raises TypeError: if ``guide`` cannot be called or ``params`` is no dict.
+    :raises FloatingPointError: if weights are NaN or infinite.
 
     **References:**
 
@@ -144,9 +146,14 @@ def log_density_of_guide(draws: Draws, layout: Layout) -> Array:
 def _smoothed(log_p: np.ndarray, log_q: np.ndarray, eps: float) -> ParetoK:
     log_weights = log_p - log_q
     num = len(log_weights)
-    if not np.isfinite(log_weights).all():
-        raise FloatingPointError(f"{int((~np.isfinite(log_weights)).sum())} of {num} log weights are not finite.")
-    if np.ptp(log_weights) <= 100 * eps * max(np.abs(log_p).max(), np.abs(log_q).max(), 1.0):
+    bad = np.isnan(log_weights) | (log_weights == np.inf)  # a draw that the model excludes has weight zero
+    if bad.any():
+        raise FloatingPointError(
+            f"{int(bad.sum())} of {num} log weights are NaN or infinite, the first with log p = {log_p[bad][0]} and log q = "
+            f"{log_q[bad][0]}. Has the fit diverged? Otherwise use float64."
+        )
+    rounding = 100 * eps * max(np.abs(log_q).max(), 1.0, *np.abs(log_p[np.isfinite(log_p)]))
+    if np.ptp(log_weights) <= rounding:
         return ParetoK(-np.inf, float(num), num, log_weights)  # there is no tail to fit to
     smoothed, k = smooth_weights(log_weights)
     weights = np.exp(smoothed - smoothed.max())
