@@ -146,7 +146,9 @@ def log_density_of_guide(draws: Draws, layout: Layout) -> Array:
 def _smoothed(log_p: np.ndarray, log_q: np.ndarray, eps: float) -> ParetoK:
     log_weights = log_p - log_q
     num = len(log_weights)
-    bad = np.isnan(log_weights) | (log_weights == np.inf)  # a draw that the model excludes has weight zero
+    bad = ~np.isfinite(log_weights)
+    if not bad.all():
+        bad &= log_weights != -np.inf  # some draws may be impossible under the model and weigh nothing
     if bad.any():
         raise FloatingPointError(
             f"{int(bad.sum())} of {num} log weights are NaN or infinite, the first with log p = {log_p[bad][0]} and log q = "
