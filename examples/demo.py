@@ -12,7 +12,6 @@ import argparse
 import importlib.metadata
 import os
 import time
-import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -210,44 +209,20 @@ def machine_facts(dtype: Any) -> str:
 # ---- what is kept
 
 
-def to_netcdf(
-    path: Path, groups: dict[str, dict[str, Any]], coords: dict[str, Any], dims: dict[str, list[str]]
-) -> None:
-    """Write a NetCDF file that ArviZ opens; for ArviZ 0.x (InferenceData) and 1.x (DataTree)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # 0.23 announces 1.0 when it is imported
-        import arviz as az
-    before_1 = int(az.__version__.split(".")[0]) < 1
-    tree = (
-        az.from_dict(**groups, coords=coords, dims=dims) if before_1 else az.from_dict(groups, coords=coords, dims=dims)
+def save_draws(path: Path, fit: Fit, seed: int, num_draws: int) -> None:
+    """Write a NetCDF file that ArviZ opens: draws of the latent function at the training pictures, and what belongs to them."""
+    tree = ogp.to_arviz(
+        model,
+        fit.guide,
+        fit.params,
+        fit.data.X,
+        fit.data.y,
+        rng_key=random.PRNGKey(seed),
+        num_samples=num_draws,
+        dims={"f": ["picture"], "y": ["picture"], "X": ["picture", "pixel"]},
+        **fit.kwargs,
     )
     tree.to_netcdf(str(path), engine="h5netcdf")
-
-
-def save_draws(path: Path, fit: Fit, seed: int, num_draws: int) -> None:
-    """Draws of the latent function at the test pictures, of their labels, and log p(y | f) of each."""
-    f_key, y_key = random.split(random.PRNGKey(seed))
-    f = fit.function.joint(fit.data.X_test).sample(f_key, (num_draws,))  # whole functions: correlated between pictures
-    given = dist.BernoulliLogits(f)
-    learned = {
-        "lengthscale": fit.params["lengthscale"],
-        "scale": fit.params["scale"],
-        "v": fit.params["f_residual_scale"],
-    }
-    groups = {
-        "posterior": {"f": np.asarray(f)[None]},
-        "posterior_predictive": {"y": np.asarray(given.sample(y_key))[None]},
-        "log_likelihood": {"y": np.asarray(given.log_prob(fit.data.y_test))[None]},
-        "observed_data": {"y": np.asarray(fit.data.y_test)},
-        "constant_data": {"X": np.asarray(fit.data.X_test), "learned": np.array([float(v) for v in learned.values()])},
-    }
-    coords = {
-        "picture": np.arange(len(fit.data.y_test)),
-        "pixel": np.arange(fit.data.X_test.shape[1]),
-        "hyperparameter": list(learned),
-    }
-    dims = {"f": ["picture"], "y": ["picture"], "X": ["picture", "pixel"], "learned": ["hyperparameter"]}
-    to_netcdf(path, groups, coords, dims)
 
 
 def plot_elbos(axis: Any, fits: list[Fit], seconds: bool) -> None:

@@ -18,6 +18,8 @@ from numpyro_orthgp import online as online
 from numpyro_orthgp import plots as plots
 from numpyro_orthgp.collapsed import CollapsedGP as CollapsedGP
 from numpyro_orthgp.deep import DeepGP as DeepGP
+from numpyro_orthgp.diagnostics import khat as khat
+from numpyro_orthgp.diagnostics import to_arviz as to_arviz
 from numpyro_orthgp.guides import AutoSparseGP as AutoSparseGP
 from numpyro_orthgp.guides import gp_posterior as gp_posterior
 from numpyro_orthgp.guides import latent_inputs_posterior as latent_inputs_posterior

@@ -280,7 +280,7 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
         )
     columns = {name: jnp.stack([getattr(m, name) for m in marginals], -1) for name in ("mean", "explained", "residual")}
     v = jnp.stack([jnp.asarray(m.residual_scale) for m in marginals]) if marginals[0].tight else None
-    joint = Partial(_draw_stacked, marginals) if any(m.joint is not None for m in marginals) else None
+    joint = Partial(draw_stacked, marginals) if any(m.joint is not None for m in marginals) else None
     return replace(marginals[0], **columns, residual_scale=v, joint=joint)  # type: ignore[arg-type]
 
 
@@ -344,6 +344,6 @@ def _draw_columns(draw: Any, columns: Array, rng_key: PRNGKey, shape: tuple[int,
     return draw(rng_key, shape)[..., columns]
 
 
-def _draw_stacked(marginals: Sequence[Marginals], rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+def draw_stacked(marginals: Sequence[Marginals], rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     keys = jax.random.split(rng_key, len(marginals))
     return jnp.stack([m.draw(key, shape) for m, key in zip(marginals, keys, strict=True)], -1)

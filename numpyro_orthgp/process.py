@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from numpyro_orthgp.averaged import AveragedMarginals, average
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
 from numpyro_orthgp.inducing import Feature, InducingPoints, input_dim
 from numpyro_orthgp.inputs import LatentInputs
-from numpyro_orthgp.marginals import Marginals, Names
+from numpyro_orthgp.marginals import Marginals, Names, draw_stacked
 from numpyro_orthgp.math.blocks import CACHED_ENTRIES, MAX_ENTRIES, map_blocks, sum_blocks
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
@@ -26,7 +26,7 @@ from numpyro_orthgp.math.projection import Block, project, residual_covariance, 
 from numpyro_orthgp.paths import Paths, draw_paths
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
-__all__ = ["GPFunction", "MeanShift", "project_shift", "weigh_points"]
+__all__ = ["GPFunction", "MeanShift", "drawn_functions", "project_shift", "weigh_points"]
 
 # Rows worked on at once are no fewer than that, or products of matrices turn into products with vectors.
 MIN_BLOCK = 256
@@ -113,7 +113,7 @@ class GPFunction:
         """
         X = self.checked(X)
         mean, explained, residual = self._moments(X)
-        joint = None if self.pointwise else Partial(_draw_process, self, X)
+        joint = None if self.pointwise else Partial(draw_process, self, X)
         return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names)
 
     @one_program
@@ -292,7 +292,22 @@ class GPFunction:
         return values if P is None else jnp.broadcast_to(values, (P, *values.shape[values.ndim - event_dim :]))
 
 
-def _draw_process(f: GPFunction, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+def draw_process(f: GPFunction, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     # NumPyro draws in the default dtype, whatever that of the function.
     draws = f.joint(X).sample(rng_key, shape).astype(X.dtype)
     return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
+
+
+def drawn_functions(joint: Any, rng_key: PRNGKey) -> Iterator[tuple[GPFunction, Array, PRNGKey]]:
+    """What ``Marginals.joint`` draws with a key: each function beneath, its inputs, and the key of its own draw."""
+    if not isinstance(joint, Partial):
+        return
+    if joint.func is draw_process:
+        f, X = joint.args
+        yield f, X, rng_key
+    elif joint.func is draw_stacked:
+        (marginals,) = joint.args
+        for m, key in zip(marginals, jax.random.split(rng_key, len(marginals)), strict=True):
+            yield from drawn_functions(m.joint, key)
+    else:  # arithmetic on marginals hands on its key; patches are no function at the inputs themselves
+        yield from drawn_functions(joint.args[0], rng_key)

@@ -22,7 +22,7 @@ PACKAGE = Path(numpyro_orthgp.__file__).parent
 ROOMS = [
     "types", "errors", "math", "kernels", "inducing", "inputs", "prior", "marginals", "averaged", "paths", "process",
     "grouped", "images", "constraints", "distributions", "likelihoods", "collapsed", "primitives", "guides", "natural", "online",
-    "deep", "training", "init", "latents", "plots", "__init__",
+    "deep", "training", "init", "latents", "diagnostics", "plots", "__init__",
 ]  # fmt: skip
 
 # What arrays-in-arrays-out rooms must not know.
@@ -91,12 +91,12 @@ def test_public_names():
         "AutoSparseGP", "CollapsedGP", "DeepGP", "EarlyStopping", "FourierFeatures", "GPFunction", "GaussHermite",
         "InducingPatches", "InducingPoints", "InferredLatents", "LatentInputs", "Likelihood", "Marginals", "MeanOnly",
         "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "fit", "gp", "gp_posterior", "infer_latents", "init", "kernels",
-        "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
-        "patchwise_mean", "posterior", "stack",
+        "khat", "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
+        "patchwise_mean", "posterior", "stack", "to_arviz",
         # submodules, visible because they are imported
-        "averaged", "collapsed", "constraints", "deep", "distributions", "errors", "grouped", "guides", "images", "inducing",
-        "inputs", "latents", "marginals", "math", "natural", "paths", "plots", "primitives", "prior", "process", "training",
-        "types",
+        "averaged", "collapsed", "constraints", "deep", "diagnostics", "distributions", "errors", "grouped", "guides", "images",
+        "inducing", "inputs", "latents", "marginals", "math", "natural", "paths", "plots", "primitives", "prior", "process",
+        "training", "types",
     ])  # fmt: skip
     assert {
         "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace",
@@ -132,6 +132,8 @@ def test_public_names():
             "InducingPatches",
             "fit",
             "EarlyStopping",
+            "to_arviz",
+            "khat",
         )
     ],
 )

@@ -52,12 +52,19 @@ def test_demo(tmp_path: Path) -> None:
     assert_picture(tmp_path / "demo.png")
 
     opened = az.from_netcdf(str(tmp_path / "demo.nc"))
-    for group in ("posterior", "posterior_predictive", "log_likelihood", "observed_data", "constant_data"):
+    for group in (
+        "posterior",
+        "posterior_predictive",
+        "log_likelihood",
+        "sample_stats",
+        "observed_data",
+        "constant_data",
+    ):
         assert len(opened[group].data_vars) > 0, group
     assert opened["posterior"]["f"].dims == ("chain", "draw", "picture")
-    assert opened["posterior"]["f"].shape == (1, 50, 597)
-    assert opened["posterior_predictive"]["y"].shape == opened["log_likelihood"]["y"].shape == (1, 50, 597)
-    assert list(opened["constant_data"]["hyperparameter"].values) == ["lengthscale", "scale", "v"]
+    assert opened["posterior"]["f"].shape == (1, 50, 1200)
+    assert opened["posterior_predictive"]["y"].shape == opened["log_likelihood"]["y"].shape == (1, 50, 1200)
+    assert {"X", "Z0", "Z1", "lengthscale", "scale"} == set(opened["constant_data"].data_vars)
 
 
 @pytest.mark.slow

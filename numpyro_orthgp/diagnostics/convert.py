@@ -1,0 +1,177 @@
+"""Draws of a fitted model, and what the model makes of them, for ArviZ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_orthgp.diagnostics.draws import Arguments, Draws, GuideDraws, draws_of_mcmc
+from numpyro_orthgp.diagnostics.groups import Groups
+from numpyro_orthgp.diagnostics.importance import check_guide, log_density_of_guide
+from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data, output_key
+from numpyro_orthgp.diagnostics.replay import Replay, look
+from numpyro_orthgp.diagnostics.sites import function_draw, log_joint, log_predictive, mask_of, predictive_draw
+from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import PRNGKey
+
+__all__ = ["to_arviz"]
+
+NUM_SAMPLES = 1000
+
+
+def to_arviz(
+    model: Callable[..., Any],
+    guide: Callable[..., Any] | MCMC,
+    params: dict[str, Any] | None,
+    *args: Any,
+    rng_key: PRNGKey | None = None,
+    num_samples: int | None = None,
+    posterior_predictive: bool = True,
+    log_likelihood: bool = True,
+    coords: Mapping[str, Any] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    **kwargs: Any,
+) -> Any:
+    r"""Draws of a fitted model for ArviZ: ``az.summary``, ``az.loo``, ``az.compare``, posterior predictive plots, NetCDF files.
+
+    ::
+
+        data = ogp.to_arviz(model, guide, svi_result.params, X, y, num_samples=2000)
+        data = ogp.to_arviz(model, mcmc, None, X, y)                            # all draws that MCMC kept, by chains
+        az.loo(data)
+
+    The guide's draws are values for the model, which then gives, for each draw :math:`(u_s, \theta_s)`:
+
+    * ``posterior``: the latent sites, whitened inducing variables ``f.u0`` included; deterministic sites; and of each gp its values
+      at the data, ``f``, with axes (N,) or (N, P). One draw is one function, up to 8192 inputs; beyond, draws are point by point.
+      Only functions that a likelihood of this package depends on are found; of others write ``numpyro.deterministic``.
+    * ``posterior_predictive``: observed sites. The y of a draw belongs to its f.
+    * ``log_likelihood``, for ``az.loo`` and ``az.compare``, of each point with its f(x_i) integrated out given the draw,
+
+      .. math:: \log p(y_i \mid u_s, \theta_s) = \log \int p(y_i \mid f_i) \, p(f_i \mid u_s, \theta_s) \, df_i,
+
+      the logarithm of an average, where the likelihood's ``log_prob`` in a fit is the average of a logarithm. Of sites with
+      other distributions it is their ``log_prob``.
+    * ``sample_stats``: from a guide ``lp``, :math:`\log p(u_s, \theta_s) + \sum_i \log p(y_i \mid u_s, \theta_s)`, and ``log_q``,
+      :math:`\log q(u_s, \theta_s)`; their differences are the log weights of :func:`khat`, where more is said of both. Neither is
+      there with mean-only points, which have no draws. From MCMC the sampler's own.
+    * ``observed_data``, and ``constant_data``: inputs ``X`` (``f_X`` where functions have different ones), the model's parameters
+      under their names, and inducing points that are not among those, ``f.u0_points``.
+
+    Masked and missing outputs are left out of all groups but the posterior: the axis of the others is ``y_observed``. "/" in
+    names, as ``scope`` writes them, become ".", since ArviZ keeps groups apart by "/".
+
+    :param model: the model that was fitted.
+    :param guide: its guide, or the ``MCMC`` object that has been run.
+    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``; for MCMC values of ``numpyro.param`` sites, or ``None``.
+    :param args: arguments of the model: all of the data with observations. Floating JAX arrays among them are traced.
+    :param rng_key: default ``jax.random.PRNGKey(0)``.
+    :param num_samples: number of draws of a guide, by default 1000; of MCMC all are taken.
+    :param posterior_predictive: whether to draw outputs.
+    :param log_likelihood: whether to add the log densities of single outputs.
+    :param coords: labels of dimensions; by default 0, 1, ...
+    :param dims: names of the dimensions of a variable, without chain and draw. By default axes over the data have the name
+        of the plate, or are called ``f_dim``; axes over latent functions ``f_latent``.
+    :return: an ``InferenceData`` of ArviZ 0.x, or a ``DataTree`` as ArviZ 1.x uses.
+    :raises ValueError: if parameters are missing, guide or data do not fit the model, nothing is observed, a plate holds a
+        minibatch, or ``coords`` and ``dims`` do not fit the variables; for an observed :class:`CollapsedGP`, whose outputs are
+        not independent given the draw, unless both groups of outputs are switched off.
+    :raises TypeError: if ``guide`` is neither, or ``params`` is no dict.
+    """
+    draw_key, model_key, constant_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key, 3)
+    arguments = Arguments(args, kwargs)
+    source = _source(guide, params, arguments, num_samples, draw_key)
+    layout = look(model, arguments, source.params, source.shapes, fitted=isinstance(source, GuideDraws))
+    if layout.collapsed and (posterior_predictive or log_likelihood):
+        raise ValueError(
+            f"The outputs of `{layout.collapsed[0]}`, a CollapsedGP, are not independent given a draw. For its "
+            "hyperparameters alone pass posterior_predictive=False and log_likelihood=False."
+        )
+    groups = Groups(layout, coords or {}, dims or {})
+    draws = (
+        source.draw(NUM_SAMPLES if num_samples is None else num_samples) if isinstance(source, GuideDraws) else source
+    )
+    replay = Replay(model, arguments, draws, layout)
+
+    def visit(sites: Trace, functions: dict[str, GPFunction], key: PRNGKey) -> dict[str, Any]:
+        return _visit(sites, functions, key, layout, posterior_predictive, log_likelihood)
+
+    visited = replay.map(visit, model_key)
+    if draws.log_q is not None and not layout.mean_only:
+        draws.statistics["lp"] = np.asarray(visited["lp"]).reshape(draws.shape)
+        draws.statistics["log_q"] = np.asarray(log_density_of_guide(draws, layout)).reshape(draws.shape)
+    groups.add_draws(draws, visited)
+    groups.add_data(*replay.ends(lambda sites, functions, key: _constants(sites, functions, key, layout), constant_key))
+    return groups.tree()
+
+
+def _source(
+    guide: Any, params: Any, arguments: Arguments, num_samples: int | None, rng_key: PRNGKey
+) -> GuideDraws | Draws:
+    if num_samples is not None:
+        check_integer("num_samples", num_samples)
+    if not isinstance(guide, MCMC):
+        check_guide(guide, params)
+        return GuideDraws(guide, params, arguments, rng_key)
+    if params is not None and not isinstance(params, dict):
+        raise TypeError(
+            f"`params` must be a dict, or None, as MCMC needs none; got {type(params).__name__}. It stands before the model's "
+            "arguments: to_arviz(model, mcmc, None, X, y)."
+        )
+    if num_samples is not None:
+        raise ValueError(
+            "`num_samples` is for guides; of MCMC all draws are taken. Thin the chains: MCMC(..., thinning=2)."
+        )
+    return draws_of_mcmc(guide, params or {})
+
+
+def _visit(
+    sites: Trace,
+    functions: dict[str, GPFunction],
+    rng_key: PRNGKey,
+    layout: Layout,
+    posterior_predictive: bool,
+    log_likelihood: bool,
+) -> dict[str, Any]:
+    """What one draw adds to the groups."""
+    collapsed = bool(layout.collapsed)
+    outputs = {} if collapsed else {o.name: sites[o.site] for o in layout.outputs}
+    at_data = functions_at_data(sites, functions, rng_key)
+    return {
+        "lp": log_joint(sites),
+        "functions": {name: function_draw(f, X, key) for name, _, f, X, key in at_data},
+        "deterministic": {name: sites[name]["value"] for name in layout.deterministic},
+        "posterior_predictive": {
+            name: predictive_draw(site["fn"], output_key(rng_key, i))
+            for i, (name, site) in enumerate(outputs.items())
+            if posterior_predictive
+        },
+        "log_likelihood": {
+            name: log_predictive(site["fn"], site["value"]) for name, site in outputs.items() if log_likelihood
+        },
+    }
+
+
+def _constants(
+    sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey, layout: Layout
+) -> dict[str, dict[str, Any]]:
+    """What may be the same for all draws."""
+    masks = {output.name: mask_of(sites[output.site]["fn"]) for output in layout.outputs}
+    points = {
+        f"{name}.u{i}_points": feature.points
+        for name, f in functions.items()
+        for i, feature in enumerate(f.features)
+        if hasattr(feature, "points")
+    }
+    return {
+        "observed": {output.name: sites[output.site]["value"] for output in layout.outputs},
+        "masks": {name: mask for name, mask in masks.items() if mask is not None},
+        "inputs": {name: X for name, _, _, X, _ in functions_at_data(sites, functions, rng_key)},
+        "params": {name: sites[name]["value"] for name in layout.params},
+        "points": points,
+    }

@@ -1,0 +1,157 @@
+"""Draws of a model's latent sites, from a fitted guide or from MCMC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.infer import MCMC
+
+from numpyro_orthgp.math.blocks import map_blocks
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["Arguments", "Draws", "GuideDraws", "check_params", "density", "draws_of_mcmc"]
+
+DRAWS_AT_ONCE = 256  # of a guide, whose sites are small beside what the model makes of them
+
+# What NumPyro's samplers call their statistics, and what ArviZ does.
+STATISTICS = {"accept_prob": "acceptance_rate", "num_steps": "n_steps", "adapt_state.step_size": "step_size"}
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws of the latent sites, chains one after another.
+
+    :param values: by name of the site, shape (S, ...).
+    :param shape: numbers of chains and of draws in each, with product S.
+    :param params: values of ``numpyro.param`` sites.
+    :param log_q: log density of the guide, by name of its site, shape (S,); ``None`` for MCMC.
+    :param statistics: of the sampler, under ArviZ's names, shape (chains, draws).
+    """
+
+    values: dict[str, Array]
+    shape: tuple[int, int]
+    params: dict[str, Any]
+    log_q: dict[str, Array] | None
+    statistics: dict[str, np.ndarray]
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """Shapes of one draw."""
+        return {name: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for name, v in self.values.items()}
+
+
+class Arguments:
+    """The arguments of a model, split into what is compiled as input and what stays as it is.
+
+    Floating JAX arrays become inputs of the compiled program: as constants XLA would spend its time on folding them. All
+    else (sizes, options, numpy arrays) the model sees as the user gave it.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._leaves, self._tree = jax.tree.flatten((args, kwargs))
+        self.arrays = {i: leaf for i, leaf in enumerate(self._leaves) if _is_input(leaf)}
+
+    def join(self, arrays: Mapping[int, Array]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``args`` and ``kwargs`` with these in place of :attr:`arrays`."""
+        return jax.tree.unflatten(self._tree, [arrays.get(i, leaf) for i, leaf in enumerate(self._leaves)])
+
+
+class GuideDraws:
+    """A guide that can be drawn from: first the shapes of its draws, which cost nothing, then the draws.
+
+    :raises ValueError: if ``params`` lacks a parameter of the guide.
+    """
+
+    def __init__(
+        self, guide: Callable[..., Any], params: dict[str, Any], arguments: Arguments, rng_key: PRNGKey
+    ) -> None:
+        self.guide, self.params, self.arguments, self.rng_key = guide, params, arguments, rng_key
+        if getattr(guide, "prototype_trace", True) is None:
+            # An automatic guide looks at the model when first called, and keeps what it finds: not inside of `jit`.
+            args, kwargs = arguments.join(arguments.arrays)
+            with handlers.block():
+                handlers.substitute(handlers.seed(guide, rng_key), params)(*args, **kwargs)
+        self.shapes: dict[str, Any] = jax.eval_shape(self._draw, arguments.arrays, params, rng_key)[0]
+
+    def draw(self, num_samples: int) -> Draws:
+        """Values of all sites, and the log density of each."""
+
+        def draw_all(arrays: Any, params: dict[str, Any], keys: PRNGKey) -> Any:
+            return map_blocks(jax.vmap(lambda key: self._draw(arrays, params, key)), keys, DRAWS_AT_ONCE)
+
+        keys = jax.random.split(self.rng_key, num_samples)
+        values, log_q = jax.jit(draw_all)(self.arguments.arrays, self.params, keys)
+        return Draws(values, (1, num_samples), self.params, log_q, {})
+
+    def _draw(self, arrays: Any, params: dict[str, Any], key: PRNGKey) -> tuple[dict[str, Array], dict[str, Array]]:
+        args, kwargs = self.arguments.join(arrays)
+        fitted = handlers.substitute(handlers.seed(self.guide, key), params)
+        with handlers.block():
+            sites = handlers.trace(fitted).get_trace(*args, **kwargs)
+        check_params("guide", sites, params)
+        drawn = {name: site for name, site in sites.items() if site["type"] == "sample"}
+        values = {n: s["value"] for n, s in drawn.items() if not (s["is_observed"] or s["infer"].get("is_auxiliary"))}
+        return values, {name: jnp.sum(density(site)) for name, site in drawn.items()}
+
+
+def draws_of_mcmc(mcmc: MCMC, params: dict[str, Any]) -> Draws:
+    """All draws that MCMC has kept.
+
+    :raises ValueError: if it has not been run.
+    """
+    if mcmc.last_state is None:
+        raise ValueError("The MCMC object has no draws yet. Run it first: mcmc.run(rng_key, X, y).")
+    samples = mcmc.get_samples(group_by_chain=True)
+    if not isinstance(samples, dict) or not samples:
+        raise ValueError(
+            "The MCMC object must hold draws by name of the site; got none. Did the model have latent sites?"
+        )
+    first = next(iter(samples.values()))
+    values = {name: jnp.asarray(v).reshape(-1, *v.shape[2:]) for name, v in samples.items()}
+    return Draws(values, first.shape[:2], params, None, _statistics(mcmc, first.shape[:2]))
+
+
+def density(site: dict[str, Any], log_prob: Callable[[Any, Any], Array] | None = None) -> Array:
+    """Log density of a site at its value, scaled as its plates say, shape of the batch.
+
+    :param log_prob: what to use instead of the distribution's own, called with distribution and value.
+    """
+    fn, value = site["fn"], site["value"]
+    if log_prob is not None:
+        terms = log_prob(fn, value)
+    else:
+        terms = fn.log_prob(value, site["intermediates"]) if site["intermediates"] else fn.log_prob(value)
+    return terms if site["scale"] is None else site["scale"] * terms
+
+
+def check_params(of: str, sites: dict[str, Any], params: Mapping[str, Any]) -> None:
+    """Refuse parameters that would stay at their starting values unnoticed.
+
+    :raises ValueError: naming those that ``params`` lacks.
+    """
+    missing = [name for name, site in sites.items() if site["type"] == "param" and name not in params]
+    if missing:
+        raise ValueError(
+            f"`params` must hold all parameters of the {of}; it lacks {', '.join(repr(n) for n in missing)}. Pass those of the "
+            "fit: svi_result.params, or svi.get_params(state)."
+        )
+
+
+def _is_input(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.ndim > 0 and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+def _statistics(mcmc: MCMC, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    fields = {name: np.asarray(v) for name, v in mcmc.get_extra_fields(group_by_chain=True).items()}
+    found = {STATISTICS.get(name, name): v for name, v in fields.items() if v.shape == shape}
+    if "potential_energy" in found:
+        found["lp"] = -found.pop("potential_energy")
+    if "n_steps" in found:
+        found["tree_depth"] = np.log2(np.maximum(found["n_steps"], 1)).astype(int) + 1
+    return found

@@ -1,0 +1,162 @@
+"""Whether a variational posterior is close enough to the posterior to be corrected by importance weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.diagnostics.draws import Arguments, Draws, GuideDraws
+from numpyro_orthgp.diagnostics.layout import Layout
+from numpyro_orthgp.diagnostics.replay import Replay, look
+from numpyro_orthgp.diagnostics.sites import log_joint
+from numpyro_orthgp.diagnostics.versions import smooth_weights
+from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["ParetoK", "check_guide", "khat", "log_density_of_guide"]
+
+
+class ParetoK(NamedTuple):
+    """What :func:`khat` finds.
+
+    :param khat: shape of the generalized Pareto distribution of the largest weights; minus infinity where all weights are equal.
+    :param ess: effective sample size of the smoothed weights, at most ``num_samples``.
+    :param num_samples: number of draws.
+    :param log_weights: log p - log q of each draw, as they are, in nats, shape (num_samples,).
+    """
+
+    khat: float
+    ess: float
+    num_samples: int
+    log_weights: np.ndarray
+
+    @property
+    def threshold(self) -> float:
+        """Above it that many draws are too few: min(1 - 1 / log10 S, 0.7) (Vehtari et al. 2024)."""
+        return min(1 - 1 / np.log10(self.num_samples), 0.7)
+
+    def __str__(self) -> str:
+        if self.khat < min(0.5, self.threshold):
+            verdict = "good: q is close to the posterior"
+        elif self.khat < self.threshold:
+            verdict = "usable: importance weights can correct q"
+        elif self.khat < 0.7:
+            verdict = f"too few draws: with {self.num_samples} k-hat must be below {self.threshold:.2f}"
+        else:
+            verdict = "do not trust q: the weights have no reliable average"
+        return f"k-hat = {self.khat:.2f} ({verdict}; {self.num_samples} draws are worth {self.ess:.0f})"
+
+
+def khat(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    params: dict[str, Any],
+    *args: Any,
+    num_samples: int = 1000,
+    rng_key: PRNGKey | None = None,
+    **kwargs: Any,
+) -> ParetoK:
+    r"""How far a fitted guide is from the posterior: the Pareto k-hat of its importance weights [1].
+
+    ::
+
+        print(ogp.khat(model, guide, svi_result.params, X, y))
+
+    Draws :math:`(u_s, \theta_s)` of the guide get the weights
+
+    .. math:: \log w_s = \log p(u_s, \theta_s) + \sum_i \log p(y_i \mid u_s, \theta_s) - \log q(u_s, \theta_s),
+        \qquad p(y_i \mid u, \theta) = \int p(y_i \mid f_i) \, p(f_i \mid u, \theta) \, df_i,
+
+    and a generalized Pareto distribution is fitted to the largest. Below 0.5 q is good; up to min(1 - 1 / log10 S, 0.7) [2]
+    weighted averages can be trusted; above, not even those. k-hat grows with the number of dimensions, so values above 0.7 are
+    common for hundreds of inducing variables whose means and variances are fine.
+
+    What q is compared with is the posterior given the inducing points: residuals of different points are independent given u,
+    as in FITC's model, and so are those of outputs that mix the same functions. Where the inducing points leave little residual
+    that is the exact model. A tightened guide (``residual="tight"``) is judged by its q(u, theta) alone, the residual being the
+    prior's, as in predictions. What the guide fixes (``AutoDelta``, ``numpyro.param``) is conditioned on, and what the model itself
+    draws (``f(X).sample()``, inner layers of a :class:`DeepGP`) is drawn with the rest.
+
+    The guide may be one that hands over its Gaussians: draws are taken here, and nothing but values. Use float64 where N is
+    large, since the weights are differences of sums over N points.
+
+    :param model: the model that was fitted.
+    :param guide: its guide.
+    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``.
+    :param args: arguments of the model, all of the data with observations. Floating JAX arrays among them are traced.
+    :param num_samples: number of draws S, at least 25.
+    :param rng_key: default ``jax.random.PRNGKey(0)``.
+    :raises ValueError: if parameters are missing, guide or data do not fit the model, there are mean-only points (which are no
+        latent sites, so have no draws), or the guide draws the same point each time.
+    :raises TypeError: if ``guide`` cannot be called or ``params`` is no dict.
+    :raises FloatingPointError: if weights are NaN or infinite.
+
+    **References:**
+
+    1. Yao, Vehtari, Simpson, Gelman. Yes, but Did It Work?: Evaluating Variational Inference. 2018.
+    2. Vehtari, Simpson, Gelman, Yao, Gabry. Pareto Smoothed Importance Sampling. 2024.
+    """
+    check_guide(guide, params)
+    check_integer("num_samples", num_samples, least=25)  # with fewer there is no tail
+    draw_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
+    arguments = Arguments(args, kwargs)
+    source = GuideDraws(guide, params, arguments, draw_key)
+    layout = look(model, arguments, params, source.shapes, fitted=True)
+    if layout.mean_only:
+        raise ValueError(
+            f"k-hat needs draws of everything that q says, but the mean-only points of {', '.join(map(repr, layout.mean_only))} "
+            "are parameters, not latent sites. Use a set with covariance 'prior' in their place to look at its q."
+        )
+    draws = source.draw(num_samples)
+    replay = Replay(model, arguments, draws, layout)
+    if not replay.varies:
+        raise ValueError("The guide draws the same point each time, which is no approximation of a posterior's spread.")
+    log_p = replay.map(lambda sites, functions, key: log_joint(sites), model_key)
+    log_q = log_density_of_guide(draws, layout)
+    return _smoothed(np.asarray(log_p, float), np.asarray(log_q, float), float(jnp.finfo(log_p.dtype).eps))
+
+
+def check_guide(guide: Any, params: Any) -> None:
+    """Refuse what is not a guide and its parameters.
+
+    :raises TypeError: saying what was expected.
+    """
+    if not callable(guide):
+        raise TypeError(
+            f"`guide` must be the guide, a callable; got {type(guide).__name__}. Of an SVI object pass svi.guide."
+        )
+    if not isinstance(params, dict):
+        raise TypeError(
+            f"`params` must be the dict of fitted parameters; got {type(params).__name__}. It stands before the model's arguments: "
+            "(model, guide, svi_result.params, X, y)."
+        )
+
+
+def log_density_of_guide(draws: Draws, layout: Layout) -> Array:
+    """log q of each draw, shape (S,); missing outputs, which the guide draws from the model itself, are integrated out."""
+    assert draws.log_q is not None
+    terms = [term for name, term in draws.log_q.items() if name not in layout.hidden]
+    return sum(terms, start=jnp.zeros(draws.shape[1]))
+
+
+def _smoothed(log_p: np.ndarray, log_q: np.ndarray, eps: float) -> ParetoK:
+    log_weights = log_p - log_q
+    num = len(log_weights)
+    bad = ~np.isfinite(log_weights)
+    if not bad.all():
+        bad &= log_weights != -np.inf  # some draws may be impossible under the model and weigh nothing
+    if bad.any():
+        raise FloatingPointError(
+            f"{int(bad.sum())} of {num} log weights are NaN or infinite, the first with log p = {log_p[bad][0]} and log q = "
+            f"{log_q[bad][0]}. Has the fit diverged? Otherwise use float64."
+        )
+    rounding = 100 * eps * max(np.abs(log_q).max(), 1.0, *np.abs(log_p[np.isfinite(log_p)]))
+    if np.ptp(log_weights) <= rounding:
+        return ParetoK(-np.inf, float(num), num, log_weights)  # there is no tail to fit to
+    smoothed, k = smooth_weights(log_weights)
+    weights = np.exp(smoothed - smoothed.max())
+    return ParetoK(k, float(weights.sum() ** 2 / (weights**2).sum()), num, log_weights)

@@ -1,0 +1,184 @@
+"""What a model has: its latent sites, its outputs, and the names of their axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_orthgp.collapsed import CollapsedGP
+from numpyro_orthgp.guides.handlers import hidden_by_mask
+from numpyro_orthgp.likelihoods.base import is_expected
+from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.primitives.messages import site_of
+from numpyro_orthgp.process import GPFunction, drawn_functions
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = [
+    "Layout",
+    "Output",
+    "Trace",
+    "functions_at_data",
+    "is_marginals",
+    "is_missing_output",
+    "layout_of",
+    "output_key",
+    "outputs_of",
+]
+
+Trace = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Output:
+    """An observed site.
+
+    :param site: its name in the trace, which with ``obs_mask`` is the name that the model gives plus "_observed".
+    :param name: the name that the model gives.
+    :param dims: names of the axes of one y, batch axes first.
+    :param batch: number of batch axes.
+    :param plates: names and sizes of the plates around it.
+    """
+
+    site: str
+    name: str
+    dims: tuple[str, ...]
+    batch: int
+    plates: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """
+    :param latents: latent sites, with the names of their axes.
+    :param inducing: those of them that are whitened inducing variables.
+    :param hidden: latent sites that stand for missing outputs.
+    :param deterministic: deterministic sites, with the names of their axes.
+    :param outputs: observed sites.
+    :param collapsed: observed sites that integrate out their inducing variables.
+    :param functions: functions at the data, with the names of their axes.
+    :param num_values: number of values of f that the largest output depends on.
+    :param mean_only: functions with mean-only points.
+    :param params: names of the model's parameters.
+    """
+
+    latents: dict[str, tuple[str, ...]]
+    inducing: tuple[str, ...]
+    hidden: tuple[str, ...]
+    deterministic: dict[str, tuple[str, ...]]
+    outputs: tuple[Output, ...]
+    collapsed: tuple[str, ...]
+    functions: dict[str, tuple[str, ...]]
+    num_values: int
+    mean_only: tuple[str, ...]
+    params: tuple[str, ...]
+
+
+def layout_of(sites: Trace, functions: dict[str, GPFunction]) -> Layout:
+    """
+    :raises ValueError: if no site is observed, or a plate has picked some of its rows only.
+    """
+    for name, site in sites.items():
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+            size, picked = site["args"]
+            raise ValueError(
+                f"Diagnostics need all the data at once, but plate '{name}' of size {size} holds {picked} rows. Pass the full data "
+                "instead of a minibatch."
+            )
+    outputs = outputs_of(sites)
+    if not outputs:
+        raise ValueError("The model has no observed site. Pass the observations too, as for the fit: model(X, y).")
+    latents = {n: s for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
+    hidden = tuple(name for name, site in latents.items() if is_missing_output(name, site, sites))
+    restored = {output.name for output in outputs if output.name != output.site}
+    return Layout(
+        {n: _dims(s, n, s["fn"].event_dim) for n, s in latents.items() if n not in hidden},
+        tuple(n for n, s in latents.items() if site_of(s) is not None),
+        hidden,
+        {n: _dims(s, n, jnp.ndim(s["value"])) for n, s in sites.items() if _kept(s) and n not in restored},
+        outputs,
+        tuple(o.name for o in outputs if isinstance(sites[o.site]["fn"], CollapsedGP)),
+        {
+            name: _function_dims(name, output, f, X)
+            for name, output, f, X, _ in functions_at_data(sites, functions, jax.random.PRNGKey(0))
+        },
+        max((m.explained.size for o in outputs for m in _marginals(sites[o.site]["fn"])), default=1),
+        tuple(name for name, f in functions.items() if f.shift is not None),
+        tuple(name for name, site in sites.items() if site["type"] == "param" and hasattr(site["value"], "shape")),
+    )
+
+
+def outputs_of(sites: Trace) -> tuple[Output, ...]:
+    """The observed sites of a trace but for those of ``numpyro.factor``."""
+    found = []
+    for site_name, site in sites.items():
+        if site["type"] != "sample" or not site["is_observed"] or isinstance(site["fn"], dist.Unit):
+            continue
+        name = site_name.removesuffix("_observed")
+        name = name if hidden_by_mask(f"{name}_unobserved", sites) else site_name
+        event_dim = site["fn"].event_dim
+        plates = tuple((frame.name, frame.size) for frame in site["cond_indep_stack"])
+        dims = _dims(site, name, event_dim)
+        found.append(Output(site_name, name, dims, len(dims) - event_dim, plates))
+    return tuple(found)
+
+
+def functions_at_data(
+    sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey
+) -> Iterator[tuple[str, Output, GPFunction, Array, PRNGKey]]:
+    """Each gp whose values the outputs depend on: its name, the output, the function, its inputs, and the key of its draw."""
+    seen: dict[str, Any] = {}
+    for i, output in enumerate(outputs_of(sites)):
+        # The key with which the likelihood draws f: so y was drawn given this f.
+        f_key = jax.random.split(output_key(rng_key, i))[0]
+        for m in _marginals(sites[output.site]["fn"]):
+            for f, X, key in drawn_functions(m.joint, f_key):
+                name = next((n for n, g in functions.items() if g is f), f.names.prefix if f.names else "f")
+                if name not in seen or seen[name] is not X:
+                    yield (name if name not in seen else f"{name}_{output.name}"), output, f, X, key
+                seen.setdefault(name, X)
+
+
+def output_key(rng_key: PRNGKey, i: int) -> PRNGKey:
+    """The key with which output ``i`` is drawn."""
+    return jax.random.fold_in(rng_key, i)
+
+
+def is_missing_output(name: str, site: Mapping[str, Any], sites: Trace) -> bool:
+    """Whether a sample site is an output that nobody observed: of a mask, or of a likelihood of ours without ``obs``."""
+    return not site["is_observed"] and (hidden_by_mask(name, sites) or is_expected(site["fn"]))
+
+
+def is_marginals(leaf: Any) -> bool:
+    return isinstance(leaf, Marginals)
+
+
+def _kept(site: Mapping[str, Any]) -> bool:
+    return site["type"] == "deterministic" and hasattr(site["value"], "shape")
+
+
+def _dims(site: Mapping[str, Any], name: str, event_dim: int) -> tuple[str, ...]:
+    """Names of the axes of a site's value: those of plates, and its own numbered ones."""
+    shape = jnp.shape(site["value"])
+    batch = len(shape) - event_dim
+    plates = {frame.dim + batch: frame for frame in site.get("cond_indep_stack", ())}
+    dims = []
+    for axis, size in enumerate(shape):
+        plate = plates.get(axis)
+        dims.append(plate.name if plate is not None and plate.size == size and axis < batch else f"{name}_dim_{axis}")
+    return tuple(dims)
+
+
+def _function_dims(name: str, output: Output, f: GPFunction, X: Array) -> tuple[str, ...]:
+    plates = [plate for plate, _ in output.plates]
+    over_data = len(plates) == 1 and output.plates[0][1] == len(X)
+    return (plates[0] if over_data else f"{name}_dim", *(() if f.num_latents is None else (f"{name}_latent",)))
+
+
+def _marginals(fn: Any) -> list[Marginals]:
+    leaves = jax.tree.leaves(fn, is_leaf=is_marginals) if is_expected(fn) else []
+    return [leaf for leaf in leaves if is_marginals(leaf)]

@@ -1,0 +1,139 @@
+"""A model run again at draws of its latent sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+
+from numpyro_orthgp.diagnostics.draws import Arguments, Draws, check_params
+from numpyro_orthgp.diagnostics.layout import Layout, Trace, layout_of
+from numpyro_orthgp.math.blocks import map_blocks
+from numpyro_orthgp.primitives.messages import CollectFunctions
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["Replay", "look", "run"]
+
+Visit = Callable[[Trace, dict[str, GPFunction], PRNGKey], Any]
+
+# Numbers held at once for all draws of a block, and nodes at which a likelihood may evaluate each f(x).
+MAX_ENTRIES = 2**24
+NODES = 128
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A model, its arguments, and draws of its latent sites."""
+
+    model: Callable[..., Any]
+    arguments: Arguments
+    draws: Draws
+    layout: Layout
+
+    def map(self, visit: Visit, rng_key: PRNGKey) -> Any:
+        """``visit(trace, functions, key)`` at each draw: arrays of leading size S. Compiled as a whole, in blocks of draws."""
+        fixed, varying = self._split()
+        # With fixed hyperparameters all draws of a block share covariances and their factors.
+        size = self.layout.num_values
+        per_draw = size * (NODES if set(varying) <= set(self.layout.inducing) else max(NODES, size))
+        keys = jax.random.split(rng_key, self.draws.shape[0] * self.draws.shape[1])
+
+        def visit_all(arrays: Any, params: Any, fixed: Any, varying: Any, keys: PRNGKey) -> Any:
+            def one(row: Any) -> Any:
+                values, key = row
+                return self._visit(visit, arrays, params, fixed | values, key)
+
+            return map_blocks(jax.vmap(one), (varying, keys), max(MAX_ENTRIES // per_draw, 1))
+
+        return jax.jit(visit_all)(self.arguments.arrays, self.draws.params, fixed, varying, keys)
+
+    def ends(self, visit: Visit, rng_key: PRNGKey) -> tuple[Any, Any]:
+        """``visit`` at the first and at the last draw: what is equal there is taken for constant."""
+        values = {name: v[np.array([0, -1])] for name, v in self._latents().items()}
+        each = jax.vmap(lambda *row: self._visit(visit, *row), in_axes=(None, None, 0, 0))
+        found = jax.jit(each)(self.arguments.arrays, self.draws.params, values, jax.random.split(rng_key))
+        return jax.tree.map(lambda v: v[0], found), jax.tree.map(lambda v: v[1], found)
+
+    @property
+    def varies(self) -> bool:
+        """Whether there is a draw that differs from the first."""
+        return bool(self._split()[1])
+
+    def _latents(self) -> dict[str, Array]:
+        return {name: v for name, v in self.draws.values.items() if name in self.layout.latents}
+
+    def _split(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Sites whose draws are all the same, and those that vary."""
+        values = self._latents()
+        same = {name: bool(np.all(np.asarray(v) == np.asarray(v[:1]))) for name, v in values.items()}
+        return {n: v[0] for n, v in values.items() if same[n]}, {n: v for n, v in values.items() if not same[n]}
+
+    def _visit(self, visit: Visit, arrays: Any, params: Any, values: Any, rng_key: PRNGKey) -> Any:
+        model_key, own_key = jax.random.split(rng_key)
+        return visit(*run(self.model, self.arguments.join(arrays), params, values, model_key), own_key)
+
+
+def look(
+    model: Callable[..., Any], arguments: Arguments, params: dict[str, Any], shapes: dict[str, Any], fitted: bool
+) -> Layout:
+    """What a model has; nothing is computed.
+
+    :param shapes: of the draws of each site.
+    :param fitted: whether ``params`` must hold all parameters and no site but those of the model may have been drawn (of MCMC
+        deterministic sites are among the draws).
+    :raises ValueError: if the draws do not fit the model, or the model is not one that can be looked at.
+    """
+    found: list[Layout] = []
+
+    def trace(arrays: Any, params: Any, values: Any) -> Array:
+        sites, functions = run(model, arguments.join(arrays), params, values, jax.random.PRNGKey(0))
+        if fitted:
+            check_params("model", sites, params)
+        found.append(layout_of(sites, functions))
+        return jnp.zeros(())
+
+    jax.eval_shape(trace, arguments.arrays, params, shapes)
+    missing = set(found[0].latents) - set(shapes)
+    unknown = set(shapes) - set(found[0].latents) - set(found[0].hidden) if fitted else set()
+    if missing or unknown:
+        raise ValueError(
+            f"The draws do not fit the model: it has sites {sorted(missing)} that were not drawn, and no sites "
+            f"{sorted(unknown)}. Pass the guide, or the MCMC object, with which this model was fitted."
+        )
+    return found[0]
+
+
+def run(
+    model: Callable[..., Any],
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
+    params: Any,
+    values: Any,
+    rng_key: PRNGKey,
+) -> tuple[Trace, dict[str, GPFunction]]:
+    """The model's trace and functions where its latent sites have these values.
+
+    :raises ValueError: if a value has another shape than the model's site.
+    """
+
+    def pick(site: dict[str, Any]) -> Any:
+        if site["type"] == "param":
+            return params.get(site["name"])
+        value = values.get(site["name"]) if site["type"] == "sample" else None
+        if value is not None and value.shape != tuple(site["fn"].shape()):
+            raise ValueError(
+                f"The draws of `{site['name']}` have shape {value.shape}; the model's site has shape "
+                f"{tuple(site['fn'].shape())}. Pass the data, and the inducing points, with which the model was fitted."
+            )
+        return value
+
+    args, kwargs = arguments
+    known = handlers.substitute(handlers.seed(model, rng_key), substitute_fn=pick)
+    with handlers.block(), CollectFunctions() as collected:
+        sites = handlers.trace(known).get_trace(*args, **kwargs)
+    return sites, collected.functions

@@ -1,0 +1,41 @@
+"""What differs between ArviZ 0.x and 1.x. Imported here, when needed, since that takes more than a second."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["smooth_weights", "tree_of"]
+
+
+def tree_of(datasets: Mapping[str, Any]) -> Any:
+    """Datasets by group as an ``InferenceData`` (0.x) or a ``DataTree`` (1.x)."""
+    az, before_1 = _arviz()
+    if before_1:
+        return az.InferenceData(**datasets)
+    import xarray as xr
+
+    return xr.DataTree.from_dict(dict(datasets))
+
+
+def smooth_weights(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
+    """Pareto-smoothed log weights, and k-hat."""
+    az, before_1 = _arviz()
+    if before_1:
+        smoothed, khat = az.psislw(log_weights)
+    else:
+        from arviz_stats.base import array_stats
+
+        # It takes log likelihoods, whose negatives are the log weights of leave-one-out.
+        smoothed, khat = array_stats.psislw(-log_weights)
+    return smoothed, float(khat)
+
+
+def _arviz() -> tuple[Any, bool]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # 0.23 announces 1.0 when it is imported
+        import arviz as az
+    return az, int(az.__version__.split(".")[0]) < 1
