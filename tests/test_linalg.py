@@ -17,6 +17,7 @@ from numpyro_orthgp.math.linalg import (
     combine,
     default_jitter,
     diagonal,
+    gram_transposed,
     matmul,
     matmul_transposed,
     safe_sqrt,
@@ -202,6 +203,7 @@ def test_products_are_products(rng, mode):
     pairs = [
         (lambda A, B: V * matmul(A, B), lambda A, B: V * (A @ B)),
         (lambda A, B: V * matmul_transposed(jnp.swapaxes(A, -1, -2), B), lambda A, B: V * (A @ B)),
+        (lambda A, B: gram_transposed(A @ B) @ Q[:2], lambda A, B: (A @ B).mT @ (A @ B) @ Q[:2]),
         (lambda A, B: combine(w, A) @ B, lambda A, B: jnp.einsum("pm,pmb,bk->pk", w, A, B)),
         (lambda A, B: combine(w, A[0]) @ B, lambda A, B: w @ A[0] @ B),
         (lambda A, B: diagonal(A @ B @ B.T @ A.mT + Q), lambda A, B: jnp.diagonal(A @ B @ B.T @ A.mT + Q, 0, -2, -1)),

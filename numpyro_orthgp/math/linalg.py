@@ -13,8 +13,8 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "add_jitter", "combine", "default_jitter", "diagonal", "gram", "join", "linear_matmul", "matmul", "matmul_transposed",
-    "one_by_one", "plain_matmul", "safe_sqrt", "solve_lower",
+    "add_jitter", "combine", "default_jitter", "diagonal", "gram", "gram_transposed", "join", "linear_matmul", "matmul",
+    "matmul_transposed", "one_by_one", "plain_matmul", "safe_sqrt", "solve_lower",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -131,6 +131,21 @@ def _gram_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tu
     (A, w), (dA, dw) = primals, tangents
     half = matmul(dA * w[..., None, :] + A * (dw / 2)[..., None, :], jnp.swapaxes(A, -1, -2))
     return gram(A, w), half + jnp.swapaxes(half, -1, -2)
+
+
+@jax.custom_jvp
+def gram_transposed(A: Array) -> Array:
+    r"""The product :math:`A^\top A`, shape (..., B, B); its derivative, like that of :func:`gram`, takes one product backward.
+
+    :param A: shape (..., M, B).
+    """
+    return matmul_transposed(A, A)
+
+
+@gram_transposed.defjvp
+def _gram_transposed_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    half = plain_matmul(jnp.swapaxes(primals[0], -1, -2), tangents[0])
+    return gram_transposed(*primals), half + jnp.swapaxes(half, -1, -2)
 
 
 def solve_lower(L: Array, B: Array) -> Array:

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_orthgp.math.cholesky import inverse_cholesky
-from numpyro_orthgp.math.linalg import add_jitter, diagonal, join, matmul, matmul_transposed
+from numpyro_orthgp.math.linalg import add_jitter, diagonal, gram_transposed, join, matmul, matmul_transposed
 from numpyro_orthgp.math.triangular import lower_matmul
 from numpyro_orthgp.types import Array
 
@@ -82,7 +82,7 @@ def extend(blocks: Sequence[Block], row: Sequence[Array], jitter: float) -> tupl
     # Relative to the prior's scale, not to C's: C vanishes where a set repeats points of an earlier one.
     scale = diagonal(K).mean(-1)
     noise = jnp.asarray(jitter * scale, K.dtype)
-    C = add_jitter(residual_covariance(K, before, before), noise)
+    C = add_jitter(K - sum((gram_transposed(A) for A in before), start=jnp.zeros((), K.dtype)), noise)
     return (*blocks, Block(inverse_cholesky(C, scale), before, noise))
 
 
