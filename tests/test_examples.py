@@ -89,11 +89,13 @@ def test_snelson_shows_what_the_papers_say(tmp_path: Path, data: Path) -> None:
 
 def test_readme_model_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 1
+    assert len(blocks) == 2
     script = tmp_path / "readme.py"
-    script.write_text(blocks[0])
-    means, *_ = run(script).split("]")
+    script.write_text("\n".join(blocks))  # as one session, in the order in which they are read
+    output = run(script)
+    means, *_ = output.split("]")
     assert len([float(x) for x in means.strip("[ ").split()]) == 3
+    assert "elpd_loo" in output and "k-hat = " in output
 
 
 # For each example: what its rows are called, and the picture it writes.
