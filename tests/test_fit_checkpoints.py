@@ -199,6 +199,7 @@ import jax
 jax.config.update("jax_enable_x64", True)
 from tests.test_fit_checkpoints import fit
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests run in the background would inherit as ignored
 path, mode = sys.argv[1:]
 replace, calls = os.replace, []
 
@@ -211,7 +212,7 @@ def killed_instead(*args):
 if mode == "crash":
     os.replace = killed_instead
 # Near the end it waits for the signal, however late a busy machine sends that.
-print(fit(checkpoint=path, callback=lambda progress: time.sleep(0.05 if progress.step < 50 else 100)).status)
+print(fit(checkpoint=path, callback=lambda progress: time.sleep(0.05 if progress.step < 50 else 30)).status)
 """
 
 
