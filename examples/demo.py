@@ -124,10 +124,9 @@ class Fit:
 
         def predict(params, X):
             f = ogp.posterior(model, self.guide, params, self.data.X[:1], **self.kwargs)["f"]
-            return f, f(X)
+            return f(X)
 
-        self.function, marginals = jax.jit(predict)(self.params, self.data.X_test)
-        return likelihoods.Bernoulli(marginals)
+        return likelihoods.Bernoulli(jax.jit(predict)(self.params, self.data.X_test))
 
     def row(self) -> tuple[str, ...]:
         predicted, y = self.predicted, self.data.y_test
