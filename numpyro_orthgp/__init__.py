@@ -18,6 +18,7 @@ from numpyro_orthgp import online as online
 from numpyro_orthgp import plots as plots
 from numpyro_orthgp.collapsed import CollapsedGP as CollapsedGP
 from numpyro_orthgp.deep import DeepGP as DeepGP
+from numpyro_orthgp.diagnostics import check as check
 from numpyro_orthgp.diagnostics import khat as khat
 from numpyro_orthgp.diagnostics import to_arviz as to_arviz
 from numpyro_orthgp.guides import AutoSparseGP as AutoSparseGP

@@ -1,6 +1,8 @@
-"""What a fit is worth: its draws for ArviZ, and whether q is close to the posterior."""
+"""What a fit is worth: its draws for ArviZ, whether q is close to the posterior, and a page that sums it up."""
 
+from numpyro_orthgp.diagnostics.check import check
 from numpyro_orthgp.diagnostics.convert import to_arviz
 from numpyro_orthgp.diagnostics.importance import ParetoK, khat
+from numpyro_orthgp.diagnostics.report import Report
 
-__all__ = ["ParetoK", "khat", "to_arviz"]
+__all__ = ["ParetoK", "Report", "check", "khat", "to_arviz"]

@@ -17,7 +17,9 @@ from numpyro_orthgp.diagnostics.versions import smooth_weights
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["ParetoK", "check_guide", "khat", "log_density_of_guide"]
+__all__ = ["LIMIT", "ParetoK", "check_guide", "khat", "khat_of", "log_density_of_guide"]
+
+LIMIT = 0.7  # beyond it not even smoothed weights have a reliable average
 
 
 class ParetoK(NamedTuple):
@@ -37,14 +39,14 @@ class ParetoK(NamedTuple):
     @property
     def threshold(self) -> float:
         """Above it that many draws are too few: min(1 - 1 / log10 S, 0.7) (Vehtari et al. 2024)."""
-        return min(1 - 1 / np.log10(self.num_samples), 0.7)
+        return min(1 - 1 / np.log10(self.num_samples), LIMIT)
 
     def __str__(self) -> str:
         if self.khat < min(0.5, self.threshold):
             verdict = "good: q is close to the posterior"
         elif self.khat < self.threshold:
             verdict = "usable: importance weights can correct q"
-        elif self.khat < 0.7:
+        elif self.khat < LIMIT:
             verdict = f"too few draws: with {self.num_samples} k-hat must be below {self.threshold:.2f}"
         else:
             verdict = "do not trust q: the weights have no reliable average"
@@ -106,18 +108,30 @@ def khat(
     arguments = Arguments(args, kwargs)
     source = GuideDraws(guide, params, arguments, draw_key)
     layout = look(model, arguments, params, source.shapes, fitted=True)
+    _check_mean_only(layout)
+    return khat_of(Replay(model, arguments, source.draw(num_samples), layout), model_key)
+
+
+def khat_of(replay: Replay, rng_key: PRNGKey) -> ParetoK:
+    """:func:`khat` of draws of a guide.
+
+    :raises ValueError: if there are mean-only points, or all draws are the same.
+    :raises FloatingPointError: if weights are NaN or infinite.
+    """
+    _check_mean_only(replay.layout)
+    if not replay.varies:
+        raise ValueError("The guide draws the same point each time, which is no approximation of a posterior's spread.")
+    log_p = replay.map(lambda sites, functions, key: log_joint(sites), rng_key)
+    log_q = log_density_of_guide(replay.draws, replay.layout)
+    return _smoothed(np.asarray(log_p, float), np.asarray(log_q, float), float(jnp.finfo(log_p.dtype).eps))
+
+
+def _check_mean_only(layout: Layout) -> None:
     if layout.mean_only:
         raise ValueError(
             f"k-hat needs draws of everything that q says, but the mean-only points of {', '.join(map(repr, layout.mean_only))} "
             "are parameters, not latent sites. Use a set with covariance 'prior' in their place to look at its q."
         )
-    draws = source.draw(num_samples)
-    replay = Replay(model, arguments, draws, layout)
-    if not replay.varies:
-        raise ValueError("The guide draws the same point each time, which is no approximation of a posterior's spread.")
-    log_p = replay.map(lambda sites, functions, key: log_joint(sites), model_key)
-    log_q = log_density_of_guide(draws, layout)
-    return _smoothed(np.asarray(log_p, float), np.asarray(log_q, float), float(jnp.finfo(log_p.dtype).eps))
 
 
 def check_guide(guide: Any, params: Any) -> None:

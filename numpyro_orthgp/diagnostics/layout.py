@@ -78,12 +78,13 @@ class Layout:
     params: tuple[str, ...]
 
 
-def layout_of(sites: Trace, functions: dict[str, GPFunction]) -> Layout:
+def layout_of(sites: Trace, functions: dict[str, GPFunction], whole: bool = True) -> Layout:
     """
+    :param whole: whether plates must hold all of their rows.
     :raises ValueError: if no site is observed, or a plate has picked some of its rows only.
     """
     for name, site in sites.items():
-        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+        if whole and site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
             size, picked = site["args"]
             raise ValueError(
                 f"Diagnostics need all the data at once, but plate '{name}' of size {size} holds {picked} rows. Pass the full data "

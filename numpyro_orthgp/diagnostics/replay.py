@@ -80,13 +80,19 @@ class Replay:
 
 
 def look(
-    model: Callable[..., Any], arguments: Arguments, params: dict[str, Any], shapes: dict[str, Any], fitted: bool
+    model: Callable[..., Any],
+    arguments: Arguments,
+    params: dict[str, Any],
+    shapes: dict[str, Any],
+    fitted: bool,
+    whole: bool = True,
 ) -> Layout:
     """What a model has; nothing is computed.
 
     :param shapes: of the draws of each site.
     :param fitted: whether ``params`` must hold all parameters and no site but those of the model may have been drawn (of MCMC
         deterministic sites are among the draws).
+    :param whole: whether plates must hold all of their rows.
     :raises ValueError: if the draws do not fit the model, or the model is not one that can be looked at.
     """
     found: list[Layout] = []
@@ -95,7 +101,7 @@ def look(
         sites, functions = run(model, arguments.join(arrays), params, values, jax.random.PRNGKey(0))
         if fitted:
             check_params("model", sites, params)
-        found.append(layout_of(sites, functions))
+        found.append(layout_of(sites, functions, whole))
         return jnp.zeros(())
 
     jax.eval_shape(trace, arguments.arrays, params, shapes)

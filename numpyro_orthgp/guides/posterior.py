@@ -14,7 +14,7 @@ from numpyro_orthgp.primitives.messages import CollectFunctions
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import PRNGKey
 
-__all__ = ["posterior"]
+__all__ = ["fitted_trace", "posterior"]
 
 
 def posterior(
@@ -40,6 +40,20 @@ def posterior(
     :return: a :class:`GPFunction` for each gp, by full name (with the prefix of ``handlers.scope``), and for each observed
         :class:`CollapsedGP`, by the name of its site.
     """
+    sites, found = fitted_trace(model, guide, params, args, kwargs, rng_key)
+    functions = {name: replace(f, pointwise=False, residual_scale=None) for name, f in found.items()}
+    return functions | {name: site["fn"].posterior(site["value"]) for name, site in sites.items() if _collapsed(site)}
+
+
+def fitted_trace(
+    model: Callable[..., Any],
+    guide: Callable[..., Any] | None,
+    params: dict[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rng_key: PRNGKey | None = None,
+) -> tuple[dict[str, dict[str, Any]], dict[str, GPFunction]]:
+    """The sites of a fitted model as it sees its guide, and the functions of its ``gp`` statements, as they are while fitting."""
     guide_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
     guide_trace: dict[str, Any] = {}
     if guide is not None:
@@ -48,8 +62,7 @@ def posterior(
     fitted = handlers.substitute(handlers.replay(handlers.seed(model, model_key), guide_trace), params)
     with handlers.block(), CollectFunctions() as collected:
         sites = handlers.trace(fitted).get_trace(*args, **kwargs)
-    functions = {name: replace(f, pointwise=False, residual_scale=None) for name, f in collected.functions.items()}
-    return functions | {name: site["fn"].posterior(site["value"]) for name, site in sites.items() if _collapsed(site)}
+    return sites, collected.functions
 
 
 def _collapsed(site: dict[str, Any]) -> bool:

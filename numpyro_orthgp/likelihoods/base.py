@@ -26,7 +26,7 @@ from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = [
     "ExpectedLikelihood", "GaussHermite", "Integrator", "MonteCarlo", "QuasiMonteCarlo", "check_observed", "expectation",
-    "is_expected", "log_expectation",
+    "is_expected", "log_expectation", "unwrap",
 ]  # fmt: skip
 
 
@@ -239,17 +239,18 @@ def log_expectation(weights: Array, log_values: Array) -> Array:
 
 def is_expected(fn: Any) -> bool:
     """Whether a site's distribution is, beneath masks and such, a likelihood of this package."""
-    return getattr(_unwrap(fn)[0], "integrates_function", False)
+    return getattr(unwrap(fn)[0], "integrates_function", False)
 
 
 def check_observed(name: str, fn: Any, value: Any) -> None:
     """:meth:`ExpectedLikelihood.check` for an observed site, whatever wraps its likelihood."""
-    likelihood, mask = _unwrap(fn)
+    likelihood, mask = unwrap(fn)
     if isinstance(likelihood, ExpectedLikelihood):
         likelihood.check(jnp.asarray(value), name, mask)
 
 
-def _unwrap(fn: Any) -> tuple[Any, Any]:
+def unwrap(fn: Any) -> tuple[Any, Any]:
+    """A distribution beneath masks, expansions and ``to_event``, and the mask, True without one."""
     mask: Any = True
     while isinstance(fn, (dist.MaskedDistribution, dist.Independent, dist.ExpandedDistribution)):
         if isinstance(fn, dist.MaskedDistribution):

@@ -46,11 +46,24 @@ class Gaussian(ExpectedLikelihood):
 
     def log_prob(self, value: ArrayLike) -> Array:
         y, m, s2 = self._checked(value), self.marginals, self.scale**2
-        closed = m.tight and m.mixing is None
-        ratio = (m.residual if closed else m.residual_variance) / s2
-        # Outputs that mix latent functions share each function's v: there the learned one, at its cost.
-        gap = jnp.log1p(ratio) / 2 if closed else ratio / 2 + self.tightening_cost
+        if self.closed_form:
+            gap = jnp.log1p(m.residual / s2) / 2
+        else:
+            gap = m.residual_variance / (2 * s2) + self.tightening_cost
         return dist.Normal(m.mean, self.scale).log_prob(y) - m.explained_variance / (2 * s2) - gap
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether it is tightened with a v of each point's own.
+
+        Outputs that mix latent functions share each function's v: the learned one, at its cost.
+        """
+        return self.marginals.tight and self.marginals.mixing is None
+
+    @property
+    def residual_scale(self) -> Array:
+        """The v of each point in that case, 1 / (1 + r / s^2), shape of f(X)."""
+        return 1 / (1 + self.marginals.residual / self.scale**2)
 
     def expected_log_density(self, y: Array) -> Array:
         return dist.Normal(self.marginals.mean, self.scale).log_prob(y) - self.marginals.variance / (2 * self.scale**2)

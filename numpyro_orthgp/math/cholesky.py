@@ -13,7 +13,7 @@ from numpyro_orthgp.math.linalg import add_jitter, matmul, one_by_one, solve_low
 from numpyro_orthgp.math.triangular import lower_matmul, lower_of_product
 from numpyro_orthgp.types import Array
 
-__all__ = ["inverse_cholesky", "safe_cholesky"]
+__all__ = ["inverse_cholesky", "rescue_jitter", "safe_cholesky"]
 
 # Smaller matrices are not split.
 _BLOCK = 128
@@ -32,7 +32,7 @@ def safe_cholesky(K: Array, scale: Array) -> Array:
     :param scale: the size of the prior variances, shape (...); what extra jitter is relative to.
     :return: shape (..., M, M), lower triangular.
     """
-    return _retried(lambda noise: one_by_one(_cholesky, K, noise), jnp.broadcast_to(scale, K.shape[:-2]))
+    return _retried(lambda noise: one_by_one(_cholesky, K, noise), jnp.broadcast_to(scale, K.shape[:-2]))[0]
 
 
 @safe_cholesky.defjvp
@@ -57,11 +57,19 @@ def inverse_cholesky(K: Array, scale: Array) -> Array:
     :param K: symmetric matrices, of which the lower triangles are read, shape (..., M, M).
     :param scale: as for :func:`safe_cholesky`.
     """
-    return _inverse_cholesky(K, scale)
+    return _inverse_cholesky(K, scale)[0]
+
+
+def rescue_jitter(K: Array, scale: Array) -> Array:
+    """What :func:`inverse_cholesky` adds to the diagonal of ``K``, relative to ``scale``: zero where it needs nothing.
+
+    :return: shape (...).
+    """
+    return _inverse_cholesky(K, scale)[1]
 
 
 @jax.jit  # called outside of any other, each of its many small operations would be compiled by itself
-def _inverse_cholesky(K: Array, scale: Array) -> Array:
+def _inverse_cholesky(K: Array, scale: Array) -> tuple[Array, Array]:
     scale = jnp.broadcast_to(scale, K.shape[:-2])
 
     def factor(block: int, noise: Array) -> Array:
@@ -83,24 +91,26 @@ def _cholesky(K: Array, noise: Array) -> Array:
     return lax.linalg.cholesky(add_jitter(K, noise))
 
 
-def _retried(factor: Callable[[Array], Array], scale: Array, first: Array | None = None) -> Array:
-    """``first``, by default ``factor(0)``; where it failed ``factor(noise)``, with as much as it takes."""
+def _retried(factor: Callable[[Array], Array], scale: Array, first: Array | None = None) -> tuple[Array, Array]:
+    """``first``, by default ``factor(0)``; where it failed ``factor(noise)``, with as much as it takes; and noise / scale."""
     first = factor(jnp.zeros_like(scale)) if first is None else first
     unit = jnp.asarray(jnp.finfo(first.dtype).eps * first.shape[-1], first.dtype)
 
     def failed(L: Array) -> Array:
         return ~jnp.isfinite(L).all(axis=(-2, -1))
 
-    def retry(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        relative, L, bad = state
+    def retry(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        relative, L, used, bad = state
         L = jnp.where(bad[..., None, None], factor(relative * scale), L)
-        return 10 * relative, L, failed(L)
+        return 10 * relative, L, jnp.where(bad, relative, used), failed(L)
 
-    def again(state: tuple[Array, Array, Array]) -> Array:
-        relative, _, bad = state
+    def again(state: tuple[Array, Array, Array, Array]) -> Array:
+        relative, _, _, bad = state
         return (relative < 1) & bad.any()
 
-    return lax.while_loop(again, retry, (unit, first, failed(first)))[1]
+    start = (unit, first, jnp.zeros(first.shape[:-2], first.dtype), failed(first))
+    _, L, used, _ = lax.while_loop(again, retry, start)
+    return L, used
 
 
 def _by_halves(K: Array, noise: Array, block: int) -> Array:

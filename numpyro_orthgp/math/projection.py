@@ -30,6 +30,7 @@ from numpyro_orthgp.types import Array
 
 __all__ = [
     "Block",
+    "conditional_covariance",
     "decompose",
     "extend",
     "joint_whitener",
@@ -82,8 +83,16 @@ def extend(blocks: Sequence[Block], row: Sequence[Array], jitter: float) -> tupl
     # Relative to the prior's scale, not to C's: C vanishes where a set repeats points of an earlier one.
     scale = diagonal(K).mean(-1)
     noise = jnp.asarray(jitter * scale, K.dtype)
-    C = add_jitter(K - sum((gram_transposed(A) for A in before), start=jnp.zeros((), K.dtype)), noise)
-    return (*blocks, Block(inverse_cholesky(C, scale), before, noise))
+    return (*blocks, Block(inverse_cholesky(conditional_covariance(K, before, noise), scale), before, noise))
+
+
+def conditional_covariance(K: Array, before: Sequence[Array], noise: Array) -> Array:
+    """The covariance C_i of a set given those before it, its noise included, shape (..., M_i, M_i).
+
+    :param K: its prior covariance.
+    :param before: the projections of its points on each set before it, shapes (..., M_j, M_i).
+    """
+    return add_jitter(K - sum((gram_transposed(A) for A in before), start=jnp.zeros((), K.dtype)), noise)
 
 
 def joint_whitener(blocks: Sequence[Block]) -> Array:

@@ -28,12 +28,8 @@ def divergences(f: GPFunction) -> Array:
 
     :param f: a fitted function with the Gaussians of a guide.
     :return: shape (K,), one for each set; mean-only points are not among them.
-    :raises ValueError: if it carries values (a draw of MCMC), or comes from ``f.diagonalized()``.
+    :raises ValueError: if it carries values (a draw of MCMC).
     """
-    if not all(block.triangular for block in f.blocks):
-        raise ValueError(
-            "`start_from` needs a function in a guide's coordinates; got one that f.diagonalized() returned. Give it f."
-        )
     if any(q.covariance == "value" for q in f.beliefs):
         raise ValueError("`divergences` needs the Gaussians of a guide; got values of inducing variables.")
     return jnp.stack([kl_from_prior(q) for q in f.beliefs])

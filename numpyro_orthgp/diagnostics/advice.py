@@ -1,0 +1,141 @@
+"""From what was measured to what a user may do: one rule for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from numpyro_orthgp.diagnostics.calibration import LEVELS, Calibration
+from numpyro_orthgp.diagnostics.comparison import Comparison
+from numpyro_orthgp.diagnostics.convergence import Convergence
+from numpyro_orthgp.diagnostics.health import FunctionHealth, SetHealth
+from numpyro_orthgp.diagnostics.importance import LIMIT, ParetoK
+from numpyro_orthgp.diagnostics.words import percent
+
+__all__ = ["advise"]
+
+IDLE = 0.01  # nats, as for `online.drop_sets`
+MUCH_REPEATED = 0.25  # share of a set's points
+MUCH_LEFT = 0.1  # share of the prior variance that no set explains
+SMALL_V = 0.8
+NARROW, WIDE = 0.7, 1.4  # standard deviations of q over those of NUTS
+FAR = 0.5  # standard deviations between means
+CLEAR = 3  # standard errors
+CONVERGED = 1.05  # R-hat
+
+
+def advise(
+    functions: Mapping[str, FunctionHealth],
+    residual_scales: Mapping[str, np.ndarray],
+    khat: ParetoK | str,
+    convergence: Convergence | None,
+    held_out: Mapping[str, Calibration],
+    nuts: Comparison | None,
+) -> Iterator[str]:
+    """Sentences, most urgent first."""
+    if convergence is not None:
+        yield from _on_loss(convergence)
+    for health in functions.values():
+        for s in health.sets:
+            yield from _on_factor(s)
+    for name, calibration in held_out.items():
+        yield from _on_calibration(name, calibration)
+    if nuts is not None:
+        yield from _on_nuts(nuts)
+    for name, health in functions.items():
+        yield from _on_sets(name, health)
+    for name, v in residual_scales.items():
+        if np.median(v) < SMALL_V:
+            yield (
+                f"The tightened bound of {name} wants less residual than the prior has (v = {np.median(v):.2g}): more points would "
+                "pay."
+            )
+    yield from _on_weights(khat, held_out, nuts)
+
+
+def _on_loss(convergence: Convergence) -> Iterator[str]:
+    if convergence.falling:
+        yield "The loss still falls: take more steps, or a larger learning rate at the start."
+    if convergence.rising:
+        yield "The loss rises: take a smaller learning rate, or a schedule that ends small (optax.cosine_decay_schedule)."
+
+
+def _on_factor(s: SetHealth) -> Iterator[str]:
+    if s.rescue > 0:
+        yield (
+            f"The covariance of {s.name} took extra jitter, {s.rescue:.0e} of the kernel's variance: its points lie too close to "
+            "each other for this lengthscale and dtype. Take fewer of them, or float64."
+        )
+    if s.repeats > MUCH_REPEATED * s.num:
+        yield f"{s.repeats} of {s.num} points of {s.name} say nothing that the points before them do not: fewer would do."
+
+
+def _on_sets(name: str, health: FunctionHealth) -> Iterator[str]:
+    for s in health.sets:
+        if s.divergence < IDLE:
+            yield f"{s.name} does nothing ({s.divergence:.1g} nats): leave it out, or drop it with online.drop_sets."
+    if health.residual is None:
+        return
+    left = np.quantile(health.residual, 0.95)
+    if left > MUCH_LEFT:
+        yield (
+            f"At one input in twenty the sets of {name} leave {percent(left)} of the prior variance or more (most at input "
+            f"{health.worst}). Add points there: init.greedy_variance(kernel, X, num, given=Z)."
+        )
+
+
+def _on_calibration(name: str, calibration: Calibration) -> Iterator[str]:
+    if calibration.pit is None:
+        return
+    excess = {level: calibration.coverage(level) - level for level in LEVELS}
+    clear = [level for level, e in excess.items() if abs(e) > CLEAR * calibration.standard_error(level)]
+    if not clear:
+        return
+    level = clear[0]
+    narrow = "narrow", "the noise may be too small, the likelihood's tails too light, or q too sure of hyperparameters"
+    wide = "wide", "the noise may be too large, or the fit not at its end"
+    what, why = narrow if excess[level] < 0 else wide
+    yield (
+        f"Intervals of {name} are too {what}: those of {percent(level)} hold {percent(calibration.coverage(level))} of held-out "
+        f"data; {why}."
+    )
+
+
+def _on_nuts(nuts: Comparison) -> Iterator[str]:
+    if not nuts.rhat < CONVERGED:
+        yield f"NUTS has not converged (R-hat {nuts.rhat:.2f}): ask for more draws before you compare."
+        return
+    points = [name for name, m in nuts.sites.items() if np.all(m.scale_q == 0)]
+    if points:
+        are = "is a point" if len(points) == 1 else "are points"
+        yield f"{_listed(points)} {are} for this guide, but not for NUTS: hyper=AutoNormal, or another, gives a distribution."
+    far = [name for name, m in nuts.sites.items() if (m.shift > FAR).any()]
+    narrow = [name for name, m in nuts.sites.items() if (m.ratio < NARROW).any() and name not in points]
+    if far:
+        yield f"q and NUTS disagree about where {_listed(far)} lies. Has the fit converged?"
+    if narrow:
+        yield f"q is too narrow in {_listed(narrow)}: hyper=AutoMultivariateNormal follows correlations."
+    for name, m in nuts.functions.items():
+        ratio = float(np.median(m.ratio))
+        if not NARROW < ratio < WIDE or np.median(m.shift) > FAR:
+            yield f"q and NUTS disagree about {name} itself: standard deviations are {ratio:.2f} of NUTS's. Has the fit converged?"
+
+
+def _on_weights(khat: ParetoK | str, held_out: Mapping[str, Calibration], nuts: Comparison | None) -> Iterator[str]:
+    if isinstance(khat, str) or khat.khat < khat.threshold:
+        return
+    if khat.khat < LIMIT:
+        yield "k-hat needs more draws: num_samples=4000."
+        return
+    missing = [] if held_out else ["at held-out data (held_out=)"]
+    missing += [] if nuts is not None else ["for few data, at NUTS (nuts=200)"]
+    if missing:
+        yield (
+            "k-hat judges q as a whole, and is large for many inducing variables even where means and variances are fine: look "
+            f"{' and '.join(missing)}."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

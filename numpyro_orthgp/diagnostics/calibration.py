@@ -1,0 +1,147 @@
+"""How well predictions of data that were not fitted hold: probability integral transforms, coverage, log densities."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+
+from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
+from numpyro_orthgp.diagnostics.layout import Layout, Trace, output_key
+from numpyro_orthgp.diagnostics.replay import Replay, look
+from numpyro_orthgp.diagnostics.sites import log_predictive, mask_of, predictive_draw
+from numpyro_orthgp.likelihoods import Categorical
+from numpyro_orthgp.likelihoods.base import unwrap
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["LEVELS", "Calibration", "calibrate", "with_held_out"]
+
+LEVELS = (0.5, 0.8, 0.95)  # of the intervals whose coverage is looked at
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Predictions of one output at held-out points.
+
+    :param log_density: log p(y_i | data), the average over draws inside the logarithm, flat, masked points left out.
+    :param pit: probability integral transforms P(y_new <= y_i | data), uniform on [0, 1] where predictions are calibrated, flat; of
+        discrete outputs with a uniform share of P(y_new = y_i) [1]. ``None`` for classes, which have no order.
+
+    **References:**
+
+    1. Czado, Gneiting, Held. Predictive Model Assessment for Count Data. 2009.
+    """
+
+    log_density: np.ndarray
+    pit: np.ndarray | None
+
+    def coverage(self, level: float) -> float:
+        """Share of the points inside their central predictive interval of this probability."""
+        assert self.pit is not None
+        return float((np.abs(self.pit - 0.5) <= level / 2).mean())
+
+    def standard_error(self, level: float) -> float:
+        """Standard error of :meth:`coverage` if predictions were calibrated and points independent."""
+        assert self.pit is not None
+        return float(np.sqrt(level * (1 - level) / len(self.pit)))
+
+
+def with_held_out(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held_out: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a model with those of held-out data in the place of the fitted ones.
+
+    :param held_out: a tuple of positional arguments, or a dict of arguments by name.
+    :raises TypeError: if it is neither, or the model has no such arguments.
+    """
+    if isinstance(held_out, tuple):
+        return held_out + args[len(held_out) :], kwargs
+    if not isinstance(held_out, Mapping):
+        raise TypeError(
+            "`held_out` must be a tuple of the model's positional arguments, such as (X_test, y_test), or a dict of arguments by "
+            f"name; got {type(held_out).__name__}."
+        )
+    bound = inspect.signature(model).bind(*args, **kwargs)
+    own = {name for name, p in bound.signature.parameters.items() if p.kind is p.VAR_KEYWORD}
+    unknown = set(held_out) - set(bound.signature.parameters) if not own else set()
+    if unknown:
+        raise TypeError(f"`held_out` has {sorted(unknown)}, which the model does not take: it has {bound.signature}.")
+    named = set(bound.signature.parameters) - own
+    bound.arguments.update({name: value for name, value in held_out.items() if name in named})
+    others = {name: value for name, value in held_out.items() if name not in named}
+    return bound.args, bound.kwargs | others
+
+
+def calibrate(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    params: dict[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    num_samples: int,
+    rng_key: PRNGKey,
+) -> dict[str, Calibration]:
+    """Look at the predictions of each output.
+
+    :param args: arguments of the model: the held-out data, with observations. A plate may be larger than they are.
+    :raises ValueError: if a plate picks rows of them at random.
+    """
+    draw_key, model_key, tie_key = jax.random.split(rng_key, 3)
+    arguments = Arguments(args, kwargs)
+    source = GuideDraws(guide, params, arguments, draw_key)
+    layout = look(model, arguments, params, source.shapes, fitted=True, whole=False)
+    replay = Replay(model, arguments, source.draw(num_samples), layout)
+    drawn = replay.map(lambda sites, functions, key: _predict(sites, key, layout), model_key)
+    observed, again = replay.ends(lambda sites, functions, key: _observed(sites, layout), model_key)
+    for name, (y, _) in observed.items():
+        if not np.array_equal(y, again[name][0], equal_nan=True):
+            raise ValueError(
+                f"The observations of `{name}` differ from one run of the model to the next: a plate picks rows at random. Give it "
+                "the number of held-out rows as its size: held_out={'X': X_test, 'y': y_test, 'N': len(X_test)}."
+            )
+    return {
+        name: _calibration(below, equal, log_density, observed[name][1], jax.random.fold_in(tie_key, i))
+        for i, (name, (below, equal, log_density)) in enumerate(drawn.items())
+    }
+
+
+def _predict(sites: Trace, rng_key: PRNGKey, layout: Layout) -> dict[str, tuple[Array | None, Array | None, Array]]:
+    """For each output whether a draw of y lies below the one observed or equals it (``None`` for classes), and log densities."""
+    found: dict[str, tuple[Array | None, Array | None, Array]] = {}
+    for i, output in enumerate(layout.outputs):
+        fn, y = sites[output.site]["fn"], sites[output.site]["value"]
+        if isinstance(unwrap(fn)[0], Categorical):
+            below, equal = None, None
+        else:
+            new = predictive_draw(fn, output_key(rng_key, i))
+            below, equal = new < y, new == y
+        found[output.name] = below, equal, log_predictive(fn, y)
+    return found
+
+
+def _observed(sites: Trace, layout: Layout) -> dict[str, tuple[Array, Array]]:
+    """Observations and their masks."""
+    masks = {o.name: mask_of(sites[o.site]["fn"]) for o in layout.outputs}
+    shapes = {o.name: sites[o.site]["fn"].batch_shape for o in layout.outputs}
+    return {
+        o.name: (sites[o.site]["value"], jnp.ones(shapes[o.name], bool) if masks[o.name] is None else masks[o.name])
+        for o in layout.outputs
+    }
+
+
+def _calibration(
+    below: Array | None, equal: Array | None, log_density: Array, mask: Array, rng_key: PRNGKey
+) -> Calibration:
+    kept = np.asarray(mask, bool)
+    average = np.asarray(logsumexp(log_density, axis=0) - np.log(len(log_density)), float)
+    if below is None or equal is None:
+        return Calibration(average[kept], None)
+    tie = jax.random.uniform(rng_key, below.shape[1:])
+    pit = np.asarray(below.mean(0) + tie * equal.mean(0), float)
+    return Calibration(average[kept], pit[kept].ravel())  # axes of the event, if any, come after those of the mask

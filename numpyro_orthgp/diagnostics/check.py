@@ -1,0 +1,128 @@
+"""One look at a fit, :func:`check`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_orthgp.collapsed import CollapsedGP
+from numpyro_orthgp.diagnostics.calibration import calibrate, with_held_out
+from numpyro_orthgp.diagnostics.comparison import compare
+from numpyro_orthgp.diagnostics.convergence import convergence_of
+from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
+from numpyro_orthgp.diagnostics.health import FunctionHealth, health_of, inputs_of, residual_scales
+from numpyro_orthgp.diagnostics.importance import ParetoK, check_guide, khat_of
+from numpyro_orthgp.diagnostics.layout import Trace
+from numpyro_orthgp.diagnostics.replay import Replay, look
+from numpyro_orthgp.diagnostics.report import Report
+from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.guides import posterior
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
+
+__all__ = ["check"]
+
+LEAST = 25  # draws for a tail of weights
+
+
+def check(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    params: dict[str, Any],
+    *args: Any,
+    losses: ArrayLike | None = None,
+    held_out: tuple[Any, ...] | Mapping[str, Any] | None = None,
+    nuts: int | None = None,
+    num_samples: int = 1000,
+    rng_key: PRNGKey | None = None,
+    **kwargs: Any,
+) -> Report:
+    r"""One look at a fit: a page of text that says what was measured and what to do about it.
+
+    ::
+
+        print(ogp.check(model, guide, fit.params, X, y, losses=fit.losses, held_out=(X_test, y_test), nuts=200))
+
+    The page has, for each function,
+
+    * its sets: number of points, divergence of q from the prior (zero: the set does nothing), share of the prior variance at
+      the data that it explains; the least *pivot*, which is the variance of an inducing variable given those before it, relative
+      to the kernel's; how many *repeat* others, with next to no variance of their own; the jitter, and what the Cholesky factor
+      took beyond it;
+    * the share of the prior variance that no set explains, over the inputs: where it is large, points are missing;
+
+    and for the fit
+
+    * whether the loss still falls, if ``losses`` are given;
+    * v of the tightened bound: 1 is the prior's residual, smaller values say how much the bound would like to have less of it;
+    * the Pareto k-hat of the guide's importance weights (:func:`khat`);
+    * predictions of held-out data: mean log density, and how many outputs lie in their predictive intervals;
+    * the guide beside a short run of NUTS on the same model, with parameters as they were fitted: hyperparameters, and the function
+      at up to 200 of the data. For few data only: it costs what NUTS costs.
+
+    The numbers are attributes of the result, also those that the page sums up: ``report.functions["f"].residual``,
+    ``report.held_out["y"].pit`` (see ``plots.calibration``), ``report.nuts.sites``, ``report.advice``.
+
+    :param model: the model that was fitted.
+    :param guide: its guide.
+    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``.
+    :param args: arguments of the model: all of the data with observations. Floating JAX arrays among them are traced.
+    :param losses: of the fit, shape (num_steps,).
+    :param held_out: data that were not fitted: a tuple that takes the place of the first positional arguments, ``(X_test,
+        y_test)``, or a dict of arguments by name, ``{"X": X_test, "y": y_test, "N": 100}``.
+    :param nuts: number of draws, after as many to warm up, of each of two chains; by default NUTS is not run.
+    :param num_samples: number of draws of the guide, at least 25.
+    :param rng_key: default ``jax.random.PRNGKey(0)``.
+    :return: what was found; ``str`` of it is the page.
+    :raises ValueError: if parameters are missing, guide or data do not fit the model, nothing is observed, or a plate holds a
+        minibatch.
+    :raises TypeError: if ``guide`` cannot be called, or ``params`` or ``held_out`` are of a wrong type.
+    """
+    check_guide(guide, params)
+    check_integer("num_samples", num_samples, least=LEAST)
+    if nuts is not None:
+        check_integer("nuts", nuts, least=LEAST)
+    convergence = None if losses is None else convergence_of(losses)
+    held_args = None if held_out is None else with_held_out(model, args, kwargs, held_out)
+    draw_key, model_key, test_key, nuts_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key, 4)
+    arguments = Arguments(args, kwargs)
+    source = GuideDraws(guide, params, arguments, draw_key)
+    layout = look(model, arguments, params, source.shapes, fitted=True)
+    replay = Replay(model, arguments, source.draw(num_samples), layout)
+    return Report(
+        _functions(replay, guide, model_key),
+        residual_scales(model, guide, params, arguments, draw_key),
+        _khat(replay, model_key),
+        convergence,
+        {} if held_args is None else calibrate(model, guide, params, *held_args, num_samples, test_key),
+        None if nuts is None else compare(replay, nuts, nuts_key),
+    )
+
+
+def _functions(replay: Replay, guide: Callable[..., Any], rng_key: PRNGKey) -> dict[str, FunctionHealth]:
+    """All functions with the guide's Gaussians, at the inputs where the outputs of one draw depend on them."""
+    arguments, params = replay.arguments, replay.draws.params
+
+    def fitted(arrays: Any, params: Any) -> dict[str, GPFunction]:
+        args, kwargs = arguments.join(arrays)
+        return posterior(replay.model, guide, params, *args, **kwargs)
+
+    def inputs(sites: Trace, functions: dict[str, GPFunction], key: PRNGKey) -> dict[str, Array]:
+        collapsed = {
+            n: s["fn"].X for n, s in sites.items() if isinstance(s.get("fn"), CollapsedGP) and s["is_observed"]
+        }
+        return inputs_of(sites, functions, key) | {name: jnp.asarray(X) for name, X in collapsed.items()}
+
+    at, _ = replay.ends(inputs, rng_key)
+    functions = jax.jit(fitted)(arguments.arrays, params)
+    return {name: health_of(name, f, at.get(name)) for name, f in functions.items()}
+
+
+def _khat(replay: Replay, rng_key: PRNGKey) -> ParetoK | str:
+    try:
+        return khat_of(replay, rng_key)
+    except (ValueError, FloatingPointError) as error:
+        return str(error)

@@ -1,0 +1,125 @@
+"""A fitted guide beside a short NUTS run of the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from numpyro.infer import MCMC, NUTS, init_to_value
+
+from numpyro_orthgp.diagnostics.draws import Arguments, Draws, draws_of_mcmc
+from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data
+from numpyro_orthgp.diagnostics.replay import Replay
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["Comparison", "Moments", "compare"]
+
+CHAINS = 2
+MAX_POINTS = 200  # of the data at which functions are compared
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Means and standard deviations under the guide and under NUTS, arrays of the same shape."""
+
+    loc_q: np.ndarray
+    scale_q: np.ndarray
+    loc: np.ndarray
+    scale: np.ndarray
+
+    @property
+    def shift(self) -> np.ndarray:
+        """How far the means are apart, in standard deviations of NUTS."""
+        return np.abs(self.loc_q - self.loc) / self.scale
+
+    @property
+    def ratio(self) -> np.ndarray:
+        """Standard deviations of the guide over those of NUTS."""
+        return self.scale_q / self.scale
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """
+    :param sites: latent sites other than inducing variables.
+    :param functions: values of functions at some of the data, shape (B,) or (B, P).
+    :param num_samples: draws of each of the two chains.
+    :param rhat: largest split R-hat of all latent sites: above 1.05 NUTS itself has not converged.
+    :param ess: smallest effective sample size of all latent sites.
+    :param divergences: number of divergent transitions.
+    """
+
+    sites: dict[str, Moments]
+    functions: dict[str, Moments]
+    num_samples: int
+    rhat: float
+    ess: float
+    divergences: int
+
+
+def compare(replay: Replay, num_samples: int, rng_key: PRNGKey) -> Comparison:
+    """Run NUTS on the model of draws of a guide, starting from one of these, and hold the two against each other.
+
+    Parameters are those of the fit. NUTS draws from the best q that any family has for the same bound, in which the residual is the
+    prior's: p(u, theta) exp(E[log p(y | f)]), normalized (Hensman, Matthews, Filippone, Ghahramani 2015).
+    """
+    mcmc_key, points_key, model_key = jax.random.split(rng_key, 3)
+    arguments, layout, draws = replay.arguments, replay.layout, replay.draws
+    mcmc = _run(replay.model, arguments, draws, layout, num_samples, mcmc_key)
+    exact = draws_of_mcmc(mcmc, draws.params)
+    pick = _picked(points_key)
+
+    def visit(sites: Trace, functions: dict[str, GPFunction], key: PRNGKey) -> dict[str, Array]:
+        return {
+            name: f(pick(X)).independent().draw(key) for name, _, f, X, key in functions_at_data(sites, functions, key)
+        }
+
+    at_data = [Replay(replay.model, arguments, d, layout).map(visit, model_key) for d in (draws, exact)]
+    by_chain = mcmc.get_samples(group_by_chain=True)
+    latent = [np.asarray(by_chain[name]) for name in layout.latents]
+    return Comparison(
+        {n: _moments(draws.values[n], exact.values[n]) for n in layout.latents if n not in layout.inducing},
+        {name: _moments(at_data[0][name], at_data[1][name]) for name in at_data[0]},
+        num_samples,
+        max((float(np.max(split_gelman_rubin(v))) for v in latent), default=np.nan),
+        min((float(np.min(effective_sample_size(v))) for v in latent), default=np.nan),
+        int(mcmc.get_extra_fields()["diverging"].sum()),
+    )
+
+
+def _run(
+    model: Callable[..., Any], arguments: Arguments, draws: Draws, layout: Layout, num_samples: int, rng_key: PRNGKey
+) -> MCMC:
+    fitted = handlers.substitute(model, data=draws.params)
+    start = init_to_value(values={name: draws.values[name][0] for name in layout.latents})
+    mcmc = MCMC(
+        NUTS(fitted, init_strategy=start),
+        num_warmup=num_samples,
+        num_samples=num_samples,
+        num_chains=CHAINS,
+        chain_method="sequential",
+        progress_bar=False,
+    )
+    args, kwargs = arguments.join(arguments.arrays)
+    mcmc.run(rng_key, *args, extra_fields=("diverging",), **kwargs)
+    return mcmc
+
+
+def _picked(rng_key: PRNGKey) -> Callable[[Array], Array]:
+    def pick(X: Array) -> Array:
+        rows = jax.random.permutation(rng_key, len(X))[:MAX_POINTS]
+        return X if len(X) <= MAX_POINTS else X[jnp.sort(rows)]
+
+    return pick
+
+
+def _moments(q: Array, exact: Array) -> Moments:
+    both = [np.asarray(draws, float) for draws in (q, exact)]
+    return Moments(*(moment for draws in both for moment in (draws.mean(0), draws.std(0))))

@@ -1,0 +1,59 @@
+"""Whether a loss has stopped falling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Convergence", "convergence_of"]
+
+SHARE = 10  # the last tenth of the steps is compared with the tenth before it
+CLEAR = 3.0  # standard errors
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """The mean loss over the last tenth of the steps beside the tenth before.
+
+    :param gain: by how much it fell, in nats.
+    :param standard_error: of that, as if losses were independent of each other given their trend.
+    :param num_steps: number of losses.
+    """
+
+    gain: float
+    standard_error: float
+    num_steps: int
+
+    @property
+    def falling(self) -> bool:
+        """Whether it clearly fell, by more than a nat."""
+        return self.gain > max(1.0, CLEAR * self.standard_error)
+
+    @property
+    def rising(self) -> bool:
+        """Whether it clearly rose, by more than a nat."""
+        return -self.gain > max(1.0, CLEAR * self.standard_error)
+
+    def __str__(self) -> str:
+        verb = "fell" if self.gain >= 0 else "rose"
+        return (
+            f"loss: {verb} by {abs(self.gain):.3g} nats (standard error {self.standard_error:.2g}) between the last two tenths of "
+            f"{self.num_steps} steps"
+        )
+
+
+def convergence_of(losses: Any) -> Convergence:
+    """
+    :param losses: one per step, shape (num_steps,).
+    :raises ValueError: for another shape, or fewer than 20.
+    """
+    values = np.asarray(losses, float)
+    if values.ndim != 1 or len(values) < 2 * SHARE:
+        raise ValueError(f"`losses` must have shape (num_steps,), at least {2 * SHARE} of them; got {values.shape}.")
+    num = len(values) // SHARE
+    last, before = values[-num:], values[-2 * num : -num]
+    # Noise as differences show it: a trend is none.
+    noise = np.mean(np.diff(values[-2 * num :]) ** 2) / 2
+    return Convergence(float(before.mean() - last.mean()), float(np.sqrt(2 * noise / num)), len(values))

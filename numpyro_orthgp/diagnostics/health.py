@@ -1,0 +1,160 @@
+"""What the inducing variables of a fitted function are good for: factors, what each set explains, what none does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.diagnostics.draws import Arguments
+from numpyro_orthgp.diagnostics.layout import Trace, functions_at_data
+from numpyro_orthgp.guides.posterior import fitted_trace
+from numpyro_orthgp.inducing import InducingPoints
+from numpyro_orthgp.likelihoods import Gaussian
+from numpyro_orthgp.likelihoods.base import unwrap
+from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
+from numpyro_orthgp.math.cholesky import rescue_jitter
+from numpyro_orthgp.math.gaussian import kl_from_prior
+from numpyro_orthgp.math.linalg import diagonal
+from numpyro_orthgp.math.projection import conditional_covariance
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["FunctionHealth", "SetHealth", "health_of", "inputs_of", "residual_scales"]
+
+REPEATED = 3  # a variance of fewer times the jitter is next to none
+
+
+@dataclass(frozen=True)
+class SetHealth:
+    """One set of inducing variables.
+
+    :param name: its site, ``f.u0``.
+    :param num: number of inducing variables M, of each latent function.
+    :param divergence: KL[q || prior] in nats, of all latent functions: zero for a set that does nothing.
+    :param pivots: variance of each variable given all before it, jitter included, relative to the mean of the kernel's diagonal;
+        shape (M,) or (P, M). The square roots are the diagonal of the Cholesky factor.
+    :param jitter: relative jitter of the policy, or the one that :func:`gp` was given.
+    :param rescue: what the factor took beyond it, zero if it took none.
+    :param explained: share of the prior variance at the data that it explains, mean over points; NaN without inputs.
+    """
+
+    name: str
+    num: int
+    divergence: float
+    pivots: np.ndarray
+    jitter: float
+    rescue: float
+    explained: float
+
+    @property
+    def repeats(self) -> int:
+        """Number of variables that those before them determine, up to the jitter; of several functions the most."""
+        return int((self.pivots < REPEATED * (self.jitter + self.rescue)).sum(-1).max())
+
+
+@dataclass(frozen=True)
+class FunctionHealth:
+    """A function and its sets.
+
+    :param sets: in their order.
+    :param residual: share of the prior variance that no set explains, at each input where a likelihood sees the function, shape
+        (N,) or (N, P); ``None`` if there are none.
+    :param num_mean_only: number of mean-only points, zero without.
+    :param moved: how much of the mean is theirs: standard deviation over the inputs relative to that of the whole mean; NaN
+        without inputs.
+    """
+
+    sets: tuple[SetHealth, ...]
+    residual: np.ndarray | None
+    num_mean_only: int
+    moved: float
+
+    @property
+    def worst(self) -> int:
+        """The input with the largest share of residual variance."""
+        assert self.residual is not None
+        return int(np.argmax(self.residual.reshape(len(self.residual), -1).max(-1)))
+
+
+def health_of(name: str, f: GPFunction, X: Array | None) -> FunctionHealth:
+    """Look at one function.
+
+    :param name: of its gp.
+    :param f: with the Gaussians of a guide.
+    :param X: inputs, shape (N, D); ``None`` if they are not known.
+    """
+    factors = jax.jit(_factors)(f)
+    shares, moved = (None, np.nan) if X is None else jax.device_get(jax.jit(_shares)(f, X))
+    sets = tuple(
+        SetHealth(
+            f"{name}.u{i}",
+            s.num,
+            float(divergence),
+            np.asarray(pivots),
+            float(np.max(jitter)),
+            float(np.max(rescue)),
+            np.nan if shares is None else float(shares[:, i].mean()),
+        )
+        for i, (s, (divergence, pivots, jitter, rescue)) in enumerate(zip(f.features, factors, strict=True))
+    )
+    residual = None if shares is None else np.maximum(1 - shares.sum(1), 0)
+    return FunctionHealth(sets, residual, 0 if f.shift is None else f.shift.points.shape[-2], float(moved))
+
+
+def inputs_of(sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey) -> dict[str, Array]:
+    """The inputs at which outputs depend on each function, by name of its gp, shape (N, D)."""
+    found: dict[str, list[Array]] = {}
+    for _, _, f, X, _ in functions_at_data(sites, functions, rng_key):
+        for name, g in functions.items():
+            if g is f:
+                found.setdefault(name, []).append(X)
+    return {name: jnp.concatenate(parts) for name, parts in found.items()}
+
+
+def residual_scales(
+    model: Callable[..., Any], guide: Callable[..., Any], params: dict[str, Any], arguments: Arguments, rng_key: PRNGKey
+) -> dict[str, np.ndarray]:
+    """The v of a tightened bound: by name of the output where each point has its own, else by name of the gp."""
+
+    def collect(arrays: Any, params: Any) -> dict[str, Array]:
+        sites, functions = fitted_trace(model, guide, params, *arguments.join(arrays), rng_key)
+        outputs = {n: unwrap(s["fn"])[0] for n, s in sites.items() if s["type"] == "sample" and s["is_observed"]}
+        closed = {n: fn.residual_scale for n, fn in outputs.items() if isinstance(fn, Gaussian) and fn.closed_form}
+        # In closed form the learned v has no say.
+        learned = {} if len(closed) == len(outputs) else {n: f.residual_scale for n, f in functions.items()}
+        return closed | {name: v for name, v in learned.items() if v is not None}
+
+    found = jax.jit(collect)(arguments.arrays, params)
+    return {name: np.asarray(v) for name, v in found.items()}
+
+
+def _factors(f: GPFunction) -> list[tuple[Array, Array, Array, Array]]:
+    """For each set: divergence, pivots, jitter and rescue jitter, the last three relative to the kernel's diagonal."""
+    found = []
+    for s, block, q in zip(f.features, f.blocks, f.beliefs, strict=True):
+        K = s.covariance(f.kernel, s)
+        scale = diagonal(K).mean(-1)
+        C = conditional_covariance(K, block.before, block.jitter)
+        pivots = 1 / (diagonal(block.whitener) ** 2 * scale[..., None])
+        found.append((kl_from_prior(q), pivots, block.jitter / scale, rescue_jitter(C, scale)))
+    return found
+
+
+def _shares(f: GPFunction, X: Array) -> tuple[Array, Array]:
+    """What each set explains of the prior variance, shape (N, K) or (N, K, P); the share of the mean that is mean-only."""
+
+    def at(X: Array) -> tuple[Array, Array, Array]:
+        A = f.project(X)
+        prior = f.kernel(X)
+        # Where the prior has no variance nothing is left to explain.
+        shares = jnp.stack([jnp.where(prior > 0, jnp.sum(Ai**2, -2) / prior, 1 / len(A)) for Ai in A], -2)
+        mean, own = f.mean([InducingPoints(X)], A), replace(f, shift=None).mean([InducingPoints(X)], A)
+        return jnp.moveaxis(shares, -1, 0).swapaxes(1, -1), mean.T, (mean - own).T
+
+    shares, mean, moved = map_blocks(at, X, max(MAX_ENTRIES // f.num_inducing, 1))
+    return shares, jnp.std(moved) / jnp.maximum(jnp.std(mean), jnp.finfo(mean.dtype).tiny)

@@ -1,0 +1,146 @@
+"""What :func:`check` finds, and the page that it prints."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpyro_orthgp.diagnostics.advice import advise
+from numpyro_orthgp.diagnostics.calibration import LEVELS, Calibration
+from numpyro_orthgp.diagnostics.comparison import Comparison, Moments
+from numpyro_orthgp.diagnostics.convergence import Convergence
+from numpyro_orthgp.diagnostics.health import FunctionHealth
+from numpyro_orthgp.diagnostics.importance import ParetoK
+from numpyro_orthgp.diagnostics.words import percent, table
+
+__all__ = ["Report"]
+
+WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`check` finds; ``print`` it.
+
+    :param functions: by name of the gp, or of the site of a :class:`CollapsedGP`.
+    :param residual_scales: v of the tightened bound, by name of the gp (one number, or one for each function), or of the output
+        where each point has its own.
+    :param khat: of the guide's importance weights; a string says why there is none.
+    :param convergence: of the loss; ``None`` if no losses were given.
+    :param held_out: predictions of held-out data, by name of the output.
+    :param nuts: the guide beside NUTS; ``None`` if that was not asked for.
+    """
+
+    functions: Mapping[str, FunctionHealth]
+    residual_scales: Mapping[str, np.ndarray]
+    khat: ParetoK | str
+    convergence: Convergence | None
+    held_out: Mapping[str, Calibration]
+    nuts: Comparison | None
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What to look after, most urgent first; empty if nothing was found."""
+        return tuple(
+            advise(
+                self.functions,
+                self.residual_scales,
+                self.khat,
+                self.convergence,
+                self.held_out,
+                self.nuts,
+            )
+        )
+
+    def __str__(self) -> str:
+        sections = [_function(name, health) for name, health in self.functions.items()]
+        sections.append(list(self._fit()))
+        sections += [_held_out(name, calibration) for name, calibration in self.held_out.items()]
+        if self.nuts is not None:
+            sections.append(_nuts(self.nuts))
+        advice = [_bullet(line) for line in self.advice] or ["  nothing was found"]
+        sections.append(["What to do", *advice])
+        return "\n\n".join("\n".join(section) for section in sections)
+
+    def _fit(self) -> Iterator[str]:
+        if self.convergence is not None:
+            yield str(self.convergence)
+        for name, v in self.residual_scales.items():
+            spread = f"{v.item():.3g}" if v.size == 1 else f"median {np.median(v):.3g}, {v.min():.3g} to {v.max():.3g}"
+            yield f"v of the tightened bound, {name}: {spread}"
+        yield str(self.khat) if isinstance(self.khat, ParetoK) else f"k-hat: none. {self.khat}"
+        if not self.held_out:
+            yield "held-out data: not looked at; pass held_out=(X_test, y_test)"
+        if self.nuts is None:
+            yield "NUTS: not run; for few data pass nuts=200"
+
+
+def _function(name: str, health: FunctionHealth) -> list[str]:
+    rows = [["set", "points", "KL (nats)", "explains", "least pivot", "repeats", "jitter"]]
+    for s in health.sets:
+        jitter = f"{s.jitter:.0e}" + (f" + {s.rescue:.0e}" if s.rescue > 0 else "")
+        cells = [
+            s.name,
+            str(s.num),
+            f"{s.divergence:.3g}",
+            percent(s.explained),
+            f"{s.pivots.min():.1e}",
+            str(s.repeats),
+        ]
+        rows.append([*cells, jitter])
+    if health.num_mean_only:
+        moved = "" if np.isnan(health.moved) else f"{percent(health.moved)} of the mean"
+        rows.append([f"{name}.u{len(health.sets)}", str(health.num_mean_only), "", moved, "", "", "mean only"])
+    lines = [name, *table(rows)]
+    if health.residual is None:
+        return [*lines, "  inputs: not known, since no likelihood of this package sees the function itself"]
+    share = health.residual
+    return [
+        *lines,
+        f"  left in the residual at {len(share)} inputs, of the prior variance: median {percent(np.median(share))}, 95th "
+        f"percentile {percent(np.quantile(share, 0.95))}, most {percent(share.max())} (input {health.worst})",
+    ]
+
+
+def _held_out(name: str, calibration: Calibration) -> list[str]:
+    density = calibration.log_density
+    error = density.std(ddof=1) / np.sqrt(len(density)) if len(density) > 1 else np.nan
+    lines = [f"held out, {len(density)} of {name}: mean log density {density.mean():.4g} (standard error {error:.2g})"]
+    if calibration.pit is None:
+        return [*lines, "  classes have no order, hence no intervals"]
+    rows = [["interval", *(percent(level) for level in LEVELS)]]
+    rows.append(["holds", *(percent(calibration.coverage(level)) for level in LEVELS)])
+    rows.append(["standard error", *(percent(calibration.standard_error(level)) for level in LEVELS)])
+    return lines + table(rows)
+
+
+def _nuts(nuts: Comparison) -> list[str]:
+    lines = [
+        f"NUTS, 2 chains of {nuts.num_samples} draws: largest R-hat {nuts.rhat:.3f}, smallest effective sample size "
+        f"{nuts.ess:.0f}, {nuts.divergences} divergent"
+    ]
+    rows = [["site", "q", "NUTS"]]
+    for name, m in nuts.sites.items():
+        for index in np.ndindex(m.loc.shape):
+            label = name + "".join(f"[{i}]" for i in index)
+            rows.append([label, _moments(m.loc_q[index], m.scale_q[index]), _moments(m.loc[index], m.scale[index])])
+    return lines + (table(rows) if len(rows) > 1 else []) + [_function_line(n, m) for n, m in nuts.functions.items()]
+
+
+def _function_line(name: str, m: Moments) -> str:
+    return (
+        f"  {name} at {len(m.loc)} inputs: means differ by {np.median(m.shift):.2f} standard deviations (median; most "
+        f"{m.shift.max():.2f}), standard deviations are {np.median(m.ratio):.2f} of NUTS's ({m.ratio.min():.2f} to "
+        f"{m.ratio.max():.2f})"
+    )
+
+
+def _moments(loc: np.ndarray, scale: np.ndarray) -> str:
+    return f"{loc:.3g} ± {scale:.2g}"
+
+
+def _bullet(line: str) -> str:
+    return textwrap.fill(line, WIDTH, initial_indent="  * ", subsequent_indent="    ")

@@ -1,0 +1,402 @@
+"""``check``: what it measures against numpy formulas and exact posteriors, and what it says about fits wrong on purpose."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpyro.infer.autoguide import AutoNormal
+from scipy import stats
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.diagnostics.calibration import Calibration, with_held_out
+from numpyro_orthgp.diagnostics.convergence import convergence_of
+from numpyro_orthgp.diagnostics.words import percent
+from numpyro_orthgp.math.cholesky import inverse_cholesky, rescue_jitter
+from tests import oracles, problems
+
+NOISE = 0.4
+K = problems.kernel_oracle("matern52")
+HYPER = {"variance": jnp.asarray(1.3), "lengthscale": jnp.asarray([0.9, 0.9])}  # those of `K`
+
+
+def checked(X, y, Zs, qs, *, likelihood=None, params=(), inducing=None, **options):
+    """The report on the shared model with these Gaussians."""
+    guide = ogp.AutoSparseGP(problems.model, **{k: options.pop(k) for k in ("residual", "covariance") if k in options})
+    inducing = [jnp.asarray(Z) for Z in Zs] if inducing is None else inducing
+    fitted = jax.tree.map(lambda v: jnp.asarray(v, X.dtype), problems.q_params(qs) | HYPER | dict(params))
+    likelihood = likelihood or problems.gaussian(NOISE)
+    options = {"num_samples": 25} | options
+    args = jnp.asarray(X), jnp.asarray(y)
+    return ogp.check(problems.model, guide, fitted, *args, inducing=inducing, likelihood=likelihood, **options)
+
+
+@pytest.fixture
+def sets():
+    rng = np.random.default_rng(0)
+    X, y = problems.data(rng, N=9)
+    Zs = problems.sets(rng, [4, 3])
+    return X, y, Zs, [problems.random_q(rng, M) for M in (4, 3)]
+
+
+# ---- sets and residuals
+
+
+def test_sets_against_dense_formulas(sets):
+    X, y, Zs, qs = sets
+    health = checked(X, y, Zs, qs).functions["f"]
+    L = np.linalg.cholesky(K(np.concatenate(Zs), np.concatenate(Zs)))
+    A = np.linalg.solve(L, K(np.concatenate(Zs), X))
+    share = [(part**2).sum(0) / 1.3 for part in (A[:4], A[4:])]
+    for s, (m, T), own, pivots in zip(health.sets, qs, share, (np.diag(L)[:4], np.diag(L)[4:]), strict=True):
+        np.testing.assert_allclose(s.divergence, oracles.kl_normal(m, T @ T.T, np.zeros(len(m)), np.eye(len(m))))
+        np.testing.assert_allclose(s.explained, own.mean(), rtol=1e-8)
+        np.testing.assert_allclose(s.pivots, pivots**2 / 1.3, rtol=1e-8)
+        assert (s.num, s.repeats, s.rescue, s.jitter) == (len(m), 0, 0, 0)
+    np.testing.assert_allclose(health.residual, 1 - sum(share), rtol=1e-8)
+    assert health.worst == np.argmax(1 - sum(share)) and health.num_mean_only == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_repeated_points_are_counted(sets, dtype):
+    X, y, Zs, qs = (jax.tree.map(lambda a: jnp.asarray(a, dtype), part) for part in sets)
+    Zs = [Zs[0], jnp.concatenate([Zs[0][:2], Zs[1][:1]])]  # two of three are in the first set
+    report = checked(X, y, Zs, qs, jitter=None)
+    first, second = report.functions["f"].sets
+    assert (first.repeats, second.repeats) == (0, 2)
+    np.testing.assert_allclose(second.jitter, {np.float32: 1e-6, np.float64: 1e-10}[dtype], rtol=1e-5)
+    assert "2 of 3 points of f.u1 say nothing" in str(report)
+
+
+def test_rescue_is_what_the_factor_took():
+    rng = np.random.default_rng(2)
+    X, y = problems.data(rng, N=9)
+    Z = 0.01 * rng.normal(size=(12, 2))  # too close to each other for float32
+    X, y, Z = (jnp.asarray(a, jnp.float32) for a in (X, y, Z))
+    report = checked(X, y, [Z], [problems.random_q(rng, 12)], jitter=0.0)
+    found = report.functions["f"].sets[0].rescue
+    assert found > 0 and "f.u0 took extra jitter" in report.advice[0] and f"0e+00 + {found:.0e}" in str(report)
+    C = 1.3 * kernels.Matern52(jnp.full(2, 0.9, jnp.float32))(Z, Z)
+    L = np.linalg.inv(np.asarray(inverse_cholesky(C, jnp.float32(1.3)), float))
+    np.testing.assert_allclose(np.diag(L @ L.T - np.asarray(C, float)), 1.3 * found, atol=0.5 * 1.3 * found)
+
+
+def test_rescue_of_single_matrices_of_a_batch():
+    """Eigenvalues say which of them need it, and how much is enough."""
+    good, bad = jnp.eye(4), jnp.ones((4, 4)) - 1e-3 * jnp.eye(4)
+    found = rescue_jitter(jnp.stack([good, bad]), jnp.asarray([1.0, 2.0]))
+    assert found[0] == 0
+    assert 1e-3 < 2 * found[1] <= 10 * 1e-3 * (1 + 1e-6)  # tenfold steps: never more than ten times too much
+
+
+def test_idle_sets_and_missing_points(sets):
+    X, y, Zs, qs = sets
+    report = checked(X, y, Zs, [qs[0], (np.zeros(3), np.eye(3))])
+    assert report.functions["f"].sets[1].divergence == 0
+    assert any("f.u1 does nothing" in line for line in report.advice)
+    left = np.quantile(report.functions["f"].residual, 0.95)
+    assert left > 0.1 and any(f"leave {percent(left)} of the prior variance" in line for line in report.advice)
+    enough = checked(X, y, [X], [problems.random_q(np.random.default_rng(1), 9)], jitter=1e-10)
+    assert enough.functions["f"].residual.max() < 1e-6
+    assert not any("prior variance" in line for line in enough.advice)
+
+
+def test_mean_only_points(sets):
+    X, y, Zs, qs = sets
+    rng = np.random.default_rng(3)
+    H, a = rng.uniform(-2, 2, (5, 2)), rng.normal(size=5)
+    inducing = [jnp.asarray(Zs[0]), ogp.MeanOnly(jnp.asarray(H))]
+    report = checked(X, y, Zs, qs[:1], inducing=inducing, params={"f.u1_weights": jnp.asarray(a)})
+    health = report.functions["f"]
+    whitened = problems.oracle_sets(Zs[:1], qs[:1])
+    whole, _ = oracles.q_f(K, whitened, X, mean_only=oracles.MeanOnlySet(H, a))
+    rest, _ = oracles.q_f(K, whitened, X)
+    np.testing.assert_allclose(health.moved, np.std(whole - rest) / np.std(whole), rtol=1e-8)
+    assert health.num_mean_only == 5 and "mean only" in str(report)
+    assert "are parameters, not latent sites" in report.khat and "k-hat: none." in str(report)
+
+
+@pytest.mark.parametrize("own_kernels", [False, True])
+def test_several_functions(own_kernels):
+    rng = np.random.default_rng(4)
+    X, Z = rng.uniform(-2, 2, (6, 2)), rng.uniform(-2, 2, (3, 2))
+    Y, m = rng.normal(size=(6, 2)), rng.normal(size=(2, 3))
+    params = {"f.u0_loc": m, "f.u0_scale_tril": np.stack([np.eye(3)] * 2), "variance": 1.3}
+    scales = np.array([[0.9, 0.9], [0.4, 0.4]]) if own_kernels else np.array([0.9, 0.9])
+    params = jax.tree.map(jnp.asarray, params | {"lengthscale": scales})
+    health = ogp.check(
+        problems.model, ogp.AutoSparseGP(problems.model), params, jnp.asarray(X), jnp.asarray(Y), inducing=jnp.asarray(Z),
+        likelihood=problems.gaussian(NOISE), num_latents=2, lengthscale=scales, to_event=1, num_samples=25,
+    ).functions["f"]  # fmt: skip
+    k = [problems.kernel_oracle("matern52", lengthscale=scale) for scale in np.atleast_2d(scales)]
+    residual = np.stack([oracles.residual_covariance(k, problems.oracle_sets([Z], [(m[0], np.eye(3))]), X) for k in k])
+    share = np.diagonal(residual, axis1=1, axis2=2).T / 1.3
+    np.testing.assert_allclose(health.residual, share if own_kernels else share[:, 0], rtol=1e-7)
+    np.testing.assert_allclose(health.sets[0].divergence, (m**2).sum() / 2)
+
+
+def test_what_cannot_be_seen_is_said():
+    def hidden(X, y, Z):
+        f = ogp.gp("f", kernels.RBF(1.0), Z)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f(X).sample())), obs=y)
+
+    X = jnp.linspace(-1, 1, 6)[:, None]
+    params = {"f.u0_loc": jnp.zeros(2), "f.u0_scale_tril": jnp.eye(2)}
+    report = ogp.check(hidden, ogp.AutoSparseGP(hidden), params, X, jnp.arange(6), X[:2], num_samples=25)
+    assert report.functions["f"].residual is None and np.isnan(report.functions["f"].sets[0].explained)
+    assert "inputs: not known" in str(report)
+
+
+def test_collapsed_regression():
+    def model(X, y, Z):
+        scale = numpyro.sample("scale", dist.LogNormal())
+        numpyro.sample("y", ogp.CollapsedGP(scale**2 * kernels.RBF(1.0), X, Z, 0.3), obs=y)
+
+    X = jnp.linspace(-2, 2, 12)[:, None]
+    guide = AutoNormal(model)
+    params = {"scale_auto_loc": jnp.asarray(0.2), "scale_auto_scale": jnp.asarray(0.3)}
+    report = ogp.check(model, guide, params, X, jnp.sin(3 * X[:, 0]), X[::3], num_samples=100)
+    k = oracles.rbf(1.0, 1.0)
+    Z = np.asarray(X[::3])
+    share = 1 - np.diag(k(X, Z) @ np.linalg.solve(k(Z, Z), k(Z, X)))
+    np.testing.assert_allclose(report.functions["y"].residual, share, atol=1e-8)
+    assert report.khat.num_samples == 100
+
+
+# ---- v of the tightened bound
+
+
+def test_residual_scales(sets):
+    X, y, Zs, qs = sets
+    assert checked(X, y, Zs, qs).residual_scales == {}
+    report = checked(X, y, Zs, qs, residual="tight", params={"f_residual_scale": jnp.asarray(0.3)})
+    r = np.diag(oracles.residual_covariance(K, problems.oracle_sets(Zs, qs), X))
+    assert list(report.residual_scales) == ["y"]  # in closed form the learned one has no say
+    np.testing.assert_allclose(report.residual_scales["y"], 1 / (1 + r / NOISE**2), rtol=1e-8)
+    counts = {"likelihood": likelihoods.Poisson, "residual": "tight", "params": {"f_residual_scale": jnp.asarray(0.3)}}
+    report = checked(X, np.round(np.exp(y)), Zs, qs, **counts)
+    assert report.residual_scales == {"f": pytest.approx(0.3)}
+    assert "v of the tightened bound, f: 0.3" in str(report)
+    assert any("wants less residual" in line for line in report.advice)
+
+
+# ---- held-out data
+
+
+def test_predictions_against_the_exact_ones(sets):
+    X, y, Zs, qs = sets
+    X_test, y_test = problems.data(np.random.default_rng(5), N=7)
+    found = checked(X, y, Zs, qs, held_out=(jnp.asarray(X_test), jnp.asarray(y_test)), num_samples=4000, N=9).held_out[
+        "y"
+    ]
+    mean, cov = oracles.q_f(K, problems.oracle_sets(Zs, qs), X_test)
+    exact = stats.norm(mean, np.sqrt(np.diag(cov) + NOISE**2))
+    np.testing.assert_allclose(found.pit, exact.cdf(y_test), atol=4.5 * 0.5 / np.sqrt(4000))
+    np.testing.assert_allclose(found.log_density, exact.logpdf(y_test), atol=0.1)
+
+
+def test_counts_have_a_share_of_their_own_probability(sets):
+    X, y, Zs, qs = sets
+    y = np.round(np.exp(y))
+    X_test, y_test = problems.data(np.random.default_rng(6), N=40)
+    held_out = {"X": jnp.asarray(X_test), "y": jnp.asarray(np.round(np.exp(y_test)))}
+    found = checked(X, y, Zs, qs, likelihood=likelihoods.Poisson, held_out=held_out, num_samples=2000).held_out["y"]
+    mean, cov = oracles.q_f(K, problems.oracle_sets(Zs, qs), X_test)
+    f = mean + np.sqrt(np.diag(cov)) * np.random.default_rng(7).normal(size=(20_000, 40))
+    below, up_to = (stats.poisson.cdf(held_out["y"] - d, np.exp(f)).mean(0) for d in (1, 0))
+    slack = 4.5 * 0.5 / np.sqrt(2000)
+    assert (found.pit > below - slack).all() and (found.pit < up_to + slack).all()
+    share = (found.pit - below) / (up_to - below)
+    assert stats.kstest(share, "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("scale, said", [(0.15, "too narrow"), (NOISE, None), (1.5, "too wide")])
+def test_intervals_of_a_wrong_noise_are_found_out(scale, said):
+    rng = np.random.default_rng(8)
+    X = rng.uniform(-2, 2, (300, 2))
+    y = rng.normal(0, NOISE, 300)
+    qs = [(np.zeros(4), 1e-3 * np.eye(4))]
+    model_kernel = {"variance": jnp.asarray(1e-6)}  # a function that is zero: all is noise
+    report = checked(
+        X, y, [X[:4]], qs, likelihood=problems.gaussian(scale), params=model_kernel,
+        held_out=(jnp.asarray(X), jnp.asarray(rng.normal(0, NOISE, 300))), num_samples=400,
+    )  # fmt: skip
+    calibration = report.held_out["y"]
+    for level in (0.5, 0.8, 0.95):
+        z = stats.norm.ppf((1 + level) / 2) * scale / NOISE
+        expected = 2 * stats.norm.cdf(z) - 1
+        error = np.sqrt(expected * (1 - expected) / 300)
+        assert abs(calibration.coverage(level) - expected) < 4 * error + 0.03
+    said_so = [line for line in report.advice if line.startswith("Intervals of y")]
+    assert [said in line for line in said_so] == ([True] if said else [])
+
+
+def test_classes_and_masks():
+    rng = np.random.default_rng(9)
+    X = jnp.asarray(rng.uniform(-2, 2, (8, 2)))
+    labels = jnp.asarray(rng.integers(0, 3, 8))
+    mask = jnp.arange(8) < 5
+
+    def model(X, y=None):
+        f = ogp.gp("f", kernels.RBF(1.0), X[:3], num_latents=3)
+        with numpyro.plate("data", 8), numpyro.handlers.mask(mask=mask):
+            numpyro.sample("y", likelihoods.Categorical(f(X)), obs=y)
+
+    params = {"f.u0_loc": jnp.zeros((3, 3)), "f.u0_scale_tril": jnp.stack([jnp.eye(3)] * 3)}
+    report = ogp.check(model, ogp.AutoSparseGP(model), params, X, labels, held_out=(X, labels), num_samples=25)
+    assert report.held_out["y"].pit is None and report.held_out["y"].log_density.shape == (5,)
+    assert "classes have no order" in str(report) and report.functions["f"].sets[0].name == "f.u0"
+
+
+def test_held_out_arguments():
+    def model(X, y=None, *, N, Z=0):
+        pass
+
+    def open_model(X, **kwargs):
+        pass
+
+    args, kwargs = (1, 2), {"N": 3}
+    assert with_held_out(model, args, kwargs, (10,)) == ((10, 2), {"N": 3})
+    assert with_held_out(model, args, kwargs, {"y": 20, "N": 30}) == ((1, 20), {"N": 30})
+    assert with_held_out(open_model, (1,), kwargs, {"N": 30, "X": 2}) == ((2,), {"N": 30})
+    with pytest.raises(TypeError, match=r"`held_out` has \['x'\], which the model does not take"):
+        with_held_out(model, args, kwargs, {"x": 1})
+    with pytest.raises(TypeError, match="must be a tuple of the model's positional arguments"):
+        with_held_out(model, args, kwargs, jnp.zeros(3))
+
+
+def test_rows_picked_at_random_are_refused(sets):
+    X, y, Zs, qs = sets
+
+    def model(X, y, N, B):
+        f = ogp.gp("f", kernels.Matern52(0.9), jnp.asarray(Zs[0]))
+        with numpyro.plate("data", N, subsample_size=B) as rows:
+            numpyro.sample("y", likelihoods.Gaussian(f(X[rows]), NOISE), obs=y[rows])
+
+    args = model, ogp.AutoSparseGP(model), problems.q_params(qs[:1]), jnp.asarray(X), jnp.asarray(y)
+    with pytest.raises(ValueError, match="a plate picks rows at random"):
+        ogp.check(*args, 9, 9, held_out={"B": 3}, num_samples=25)
+    with pytest.raises(ValueError, match="Diagnostics need all the data at once"):
+        ogp.check(*args, 9, 3, num_samples=25)
+    assert ogp.check(
+        *args, 9, 9, held_out={"X": jnp.asarray(X[:4]), "y": jnp.asarray(y[:4]), "N": 4, "B": 4}, num_samples=25
+    )
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50), st.sampled_from([0.5, 0.8, 0.95]))
+def test_coverage_counts_what_lies_between_quantiles(pit, level):
+    calibration = Calibration(np.zeros(len(pit)), np.asarray(pit))
+    low, high = (1 - level) / 2, (1 + level) / 2
+    inside = sum(low + 1e-12 < u < high - 1e-12 for u in pit), sum(low - 1e-12 <= u <= high + 1e-12 for u in pit)
+    assert inside[0] <= round(calibration.coverage(level) * len(pit)) <= inside[1]
+
+
+# ---- losses
+
+
+def test_convergence():
+    rng = np.random.default_rng(10)
+    steps = np.arange(1000)
+    flat = convergence_of(100 + rng.normal(size=1000))
+    assert not flat.falling and not flat.rising and flat.num_steps == 1000
+    np.testing.assert_allclose(flat.standard_error, np.sqrt(2 / 100), rtol=0.3)
+    falling, rising = convergence_of(500 - 0.1 * steps), convergence_of(500 + 0.1 * steps)
+    assert falling.falling and rising.rising and falling.gain == pytest.approx(10) and "fell by 10 nats" in str(falling)
+    assert "rose by 10 nats" in str(rising)
+    assert not convergence_of(np.exp(-0.01 * steps)).falling  # less than a nat is no reason to go on
+    assert not convergence_of(500 - 0.1 * steps + 100 * rng.normal(size=1000)).falling  # lost in the noise
+    for wrong in (np.zeros(19), np.zeros((20, 2))):
+        with pytest.raises(ValueError, match="`losses` must have shape"):
+            convergence_of(wrong)
+
+
+def test_losses_are_looked_at(sets):
+    report = checked(*sets, losses=500 - 0.1 * np.arange(1000))
+    assert report.advice[0].startswith("The loss still falls") and "loss: fell by 10 nats" in str(report)
+
+
+# ---- NUTS
+
+
+def best(scale=1.0):
+    """Regression with the q that is best, or that q with all standard deviations scaled."""
+    rng = np.random.default_rng(11)
+    X, y = problems.data(rng, N=12)
+    Z = problems.sets(rng, [3])[0]
+    m, S = oracles.optimal_q(K, X, y, Z, NOISE**2, whitened=True)
+    return X, y, [Z], [(m, scale * np.linalg.cholesky(S))]
+
+
+def test_nuts_agrees_with_the_best_q_and_finds_out_a_narrow_one():
+    good = checked(*best(), nuts=400, num_samples=1000)
+    f = good.nuts.functions["f"]
+    assert good.nuts.rhat < 1.05 and good.nuts.ess > 100 and good.nuts.sites == {}
+    assert f.shift.max() < 0.4 and 0.8 < f.ratio.min() and f.ratio.max() < 1.25
+    X, _, Zs, qs = best()
+    mean, cov = oracles.q_f(K, problems.oracle_sets(Zs, qs), X)
+    np.testing.assert_allclose(f.loc_q, mean, atol=4.5 * np.sqrt(np.diag(cov).max() / 1000))
+    assert not any("NUTS" in line and "disagree" in line for line in good.advice)
+    assert "NUTS, 2 chains of 400 draws" in str(good)
+
+
+def test_hyperparameters_beside_nuts():
+    X, y, Zs, _ = best()
+
+    def model(X, y):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.5))
+        f = ogp.gp("f", 1.3 * kernels.Matern52(lengthscale), jnp.asarray(Zs[0]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), NOISE), obs=y)
+
+    q = {"f.u0_loc": jnp.zeros(3), "f.u0_scale_tril": jnp.eye(3)}
+    args = jnp.asarray(X), jnp.asarray(y)
+    guide = ogp.AutoSparseGP(model)
+    params = q | {"lengthscale_auto_loc": jnp.asarray(1.0)}
+    report = ogp.check(model, guide, params, *args, nuts=100, num_samples=100)
+    m = report.nuts.sites["lengthscale"]
+    assert m.scale_q == 0 and m.loc_q == 1.0 and m.scale > 0.05
+    assert any("lengthscale is a point for this guide" in line for line in report.advice)
+    narrow = ogp.AutoSparseGP(model, hyper=AutoNormal)
+    params = q | {"lengthscale_auto_loc": jnp.log(m.loc), "lengthscale_auto_scale": jnp.asarray(0.02)}
+    report = ogp.check(model, narrow, params, *args, nuts=100, num_samples=100)
+    assert any("q is too narrow in lengthscale" in line for line in report.advice)
+
+
+# ---- the page
+
+
+def test_the_page_of_a_good_fit(sets):
+    """All that was found is on it, and nothing is to be done but what was not looked at."""
+    X, y, Zs, qs = best()
+    report = checked(X, y, Zs, qs, num_samples=1000, losses=np.zeros(100), held_out=(jnp.asarray(X), jnp.asarray(y)))
+    page = str(report)
+    for part in ("f.u0", "left in the residual at 12 inputs", "k-hat = ", "held out, 12 of y", "95 %", "NUTS: not run"):
+        assert part in page, part
+    assert max(map(len, page.splitlines())) <= 132
+
+
+def test_percent():
+    cases = {0.0: "0 %", 1.0: "100 %", 0.5: "50 %", 0.0312: "3.1 %", 0.995: "99.5 %", np.nan: "-"}
+    assert {share: percent(share) for share in cases if share == share} == {s: p for s, p in cases.items() if s == s}
+    assert percent(np.nan) == "-"
+
+
+def test_wrong_arguments(sets):
+    X, y, Zs, qs = sets
+    for options, error, match in (
+        ({"nuts": 3}, ValueError, "`nuts` must be an integer of at least 25"),
+        ({"num_samples": 3}, ValueError, "`num_samples` must be an integer of at least 25"),
+        ({"held_out": [X, y]}, TypeError, "`held_out` must be a tuple"),
+        ({"losses": np.zeros(3)}, ValueError, "`losses` must have shape"),
+    ):
+        with pytest.raises(error, match=match):
+            checked(X, y, Zs, qs, **options)
+    with pytest.raises(TypeError, match="`params` must be the dict"):
+        ogp.check(problems.model, ogp.AutoSparseGP(problems.model), jnp.asarray(X), jnp.asarray(y))
