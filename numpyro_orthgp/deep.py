@@ -11,6 +11,10 @@ Deisenroth 2019). With :math:`\ell_s(u)` the expected log density at the draw :m
 where the second step, taking the last layer's expectation in closed form, holds since log-sum-exp is convex. The draws of a point
 share the inducing variables of the layers that they pass: with inducing variables of their own the average would hide the
 uncertainty about these in the logarithm, and would be no bound.
+
+With one draw this is a bound for the deep GP itself. With more it is one for the model whose inner layers have residuals that are
+independent between data points given the inducing variables, as FITC's are: the average is taken point by point, and residuals of
+nearby inputs are correlated. Where inducing variables leave much of an inner layer, the value can exceed the deep GP's evidence.
 """
 
 from __future__ import annotations

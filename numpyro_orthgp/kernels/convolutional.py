@@ -85,7 +85,9 @@ class Convolutional(Kernel):
         return PatchGrid.checked(self.image_shape, self.patch_shape, self.stride, self.colour)
 
     def patch_kernel(self, Z1: Array, Z2: Array, locations1: Any = None, locations2: Any = None) -> Array:
-        """Covariance of the patch response g at patches and, with a location kernel, positions (Eq. 29), shape (..., n, m).
+        """Covariance of the patch response g at patches and, with a location kernel, positions, shape (..., n, m).
+
+        Shi et al. 2020, Eq. 29.
 
         :param Z1: shape (..., n, d).
         :param Z2: shape (..., m, d).
@@ -96,7 +98,9 @@ class Convolutional(Kernel):
         return K if self.location is None else K * self.location(locations1, locations2)
 
     def patch_covariance(self, Z: Array, X: Array, locations: Array | None = None) -> Array:
-        r"""Covariance of the patch response g with f, :math:`\sum_p w_p k_g(z, x^{[p]}) k_\ell(\cdot, p)` (Eq. 28).
+        r"""Covariance of the patch response g with f, :math:`\sum_p w_p k_g(z, x^{[p]}) k_\ell(\cdot, p)`.
+
+        Shi et al. 2020, Eq. 28.
 
         :param Z: patches, shape (..., M, d).
         :param X: images, shape (..., B, H W C).

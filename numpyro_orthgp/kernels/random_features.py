@@ -4,9 +4,10 @@ A kernel is multiplied out to a sum of products of elementary kernels. Each prod
 
 .. math:: f(x) = \frac{1}{\sqrt L} \sum_{l=1}^L a_l\, \phi_l(x), \qquad E[\phi_l(x)\, \phi_l(y)] = k(x, y)
 
-whose amplitudes :math:`a_l` have mean 0 and variance 1, independent of the features :math:`\phi_l`. Every function draws features
-of its own, so mean and covariance are exactly those of the process for *any* L. Only the higher moments depend on L: they
-become Gaussian as it grows (the excess kurtosis falls as 1 / L). Features of a product are products of features of its parts.
+whose amplitudes :math:`a_l` have :math:`E[a_l^2] = 1`, are independent of the features :math:`\phi_l`, and make
+:math:`E[a_l\, \phi_l(x)] = 0`. Every function draws features of its own, so mean and covariance are exactly those of the
+process for *any* L. Only the higher moments depend on L: they become Gaussian as it grows (the excess kurtosis falls as 1 / L).
+Features of a product are products of features of its parts.
 
 =========================================  =====================================================================================
 kernel                                     one feature

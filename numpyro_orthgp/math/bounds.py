@@ -17,7 +17,7 @@ titsias2025    :math:`\sum_i \log(1 + \rho_i)`                                  
 
 For comparison there are approximations that are no bounds: "dtc" charges nothing; "fitc" adds :math:`r_i` to the noise; "pep"
 (power expectation propagation, Bui, Yan and Turner 2017) adds :math:`\alpha r_i` and charges
-:math:`\tfrac{1 - \alpha}{\alpha} \log(1 + \alpha \rho_i)`: titsias2009 as alpha goes to 0, fitc at 1.
+:math:`\tfrac{1 - \alpha}{\alpha} \log(1 + \alpha \rho_i)` (Titsias 2025, Eq. 25): titsias2009 as alpha goes to 0, fitc at 1.
 
 All of it needs :math:`\Lambda = I + A S^{-1} A^\top` and a few sums (:class:`Statistics`), which add up over blocks of data. With
 several orthogonal sets, mean-field over sets, the best Gaussians have precisions :math:`\Lambda_{ii}`, the diagonal blocks, and the
@@ -137,7 +137,9 @@ def log_evidence(sums: Statistics, sizes: Sequence[int], bound: str) -> Array:
 
 
 def optimum(sums: Statistics, sizes: Sequence[int]) -> list[tuple[Array, Array]]:
-    r"""The best q of each set's whitened variables: :math:`N(\Lambda^{-1} A S^{-1} y, \Lambda_{ii}^{-1})` (Titsias 2025, Eq. 29).
+    r"""The best q of each set's whitened variables: :math:`N(\Lambda^{-1} A S^{-1} y, \Lambda_{ii}^{-1})`.
+
+    For one set Titsias 2025, Eqs. 29-30, whitened.
 
     :return: for each set the means, shape (..., M_i, C), and the lower-triangular factor of the covariance, (..., M_i, M_i).
     """
@@ -171,7 +173,7 @@ def log_upper_bound(sums: Statistics) -> Array:
 
 
 def conditional_gain(sums: Statistics, A: Array, residual: Array, precision: Array) -> Array:
-    r"""What the bound of Shi et al. 2020, App. B adds to titsias2009 for each output: O(N^2 M).
+    r"""What the bound of Shi et al. 2020, App. B (Eqs. 11-12), adds to titsias2009 for each output: O(N^2 M).
 
     .. math:: \tfrac12 \mathrm{tr}(S^{-1} R) - \tfrac12 \mathrm{tr}\big((Q_{ff} + S)^{-1} R\big)
         = \tfrac12 \mathrm{tr}\big(\Lambda^{-1} A S^{-1} R S^{-1} A^\top\big)
