@@ -99,7 +99,8 @@ class DeepGP:
     def particles(self, X: ArrayLike, num_samples: int, *, rng_key: PRNGKey | None = None) -> tuple[Marginals, Array]:
         """The last layer's marginals at several draws for each point, for :class:`likelihoods.Mixture`.
 
-        While fitting, the draws of a point share inducing variables, so that the mixture is a bound, tighter with more draws.
+        While fitting, the draws of a point share inducing variables, so that the mixture is a bound, tighter with more draws, of
+        the model whose inner residuals are independent between points (see the module).
         Of functions that :func:`posterior` returns they are independent draws of the posterior: the mixture is the predictive
         distribution of each point.
 

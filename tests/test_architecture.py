@@ -91,8 +91,8 @@ def test_public_names():
         "AutoSparseGP", "CollapsedGP", "DeepGP", "EarlyStopping", "FourierFeatures", "GPFunction", "GaussHermite",
         "InducingPatches", "InducingPoints", "InferredLatents", "LatentInputs", "Likelihood", "Marginals", "MeanOnly",
         "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "fit", "gp", "gp_posterior", "infer_latents", "init", "kernels",
-        "check", "khat", "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
-        "patchwise_mean", "posterior", "stack", "to_arviz",
+        "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
+        "check", "khat", "patchwise_mean", "posterior", "stack", "to_arviz",
         # submodules, visible because they are imported
         "averaged", "collapsed", "constraints", "deep", "diagnostics", "distributions", "errors", "grouped", "guides", "images",
         "inducing", "inputs", "latents", "marginals", "math", "natural", "paths", "plots", "primitives", "prior", "process",

@@ -165,7 +165,7 @@ def fitted():
     return params, bounds
 
 
-def test_more_draws_tighten_the_bound_and_never_break_it(fitted):
+def test_more_draws_tighten_the_bound(fitted):
     params, bounds = fitted
     evidence = log_evidence()
     draws = {S: bounds(S, "tight", params) for S in (None, 1, 8, 64)}

@@ -95,7 +95,7 @@ def test_readme_model_runs(tmp_path: Path) -> None:
     output = run(script)
     means, *_ = output.split("]")
     assert len([float(x) for x in means.strip("[ ").split()]) == 3
-    assert "elpd_loo" in output and "k-hat = " in output
+    assert "elpd_loo" in output and "k-hat = " in output and "held out, 100 of y" in output
 
 
 # For each example: what its rows are called, and the picture it writes.

@@ -93,7 +93,11 @@ def _on_calibration(name: str, calibration: Calibration) -> Iterator[str]:
     if not clear:
         return
     level = clear[0]
-    narrow = "narrow", "the noise may be too small, the likelihood's tails too light, or q too sure of hyperparameters"
+    narrow = (
+        "narrow",
+        "there may be too few inducing points, the noise too small, the likelihood's tails too light, or q too sure of "
+        "hyperparameters",
+    )
     wide = "wide", "the noise may be too large, or the fit not at its end"
     what, why = narrow if excess[level] < 0 else wide
     yield (

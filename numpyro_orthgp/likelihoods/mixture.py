@@ -15,9 +15,9 @@ __all__ = ["Mixture"]
 
 
 class Mixture(dist.Distribution):
-    r"""The average of a likelihood over S draws of its inputs, for :class:`~numpyro_orthgp.DeepGP`.
+    r"""The average of a likelihood over S draws of its inputs, for :class:`~numpyro_orthgp.DeepGP`; its module says what it bounds.
 
-    .. math:: \log p(y) \ge \log \tfrac1S \sum_s w_s \exp\big( E_{q(f)}[\log p(y \mid f(h_s))] \big)
+    .. math:: \log \tfrac1S \sum_s w_s \exp\big( E_{q(f)}[\log p(y \mid f(h_s))] \big)
 
     with the draws :math:`h_s` of one point and their importance weights :math:`w_s` as
     :meth:`DeepGP.particles <numpyro_orthgp.DeepGP.particles>` gives them. :meth:`log_predictive` is the same with
