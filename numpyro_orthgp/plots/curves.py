@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["function"]
 
 NUM_GRID = 300
+LEGEND_COLUMNS = 3
 
 
 def function(
@@ -88,14 +89,11 @@ def function(
     ax.plot(x, mean, color=COLOURS[0], linewidth=2, label="mean" if prediction.plain else "mean of y")
     if X is not None:
         _draw_data(ax, where, X, y, x)
-    if where.complete if inducing is None else inducing:
-        sets = point_sets(f, output)
-        draw_rug(ax, sets, where.dims[0])
-        ax.margins(y=max(0.05, 0.04 * (len(sets) + 1)))  # room for the rug
+    sets = point_sets(f, output) if (where.complete if inducing is None else inducing) else []
+    draw_rug(ax, sets, where.dims[0])
     ax.set_xlim(x[0], x[-1])
-    return frame(
-        ax, legend=legend, xlabel=where.label_with_remark(0), ylabel="f" if prediction.outcome is None else "y"
-    )
+    _make_room(ax, x[0], len(sets), legend)
+    return frame(ax, xlabel=where.label_with_remark(0), ylabel="f" if prediction.outcome is None else "y")
 
 
 def _levels(interval: Any) -> list[float]:
@@ -126,5 +124,16 @@ def _bands(prediction: Prediction, levels: list[float], rng_key: PRNGKey) -> lis
 def _draw_data(ax: Axes, where: Slice, X: Any, y: Any, x: np.ndarray) -> None:
     position = X[:, where.dims[0]]
     inside = (position >= x[0]) & (position <= x[-1])
-    label = "data" if where.complete else "data, also off the slice"
+    label = "data" if where.complete else "data, projected"
     ax.scatter(position[inside], y[inside], s=9, color="0.25", linewidths=0, label=label, zorder=3)
+
+
+def _make_room(ax: Axes, x: float, num_sets: int, legend: bool) -> None:
+    """Room for the rug below what is drawn, and for a legend above it."""
+    num_rows = -(-len(ax.get_legend_handles_labels()[0]) // LEGEND_COLUMNS) if legend else 0
+    low, high = ax.dataLim.intervaly
+    below, above = 0.05 * num_sets * (high - low), 0.08 * num_rows * (high - low)
+    ax.update_datalim([(x, low - below), (x, high + above)])
+    ax.autoscale_view(scalex=False)
+    if num_rows:
+        ax.legend(loc="upper left", ncols=LEGEND_COLUMNS, fontsize="small", frameon=False, columnspacing=1.2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,7 +41,7 @@ def residual(
     :param f: a function from :func:`~numpyro_orthgp.posterior`, or of a collapsed bound.
     :param X: where to look, by habit the inputs of the data, shape (N, D).
     :param dims: one or two dimensions; by default the first two, or the only one. In one the share is the height, in two the
-        colour, from 0 to 1.
+        colour, from 0 to 1, dark where much is open.
     :param output: which of P functions.
     :param inducing: whether to mark inducing points.
     :param names: what the input dimensions are called, D of them.
@@ -65,7 +65,8 @@ def residual(
         ax.set_ylim(-0.12, 1.02)
         return frame(ax, legend=legend and inducing, xlabel=labels[0], ylabel="share of prior variance left")
     order = np.argsort(share, kind="stable")  # the open ones on top
-    dots = scatter(ax, rows[order][:, dims], c=share[order], s=16, cmap=COLOUR_MAP, vmin=0, vmax=1, linewidths=0)
+    look: Any = {"s": 18, "cmap": f"{COLOUR_MAP}_r", "vmin": 0, "vmax": 1, "edgecolors": "0.5", "linewidths": 0.3}
+    dots = scatter(ax, rows[order][:, dims], c=share[order], **look)
     colour_bar(ax, dots, "share of prior variance left")
     draw_points(ax, sets, dims)
     return frame(ax, legend=legend and inducing, xlabel=labels[0], ylabel=labels[1])

@@ -82,7 +82,8 @@ def surface(
     if where.complete if inducing is None else inducing:
         draw_points(ax, point_sets(f, output), where.dims)
     ax.set(xlim=sides[0][[0, -1]], ylim=sides[1][[0, -1]])
-    return frame(ax, legend=legend, xlabel=where.label_with_remark(0), ylabel=where.label(1))
+    telling = not where.complete or len(ax.get_legend_handles_labels()[0]) > 1
+    return frame(ax, legend=legend and telling, xlabel=where.label_with_remark(0), ylabel=where.label(1))
 
 
 def _sides(where: Slice, grid: Any, num: int) -> list[np.ndarray]:
@@ -103,7 +104,7 @@ def _meaning(prediction: Prediction, show: str) -> str:
 def _draw_data(ax: Axes, X: np.ndarray, y: Any, has_labels: bool, filled: Any, complete: bool) -> None:
     """Points in two dimensions: coloured like ``filled``, else small and grey; labels with markers of their own."""
     style: dict[str, Any] = {"s": 22, "edgecolors": "black", "linewidths": 0.5, "zorder": 3}
-    name = "data" if complete else "data, also off the slice"
+    name = "data" if complete else "data, projected"
     if has_labels:
         for label, marker, colour in ((0, "o", "black"), (1, "s", "white")):
             look = {**style, "color": colour, "edgecolors": "0.5", "marker": marker}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["elbo"]
 
-NUM_WINDOWS = 100  # a window of the running mean is this part of a trace
+NUM_WINDOWS = 40  # a window of the running mean is this part of a trace
 LOWEST = 0.1  # share of the smoothed steps that may fall below the picture
 HIGHEST = 0.995  # quantile of the noisy values that is still in it
 
@@ -36,9 +36,9 @@ def elbo(
 
     :param losses: an array of losses (number of steps,), anything with such an array as ``losses`` (NumPyro's ``SVIRunResult``,
         what :func:`~numpyro_orthgp.fit` returns), or a dictionary from names to these.
-    :param window: number of steps that the running mean looks back; by default a hundredth of each trace, 1 for no mean.
-    :param gap_to: show how far the bound is below this value, on a logarithmic axis: the log evidence, say, or "best" for the
-        highest value of all running means. Where the mean is not below it the line has gaps.
+    :param window: number of steps that the running mean looks back; by default a fortieth of each trace, 1 for no mean.
+    :param gap_to: show how far the running mean is below this value, on a logarithmic axis: the log evidence, say, or "best" for
+        the highest of all running means. Where it is not below the line has gaps.
     :param steps_per_epoch: where steps are minibatches: the horizontal axis then counts epochs.
     :param legend: whether to draw a legend.
     :param ax: where to draw; by default a new figure.
@@ -56,11 +56,12 @@ def elbo(
     for i, (name, values) in enumerate(raw.items()):
         every = np.arange(1, len(values) + 1)
         look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)]}
-        if windows[name] > 1:
-            ax.plot(scale * every, _shown(values, level), alpha=0.25, linewidth=0.6, **look)
+        # Single steps of minibatches lie on both sides of any level, which a logarithm cannot show.
+        if windows[name] > 1 and level is None:
+            ax.plot(scale * every, _finite(values), alpha=0.25, linewidth=0.6, zorder=1, **look)
         steps, mean = smooth[name]
         line = {"linestyle": LINES[i % len(LINES)], "linewidth": 1.8, "label": name}
-        ax.plot(scale * steps, _shown(mean, level), **line, **look)
+        ax.plot(scale * steps, mean if level is None else _gap(mean, level), **line, **look)
         _mark_missing(ax, scale * every[~np.isfinite(values)], look)
     if level is None:
         _limit(ax, list(raw.values()), means)
@@ -108,7 +109,7 @@ def _positive(name: str, value: float) -> float:
 def _running_mean(values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
     """Steps, and the mean of the finite ones of the last ``window`` values there; for wide windows not at each step."""
     if window == 1:
-        return np.arange(1, len(values) + 1), np.where(np.isfinite(values), values, np.nan)
+        return np.arange(1, len(values) + 1), _finite(values)
     ends = np.arange(len(values), window, -max(1, window // 10))
     ends = np.append(ends, window)[::-1]
     rows = np.lib.stride_tricks.sliding_window_view(values, window)[ends - window]
@@ -132,11 +133,13 @@ def _level(gap_to: Any, smooth: list[np.ndarray]) -> float | None:
     return float(level)
 
 
-def _shown(values: np.ndarray, level: float | None) -> np.ndarray:
-    if level is None:
-        return np.where(np.isfinite(values), values, np.nan)
-    gap = level - values
-    return np.where(np.isfinite(gap) & (gap > 0), gap, np.nan)
+def _finite(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _gap(mean: np.ndarray, level: float) -> np.ndarray:
+    gap = level - mean
+    return np.where(gap > 0, gap, np.nan)
 
 
 def _limit(ax: Axes, raw: list[np.ndarray], smooth: list[np.ndarray]) -> None:
