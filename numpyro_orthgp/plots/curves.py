@@ -12,7 +12,16 @@ from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.plots.points import draw_rug, point_sets
 from numpyro_orthgp.plots.predictions import Prediction, predict
 from numpyro_orthgp.plots.slices import Slice, check_data, slice_inputs
-from numpyro_orthgp.plots.style import COLOURS, check_share, frame, new_axes, percent
+from numpyro_orthgp.plots.style import (
+    COLOURS,
+    check_share,
+    extend,
+    frame,
+    legend_on_top,
+    legend_room,
+    new_axes,
+    percent,
+)
 from numpyro_orthgp.types import ArrayLike, PRNGKey
 
 if TYPE_CHECKING:
@@ -21,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["function"]
 
 NUM_GRID = 300
-LEGEND_COLUMNS = 3
 
 
 def function(
@@ -92,7 +100,8 @@ def function(
     sets = point_sets(f, output) if (where.complete if inducing is None else inducing) else []
     draw_rug(ax, sets, where.dims[0])
     ax.set_xlim(x[0], x[-1])
-    _make_room(ax, x[0], len(sets), legend)
+    extend(ax, 0.05 * len(sets), legend_room(ax, legend))
+    legend_on_top(ax, legend)
     return frame(ax, xlabel=where.label_with_remark(0), ylabel="f" if prediction.outcome is None else "y")
 
 
@@ -126,14 +135,3 @@ def _draw_data(ax: Axes, where: Slice, X: Any, y: Any, x: np.ndarray) -> None:
     inside = (position >= x[0]) & (position <= x[-1])
     label = "data" if where.complete else "data, projected"
     ax.scatter(position[inside], y[inside], s=9, color="0.25", linewidths=0, label=label, zorder=3)
-
-
-def _make_room(ax: Axes, x: float, num_sets: int, legend: bool) -> None:
-    """Room for the rug below what is drawn, and for a legend above it."""
-    num_rows = -(-len(ax.get_legend_handles_labels()[0]) // LEGEND_COLUMNS) if legend else 0
-    low, high = ax.dataLim.intervaly
-    below, above = 0.05 * num_sets * (high - low), 0.08 * num_rows * (high - low)
-    ax.update_datalim([(x, low - below), (x, high + above)])
-    ax.autoscale_view(scalex=False)
-    if num_rows:
-        ax.legend(loc="upper left", ncols=LEGEND_COLUMNS, fontsize="small", frameon=False, columnspacing=1.2)

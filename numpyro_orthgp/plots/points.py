@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_orthgp.errors import check_inputs, check_integer
 from numpyro_orthgp.inducing import InducingPoints, input_dim
 from numpyro_orthgp.plots.dims import check_dims, dimension_names
-from numpyro_orthgp.plots.style import COLOURS, MARKERS, frame, new_axes, scatter
+from numpyro_orthgp.plots.style import COLOURS, MARKERS, extend, frame, legend_on_top, legend_room, new_axes, scatter
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import ArrayLike
 
@@ -77,7 +77,10 @@ def inducing(
     if rows is not None:
         scatter(ax, rows[:, dims], s=6, color="0.7", linewidths=0, label=f"data (N = {len(rows)})", zorder=1)
     draw_points(ax, sets, dims)
-    return frame(ax, legend=legend, xlabel=labels[0], ylabel=labels[1])
+    legend = legend
+    extend(ax, 0.0, legend_room(ax, legend))
+    legend_on_top(ax, legend)
+    return frame(ax, xlabel=labels[0], ylabel=labels[1])
 
 
 def check_function(f: Any) -> GPFunction:

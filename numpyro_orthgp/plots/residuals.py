@@ -12,7 +12,17 @@ from numpyro_orthgp.inducing import input_dim
 from numpyro_orthgp.plots.dims import check_dims, dimension_names
 from numpyro_orthgp.plots.points import check_function, draw_points, draw_rug, point_sets
 from numpyro_orthgp.plots.predictions import picked
-from numpyro_orthgp.plots.style import COLOUR_MAP, COLOURS, colour_bar, frame, new_axes, scatter
+from numpyro_orthgp.plots.style import (
+    COLOUR_MAP,
+    COLOURS,
+    colour_bar,
+    extend,
+    frame,
+    legend_on_top,
+    legend_room,
+    new_axes,
+    scatter,
+)
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import ArrayLike
 
@@ -69,7 +79,10 @@ def residual(
     dots = scatter(ax, rows[order][:, dims], c=share[order], **look)
     colour_bar(ax, dots, "share of prior variance left")
     draw_points(ax, sets, dims)
-    return frame(ax, legend=legend and inducing, xlabel=labels[0], ylabel=labels[1])
+    legend = legend and inducing
+    extend(ax, 0.0, legend_room(ax, legend))
+    legend_on_top(ax, legend)
+    return frame(ax, xlabel=labels[0], ylabel=labels[1])
 
 
 def _share(f: GPFunction, X: np.ndarray, output: int | None) -> np.ndarray:

@@ -14,7 +14,10 @@ __all__ = [
     "MARKERS",
     "check_share",
     "colour_bar",
+    "extend",
     "frame",
+    "legend_on_top",
+    "legend_room",
     "new_axes",
     "percent",
     "scatter",
@@ -24,6 +27,8 @@ __all__ = [
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
+LEGEND_COLUMNS = 3
+ROW_HEIGHT = 0.08  # of a legend, in heights of the picture
 COLOUR_MAP = "cividis"  # made for all eyes too; its lightness grows steadily
 
 
@@ -45,6 +50,26 @@ def frame(ax: Axes, *, legend: bool = False, **labels: Any) -> Axes:
     if legend and ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize="small", framealpha=0.85)
     return ax
+
+
+def legend_room(ax: Axes, legend: bool) -> float:
+    """Height of the legend that :func:`legend_on_top` would draw, as a share of the picture below it; 0 without one."""
+    return ROW_HEIGHT * -(-len(ax.get_legend_handles_labels()[0]) // LEGEND_COLUMNS) if legend else 0.0
+
+
+def legend_on_top(ax: Axes, legend: bool = True) -> None:
+    """A flat legend at the upper edge, for which room has been made: it would hide data anywhere else."""
+    if legend and ax.get_legend_handles_labels()[0]:
+        look: Any = {"fontsize": "small", "frameon": False, "columnspacing": 1.0, "handlelength": 1.6}
+        ax.legend(loc="upper left", ncols=LEGEND_COLUMNS, **look)
+
+
+def extend(ax: Axes, below: float, above: float) -> None:
+    """Room for a rug and a legend, in shares of the height of what is drawn; limits stay automatic."""
+    low, high = ax.dataLim.intervaly
+    x = ax.dataLim.x0
+    ax.update_datalim([(x, low - below * (high - low)), (x, high + above * (high - low))])
+    ax.autoscale_view(scalex=False)
 
 
 def colour_bar(ax: Axes, mappable: Any, label: str) -> None:

@@ -11,7 +11,7 @@ from numpyro_orthgp.errors import check_integer, check_option
 from numpyro_orthgp.plots.points import draw_points, point_sets
 from numpyro_orthgp.plots.predictions import Prediction, predict
 from numpyro_orthgp.plots.slices import Slice, check_data, slice_inputs
-from numpyro_orthgp.plots.style import COLOUR_MAP, colour_bar, frame, new_axes, scatter
+from numpyro_orthgp.plots.style import COLOUR_MAP, colour_bar, frame, legend_on_top, legend_room, new_axes, scatter
 from numpyro_orthgp.types import ArrayLike
 
 if TYPE_CHECKING:
@@ -81,9 +81,11 @@ def surface(
         _draw_data(ax, X[:, list(where.dims)], y, prediction.has_labels, by_colour, where.complete)
     if where.complete if inducing is None else inducing:
         draw_points(ax, point_sets(f, output), where.dims)
-    ax.set(xlim=sides[0][[0, -1]], ylim=sides[1][[0, -1]])
-    telling = not where.complete or len(ax.get_legend_handles_labels()[0]) > 1
-    return frame(ax, legend=legend and telling, xlabel=where.label_with_remark(0), ylabel=where.label(1))
+    legend = legend and (not where.complete or len(ax.get_legend_handles_labels()[0]) > 1)
+    low, high = sides[1][[0, -1]]
+    ax.set(xlim=sides[0][[0, -1]], ylim=(low, high + legend_room(ax, legend) * (high - low)))
+    legend_on_top(ax, legend)
+    return frame(ax, xlabel=where.label_with_remark(0), ylabel=where.label(1))
 
 
 def _sides(where: Slice, grid: Any, num: int) -> list[np.ndarray]:

@@ -146,7 +146,7 @@ def _limit(ax: Axes, raw: list[np.ndarray], smooth: list[np.ndarray]) -> None:
     """Leave the beginning out where it would press everything else flat."""
     low = min(np.nanquantile(s, LOWEST) for s in smooth)
     high = max(np.nanquantile(v[np.isfinite(v)], HIGHEST) for v in raw)
-    if low < high and min(np.nanmin(s) for s in smooth) < low - (high - low):
+    if low < high and min(v[np.isfinite(v)].min() for v in raw) < low - (high - low) / 4:
         ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
 
 
