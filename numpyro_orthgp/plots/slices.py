@@ -92,7 +92,7 @@ def slice_inputs(
     :param X: inputs of the data, shape (N, D).
     :param at: values of the others, shape (D,); by default the median of the data, or else of the inducing points.
     """
-    D = _input_dim(f, X, at) or num
+    D = _input_dim(f, X, at, names) or num
     if dims is None and D != num:
         wanted = "dim=0" if num == 1 else "dims=(0, 1)"
         raise ValueError(
@@ -127,11 +127,12 @@ def check_data(data: Any, f: Any, output: int | None) -> tuple[np.ndarray | None
     return X, y
 
 
-def _input_dim(f: Any, X: np.ndarray | None, at: Any) -> int | None:
+def _input_dim(f: Any, X: np.ndarray | None, at: Any, names: Sequence[str] | None) -> int | None:
     known = input_dim(f.features) if isinstance(f, GPFunction) else None
     if known is None and X is not None:
         return X.shape[1]
-    return len(at) if known is None and np.ndim(at) == 1 else known
+    said = at if at is not None else names
+    return len(said) if known is None and np.ndim(said) == 1 else known
 
 
 def _others(

@@ -27,8 +27,7 @@ __all__ = [
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
-LEGEND_COLUMNS = 3
-ROW_HEIGHT = 0.08  # of a legend, in heights of the picture
+ROW_INCHES, ENTRY_INCHES = 0.2, 1.4  # of a legend: height of a row, width of an entry
 COLOUR_MAP = "cividis"  # made for all eyes too; its lightness grows steadily
 
 
@@ -54,14 +53,25 @@ def frame(ax: Axes, *, legend: bool = False, **labels: Any) -> Axes:
 
 def legend_room(ax: Axes, legend: bool) -> float:
     """Height of the legend that :func:`legend_on_top` would draw, as a share of the picture below it; 0 without one."""
-    return ROW_HEIGHT * -(-len(ax.get_legend_handles_labels()[0]) // LEGEND_COLUMNS) if legend else 0.0
+    rows = -(-len(ax.get_legend_handles_labels()[0]) // _legend_columns(ax)) if legend else 0
+    return ROW_INCHES * rows / (_inches(ax)[1] - ROW_INCHES * rows / 2)
 
 
 def legend_on_top(ax: Axes, legend: bool = True) -> None:
     """A flat legend at the upper edge, for which room has been made: it would hide data anywhere else."""
     if legend and ax.get_legend_handles_labels()[0]:
         look: Any = {"fontsize": "small", "frameon": False, "columnspacing": 1.0, "handlelength": 1.6}
-        ax.legend(loc="upper left", ncols=LEGEND_COLUMNS, **look)
+        ax.legend(loc="upper left", ncols=_legend_columns(ax), **look)
+
+
+def _legend_columns(ax: Axes) -> int:
+    return max(1, int(_inches(ax)[0] / ENTRY_INCHES))
+
+
+def _inches(ax: Axes) -> tuple[float, float]:
+    """Width and height before the layout is made, a little more than afterwards."""
+    extent = ax.get_window_extent()
+    return extent.width / ax.figure.dpi, max(extent.height / ax.figure.dpi, 1.0)
 
 
 def extend(ax: Axes, below: float, above: float) -> None:

@@ -144,9 +144,11 @@ def _gap(mean: np.ndarray, level: float) -> np.ndarray:
 
 def _limit(ax: Axes, raw: list[np.ndarray], smooth: list[np.ndarray]) -> None:
     """Leave the beginning out where it would press everything else flat."""
-    low = min(np.nanquantile(s, LOWEST) for s in smooth)
-    high = max(np.nanquantile(v[np.isfinite(v)], HIGHEST) for v in raw)
-    if low < high and min(v[np.isfinite(v)].min() for v in raw) < low - (high - low) / 4:
+    values = [v[np.isfinite(v)] for v in raw]
+    noisy = min(np.quantile(v[len(v) // 2 :], 1 - HIGHEST) for v in values)
+    low = min(noisy, *(np.nanquantile(s, LOWEST) for s in smooth))
+    high = max(np.quantile(v, HIGHEST) for v in values)
+    if low < high and min(v.min() for v in values) < low - (high - low) / 4:
         ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
 
 
