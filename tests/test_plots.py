@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 import scipy.stats
 from hypothesis import given, settings
@@ -489,8 +490,10 @@ def test_errors_of_functions(rng):
         (ValueError, "`interval` must name at least one", lambda: plots.function(f, interval=[])),
         (ValueError, "`num_paths` must be an integer of at least 0", lambda: plots.function(f, num_paths=-1)),
         (ValueError, "draws are joint", lambda: plots.function(lambda X: f(X).independent(), (0, 1), num_paths=1)),
-        (ValueError, "mean of Ordinal is not finite",
-         lambda: plots.function(f, likelihood=lambda m: likelihoods.Ordinal(m, jnp.array([0.0, 1.0])))),
+        (NotImplementedError, "Classes without an order have no mean",
+         lambda: plots.function(two, likelihood=likelihoods.Categorical)),
+        (ValueError, "mean of Likelihood is not finite at 300 of 300",
+         lambda: plots.function(f, likelihood=lambda m: ogp.Likelihood(m, lambda f: dist.Cauchy(f, 1.0)))),
         (ValueError, "this picture shows 2", lambda: plots.surface(three)),
         (ValueError, "`dims` must be two different dimensions", lambda: plots.surface(three, dims=(1, 1))),
         (ValueError, "Unknown `show` 'var'", lambda: plots.surface(three, show="var", dims=(0, 1))),

@@ -131,7 +131,7 @@ def _input_dim(f: Any, X: np.ndarray | None, at: Any, names: Sequence[str] | Non
     known = input_dim(f.features) if isinstance(f, GPFunction) else None
     if known is None and X is not None:
         return X.shape[1]
-    said = at if at is not None else names
+    said: Any = at if at is not None else names
     return len(said) if known is None and np.ndim(said) == 1 else known
 
 

@@ -27,7 +27,11 @@ __all__ = [
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
-ROW_INCHES, ENTRY_INCHES = 0.2, 1.4  # of a legend: height of a row, width of an entry
+ROW_INCHES, EDGE_INCHES, ENTRY_INCHES = (
+    0.2,
+    0.12,
+    1.15,
+)  # of a legend: height of a row and of its edges, width of an entry
 COLOUR_MAP = "cividis"  # made for all eyes too; its lightness grows steadily
 
 
@@ -53,8 +57,10 @@ def frame(ax: Axes, *, legend: bool = False, **labels: Any) -> Axes:
 
 def legend_room(ax: Axes, legend: bool) -> float:
     """Height of the legend that :func:`legend_on_top` would draw, as a share of the picture below it; 0 without one."""
-    rows = -(-len(ax.get_legend_handles_labels()[0]) // _legend_columns(ax)) if legend else 0
-    return ROW_INCHES * rows / (_inches(ax)[1] - ROW_INCHES * rows / 2)
+    entries = len(ax.get_legend_handles_labels()[0]) if legend else 0
+    height = ROW_INCHES * -(-entries // _legend_columns(ax)) + (EDGE_INCHES if entries else 0.0)
+    whole = _inches(ax)[1]
+    return height / max(whole - height, whole / 3)
 
 
 def legend_on_top(ax: Axes, legend: bool = True) -> None:
