@@ -55,7 +55,7 @@ def line(rng, num_outputs=None, dtype=float):
 def plane(rng, D=2):
     X = rng.uniform(-2, 2, (40, D))
     y = np.sin(2 * X[:, 0]) + X[:, 1]
-    return jax.jit(ogp.CollapsedGP(kernels.Matern52(1.0), X, X[::5], NOISE).posterior)(y), X, y
+    return jax.jit(ogp.CollapsedGP(2.0 * kernels.Matern52(1.0), X, X[::5], NOISE).posterior)(y), X, y
 
 
 def fitted(rng, sets, kernel="matern32", **kwargs):
@@ -314,7 +314,7 @@ def test_residual_is_the_share_of_the_prior_variance(rng):
     f, X, _ = plane(rng)
     Z = np.asarray(f.features[0].points)
     Kzz, Kzx = (np.asarray(f.kernel(Z, A)) for A in (Z, X))
-    expected = 1 - (Kzx * np.linalg.solve(Kzz + 1e-10 * np.eye(len(Z)), Kzx)).sum(0)
+    expected = 1 - (Kzx * np.linalg.solve(Kzz + 1e-10 * np.eye(len(Z)), Kzx)).sum(0) / 2.0
     ax = plots.residual(f, X)
     dots = ax.collections[0]
     order = np.argsort(dots.get_offsets()[:, 0])
@@ -323,6 +323,20 @@ def test_residual_is_the_share_of_the_prior_variance(rng):
     assert dots.get_clim() == (0, 1) and ax.figure.axes[1].get_ylabel() == "share of prior variance left"
     flat = plots.residual(f, X, dims=(1,), inducing=False).collections[0].get_offsets()
     np.testing.assert_allclose(flat, np.column_stack([X[:, 1], expected]), atol=1e-6)
+
+
+def test_residual_of_one_of_several_functions(rng):
+    X, y = problems.data(rng, 20, D=1)
+    kernel = jnp.array([1.0, 3.0]) * kernels.RBF(jnp.array([[0.2], [1.0]]))
+    f = jax.jit(ogp.CollapsedGP(kernel, X, X[::4], NOISE).posterior)(np.column_stack([y, y]))
+    for p, (variance, lengthscale) in enumerate(((1.0, 0.2), (3.0, 1.0))):
+        alone = variance * kernels.RBF(lengthscale)
+        single = jax.jit(ogp.CollapsedGP(alone, X, X[::4], NOISE).posterior)(y)
+        drawn = [
+            plots.residual(g, X, **kw).collections[0].get_offsets() for g, kw in ((f, {"output": p}), (single, {}))
+        ]
+        np.testing.assert_allclose(*drawn, atol=1e-6)
+        assert drawn[0][:, 1].max() <= 1 and drawn[0][:, 1].max() > 1e-3
 
 
 # ---------------------------------------------------------------- traces

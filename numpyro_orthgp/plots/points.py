@@ -145,7 +145,7 @@ def draw_rug(ax: Axes, sets: Sequence[PointSet], dim: int) -> None:
         if s.points is None:
             ax.plot([], [], " ", label=s.label)
             continue
-        heights = np.full(len(s.points), 0.02 + 0.04 * i)
+        heights = np.full(len(s.points), 0.03 + 0.045 * i)
         ax.scatter(
             s.points[:, dim], heights, s=26, label=s.label, zorder=4, transform=ax.get_xaxis_transform(), **s.style
         )
