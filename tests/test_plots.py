@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -425,6 +427,18 @@ def test_coverage_of_central_intervals(rng, ax):
     lower, upper = edges(labelled(ax)["95 % if calibrated"])
     np.testing.assert_allclose(lower[:, 1], scipy.stats.binom.ppf(0.025, 150, levels) / 150)
     np.testing.assert_allclose(upper[:, 1], scipy.stats.binom.ppf(0.975, 150, levels) / 150)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_the_page_shows_every_picture():
+    page = Path(__file__).parents[1] / "docs" / "guide" / "pictures.md"
+    text = page.read_text()
+    images = [page.parent / name for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)]
+    assert {p.resolve() for p in images} == set((page.parents[1] / "_static" / "plots").resolve().glob("*.png"))
+    assert all(p.read_bytes().startswith(b"\x89PNG") and p.stat().st_size < 120_000 for p in images)
+    assert all(f"plots.{name}(" in text for name in plots.__all__)
 
 
 # ---------------------------------------------------------------- errors, and what is left alone

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
-    "COLOURS",
-    "COLOUR_MAP",
-    "LINES",
-    "MARKERS",
-    "check_share",
-    "colour_bar",
-    "extend",
-    "frame",
-    "legend_on_top",
-    "legend_room",
-    "new_axes",
-    "percent",
-    "scatter",
-]
+    "COLOURS", "COLOUR_MAP", "LINES", "MARKERS", "check_share", "colour_bar", "extend", "frame", "legend_on_top", "legend_room",
+    "new_axes", "percent", "scatter",
+]  # fmt: skip
 
 # Okabe and Ito's colours, for all eyes; markers and lines say the same once more, for print without colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
-ROW_INCHES, EDGE_INCHES, ENTRY_INCHES = (
-    0.2,
-    0.12,
-    1.15,
-)  # of a legend: height of a row and of its edges, width of an entry
+# Of a legend: height of a row, and of both edges together; width of an entry.
+ROW_INCHES, EDGE_INCHES, ENTRY_INCHES = 0.2, 0.12, 1.15
 COLOUR_MAP = "cividis"  # made for all eyes too; its lightness grows steadily
 
 
@@ -106,6 +94,6 @@ def check_share(name: str, value: float) -> float:
 
     :raises ValueError: if it is none.
     """
-    if not (isinstance(value, int | float) and 0 < value < 1):
+    if not (isinstance(value, int | float | np.floating) and 0 < value < 1):
         raise ValueError(f"`{name}` must lie between 0 and 1, 0.95 for 95 %; got {value!r}.")
     return float(value)
