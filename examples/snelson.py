@@ -166,7 +166,8 @@ def plot(path: Path, panels: list[tuple[Any, Any, Fit]], limits: tuple[float, fl
         axis.set_title(f"{fit.name}: {fit.bound:.1f} nats, noise variance {fit.noise_variance:.3f}", fontsize=10)
         axis.label_outer()
     handles, labels = axes[0, 1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6)
+    names = [*labels[:4], "inducing points", "orthogonal inducing points"]  # however many a panel has
+    figure.legend(handles, names, loc="outside lower center", ncols=6)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
