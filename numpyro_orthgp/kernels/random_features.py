@@ -22,7 +22,7 @@ kernel                                     one feature
 `Coregion`                                 :math:`W g + \sqrt\kappa\, h` looked up at the task, g and h standard normal
 `Constant`                                 1
 `Convolutional`                            the weighted sum over patches of a random function of a patch, see
-                                           :mod:`numpyro_orthgp.kernels.patch_features`
+                                           ``kernels/patch_features.py``
 =========================================  =====================================================================================
 
 Stationary factors of a product share one cosine: their frequencies add. With :math:`a_l \sqrt2` Rayleigh-distributed for cosines,
