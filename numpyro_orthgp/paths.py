@@ -130,7 +130,7 @@ def draw_paths(
     shift: Any,
     num_latents: int | None,
 ) -> Paths:
-    """Draw functions from the process that the parts of a :class:`~numpyro_orthgp.GPFunction` describe; see its ``sample_paths``."""
+    """Draw functions from the process that the parts of a ``GPFunction`` describe; see its ``sample_paths``."""
     num, num_features = check_integer("num", num), check_integer("num_features", num_features)
     prior_key, jitter_key, *belief_keys = jax.random.split(rng_key, 2 + len(features))
     batch = (num,) if num_latents is None else (num, num_latents)

@@ -94,7 +94,8 @@ def compress(
     (7, True)
 
     :param f: a fitted function.
-    :param inducing: points, features or a list of sets, as for :func:`~numpyro_orthgp.gp`; a last :class:`~numpyro_orthgp.MeanOnly` is refused.
+    :param inducing: points, features or a list of sets, as for :func:`~numpyro_orthgp.gp`; a last
+        :class:`~numpyro_orthgp.MeanOnly` is refused.
     :param jitter: relative jitter of the new sets, as for :func:`~numpyro_orthgp.gp`.
     :return: a function with the same kernel, Gaussians of full covariance and no mean-only points.
     :raises ValueError: for mean-only points, or as :func:`~numpyro_orthgp.gp` does.
