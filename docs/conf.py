@@ -9,6 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from jax.typing import ArrayLike  # noqa: E402
+from sphinx.util.typing import stringify_annotation  # noqa: E402
+
 import numpyro_orthgp  # noqa: E402
 
 project = "numpyro_orthgp"
@@ -54,7 +57,10 @@ if os.environ.get("DOCS_INTERSPHINX"):
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False  # what a subclass does not say anew is said once, on the page of its base
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True}
+autodoc_default_options = {
+    "members": True,
+    "special-members": "__call__, __getitem__, __add__, __mul__, __matmul__",
+}
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 100
 
@@ -63,3 +69,13 @@ html_title = f"numpyro_orthgp {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_show_sphinx = False
+
+
+def name_array_like(app, what, name, obj, options, signature, returns):
+    """In signatures the name of ``ArrayLike``, not the eight types that it stands for."""
+    types = stringify_annotation(ArrayLike, "smart")
+    return tuple(text and text.replace(types, "ArrayLike") for text in (signature, returns))
+
+
+def setup(app):
+    app.connect("autodoc-process-signature", name_array_like)

@@ -157,7 +157,7 @@ class RandomFunctions(NamedTuple):
         """Values at inputs.
 
         :param X: shape (..., B, D), leading axes broadcast against the batch.
-        :return: shape (*batch, B).
+        :return: shape ``(*batch, B)``.
         """
         return sum((term(X) for term in self.terms[1:]), start=self.terms[0](X))
 
