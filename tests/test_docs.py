@@ -103,7 +103,8 @@ def documented() -> set[str]:
         for kind, name, without_members in DIRECTIVE.findall(page.read_text()):
             if kind == "module":
                 module = importlib.import_module(f"numpyro_orthgp.{name}")
-                names |= set() if without_members else {f"{name}.{member}" for member in module.__all__}
+                members = [] if without_members else [m for m in module.__all__ if callable(getattr(module, m))]
+                names |= {f"{name}.{member}" for member in members}
             else:
                 names.add(name)
     return names
