@@ -9,11 +9,12 @@ PYTEST ?=
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 READY_TEST := $(VENV)/.ready-test
+READY_DOCS := $(VENV)/.ready-docs
 
 .DEFAULT_GOAL := help
 EXAMPLES := regression gplvm counts survey survival digits multitask deep convolutional spectral streaming thompson large
 
-.PHONY: help demo snelson $(EXAMPLES) examples test slow lint typecheck check package clean
+.PHONY: help demo snelson $(EXAMPLES) examples test slow lint typecheck docs site doctest check package clean
 
 help:  ## show this list
 	@echo "make <target>, where <target> is one of"
@@ -43,7 +44,15 @@ lint: $(READY_TEST)  ## ruff: errors and format
 typecheck: $(READY_TEST)  ## mypy
 	$(PY) -m mypy
 
-check: lint typecheck test  ## what continuous integration runs
+docs: site doctest  ## the site, in docs/_build/html, warnings being errors; and the examples in docstrings
+
+site: $(READY_DOCS)
+	$(PY) -m sphinx -q -W --keep-going -E -b html docs docs/_build/html
+
+doctest: $(READY_DOCS)
+	$(PY) -m pytest -q -n $(WORKERS) --doctest-modules numpyro_orthgp
+
+check: lint typecheck docs test  ## what continuous integration runs
 
 package: $(READY_TEST)  ## wheel and sdist in dist/; the wheel is installed in a clean environment, where README's first example runs
 	$(PY) -m pip install --quiet --disable-pip-version-check build
@@ -52,7 +61,7 @@ package: $(READY_TEST)  ## wheel and sdist in dist/; the wheel is installed in a
 	cd build && clean/bin/python -c 'import re; exec(re.search(r"`{3}python\n(.*?)`{3}", open("../README.md").read(), re.S)[1])'
 
 clean:  ## remove the environment, caches and outputs
-	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) out build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):
@@ -66,3 +75,7 @@ $(READY): pyproject.toml | $(PY)
 $(READY_TEST): pyproject.toml | $(PY)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test,examples]'
 	@touch $@ $(READY)
+
+$(READY_DOCS): pyproject.toml | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@

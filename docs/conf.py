@@ -1,4 +1,4 @@
-"""Settings of the documentation: ``make docs`` builds it, warnings being errors, and runs its examples."""
+"""Settings of the documentation: ``make docs`` builds it, warnings being errors, and runs the examples of docstrings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from jax.typing import ArrayLike  # noqa: E402
+from sphinx.util.typing import stringify_annotation  # noqa: E402
 
 import numpyro_orthgp  # noqa: E402
 
@@ -19,13 +22,27 @@ version = release = numpyro_orthgp.__version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.doctest",
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
 ]
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
+default_role = "code"  # docstrings write `noise_scale` where they mean code
+nitpicky = True  # a reference to a name that is not there is an error
+# Other projects' pages are not there without the network.
+nitpick_ignore_regex = [
+    ("py:.*", r"(jax|jaxlib|numpy|np|numpyro|optax|arviz|matplotlib|collections|typing|pathlib|dist|random)\..*"),
+    (
+        "py:class",
+        r"Array|ArrayLike|Axes|Component|Integrator|PRNGKey|Status|Term|Transform",
+    ),  # aliases, and parts of others
+    (
+        "py:class",
+        r"numpyro_orthgp\.(kernels\.components\.Component|kernels\.random_features\.(Factor|Term)|marginals\.Names)",
+    ),
+    ("py:class", r"numpyro_orthgp\.(math\.compiled\._F|process\.MeanShift)"),
+]
 
 # Links into NumPyro's and JAX's pages need the network, which a build does without unless it is asked.
 if os.environ.get("DOCS_INTERSPHINX"):
@@ -38,11 +55,27 @@ if os.environ.get("DOCS_INTERSPHINX"):
     }
 
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # what a subclass does not say anew is said once, on the page of its base
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {
+    "members": True,
+    "special-members": "__call__, __getitem__, __add__, __mul__, __matmul__",
+}
 autodoc_preserve_defaults = True
+maximum_signature_line_length = 100
 
 html_theme = "furo"
 html_title = f"numpyro_orthgp {release}"
 html_static_path = ["_static"]
+html_css_files = ["custom.css"]
 html_show_sphinx = False
+
+
+def name_array_like(app, what, name, obj, options, signature, returns):
+    """In signatures the name of ``ArrayLike``, not the eight types that it stands for."""
+    types = stringify_annotation(ArrayLike, "smart")
+    return tuple(text and text.replace(types, "ArrayLike") for text in (signature, returns))
+
+
+def setup(app):
+    app.connect("autodoc-process-signature", name_array_like)

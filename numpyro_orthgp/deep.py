@@ -57,6 +57,16 @@ class DeepGP:
     own; where a guide tightens an inner layer, each evaluation pays for its v at each point. To predict, build it again from what
     :func:`posterior` returns and average over draws: :meth:`particles` with :class:`likelihoods.Mixture`.
 
+    >>> import jax.numpy as jnp, numpyro
+    >>> from numpyro_orthgp import DeepGP, gp, kernels
+    >>> X = jnp.linspace(0.0, 1.0, 5)[:, None]
+    >>> with numpyro.handlers.seed(rng_seed=0):
+    ...     f1 = gp("f1", kernels.RBF(1.0), X, num_latents=2)
+    ...     f2 = gp("f2", kernels.RBF(1.0), jnp.concatenate([X, X], 1))
+    ...     deep = DeepGP([f1, f2], means=[jnp.ones((1, 2))])
+    ...     print(deep(X).shape)
+    (5,)
+
     :param layers: functions, the first at the data's inputs; or, but for :meth:`particles`, anything that is called with inputs
         and returns :class:`Marginals`.
     :param means: the mean function of each inner layer: a matrix W of shape (D, P) for ``X @ W`` (:func:`init.linear_mean`), a

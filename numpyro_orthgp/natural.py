@@ -47,6 +47,23 @@ def natural_gradient(
     diagonal for more than 1024 points (Eqs. 16a and 17 of [3], who use an adaptive optimizer here too). Adam divides a fixed
     diagonal out again; the full matrix helps it at the larger rates.
 
+    >>> import jax.numpy as jnp, numpyro, optax
+    >>> from jax.random import PRNGKey
+    >>> from numpyro.infer import SVI, TraceMeanField_ELBO
+    >>> import numpyro_orthgp as ogp
+    >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+    >>> y, Z, kernel = jnp.sin(6 * X[:, 0]), X[::10], ogp.kernels.RBF(0.3)
+    >>> def model():
+    ...     f = ogp.gp("f", kernel, Z)
+    ...     with numpyro.plate("data", len(X)):
+    ...         numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.5), obs=y)
+    >>> guide = ogp.AutoSparseGP(model, natural=True)
+    >>> svi = SVI(model, guide, ogp.natural_gradient(optax.adam(1e-2), 1.0), TraceMeanField_ELBO())
+    >>> losses = svi.run(PRNGKey(0), 2, progress_bar=False).losses
+    >>> best = ogp.CollapsedGP(kernel, X, Z, 0.5, bound="titsias2009").log_prob(y)
+    >>> print((-losses).round(2), best.round(2))  # before the first step, after it; the optimum
+    [-162.55  -21.13] -21.13
+
     :param others: optax optimizer of hyperparameters, inducing points, residual scales and everything else.
     :param learning_rate: length of the natural steps, or a schedule of it. Usual values are 1 for Gaussian noise and full data,
         about 0.1 for minibatches or other likelihoods.

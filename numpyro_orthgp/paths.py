@@ -50,7 +50,7 @@ MAX_ENTRIES = 2**24
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Paths:
-    """Functions drawn from a posterior process; what :meth:`GPFunction.sample_paths` returns.
+    """Functions drawn from a posterior process; what :meth:`~numpyro_orthgp.GPFunction.sample_paths` returns.
 
     A pytree: it can be returned from ``jit``, mapped over, saved. Calls are deterministic, and differentiable with respect to
     inputs.
@@ -130,7 +130,7 @@ def draw_paths(
     shift: Any,
     num_latents: int | None,
 ) -> Paths:
-    """Draw functions from the process that the parts of a :class:`GPFunction` describe; see its ``sample_paths``."""
+    """Draw functions from the process that the parts of a ``GPFunction`` describe; see its ``sample_paths``."""
     num, num_features = check_integer("num", num), check_integer("num_features", num_features)
     prior_key, jitter_key, *belief_keys = jax.random.split(rng_key, 2 + len(features))
     batch = (num,) if num_latents is None else (num, num_latents)

@@ -52,6 +52,16 @@ class CollapsedGP(dist.Distribution):
     closed form or, with ``orthogonal``, at the q(v) that a guide gives. Outputs (N, D) are independent functions that share
     kernel and noise, or have their own where these have an axis for it.
 
+    >>> import jax.numpy as jnp
+    >>> from numpyro_orthgp import CollapsedGP, kernels
+    >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+    >>> Z, y = X[::12], jnp.sin(6 * X[:, 0])
+    >>> d = CollapsedGP(kernels.RBF(0.3), X, Z, 0.1)
+    >>> print(d.log_prob(y).round(1), d.upper_bound(y).round(1))  # log p(y) is in between
+    47.7 52.0
+    >>> print(d.posterior(y)(jnp.array([[0.26]])).mean.round(2))
+    [1.]
+
     :param kernel: covariance function; hyperparameters may have a leading axis of D, one for each output.
     :param X: inputs, shape (N, Q), or :func:`latent_inputs`: where the guide gives those a Gaussian, the bound is that of the
         Bayesian GP-LVM (Titsias and Lawrence 2010; Titsias 2025, App. B.5), through kernel expectations.

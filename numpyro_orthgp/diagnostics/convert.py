@@ -66,6 +66,23 @@ def to_arviz(
     Masked and missing outputs are left out of all groups but the posterior: the axis of the others is ``y_observed``. "/" in
     names, as ``scope`` writes them, become ".", since ArviZ keeps groups apart by "/".
 
+    >>> import jax.numpy as jnp, numpyro, optax
+    >>> from jax.random import PRNGKey
+    >>> from numpyro.infer import SVI, TraceMeanField_ELBO
+    >>> import numpyro_orthgp as ogp
+    >>> X = jnp.linspace(0.0, 1.0, 40)[:, None]
+    >>> y = jnp.sin(6 * X[:, 0])
+    >>> def model(X, y):
+    ...     f = ogp.gp("f", ogp.kernels.RBF(0.3), X[::10])
+    ...     with numpyro.plate("data", len(X)):
+    ...         numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.2), obs=y)
+    >>> guide = ogp.AutoSparseGP(model, natural=True)
+    >>> svi = SVI(model, guide, ogp.natural_gradient(optax.adam(1e-2), 1.0), TraceMeanField_ELBO())
+    >>> params = svi.run(PRNGKey(0), 2, X, y, progress_bar=False).params
+    >>> data = ogp.to_arviz(model, guide, params, X, y, num_samples=100)
+    >>> {name: data.posterior[name].shape for name in ("f", "f.u0")}
+    {'f': (1, 100, 40), 'f.u0': (1, 100, 4)}
+
     :param model: the model that was fitted.
     :param guide: its guide, or the ``MCMC`` object that has been run.
     :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``; for MCMC values of ``numpyro.param`` sites, or ``None``.

@@ -86,6 +86,23 @@ def khat(
     The guide may be one that hands over its Gaussians: draws are taken here, and nothing but values. Use float64 where N is
     large, since the weights are differences of sums over N points.
 
+    >>> import jax.numpy as jnp, numpyro, optax
+    >>> from jax.random import PRNGKey
+    >>> from numpyro.infer import SVI, TraceMeanField_ELBO
+    >>> import numpyro_orthgp as ogp
+    >>> X = jnp.linspace(0.0, 1.0, 40)[:, None]
+    >>> y = jnp.sin(6 * X[:, 0])
+    >>> def model(X, y):
+    ...     f = ogp.gp("f", ogp.kernels.RBF(0.3), X[::5])
+    ...     with numpyro.plate("data", len(X)):
+    ...         numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.2), obs=y)
+    >>> guide = ogp.AutoSparseGP(model, natural=True)
+    >>> svi = SVI(model, guide, ogp.natural_gradient(optax.adam(1e-2), 1.0), TraceMeanField_ELBO())
+    >>> params = svi.run(PRNGKey(0), 2, X, y, progress_bar=False).params
+    >>> k = ogp.khat(model, guide, params, X, y)
+    >>> k.num_samples, bool(k.khat < k.threshold)
+    (1000, True)
+
     :param model: the model that was fitted.
     :param guide: its guide.
     :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``.

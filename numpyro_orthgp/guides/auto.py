@@ -64,6 +64,20 @@ class AutoSparseGP(AutoGuide):
     those of the ``hyper`` guide. The default ``hyper`` estimates sampled
     hyperparameters by their posterior mode: the loss then holds their log prior, and is a bound on log p(y, hyperparameters).
 
+    >>> import jax.numpy as jnp, numpyro, optax
+    >>> from jax.random import PRNGKey
+    >>> from numpyro.infer import SVI, TraceMeanField_ELBO
+    >>> import numpyro_orthgp as ogp
+    >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+    >>> def model(X, y):
+    ...     f = ogp.gp("f", ogp.kernels.RBF(0.3), [X[::10], X[5::10]])
+    ...     with numpyro.plate("data", len(X)):
+    ...         numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.1), obs=y)
+    >>> svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(1e-2), TraceMeanField_ELBO())
+    >>> params = svi.get_params(svi.init(PRNGKey(0), X, jnp.sin(6 * X[:, 0])))
+    >>> {name: value.shape for name, value in params.items()}
+    {'f.u0_loc': (5,), 'f.u0_scale_tril': (5, 5), 'f.u1_loc': (5,), 'f.u1_scale_tril': (5, 5)}
+
     :param model: a NumPyro model.
     :param covariance: "full", "diagonal" or "prior" for all sets; or one per set; or a dict of these by gp name.
     :param residual: "prior" or "tight"; or a dict of these by gp name.

@@ -32,6 +32,23 @@ def posterior(
     map over ``rng_key`` with ``jax.vmap`` for a mixture. The residual is always the prior's (v = 1), also after
     tightened training (Titsias 2025, Sec. 3.1).
 
+    >>> import jax.numpy as jnp, numpyro, optax
+    >>> from jax.random import PRNGKey
+    >>> from numpyro.infer import SVI, TraceMeanField_ELBO
+    >>> import numpyro_orthgp as ogp
+    >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+    >>> def model(X, y=None):
+    ...     f = ogp.gp("f", ogp.kernels.RBF(0.3), jnp.linspace(0.0, 1.0, 8)[:, None])
+    ...     with numpyro.plate("data", len(X)):
+    ...         numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.1), obs=y)
+    >>> guide = ogp.AutoSparseGP(model, natural=True)
+    >>> svi = SVI(model, guide, ogp.natural_gradient(optax.adam(1e-2), 1.0), TraceMeanField_ELBO())
+    >>> result = svi.run(PRNGKey(0), 2, X, jnp.sin(6 * X[:, 0]), progress_bar=False)
+    >>> f = ogp.posterior(model, guide, result.params, X)["f"]
+    >>> X_test = jnp.array([[0.3], [0.6], [3.0]])  # the last one far from the data
+    >>> print(f(X_test).mean.round(2), f(X_test).variance.round(2))
+    [ 0.97 -0.45  0.  ] [0. 0. 1.]
+
     :param model: the model that was fitted.
     :param guide: its guide; ``None`` if ``params`` holds values of latent sites, one draw of ``MCMC`` for one.
     :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``.

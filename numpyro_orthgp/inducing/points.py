@@ -50,6 +50,14 @@ class MeanOnly:
     with weights :math:`a`, the mean gains :math:`(k(x, \Gamma) - \sum_i A_i(x)^\top A_i(\Gamma)) a` and the bound loses
     :math:`a^\top C a / 2`.
 
+    >>> import jax.numpy as jnp, numpyro
+    >>> from numpyro_orthgp import MeanOnly, gp, kernels
+    >>> X = jnp.linspace(0.0, 1.0, 100)[:, None]
+    >>> with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as sites:
+    ...     f = gp("f", kernels.RBF(0.3), [X[::20], MeanOnly(X[::2])])
+    >>> {name: site["value"].shape for name, site in sites.items() if name != "f.u1_kl"}
+    {'f.u0': (5,), 'f.u1_weights': (50,)}
+
     :param points: inputs Gamma, shape (H, D) or (P, H, D), same units as the data's inputs.
     :param subsample_size: how many columns of the H x H matrix C enter the penalty at each step; a random choice
         (unbiased) where the model has a random key. ``None`` takes all of them.

@@ -29,6 +29,12 @@ def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30) -> Arra
 
     With fewer distinct rows than ``num`` some centres coincide; they are finite all the same.
 
+    >>> import jax
+    >>> from numpyro_orthgp import init
+    >>> X = jax.random.uniform(jax.random.PRNGKey(0), (500, 2))
+    >>> init.kmeans(jax.random.PRNGKey(1), X, 20).shape
+    (20, 2)
+
     :param rng_key: key for the seeding; the same key gives the same centres.
     :param X: inputs, shape (N, D); scale its columns first if their units differ, as distances are Euclidean.
     :param num: how many centres, from 1 to N.

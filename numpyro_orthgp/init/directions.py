@@ -21,6 +21,12 @@ def pca(Y: Array, dim: int) -> Array:
     Missing entries (NaN) count as the mean of their column. A component without any variance scores zero. The sign of a
     component is that which makes the largest of its loadings positive.
 
+    >>> import jax.numpy as jnp
+    >>> from numpyro_orthgp import init
+    >>> Y = jnp.array([[1.0, 2.0, 0.0], [2.0, 4.0, 0.0], [3.0, jnp.nan, 0.0]])
+    >>> init.pca(Y, 1).shape
+    (3, 1)
+
     :param Y: data, shape (N, D); scale its columns first if their units differ.
     :param dim: number of components Q, from 1 to the smaller of N and D.
     :return: shape (N, Q), dtype of ``Y``.
@@ -53,6 +59,12 @@ def linear_mean(X: Array, dim: int) -> Array:
 
     The identity if the layer keeps the number of dimensions; with fewer, the leading principal directions of ``X``; with more, the
     identity beside zeros (Salimbeni and Deisenroth 2017, Sec. 3).
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_orthgp import init
+    >>> X = jnp.array([[-1.0, 0.1], [0.0, -0.2], [1.0, 0.1]])
+    >>> print(init.linear_mean(X, 1).tolist(), init.linear_mean(X, 3).tolist())
+    [[1.0], [0.0]] [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
 
     :param X: inputs of the layer, shape (N, D), standardized.
     :param dim: number P of functions of the layer.

@@ -27,6 +27,12 @@ def median_lengthscale(X: Array, *, num_points: int = 1000, rng_key: PRNGKey | N
     the positive distances stands in, and 1.0 where there are none (a constant column). The answer is positive
     and finite.
 
+    >>> import jax.numpy as jnp
+    >>> from numpyro_orthgp import init
+    >>> X = jnp.array([[0.0, 0.0], [1.0, 10.0], [2.0, 20.0]])
+    >>> print(init.median_lengthscale(X).round(2), init.median_lengthscale(X, ard=True).round(2))
+    10.05 [ 1.41 14.14]
+
     :param X: inputs, shape (N, D).
     :param num_points: if ``X`` has more rows than this, a random subset of this many rows is used.
     :param rng_key: key of that subset; ``jax.random.key(0)`` if not given.

@@ -42,6 +42,13 @@ def greedy_variance(
     remaining variance. So the answer always holds ``num`` finite, distinct rows of ``X``, but ``num`` could
     have been smaller.
 
+    >>> import jax.numpy as jnp
+    >>> from numpyro_orthgp import init, kernels
+    >>> X = jnp.linspace(0.0, 1.0, 101)[:, None]
+    >>> Z = jnp.array([[0.0], [1.0]])
+    >>> print(init.greedy_variance(kernels.RBF(0.2), X, 2, given=Z).T)
+    [[0.5  0.25]]
+
     :param kernel: ``kernel(X1, X2) -> (..., n, m)`` and ``kernel(X) -> (..., n)``. With leading (latent) axes
         each latent is conditioned by itself, and the variances are summed over latents.
     :param X: candidate points, shape (N, D).

@@ -66,6 +66,13 @@ class Kernel(abc.ABC):
     scalar ones have shape () or (P,), those with one value per input dimension (), (D,), (P, D) or (P, 1). A
     kernel is a pytree whose leaves are its hyperparameters.
 
+    >>> import jax.numpy as jnp
+    >>> from numpyro_orthgp import kernels
+    >>> kernel = 4.0 * kernels.Matern52(0.5).on(0) + kernels.Linear().on(1) + 0.1
+    >>> X = jnp.array([[0.0, 1.0], [0.5, 2.0], [1.0, 3.0]])
+    >>> kernel(X, X[:2]).shape, kernel(X).tolist()
+    ((3, 2), [5.1, 8.1, 13.1])
+
     A new kernel is a subclass with annotated fields (`hyperparameter` or `static`; it becomes a frozen
     dataclass and a pytree by itself) and the two methods `matrix` and `diagonal`.
     """

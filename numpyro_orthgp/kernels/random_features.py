@@ -23,7 +23,7 @@ kernel                                     one feature
 `Coregion`                                 :math:`W g + \sqrt\kappa\, h` looked up at the task, g and h standard normal
 `Constant`                                 1
 `Convolutional`                            the weighted sum over patches of a random function of a patch, see
-                                           :mod:`numpyro_orthgp.kernels.patch_features`
+                                           ``kernels/patch_features.py``
 =========================================  =====================================================================================
 
 Stationary factors of a product share one cosine: their frequencies add. With :math:`a_l \sqrt2` Rayleigh-distributed for cosines,
@@ -158,7 +158,7 @@ class RandomFunctions(NamedTuple):
         """Values at inputs.
 
         :param X: shape (..., B, D), leading axes broadcast against the batch.
-        :return: shape (*batch, B).
+        :return: shape ``(*batch, B)``.
         """
         return sum((term(X) for term in self.terms[1:]), start=self.terms[0](X))
 

@@ -38,11 +38,11 @@ class Draw(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(*batch, L)."""
+        """``(*batch, L)``."""
         return (*self.batch, self.num_features)
 
     def normals(self, *sizes: int) -> list[Array]:
-        """Independent standard normals, one array of shape (*batch, L, size) for each size."""
+        """Independent standard normals, one array of shape ``(*batch, L, size)`` for each size."""
         together = jax.random.normal(self.rng_key, (*self.shape, sum(sizes)), self.dtype)  # one call compiles faster
         return jnp.split(together, np.cumsum(sizes)[:-1], axis=-1)
 

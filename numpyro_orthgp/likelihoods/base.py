@@ -145,6 +145,11 @@ class ExpectedLikelihood(dist.Distribution):
         return expectation(weights, self.log_density(f, y))
 
     def log_prob(self, value: ArrayLike) -> Array:
+        """E_q(f)[log p(y | f)] minus the cost of tightening, shape of the batch: what the bound sums over points.
+
+        :param value: y, batch shape and event shape of the likelihood.
+        :raises ValueError: if y has another shape or, where it is concrete, lies outside the support.
+        """
         y = self._checked(value)
         return self.expected_log_density(y) - self.tightening_cost
 

@@ -119,7 +119,7 @@ class Categorical(ExpectedLikelihood):
     The nodes of the quasi-Monte Carlo rule are drawn from a key that is taken when the distribution is made: every class, and
     every call, sees the same ones, so that probabilities sum to one and differences between classes have little noise.
 
-    :param marginals: f(X) of shape (B, P): a gp with ``num_latents=P``, or ``stack``ed or (for "softmax") mixed single ones.
+    :param marginals: f(X) of shape (B, P): a gp with ``num_latents=P``, or single ones that are stacked or (for "softmax") mixed.
     :param link: "softmax" or "robustmax".
     :param epsilon: the probability of a label that is not the largest function's, for "robustmax".
     :param integrator: for "softmax" by default quasi-Monte Carlo with 128 points, Gauss-Hermite for up to two latent functions; for

@@ -28,6 +28,14 @@ class Gaussian(ExpectedLikelihood):
     :math:`-\tfrac12 \log(1 + r / s^2)`, the value at the best :math:`v = 1 / (1 + r / s^2)` of each point (Titsias 2025,
     Eq. 19; the noise may differ from point to point, since scaling by it first leaves divergence and trace in closed form).
 
+    >>> import jax.numpy as jnp
+    >>> from numpyro_orthgp import Marginals
+    >>> from numpyro_orthgp.likelihoods import Gaussian
+    >>> f = Marginals(mean=jnp.zeros(2), explained=jnp.array([0.0, 1.0]), residual=jnp.zeros(2))
+    >>> y = Gaussian(f, 1.0)
+    >>> print(y.log_prob(jnp.ones(2)).round(3), y.log_predictive(jnp.ones(2)).round(3))  # equal where f is known
+    [-1.419 -1.919] [-1.419 -1.516]
+
     :param marginals: f(X), shape (B,) or (B, P).
     :param scale: standard deviation of the noise, in units of y; a scalar, (P,), or one per point: any shape that
         broadcasts to that of f(X).

@@ -24,6 +24,13 @@ class Likelihood(ExpectedLikelihood):
         Likelihood(f(X), lambda f: dist.NegativeBinomial2(jnp.exp(f), concentration))
         Likelihood(stack([f(X), g(X)]), lambda fg: dist.Normal(fg[..., 0], jnp.exp(fg[..., 1])))
 
+    >>> import jax.numpy as jnp, numpyro.distributions as dist
+    >>> from numpyro_orthgp import Likelihood, Marginals, likelihoods
+    >>> f = Marginals(mean=jnp.ones(1), explained=jnp.array([0.5]), residual=jnp.zeros(1))
+    >>> counts = Likelihood(f, lambda f: dist.Poisson(jnp.exp(f)))
+    >>> print(counts.log_prob(jnp.array([2])).round(4), likelihoods.Poisson(f).log_prob(jnp.array([2])).round(4))
+    [-2.1835] [-2.1835]
+
     :param marginals: f(X), shape (B,) or (B, P).
     :param fn: from latent values of shape (..., B) or (..., B, P) to a distribution whose batch shape is the same, or
         (..., B) where y depends on all P. The leading axes run over integration nodes: index latent functions from the

@@ -56,6 +56,7 @@ class Mixture(dist.Distribution):
         return self.log_weights.shape[1]
 
     def log_prob(self, value: ArrayLike) -> Array:
+        """log of the average of exp(E_q(f)[log p(y | f)]) over draws, shape (B,)."""
         return self._average(self.components.log_prob(self._repeated(value)))
 
     def log_predictive(self, value: ArrayLike) -> Array:

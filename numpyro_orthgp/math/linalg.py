@@ -55,7 +55,7 @@ def matmul_transposed(A: Array, B: Array) -> Array:
 
 
 def linear_matmul(A: Array, B: Array) -> Array:
-    """:func:`matmul` for derivative rules, in which ``B`` is a tangent: the backward pass, its transpose, is a plain product."""
+    """``matmul`` for derivative rules, in which ``B`` is a tangent: the backward pass, its transpose, is a plain product."""
     return plain_matmul(jnp.swapaxes(_copied_transpose(A), -1, -2), B)
 
 

@@ -84,13 +84,22 @@ def condition(
     Costs O((M + B)^3), and the result has M + B inducing points, in one set whose covariance is full: :func:`compress` brings them
     down again. Hyperparameters stay what they are.
 
-    :param f: a fitted function, from :func:`posterior` or from here, whose sets are inducing points.
+    >>> import jax.numpy as jnp
+    >>> from numpyro_orthgp import CollapsedGP, kernels, likelihoods, online
+    >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+    >>> f = CollapsedGP(kernels.RBF(0.3), X, X[::10], 0.1).posterior(jnp.sin(6 * X[:, 0]))
+    >>> X_new, y_new = jnp.array([[2.0]]), jnp.array([1.5])
+    >>> g = online.condition(f, X_new, y_new, lambda f: likelihoods.Gaussian(f, 0.1))
+    >>> print(f(X_new).mean.round(2), g(X_new).mean.round(2), g.num_inducing)
+    [0.] [1.49] 6
+
+    :param f: a fitted function, from :func:`~numpyro_orthgp.posterior` or from here, whose sets are inducing points.
     :param X: new inputs, shape (B, D).
     :param y: their observations, of the likelihood's shape.
     :param likelihood: from marginals f(X) to the likelihood of y, with each parameter it needs.
     :param num_steps: how often the factors are found anew; 1 is enough for Gaussian noise of known size.
     :param step_size: how far they move each time, in (0, 1]; below 1 where the iteration oscillates.
-    :param jitter: relative jitter of the new points, as for :func:`gp`.
+    :param jitter: relative jitter of the new points, as for :func:`~numpyro_orthgp.gp`.
     :raises TypeError: if a set of ``f`` is not inducing points, or ``X`` has another dtype.
     :raises ValueError: if shapes do not match, or ``num_steps`` or ``step_size`` is out of range.
     """

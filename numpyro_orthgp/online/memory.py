@@ -39,9 +39,21 @@ def remember(name: str, f: GPFunction, past: GPFunction) -> Array:
             with numpyro.plate("data", len(X)):
                 numpyro.sample("y", likelihoods.Bernoulli(f(X)), obs=y)
 
+    >>> import jax.numpy as jnp, numpyro
+    >>> from numpyro_orthgp import AutoSparseGP, CollapsedGP, gp, kernels, online
+    >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+    >>> past = CollapsedGP(kernels.RBF(0.3), X, X[::10], 0.1).posterior(jnp.sin(6 * X[:, 0]))
+    >>> def model():
+    ...     f = gp("f", kernels.RBF(0.3), X[::10])
+    ...     return online.remember("f_past", f, past)
+    >>> with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as sites:
+    ...     log_ratio = model()
+    >>> list(sites), log_ratio.shape
+    (['f.u0', 'f_past'], ())
+
     :param name: name of the factor that it declares.
     :param f: the model's function.
-    :param past: what :func:`posterior` returned for the old data; hyperparameters and inducing points of its own.
+    :param past: what :func:`~numpyro_orthgp.posterior` returned for the old data; hyperparameters and inducing points of its own.
     :return: the factor's logarithm, shape ().
     :raises ValueError: if ``past`` has no Gaussian (a draw of MCMC), mean-only points or another number of latent functions; if the
         guide tightens ``f``, for which the bound is not known.

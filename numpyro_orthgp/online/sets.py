@@ -26,6 +26,13 @@ __all__ = ["compress", "divergences", "drop_sets", "start_from"]
 def divergences(f: GPFunction) -> Array:
     """What each set costs the bound, KL[q(e_i) || N(0, I)] in nats: zero for a set that does nothing.
 
+    >>> import jax.numpy as jnp
+    >>> from numpyro_orthgp import CollapsedGP, kernels, online
+    >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+    >>> d = CollapsedGP(kernels.RBF(0.3), X, [X[::10], X[5::10]], 0.1)
+    >>> print(online.divergences(d.posterior(jnp.sin(6 * X[:, 0]))).round(1))
+    [14.2  1.8]
+
     :param f: a fitted function with the Gaussians of a guide.
     :return: shape (K,), one for each set; mean-only points are not among them.
     :raises ValueError: if it carries values (a draw of MCMC).
@@ -40,6 +47,14 @@ def drop_sets(f: GPFunction, below: float = 0.01) -> GPFunction:
 
     Without sets at the end the function stays what it is but for what these knew; sets that follow a dropped one are seen anew in
     the orthogonal complement of what is left (:func:`compress`).
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_orthgp import CollapsedGP, kernels, online
+    >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+    >>> far = X + 100.0  # no data there
+    >>> f = CollapsedGP(kernels.RBF(0.3), X, [X[::10], far[::10]], 0.1).posterior(jnp.sin(6 * X[:, 0]))
+    >>> f.num_inducing, online.drop_sets(f).num_inducing
+    (10, 5)
 
     :param f: a fitted function with the Gaussians of a guide.
     :param below: sets of smaller divergence are dropped, in nats. The first set to be kept is that of the largest one.
@@ -66,11 +81,20 @@ def compress(
     with W' the whitening of the new sets. Exact where the new variables determine the old ones; of several sets the covariance
     between them is left out. To keep a stream's number of points, or to move a fit to better ones.
 
+    >>> import jax.numpy as jnp
+    >>> from numpyro_orthgp import CollapsedGP, kernels, online
+    >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+    >>> f = CollapsedGP(kernels.RBF(0.3), X, X[::5], 0.1).posterior(jnp.sin(6 * X[:, 0]))
+    >>> g = online.compress(f, X[::8])
+    >>> g.num_inducing, bool(jnp.abs(f(X).mean - g(X).mean).max() < 0.05)
+    (7, True)
+
     :param f: a fitted function.
-    :param inducing: points, features or a list of sets, as for :func:`gp`; a last :class:`MeanOnly` is refused.
-    :param jitter: relative jitter of the new sets, as for :func:`gp`.
+    :param inducing: points, features or a list of sets, as for :func:`~numpyro_orthgp.gp`; a last
+        :class:`~numpyro_orthgp.MeanOnly` is refused.
+    :param jitter: relative jitter of the new sets, as for :func:`~numpyro_orthgp.gp`.
     :return: a function with the same kernel, Gaussians of full covariance and no mean-only points.
-    :raises ValueError: for mean-only points, or as :func:`gp` does.
+    :raises ValueError: for mean-only points, or as :func:`~numpyro_orthgp.gp` does.
     """
     features, mean_only = as_sets(inducing)
     if mean_only is not None:
@@ -93,10 +117,17 @@ def compress(
 
 
 def start_from(name: str, f: GPFunction) -> dict[str, Array]:
-    """A function as the parameters of :func:`gp_posterior`, for ``SVI.init(..., init_params=...)``.
+    """A function as the parameters of :func:`~numpyro_orthgp.gp_posterior`, for ``SVI.init(..., init_params=...)``.
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_orthgp import CollapsedGP, kernels, online
+    >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+    >>> f = CollapsedGP(kernels.RBF(0.3), X, X[::10], 0.1).posterior(jnp.sin(6 * X[:, 0]))
+    >>> {name: value.shape for name, value in online.start_from("f", f).items()}
+    {'f.u0_loc': (5,), 'f.u0_scale_tril': (5, 5)}
 
     :param name: the name of the gp.
-    :param f: a function with Gaussians, from :func:`posterior`, :func:`condition` or :func:`compress`.
+    :param f: a function with Gaussians, from :func:`~numpyro_orthgp.posterior`, :func:`condition` or :func:`compress`.
     :return: ``{name}.u{i}_loc`` with ``{name}.u{i}_scale_tril`` or ``{name}.u{i}_scale``; for mean-only points
         ``{name}.u{i}_weights``.
     :raises ValueError: if it carries values (a draw of MCMC), or comes from ``f.diagonalized()``.

@@ -51,6 +51,14 @@ def gp(
     Under a guide of this package the function's marginals are those of q(f); under anything else (NUTS, ``Predictive``,
     NumPyro's autoguides, ``condition``) those of p(f | u).
 
+    >>> import jax.numpy as jnp, numpyro
+    >>> from numpyro_orthgp import gp, kernels
+    >>> Z, O, X = jnp.array([[0.0], [1.0]]), jnp.array([[0.5]]), jnp.array([[0.1], [0.2], [0.9]])
+    >>> with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as sites:
+    ...     f = gp("f", 4.0 * kernels.Matern52(0.5), [Z, O])
+    >>> list(sites), f(X).shape
+    (['f.u0', 'f.u1'], (3,))
+
     :param name: name of the function, the prefix of its sites.
     :param kernel: covariance function; ``kernel(X1, X2)`` of shape (n, m), or (P, n, m) for one per latent function.
     :param inducing: inducing points of shape (M, D), same units as the data's inputs, or (P, M, D), points of its own for each

@@ -40,6 +40,15 @@ def latent_inputs(
     Under a guide of this package that hands over its Gaussian (:class:`AutoSparseGP`, :func:`latent_inputs_posterior`),
     ``CollapsedGP`` integrates the inputs out; ``f(X)`` sees a draw.
 
+    >>> import numpyro
+    >>> from numpyro_orthgp import latent_inputs
+    >>> with numpyro.handlers.seed(rng_seed=0):
+    ...     X = latent_inputs("X", 100, 2)
+    ...     with numpyro.plate("rows", 100, subsample_size=10):
+    ...         batch = latent_inputs("X_batch", 100, 2)
+    >>> X.shape, batch.shape
+    ((100, 2), (10, 2))
+
     :param name: name of the site; the guide's parameters are ``{name}_loc`` and ``{name}_scale``, shape (N, D).
     :param num: number of all points N.
     :param dim: number of latent dimensions D.

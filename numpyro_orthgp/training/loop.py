@@ -73,6 +73,20 @@ def fit(
     and what it finds in its file is sent to the others. Results are ordinary arrays in every process. Ctrl-C is for runs of one
     process; others are killed, all of them, and go on from the checkpoint.
 
+    >>> import jax.numpy as jnp, numpyro, optax
+    >>> from jax.random import PRNGKey
+    >>> from numpyro.infer import SVI, TraceMeanField_ELBO
+    >>> import numpyro_orthgp as ogp
+    >>> X = jnp.linspace(0.0, 1.0, 500)[:, None]
+    >>> def model(X, y):
+    ...     f = ogp.gp("f", ogp.kernels.RBF(0.3), jnp.linspace(0.0, 1.0, 8)[:, None])
+    ...     with numpyro.plate("data", 500, subsample_size=len(X)):
+    ...         numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.1), obs=y)
+    >>> svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.05), TraceMeanField_ELBO())
+    >>> result = ogp.fit(svi, PRNGKey(0), (X, jnp.sin(6 * X[:, 0])), batch_size=100, num_epochs=4, progress_bar=False)
+    >>> result.status, result.num_steps, result.losses.shape
+    ('finished', 20, (20,))
+
     :param svi: a NumPyro ``SVI``, or anything with its ``init``, ``update`` and ``get_params``.
     :param rng_key: a key, for ``svi.init`` and for the order of rows.
     :param data: a tuple of arrays, positional arguments of model and guide, or a dict of them, keyword arguments. Arrays (NumPy,

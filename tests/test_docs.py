@@ -1,0 +1,161 @@
+"""The documentation is true: blocks run and print what pages show, links lead somewhere, every public name has an entry."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import numpyro_orthgp
+from numpyro_orthgp import init, kernels, likelihoods, online, plots
+from tests.pages import ROOT, Block, blocks_of, differences, run_blocks
+
+DOCS = ROOT / "docs"
+QUICK = {"guide/accelerators.md", "guide/trouble.md"}  # others take more than about ten seconds
+PAGES = sorted(DOCS.glob("**/*.md"))
+RUNNING = [page for page in (DOCS / "getting_started.md", *sorted((DOCS / "guide").glob("*.md"))) if blocks_of(page)]
+
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+DIRECTIVE = re.compile(
+    r"^\.\. auto(module|class|function|data):: numpyro_orthgp\.?([\w.]*)(?:\(\))?$(\n   :no-members:)?", re.M
+)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(DOCS).as_posix()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, id=name_of(p), marks=[] if name_of(p) in QUICK else pytest.mark.slow) for p in RUNNING],
+)
+def test_blocks_run_and_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+    blocks = blocks_of(page)
+    printed = run_blocks(blocks, tmp_path / "page.py")
+    assert len(printed) == len(blocks)
+    for block, output in zip(blocks, printed, strict=True):
+        if block.output is not None:
+            assert differences(block.output, output) == [], block.code
+
+
+def test_blocks_of_a_page_are_found_and_compared(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1\n```\n\nWords.\n\n```python\nprint(x, 0.123)\n```\n\n```text\n1 0.12\n```\n")
+    assert blocks_of(page) == [Block("x = 1\n", None), Block("print(x, 0.123)\n", "1 0.12\n")]
+    assert run_blocks(blocks_of(page), tmp_path / "page.py") == ["", "1 0.123\n"]
+    assert differences("1 0.12", "1 0.123") == [] and differences("loss 376.0", "loss 376.9") == []
+    assert differences("1 0.12", "2 0.12") and differences("-0.42", "-0.47") and differences("a 1", "b 1")
+    assert differences("loss 376.0", "loss 386.0") and differences("one two", "one")
+    with pytest.raises(AssertionError, match="NameError"):
+        run_blocks([Block("print(y)\n", None)], tmp_path / "page.py")
+
+
+def test_every_page_is_in_a_toctree() -> None:
+    listed = {"index"}
+    for page in PAGES:
+        for block in TOCTREE.findall(page.read_text()):
+            entries = [line.strip() for line in block.splitlines() if line.strip() and not line.startswith(":")]
+            found = [(page.parent / entry).resolve() for entry in entries]
+            assert [e.name for e in found if not e.with_name(f"{e.name}.md").exists()] == [], name_of(page)
+            listed |= {entry.relative_to(DOCS).as_posix() for entry in found}
+    assert {name_of(page).removesuffix(".md") for page in PAGES if "_build" not in page.parts} == listed
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES], ids=str)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for link in LINK.findall(re.sub(r"`[^`\n]*`", "", prose)):
+        target, _, heading = link.partition("#")
+        if "://" in link or heading.startswith(
+            "numpyro_orthgp."
+        ):  # of other sites, and of entries: Sphinx looks at these
+            continue
+        file = page if not target else page.parent / target
+        assert file.exists(), f"{page.name}: {link}"
+        assert not heading or heading in anchors(file), f"{page.name}: {link}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub and MyST make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_targets_of_make_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    targets |= set(re.search(r"^EXAMPLES := (.*)$", makefile, re.MULTILINE)[1].split())
+    texts = [path.read_text() for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES)]
+    named = {name for text in texts for name in re.findall(r"(?:`|^    )make ([a-z]+)", text, re.MULTILINE)}
+    assert len(named) > 10 and named <= targets
+
+
+def documented() -> set[str]:
+    """Names with an entry in the API pages, without the package's own."""
+    names = set()
+    for page in (DOCS / "api").glob("*.md"):
+        for kind, name, without_members in DIRECTIVE.findall(page.read_text()):
+            if kind == "module":
+                module = importlib.import_module(f"numpyro_orthgp.{name}")
+                members = [] if without_members else [m for m in module.__all__ if callable(getattr(module, m))]
+                names |= {f"{name}.{member}" for member in members}
+            else:
+                names.add(name)
+    return names
+
+
+def public() -> set[str]:
+    """Public names of the package, and of the rooms that are called by their own name, without the package's own."""
+    names = {n for n, v in vars(numpyro_orthgp).items() if not n.startswith("_") and not isinstance(v, ModuleType)}
+    for module in (kernels, likelihoods, init, online, plots):
+        room = module.__name__.rpartition(".")[2]
+        members = getattr(module, "__all__", None) or [n for n, v in vars(module).items() if isinstance(v, type)]
+        names |= {f"{room}.{member}" for member in members}
+    return names
+
+
+def test_every_public_name_has_an_entry() -> None:
+    also_in_likelihoods = {"Likelihood", "GaussHermite", "MonteCarlo", "QuasiMonteCarlo"}
+    assert len(public()) > 80
+    assert public() - also_in_likelihoods - documented() == set()
+    assert {f"likelihoods.{name}" for name in also_in_likelihoods} <= documented()
+
+
+def test_messages_that_the_guide_explains_are_those_of_the_code() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "numpyro_orthgp").rglob("*.py"))
+    table = (DOCS / "guide" / "trouble.md").read_text().partition("## What messages mean")[2]
+    messages = [re.sub(r"^`+ ?| ?`+$", "", row[0].split(" (or ")[0].strip()) for row in
+                (line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `"))]  # fmt: skip
+    assert len(messages) > 10
+    for message in messages:
+        for part in re.split(r"\.\.\.|`\w+`|\(N,\)|\(N, 1\)|float32|float64|Marginals \+|Bernoulli", message):
+            assert part.strip(" ;") in code, message
+
+
+@pytest.mark.slow
+def test_site_builds_without_warnings(tmp_path: Path) -> None:
+    for name in ("sphinx", "myst_parser", "furo"):
+        pytest.importorskip(name)
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", "-b", "html", "docs", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    from sphinx.util.inventory import InventoryFile
+
+    with (tmp_path / "objects.inv").open("rb") as file:
+        inventory = InventoryFile.load(file, "", lambda base, uri: uri)
+    entries = {name for kind, objects in inventory.items() if kind.startswith("py:") for name in objects}
+    assert {f"numpyro_orthgp.{name}" for name in documented()} <= entries
+
+
+@pytest.mark.slow
+def test_examples_in_docstrings() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "--doctest-modules", "numpyro_orthgp", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 25
