@@ -14,7 +14,7 @@ READY_DOCS := $(VENV)/.ready-docs
 .DEFAULT_GOAL := help
 EXAMPLES := regression gplvm counts survey survival digits multitask deep convolutional spectral streaming thompson large
 
-.PHONY: help demo snelson $(EXAMPLES) examples test slow lint typecheck docs site doctest check package clean
+.PHONY: help demo snelson $(EXAMPLES) examples test slow lint typecheck docs site doctest pages check package clean
 
 help:  ## show this list
 	@echo "make <target>, where <target> is one of"
@@ -46,13 +46,16 @@ typecheck: $(READY_TEST)  ## mypy
 
 docs: site doctest  ## the site, in docs/_build/html, warnings being errors; and the examples in docstrings
 
+pages: $(READY_TEST)  ## the snippets of docs/ and README, and all of examples/, run small
+	$(PY) -m pytest -q -n $(WORKERS) --slow tests/test_docs.py tests/test_examples.py
+
 site: $(READY_DOCS)
 	$(PY) -m sphinx -q -W --keep-going -E -b html docs docs/_build/html
 
 doctest: $(READY_DOCS)
 	$(PY) -m pytest -q -n $(WORKERS) --doctest-modules numpyro_orthgp
 
-check: lint typecheck docs test  ## what continuous integration runs
+check: lint typecheck docs pages test  ## what continuous integration runs
 
 package: $(READY_TEST)  ## wheel and sdist in dist/; the wheel is installed in a clean environment, where README's first example runs
 	$(PY) -m pip install --quiet --disable-pip-version-check build
