@@ -2,8 +2,9 @@
 
     python docs/gallery.py [NAME ...]
 
-Each script of ``examples/`` is run with its defaults, one after another. What it prints goes to ``docs/examples/tables/NAME.txt`` and its
-picture to ``docs/_static/examples/NAME.png``, reduced to what a page needs. The pages of ``docs/examples/`` show both as they are.
+Each script of ``examples/`` is run with its defaults, one after another. What it prints goes to ``docs/examples/tables/NAME.txt``
+and its picture to ``docs/_static/examples/NAME.png``, reduced to what a page needs. The pages of ``docs/examples/`` show both as
+they are.
 """
 
 from __future__ import annotations
@@ -33,15 +34,13 @@ def names() -> list[str]:
     return sorted(path.stem for path in SCRIPTS.glob("*.py"))
 
 
-def run(name: str) -> tuple[str, float]:
-    """What a script prints, and how many seconds it takes."""
+def run(name: str) -> str:
+    """What a script prints."""
     script = SCRIPTS / f"{name}.py"
     options = [NO_BAR] * (NO_BAR in script.read_text())
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
     command = [sys.executable, str(script), "--out", "out", *options]
-    start = time.perf_counter()
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout, time.perf_counter() - start
+    return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def machine_facts() -> str:
@@ -69,11 +68,10 @@ def keep_picture(source: Path, target: Path) -> None:
         width = int(0.9 * width)
 
 
-def keep(name: str, printed: str, seconds: float) -> None:
+def keep(name: str, printed: str) -> None:
     TABLES.mkdir(parents=True, exist_ok=True)
     PICTURES.mkdir(parents=True, exist_ok=True)
-    footer = f"({seconds:.0f} s on {machine_facts()})"
-    (TABLES / f"{name}.txt").write_text(f"$ make {name}\n{printed.rstrip()}\n{footer}\n")
+    (TABLES / f"{name}.txt").write_text(f"$ make {name}\n{printed.rstrip()}\n({machine_facts()})\n")
     keep_picture(ROOT / "out" / f"{name}.png", PICTURES / f"{name}.png")
 
 
@@ -86,9 +84,9 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"no such example: {', '.join(unknown)}; there are {', '.join(names())}")
     for name in chosen:
         print(f"{name} ...", end=" ", flush=True)
-        printed, seconds = run(name)
-        keep(name, printed, seconds)
-        print(f"{seconds:.0f} s", flush=True)
+        start = time.perf_counter()
+        keep(name, run(name))
+        print(f"{time.perf_counter() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

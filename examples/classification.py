@@ -130,11 +130,13 @@ def save_figure(path: Path, data: Data, fits: dict[str, Fit], M: int) -> None:
         axis.clabel(lines, levels=[0.1, 0.9], fontsize=7)
         axis.plot(sides[0], boundary(sides[0]), "--", color="#D81B60", lw=1.5, label="1/2 in truth")
         for label, marker in ((0, "_"), (1, "+")):
-            axis.plot(*data.X[data.y == label].T, marker, color="0.2", ms=3.5, mew=0.6, alpha=0.6, label=f"label {label}")
+            axis.plot(
+                *data.X[data.y == label].T, marker, color="0.2", ms=3.5, mew=0.6, alpha=0.6, label=f"label {label}"
+            )
         for i, (marker, colour) in enumerate((("o", "#56B4E9"), ("s", "#F0E442"))):
             points = fits[name].params.get(f"Z{i}")
             if points is not None:
-                axis.plot(*points.T, marker, color=colour, mec="black", ms=7, label=("first set", "second set")[i], clip_on=False)
+                axis.plot(*points.T, marker, color=colour, mec="black", ms=7, label=("first set", "second set")[i])
         axis.set(title=name, ylabel="$x_2$", xlim=(-WIDTH, WIDTH), ylim=(-HEIGHT, HEIGHT))
     axes[-1].set_xlabel("$x_1$")
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False)
