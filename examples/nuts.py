@@ -168,7 +168,7 @@ def save_figure(path: Path, results: dict[str, Posterior], X: jax.Array, y: jax.
     axes[1, 0].plot(grid, truth, color="0.6", lw=4, alpha=0.6, label="truth", zorder=0)
     axes[1, 1].plot(grid, 1 / (1 + np.exp(-truth)), color="0.6", lw=4, alpha=0.6, label="truth", zorder=0)
     axes[1, 1].plot(X[:, 0], y, "|", color="0.3", ms=9, label="labels")
-    axes[1, 0].set(xlabel="x", ylabel="f", title="Mean of f and 1.645 standard deviations on either side")
+    axes[1, 0].set(xlabel="x", ylabel="f", title="f: mean plus and minus 1.645 standard deviations")
     axes[1, 1].set(xlabel="x", ylabel="probability of label 1", title="Prediction")
     figure.legend(*axes[1, 1].get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
     figure.savefig(path, dpi=130)
