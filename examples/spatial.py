@@ -3,7 +3,7 @@
     python examples/spatial.py [--num 100000] [--num-inducing 256] [--epochs 8] [--batch-size 1000] [--out out] [--seed 0]
                                [--quick] [--no-progress-bar]
 
-Places lie in a square of 100 km, crowded around towns. The field is the sum of a smooth one and of one whose lengthscale is 5 km,
+Places lie in a square of 100 km, crowded around towns. The field is the sum of a smooth one and of one whose lengthscale is 3.5 km,
 each made of a few hundred random waves, so that no N x N matrix is needed; noise has standard deviation 0.3. The model knows that
 there are two scales, not which. SVGP and SOLVE-GP are fitted by ``ogp.fit`` on minibatches, and scored twice: at random places
 held out, which have neighbours in the data, and in whole blocks of 10 km, which do not.
@@ -48,7 +48,7 @@ class Field:
     """A smooth function and a rough one, added: waves of random directions and phases."""
 
     def __init__(self, rng: np.random.Generator, num_waves: int = 400) -> None:
-        scales = np.repeat([2.5, 0.5], num_waves)
+        scales = np.repeat([2.5, 0.35], num_waves)
         self.frequencies = rng.normal(size=(2, 2 * num_waves)) / scales
         self.phases = rng.uniform(0, 2 * np.pi, 2 * num_waves)
         self.weights = rng.normal(size=2 * num_waves) * np.repeat([1.0, 0.5], num_waves) * np.sqrt(2 / num_waves)
@@ -107,7 +107,9 @@ class Fit:
         constants: dict[str, Any] = {"N": len(train.y), "sets": sets}
         num_steps = max(1, num_epochs * len(train.y) // batch_size)
         guide = ogp.AutoSparseGP(model, natural=True)
-        optimizer = ogp.natural_gradient(optax.adam(optax.cosine_decay_schedule(0.02, num_steps)), 0.1, ramp_up=20)
+        # A natural step of length r replaces a share r of what q knows by what one minibatch says: it has to shrink.
+        lengths = optax.cosine_decay_schedule(0.1, num_steps, 0.01)
+        optimizer = ogp.natural_gradient(optax.adam(optax.cosine_decay_schedule(0.02, num_steps)), lengths, ramp_up=20)
         svi = SVI(model, guide, optimizer, TraceMeanField_ELBO())
         data, key = (train.X, train.y), random.PRNGKey(0)
         start = time.process_time()
@@ -141,8 +143,9 @@ class Fit:
         )
 
 
-def save_figure(path: Path, survey: Survey, fits: dict[str, Fit], num_grid: int = 200) -> None:
+def save_figure(path: Path, survey: Survey, fits: dict[str, Fit], num_grid: int = 120) -> None:
     import matplotlib
+    import matplotlib.colors
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -154,19 +157,21 @@ def save_figure(path: Path, survey: Survey, fits: dict[str, Fit], num_grid: int 
     limit = np.abs(truth).max()
     figure, axes = plt.subplots(2, 3, figsize=(12, 7.6), sharex=True, sharey=True, layout="constrained")
     shown = {name: fit.at(grid) for name, fit in list(fits.items())[:2]}
-    widest = max(spread.max() for _, spread in shown.values())
+    spreads = np.concatenate([spread for _, spread in shown.values()])
+    norm = matplotlib.colors.LogNorm(*np.quantile(spreads, [0.005, 0.999]))
     maps = {"the field": truth} | {f"{name}: mean": mean for name, (mean, _) in shown.items()}
     for axis, (name, values) in zip(axes[0], maps.items(), strict=True):
         image = axis.imshow(values.reshape(num_grid, -1), cmap="PuOr", vmin=-limit, vmax=limit, **square)
         axis.set_title(name, fontsize=10)
     figure.colorbar(image, ax=axes[0], label="field", shrink=0.8)
     for axis, (name, (_, spread)) in zip(axes[1, 1:], shown.items(), strict=True):
-        image = axis.imshow(spread.reshape(num_grid, -1), cmap="cividis", vmin=0, vmax=widest, **square)
+        image = axis.imshow(spread.reshape(num_grid, -1), cmap="cividis", norm=norm, **square)
         axis.set_title(f"{name}: standard deviation", fontsize=10)
-    figure.colorbar(image, ax=axes[1], label="standard deviation of the field", shrink=0.8)
-    places = survey.train.X[:10_000]
-    axes[1, 0].plot(*10 * places.T, ",", color="0.3")
-    axes[1, 0].set(title=f"{len(places)} of the places", aspect="equal")
+    figure.colorbar(image, ax=axes[1], label="standard deviation of the field", shrink=0.8, format="%g", extend="both")
+    places = survey.train.X[:4000]
+    axes[1, 0].plot(*10 * places.T, ".", color="0.3", ms=1.2, mew=0)
+    axes[1, 0].set(aspect="equal")
+    axes[1, 0].set_title(f"{len(places)} of the places", fontsize=10)
     for axis in axes.flat:
         for corner in survey.corners:
             axis.add_patch(plt.Rectangle(10 * corner, 10, 10, fill=False, lw=1.2, ec="black"))
