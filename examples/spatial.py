@@ -167,7 +167,9 @@ def save_figure(path: Path, survey: Survey, fits: dict[str, Fit], num_grid: int 
     for axis, (name, (_, spread)) in zip(axes[1, 1:], shown.items(), strict=True):
         image = axis.imshow(spread.reshape(num_grid, -1), cmap="cividis", norm=norm, **square)
         axis.set_title(f"{name}: standard deviation", fontsize=10)
-    figure.colorbar(image, ax=axes[1], label="standard deviation of the field", shrink=0.8, format="%g", extend="both")
+    bar = figure.colorbar(image, ax=axes[1], label="standard deviation of the field", shrink=0.8, extend="both")
+    bar.ax.yaxis.set_major_formatter("{x:g}")
+    bar.ax.yaxis.set_minor_formatter("{x:g}")
     places = survey.train.X[:4000]
     axes[1, 0].plot(*10 * places.T, ".", color="0.3", ms=1.2, mew=0)
     axes[1, 0].set(aspect="equal")
