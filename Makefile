@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 DEMO ?=
+GALLERY ?=
 PYTEST ?=
 
 PY := $(VENV)/bin/python
@@ -12,9 +13,10 @@ READY_TEST := $(VENV)/.ready-test
 READY_DOCS := $(VENV)/.ready-docs
 
 .DEFAULT_GOAL := help
-EXAMPLES := regression gplvm counts survey survival digits multitask deep convolutional spectral streaming thompson large
+EXAMPLES := regression classification gplvm counts survey survival digits multitask deep deep_kernel convolutional spectral streaming nuts thompson \
+	large spatial
 
-.PHONY: help demo snelson $(EXAMPLES) examples test slow lint typecheck docs site doctest pages check package clean
+.PHONY: help demo snelson $(EXAMPLES) examples gallery test slow lint typecheck docs site doctest pages check package clean
 
 help:  ## show this list
 	@echo "make <target>, where <target> is one of"
@@ -30,6 +32,9 @@ $(EXAMPLES): $(READY)
 	$(PY) examples/$@.py $(DEMO)
 
 examples: $(EXAMPLES)  ## all scripts but demo and snelson; also one by one: make deep, make counts, ...
+
+gallery: $(READY)  ## run the examples and keep their tables and pictures for the documentation (GALLERY="counts deep": only these)
+	$(PY) docs/gallery.py $(GALLERY)
 
 test: $(READY_TEST)  ## the tests, without the slow ones (PYTEST="-k likelihood" etc.)
 	$(PY) -m pytest -q -n $(WORKERS) $(PYTEST)

@@ -100,6 +100,14 @@ def test_readme_model_runs(tmp_path: Path) -> None:
 
 # For each example: what its rows are called, and the picture it writes.
 EXAMPLES = {
+    "classification": [
+        "SVGP (8)",
+        "SOLVE-GP (8+8), anywhere",
+        "SOLVE-GP (8+8)",
+        "SOLVE-GP (8+8), tight",
+        "SOLVE-GP (8+8), probit",
+        "SVGP (16)",
+    ],
     "regression": [
         "     4  titsias2009",
         "     4  titsias2025",
@@ -122,6 +130,61 @@ EXAMPLES = {
         "2 layers, SOLVE-GP(10+10), tight",
     ],
     "streaming": ["   200", "   400"],
+    "nuts": ["AutoDelta", "AutoNormal", "AutoMultivariateNormal", "NUTS"],
+    "spatial": ["SVGP (24)", "SOLVE-GP (24+24)", "SVGP (48)"],
+    "deep_kernel": ["   50  GP", "   50  network", "   50  deep kernel"],
+}
+Rows = dict[str, list[float]]
+
+
+def counts_say(rows: Rows) -> None:
+    # Even after a few steps: forgetting how long a period was costs a lot.
+    assert rows["Poisson, no exposure"][0] < rows["Poisson, exp"][0] - 5
+
+
+def regression_says(rows: Rows) -> None:
+    # Lower bound, exact evidence, upper bound: each of the first and the last at parameters of its own.
+    assert all(row[0] < row[1] for n, row in rows.items() if "titsias" in n)
+    assert abs(rows["   all  exact GP"][0] - rows["   all  exact GP"][1]) < 0.01
+
+
+def multitask_says(rows: Rows) -> None:
+    assert min(rows["LMC"][1], rows["ICM"][1]) > rows["independent"][1] + 0.1
+
+
+def classification_says(rows: Rows) -> None:
+    # A second set can only add to the fit it grows from; a probit needs less of f than a logit.
+    assert min(row[0] for name, row in rows.items() if name.startswith("SOLVE-GP (8+8)")) > rows["SVGP (8)"][0]
+    assert rows["SOLVE-GP (8+8), probit"][3] < rows["SOLVE-GP (8+8)"][3]
+
+
+def nuts_say(rows: Rows) -> None:
+    # Median, 5 % and 95 % of the lengthscale, then of the scale: a point has no width, and a draw of NUTS may be anywhere.
+    widths = {name: (row[2] - row[1], row[5] - row[4]) for name, row in rows.items()}
+    assert widths["AutoDelta"] == (0, 0)
+    assert min(*widths["AutoNormal"], *widths["AutoMultivariateNormal"], *widths["NUTS"]) > 0.2
+
+
+def spatial_says(rows: Rows) -> None:
+    # Neighbours help: blocks left out are harder than places held out here and there. So does a second set.
+    assert all(row[4] < row[1] and row[5] > row[2] for row in rows.values())
+    assert rows["SOLVE-GP (24+24)"][0] > rows["SVGP (24)"][0]
+
+
+def deep_kernel_says(rows: Rows) -> None:
+    # Few data: the better bound, and the worse predictions.
+    gp, deep = rows["   50  GP"], rows["   50  deep kernel"]
+    assert deep[0] > gp[0] and deep[1] < gp[1] and deep[3] < gp[3]
+
+
+SAYS = {
+    "counts": counts_say,
+    "regression": regression_says,
+    "multitask": multitask_says,
+    "classification": classification_says,
+    "nuts": nuts_say,
+    "spatial": spatial_says,
+    "deep_kernel": deep_kernel_says,
 }
 
 
@@ -137,17 +200,33 @@ def test_examples_with_tables_of_their_own(name: str, said: str, tmp_path: Path)
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "counts" else pytest.mark.slow) for n in EXAMPLES])
 def test_examples(name: str, tmp_path: Path) -> None:
-    output = run(f"examples/{name}.py", "--quick", "--out", tmp_path)
+    if name == "deep_kernel":
+        pytest.importorskip("flax")
+    output = run(f"examples/{name}.py", "--quick", "--out", tmp_path, *(["--no-progress-bar"] * (name == "spatial")))
     rows = {row: [float(v) for v in re.findall(r"-?\d+\.\d+", line[len(row) :])] for row in EXAMPLES[name]
             for line in output.splitlines() if re.match(re.escape(row) + r"\s{2,}-?\d", line)}  # fmt: skip
     assert list(rows) == EXAMPLES[name] and all(rows.values())
     assert_picture(tmp_path / f"{name}.png")
-    if name == "counts":  # even after a few steps: forgetting how long a period was costs a lot
-        assert rows["Poisson, no exposure"][0] < rows["Poisson, exp"][0] - 5
-    if (
-        name == "regression"
-    ):  # lower bound, exact evidence, upper bound: each of the first and the last at parameters of its own
-        assert all(row[0] < row[1] for n, row in rows.items() if "titsias" in n)
-        assert abs(rows["   all  exact GP"][0] - rows["   all  exact GP"][1]) < 0.01
-    if name == "multitask":
-        assert min(rows["LMC"][1], rows["ICM"][1]) > rows["independent"][1] + 0.1
+    if name in SAYS:
+        SAYS[name](rows)
+
+
+SCRIPTS = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_gallery(name: str) -> None:
+    """Every example has a page that shows its model, its table and its picture, a target and a line in the README."""
+    docs = ROOT / "docs"
+    page = (docs / "examples" / f"{name}.md").read_text()
+    assert f"../../examples/{name}.py\n:" in page
+    for shown in (f"tables/{name}.txt", f"../_static/examples/{name}.png"):
+        assert shown in page and (docs / "examples" / shown).is_file()
+    assert re.search(rf"^{name}$", (docs / "examples" / "index.md").read_text(), re.MULTILINE)
+    picture = docs / "_static" / "examples" / f"{name}.png"
+    assert_picture(picture)
+    assert len(picture.read_bytes()) < 150_000
+    assert (docs / "examples" / "tables" / f"{name}.txt").read_text().startswith(f"$ make {name}\n")
+    assert f"`make {name}`" in (ROOT / "README.md").read_text()
+    done = subprocess.run(["make", "-n", name], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and f"examples/{name}.py" in done.stdout, done.stderr
