@@ -168,8 +168,10 @@ def save_figure(path: Path, survey: Survey, fits: dict[str, Fit], num_grid: int 
         image = axis.imshow(spread.reshape(num_grid, -1), cmap="cividis", norm=norm, **square)
         axis.set_title(f"{name}: standard deviation", fontsize=10)
     bar = figure.colorbar(image, ax=axes[1], label="standard deviation of the field", shrink=0.8, extend="both")
+    ticks = np.array([0.02, 0.05, 0.1, 0.2, 0.5])
+    bar.set_ticks(ticks[(norm.vmin <= ticks) & (ticks <= norm.vmax)])
     bar.ax.yaxis.set_major_formatter("{x:g}")
-    bar.ax.yaxis.set_minor_formatter("{x:g}")
+    bar.minorticks_off()
     places = survey.train.X[:4000]
     axes[1, 0].plot(*10 * places.T, ".", color="0.3", ms=1.2, mew=0)
     axes[1, 0].set(aspect="equal")
