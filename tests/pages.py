@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 
+# Output that differs from machine to machine by more than numbers do is shown in blocks of another language, `console`.
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 END = "-- end of block --"

@@ -132,13 +132,11 @@ def _on_weights(khat: ParetoK | str, held_out: Mapping[str, Calibration], nuts: 
     if khat.khat < LIMIT:
         yield "k-hat needs more draws: num_samples=4000."
         return
-    missing = [] if held_out else ["at held-out data (held_out=)"]
-    missing += [] if nuts is not None else ["for few data, at NUTS (nuts=200)"]
-    if missing:
-        yield (
-            "k-hat judges q as a whole, and is large for many inducing variables even where means and variances are fine: look "
-            f"{' and '.join(missing)}."
-        )
+    tells = [] if held_out else ["Held-out data tell (held_out=)."]
+    tells += [] if nuts is not None else ["For few data NUTS tells (nuts=200)."]
+    if tells:
+        fine = "k-hat judges q as a whole, and is large for many inducing variables even where means and variances are fine."
+        yield " ".join([fine, *tells])
 
 
 def _listed(names: Sequence[str]) -> str:

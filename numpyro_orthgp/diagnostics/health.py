@@ -38,7 +38,7 @@ class SetHealth:
     :param divergence: KL[q || prior] in nats, of all latent functions: zero for a set that does nothing.
     :param pivots: variance of each variable given all before it, jitter included, relative to the mean of the kernel's diagonal;
         shape (M,) or (P, M). The square roots are the diagonal of the Cholesky factor.
-    :param jitter: relative jitter of the policy, or the one that :func:`gp` was given.
+    :param jitter: relative jitter of the policy, or the one that :func:`~numpyro_orthgp.gp` was given.
     :param rescue: what the factor took beyond it, zero if it took none.
     :param explained: share of the prior variance at the data that it explains, mean over points; NaN without inputs.
     """

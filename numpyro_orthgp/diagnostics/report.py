@@ -23,9 +23,9 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`check` finds; ``print`` it.
+    """What :func:`~numpyro_orthgp.check` finds; ``print`` it.
 
-    :param functions: by name of the gp, or of the site of a :class:`CollapsedGP`.
+    :param functions: by name of the gp, or of the site of a :class:`~numpyro_orthgp.CollapsedGP`.
     :param residual_scales: v of the tightened bound, by name of the gp (one number, or one for each function), or of the output
         where each point has its own.
     :param khat: of the guide's importance weights; a string says why there is none.
