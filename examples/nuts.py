@@ -126,9 +126,10 @@ def row(name: str, result: Posterior, X_test: jax.Array, y_test: jax.Array) -> s
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of points that have a large k-hat of their own
         loo = az.loo(result.data)
+    elpd = float(loo.elpd if hasattr(loo, "elpd") else loo.elpd_loo)  # ArviZ 1.x, and 0.x
     k = "-" if result.khat is None else f"{result.khat:.2f}"
     score = float(result.log_predictive(X_test, y_test).mean())
-    cells = [f"{name:22s}", *intervals, f"{k:>5s}", f"{float(loo.elpd_loo):8.2f}", f"{score:10.4f}"]
+    cells = [f"{name:22s}", *intervals, f"{k:>5s}", f"{elpd:8.2f}", f"{score:10.4f}"]
     return "  ".join([*cells, f"{result.seconds:7.1f}"])
 
 

@@ -77,7 +77,6 @@ def inducing(
     if rows is not None:
         scatter(ax, rows[:, dims], s=6, color="0.7", linewidths=0, label=f"data (N = {len(rows)})", zorder=1)
     draw_points(ax, sets, dims)
-    legend = legend
     extend(ax, 0.0, legend_room(ax, legend))
     legend_on_top(ax, legend)
     return frame(ax, xlabel=labels[0], ylabel=labels[1])
