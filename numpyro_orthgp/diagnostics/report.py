@@ -143,4 +143,4 @@ def _moments(loc: np.ndarray, scale: np.ndarray) -> str:
 
 
 def _bullet(line: str) -> str:
-    return textwrap.fill(line, WIDTH, initial_indent="  * ", subsequent_indent="    ")
+    return textwrap.fill(line, WIDTH, initial_indent="  * ", subsequent_indent="    ", break_on_hyphens=False)
