@@ -7,6 +7,9 @@ DEMO ?=
 GALLERY ?=
 PYTEST ?=
 
+# Tests of one file share fits and compiled programs: they stay on one worker.
+WORKING := -n $(WORKERS) --dist loadfile
+
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 READY_TEST := $(VENV)/.ready-test
@@ -37,10 +40,10 @@ gallery: $(READY)  ## run the examples and keep their tables and pictures for th
 	$(PY) docs/gallery.py $(GALLERY)
 
 test: $(READY_TEST)  ## the tests, without the slow ones (PYTEST="-k likelihood" etc.)
-	$(PY) -m pytest -q -n $(WORKERS) $(PYTEST)
+	$(PY) -m pytest -q $(WORKING) $(PYTEST)
 
 slow: $(READY_TEST)  ## all tests
-	$(PY) -m pytest -q -n $(WORKERS) --slow $(PYTEST)
+	$(PY) -m pytest -q $(WORKING) --slow $(PYTEST)
 
 lint: $(READY_TEST)  ## ruff: errors and format
 	$(VENV)/bin/ruff check .

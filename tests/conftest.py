@@ -30,6 +30,13 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(skip)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+    """Compiled programs of one module are of no use to another, and would fill gigabytes by the end of a run."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
