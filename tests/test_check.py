@@ -346,6 +346,7 @@ def test_nuts_agrees_with_the_best_q_and_finds_out_a_narrow_one():
     assert "NUTS, 2 chains of 400 draws" in str(good)
 
 
+@pytest.mark.slow
 def test_hyperparameters_beside_nuts():
     X, y, Zs, _ = best()
 

@@ -74,6 +74,7 @@ def test_snelson_runs_without_data(tmp_path: Path) -> None:
     assert_picture(tmp_path / "snelson.png")
 
 
+@pytest.mark.slow
 def test_snelson_shows_what_the_papers_say(tmp_path: Path, data: Path) -> None:
     rows = table(run("examples/snelson.py", "--data", data / "snelson.npz", "--out", tmp_path))
     bound = {name: row[0] for name, row in rows.items()}
@@ -87,6 +88,7 @@ def test_snelson_shows_what_the_papers_say(tmp_path: Path, data: Path) -> None:
     assert 0.05 < noise["exact GP"] and noise["SVGP (7)"] < 0.15
 
 
+@pytest.mark.slow
 def test_readme_model_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(blocks) == 2
@@ -198,7 +200,8 @@ def test_examples_with_tables_of_their_own(name: str, said: str, tmp_path: Path)
     assert_picture(tmp_path / f"{name}.png")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "counts" else pytest.mark.slow) for n in EXAMPLES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(EXAMPLES))
 def test_examples(name: str, tmp_path: Path) -> None:
     if name == "deep_kernel":
         pytest.importorskip("flax")
