@@ -10,11 +10,13 @@ import numpyro.distributions as dist
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpyro.infer import MCMC
 from numpyro.infer.autoguide import AutoNormal
 from scipy import stats
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.diagnostics import comparison
 from numpyro_orthgp.diagnostics.calibration import Calibration, with_held_out
 from numpyro_orthgp.diagnostics.convergence import convergence_of
 from numpyro_orthgp.diagnostics.words import percent
@@ -325,16 +327,24 @@ def test_losses_are_looked_at(sets):
 # ---- NUTS
 
 
-def best(scale=1.0):
-    """Regression with the q that is best, or that q with all standard deviations scaled."""
+def best():
+    """Regression with the q that is best."""
     rng = np.random.default_rng(11)
     X, y = problems.data(rng, N=12)
     Z = problems.sets(rng, [3])[0]
     m, S = oracles.optimal_q(K, X, y, Z, NOISE**2, whitened=True)
-    return X, y, [Z], [(m, scale * np.linalg.cholesky(S))]
+    return X, y, [Z], [(m, np.linalg.cholesky(S))]
 
 
-def test_nuts_agrees_with_the_best_q_and_finds_out_a_narrow_one():
+def test_nuts_agrees_with_the_best_q(monkeypatch):
+    starts = []
+
+    class Recorded(MCMC):
+        def run(self, *args, init_params, **kwargs):
+            starts.append(init_params["f.u0"])
+            super().run(*args, init_params=init_params, **kwargs)
+
+    monkeypatch.setattr(comparison, "MCMC", Recorded)
     good = checked(*best(), nuts=400, num_samples=1000)
     f = good.nuts.functions["f"]
     assert good.nuts.rhat < 1.05 and good.nuts.ess > 100 and good.nuts.sites == {}
@@ -343,7 +353,18 @@ def test_nuts_agrees_with_the_best_q_and_finds_out_a_narrow_one():
     mean, cov = oracles.q_f(K, problems.oracle_sets(Zs, qs), X)
     np.testing.assert_allclose(f.loc_q, mean, atol=4.5 * np.sqrt(np.diag(cov).max() / 1000))
     assert not any("NUTS" in line and "disagree" in line for line in good.advice)
+    assert starts[0].shape == (2, 3) and np.abs(starts[0][0] - starts[0][1]).max() > 0.1  # draws of their own
     assert "NUTS, 2 chains of 400 draws" in str(good)
+
+
+def test_nuts_finds_out_a_narrow_q():
+    """All inputs are inducing points, so that nothing but q spreads f."""
+    X, y, *_ = best()
+    m, S = oracles.optimal_q(K, X, y, X, NOISE**2, whitened=True)
+    q = m, 0.3 * np.linalg.cholesky((S + S.T) / 2)
+    report = checked(X, y, [X], [q], nuts=200, num_samples=1000)
+    np.testing.assert_allclose(report.nuts.functions["f"].ratio, 0.3, rtol=0.35)
+    assert any("q and NUTS disagree about f itself" in line for line in report.advice)
 
 
 @pytest.mark.slow

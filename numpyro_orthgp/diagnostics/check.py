@@ -52,7 +52,8 @@ def check(
       the data that it explains; the least *pivot*, which is the variance of an inducing variable given those before it, relative
       to the kernel's; how many *repeat* others, with next to no variance of their own; the jitter, and what the Cholesky factor
       took beyond it;
-    * the share of the prior variance that no set explains, over the inputs: where it is large, points are missing;
+    * the share of the prior variance that no set explains, over the inputs: where it is large, points are missing. Of a guide
+      that draws hyperparameters both are those of one draw;
 
     and for the fit
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
-from numpyro.infer import MCMC, NUTS, init_to_value
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import unconstrain_fn
 
 from numpyro_orthgp.diagnostics.draws import Arguments, Draws, draws_of_mcmc
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data
@@ -19,7 +20,7 @@ from numpyro_orthgp.diagnostics.replay import Replay
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["Comparison", "Moments", "compare"]
+__all__ = ["CHAINS", "Comparison", "Moments", "compare"]
 
 CHAINS = 2
 MAX_POINTS = 200  # of the data at which functions are compared
@@ -65,7 +66,7 @@ class Comparison:
 
 
 def compare(replay: Replay, num_samples: int, rng_key: PRNGKey) -> Comparison:
-    """Run NUTS on the model of draws of a guide, starting from one of these, and hold the two against each other.
+    """Run NUTS on the model of draws of a guide, each chain from another of these, and hold the two against each other.
 
     Parameters are those of the fit. NUTS draws from the best q that any family has for the same bound, in which the residual is the
     prior's: p(u, theta) exp(E[log p(y | f)]), normalized (Hensman, Matthews, Filippone, Ghahramani 2015).
@@ -98,17 +99,22 @@ def _run(
     model: Callable[..., Any], arguments: Arguments, draws: Draws, layout: Layout, num_samples: int, rng_key: PRNGKey
 ) -> MCMC:
     fitted = handlers.substitute(model, data=draws.params)
-    start = init_to_value(values={name: draws.values[name][0] for name in layout.latents})
+    args, kwargs = arguments.join(arguments.arrays)
+    # Chains that begin at one point would agree whether or not they have converged.
+    starts = [
+        unconstrain_fn(fitted, args, kwargs, {name: draws.values[name][chain] for name in layout.latents})
+        for chain in range(CHAINS)
+    ]
     mcmc = MCMC(
-        NUTS(fitted, init_strategy=start),
+        NUTS(fitted),
         num_warmup=num_samples,
         num_samples=num_samples,
         num_chains=CHAINS,
         chain_method="sequential",
         progress_bar=False,
     )
-    args, kwargs = arguments.join(arguments.arrays)
-    mcmc.run(rng_key, *args, extra_fields=("diverging",), **kwargs)
+    start = jax.tree.map(lambda *values: jnp.stack(values), *starts)
+    mcmc.run(rng_key, *args, init_params=start, extra_fields=("diverging",), **kwargs)
     return mcmc
 
 

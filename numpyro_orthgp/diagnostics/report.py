@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_orthgp.diagnostics.advice import advise
 from numpyro_orthgp.diagnostics.calibration import LEVELS, Calibration
-from numpyro_orthgp.diagnostics.comparison import Comparison, Moments
+from numpyro_orthgp.diagnostics.comparison import CHAINS, Comparison, Moments
 from numpyro_orthgp.diagnostics.convergence import Convergence
 from numpyro_orthgp.diagnostics.health import FunctionHealth
 from numpyro_orthgp.diagnostics.importance import ParetoK
@@ -119,7 +119,7 @@ def _held_out(name: str, calibration: Calibration) -> list[str]:
 
 def _nuts(nuts: Comparison) -> list[str]:
     lines = [
-        f"NUTS, 2 chains of {nuts.num_samples} draws: largest R-hat {nuts.rhat:.3f}, smallest effective sample size "
+        f"NUTS, {CHAINS} chains of {nuts.num_samples} draws: largest R-hat {nuts.rhat:.3f}, smallest effective sample size "
         f"{nuts.ess:.0f}, {nuts.divergences} divergent"
     ]
     rows = [["site", "q", "NUTS"]]
