@@ -96,6 +96,7 @@ def test_growing_a_function(rng):
     now = function(MATERN, problems.sets(rng, (5,)), [full(rng, 5)])
     single = function(MATERN, problems.sets(rng, (4,)), [full(rng, 4)])
     assert_allclose(ratio(now, diagonalized(single)), ratio(now, single), rtol=1e-8)
+    assert_allclose(online.divergences(turned), online.divergences(f), rtol=1e-8)
     with pytest.raises(ValueError, match=r"diagonalized\(\) returned"):
         online.start_from("f", turned)
 

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
-from numpyro.infer import TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp import kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 INDEX = ROOT / "docs" / "theory" / "equations.md"
@@ -311,36 +309,3 @@ def test_sites_and_their_shapes_are_those_of_the_notation(rng):
             assert name in shapes, f"the notation names {name}; there are {sorted(shapes)}"
             if row["shape"]:
                 assert shapes[name] == tuple(sizes[letter] for letter in letters), name
-
-
-def test_several_draws_bound_the_model_of_independent_residuals_only():
-    """Two equal inputs, different outputs, no inducing points near: `docs/theory/deep.md` and `deep.py` say what happens."""
-    X, y, noise = jnp.zeros((2, 1)), np.array([1.5, -1.5]), 0.5
-
-    def model(num_samples):
-        inner = ogp.gp("f1", kernels.RBF(1.0), jnp.full((1, 1), 100.0), jitter=0.0)
-        outer = ogp.gp("f2", kernels.Linear(1.0), jnp.ones((1, 1)), jitter=0.0)
-        with numpyro.plate("data", 2):
-            f, log_weights = ogp.DeepGP([inner, outer]).particles(X, num_samples)
-            numpyro.sample("y", likelihoods.Mixture(likelihoods.Gaussian(f, noise), log_weights), obs=jnp.asarray(y))
-
-    guide = ogp.AutoSparseGP(model)
-    params = {"f1.u0_loc": jnp.zeros(1), "f1.u0_scale_tril": jnp.eye(1)}
-    params |= {"f2.u0_loc": jnp.ones(1), "f2.u0_scale_tril": 0.02 * jnp.eye(1)}
-
-    def bound(num_samples):
-        keys = jax.random.split(jax.random.PRNGKey(0), 400)
-        loss = lambda key: TraceMeanField_ELBO().loss(key, params, model, guide, num_samples)  # noqa: E731
-        values = -np.asarray(jax.jit(jax.vmap(loss))(keys))
-        return values.mean(), values.std() / 20
-
-    # f2(h) = w h with w ~ N(0, 1), and f1 at both inputs is h ~ N(0, 1): one h for both, or one for each.
-    grid = np.linspace(-8, 8, 801)
-    step = grid[1] - grid[0]
-    prior = np.exp(-(grid**2) / 2) / np.sqrt(2 * np.pi)
-    density = np.exp(-((y[:, None, None] - grid[:, None] * grid) ** 2) / (2 * noise**2)) / np.sqrt(2 * np.pi) / noise
-    together = np.log(np.einsum("w,h,wh->", prior, prior, density[0] * density[1]) * step**2)
-    apart = np.log(prior @ ((density[0] @ prior) * (density[1] @ prior)) * step**3)
-    one, many = bound(1), bound(50)
-    assert one[0] < together - 4 * one[1]
-    assert together + 4 * many[1] < many[0] < apart + 4 * many[1]
