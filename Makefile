@@ -54,8 +54,9 @@ typecheck: $(READY_TEST)  ## mypy
 
 docs: site doctest  ## the site, in docs/_build/html, warnings being errors; and the examples in docstrings
 
-pages: $(READY_TEST)  ## the snippets of docs/ and README, and all of examples/, run small
-	$(PY) -m pytest -q -n $(WORKERS) --slow tests/test_docs.py tests/test_examples.py
+pages: $(READY_TEST)  ## the snippets of docs/ and README, the commands that they name, and all of examples/, run small
+	$(PY) -m pytest -q -n $(WORKERS) --slow tests/test_docs.py tests/test_examples.py tests/test_commands.py \
+		tests/test_benchmarks.py::test_accelerator_runs_on_what_there_is
 
 site: $(READY_DOCS)
 	$(PY) -m sphinx -q -W --keep-going -E -b html docs docs/_build/html

@@ -287,7 +287,9 @@ def refine(data: Pictures, begin: Start, options: Options, params: dict[str, Any
 
     C = table(data.X)
     kwargs = {"N": len(data.X), "features": known, "num_classes": begin.num_classes}
-    trainer = Trainer(known_model, optimizer(options.natural, options.refine), 1000, options.seed, **kwargs)
+    trainer = Trainer(
+        known_model, optimizer(options.natural, options.refine), min(1000, len(data.X)), options.seed, **kwargs
+    )
     q = {name: value for name, value in params.items() if name.startswith("f.")}
     state, _ = trainer.run(
         trainer.init(C, data.y, q), C, data.y, -(-options.refine // CHUNK), path.with_suffix(".q.npz"), 2

@@ -18,7 +18,8 @@ from tests.pages import ROOT, Block, blocks_of, differences, run_blocks
 DOCS = ROOT / "docs"
 QUICK = {"guide/accelerators.md", "guide/trouble.md"}  # others take more than about ten seconds
 PAGES = sorted(DOCS.glob("**/*.md"))
-RUNNING = [page for page in (DOCS / "getting_started.md", *sorted((DOCS / "guide").glob("*.md"))) if blocks_of(page)]
+WITH_CODE = (ROOT / "README.md", DOCS / "getting_started.md", *sorted((DOCS / "guide").glob("*.md")))
+RUNNING = [page for page in WITH_CODE if blocks_of(page)]
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -28,7 +29,7 @@ DIRECTIVE = re.compile(
 
 
 def name_of(page: Path) -> str:
-    return page.relative_to(DOCS).as_posix()
+    return page.relative_to(DOCS if DOCS in page.parents else ROOT).as_posix()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The examples and the README run as a user would run them, and Snelson's data shows what the papers say of it."""
+"""The examples run as a user would run them, and Snelson's data shows what the papers say of it."""
 
 from __future__ import annotations
 
@@ -86,18 +86,6 @@ def test_snelson_shows_what_the_papers_say(tmp_path: Path, data: Path) -> None:
     assert bound["exact GP"] > bound["SVGP (7), tight"] > bound["SVGP (7)"]
     assert noise["exact GP"] < noise["SVGP (7), tight"] < noise["SVGP (7)"]
     assert 0.05 < noise["exact GP"] and noise["SVGP (7)"] < 0.15
-
-
-@pytest.mark.slow
-def test_readme_model_runs(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2
-    script = tmp_path / "readme.py"
-    script.write_text("\n".join(blocks))  # as one session, in the order in which they are read
-    output = run(script)
-    means, *_ = output.split("]")
-    assert len([float(x) for x in means.strip("[ ").split()]) == 3
-    assert "elpd_loo" in output and "k-hat = " in output and "held out, 100 of y" in output
 
 
 # For each example: what its rows are called, and the picture it writes.
