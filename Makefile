@@ -15,6 +15,9 @@ READY := $(VENV)/.ready
 READY_TEST := $(VENV)/.ready-test
 READY_DOCS := $(VENV)/.ready-docs
 
+# Of the tests' time most goes into compiling programs that run for milliseconds. `make slow` and `make pages` compile as users do.
+UNOPTIMIZED := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0"
+
 .DEFAULT_GOAL := help
 EXAMPLES := regression classification gplvm counts survey survival digits multitask deep deep_kernel convolutional spectral streaming nuts thompson \
 	large spatial
@@ -40,7 +43,7 @@ gallery: $(READY)  ## run the examples and keep their tables and pictures for th
 	$(PY) docs/gallery.py $(GALLERY)
 
 test: $(READY_TEST)  ## the tests, without the slow ones (PYTEST="-k likelihood" etc.)
-	$(PY) -m pytest -q $(WORKING) $(PYTEST)
+	$(UNOPTIMIZED) $(PY) -m pytest -q $(WORKING) $(PYTEST)
 
 slow: $(READY_TEST)  ## all tests
 	$(PY) -m pytest -q $(WORKING) --slow $(PYTEST)

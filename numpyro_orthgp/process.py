@@ -21,8 +21,9 @@ from numpyro_orthgp.math.blocks import CACHED_ENTRIES, MAX_ENTRIES, map_blocks, 
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.gaussian import Whitened, principal_axes, spread
-from numpyro_orthgp.math.linalg import add_jitter, combine, default_jitter, join, matmul
-from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance, turn
+from numpyro_orthgp.math.linalg import add_jitter, clip_rounding, combine, default_jitter, join, matmul
+from numpyro_orthgp.math.moments import added_moments, moments_of_whitened
+from numpyro_orthgp.math.projection import Block, project, residual_covariance, turn, whiten
 from numpyro_orthgp.paths import Paths, draw_paths
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -124,11 +125,20 @@ class GPFunction:
         return map_blocks(self._moments_at_once, X, len(X) if self.pointwise else size)
 
     def _moments_at_once(self, X: Array) -> tuple[Array, Array, Array]:
-        A = self.project(X)
-        spreads = [spread(q, Ai) for q, Ai in zip(self.beliefs, A, strict=True)]
-        residual = residual_variance(self.kernel(X), A)
-        explained = sum((jnp.sum(W**2, axis=-2) for W in spreads if W is not None), start=jnp.zeros_like(residual))
-        mean = self.mean([InducingPoints(X)], A)
+        *rows, last = [s.covariance_with_inputs(self.kernel, X) for s in self.features]
+        A = project(self.blocks[:-1], rows)
+        C = residual_covariance(last, self.blocks[-1].before, A)
+        *others, q = self._without_shift()
+        # With a scaled residual the two variances have different weights in the bound: nothing would be shared.
+        end = (
+            added_moments(q, self.blocks[-1], C)
+            if self.residual_scale is None
+            else moments_of_whitened(q, whiten(self.blocks[-1], C))
+        )
+        parts = [*(moments_of_whitened(q, Ai) for q, Ai in zip(others, A, strict=True)), end]
+        mean, explained, change = (sum(part[1:], start=part[0]) for part in zip(*parts, strict=True))
+        mean = mean + self._shift_at([InducingPoints(X)])
+        residual = clip_rounding(self.kernel(X) + change)
         return self._columns(mean), self._columns(explained), self._columns(residual)
 
     def expected(self, X: LatentInputs, *, num_points: int = 20) -> Marginals:
@@ -260,14 +270,21 @@ class GPFunction:
 
     def mean(self, features: Sequence[Feature], A: Sequence[Array]) -> Array:
         """Mean of variables whose projections are A: at inputs X, ``[InducingPoints(X)]``; shape (..., B)."""
-        mean = jnp.zeros((), self.features[0].dtype)
-        for i, (q, Ai) in enumerate(zip(self.beliefs, A, strict=True)):
-            loc = q.loc if self.shift is None else q.loc - self.shift.projected[i]
-            mean = mean + combine(loc, Ai)
+        return sum(
+            (combine(q.loc, Ai) for q, Ai in zip(self._without_shift(), A, strict=True)), start=self._shift_at(features)
+        )
+
+    def _without_shift(self) -> list[Whitened]:
+        """The beliefs, from whose means that part is taken which mean-only points add at :meth:`_shift_at`."""
         if self.shift is None:
-            return mean
-        own = weigh_points(self.kernel, features, self.shift.points, self.shift.weights)
-        return mean + join(own, -1, event_dim=1)
+            return list(self.beliefs)
+        return [replace(q, loc=q.loc - a) for q, a in zip(self.beliefs, self.shift.projected, strict=True)]
+
+    def _shift_at(self, features: Sequence[Feature]) -> Array:
+        """Weighted prior covariances with the mean-only points, shape (..., B); zero without these."""
+        if self.shift is None:
+            return jnp.zeros((), self.features[0].dtype)
+        return join(weigh_points(self.kernel, features, self.shift.points, self.shift.weights), -1, event_dim=1)
 
     def covariance(self, K: Array, A: Sequence[Array]) -> Array:
         """Covariance of variables with prior covariance K whose projections are A, shape (..., B, B)."""

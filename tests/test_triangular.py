@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from numpyro_orthgp.math.triangular import lower_matmul, lower_matmul_transposed, lower_of_product
+from numpyro_orthgp.math.triangular import (
+    linear_in_left,
+    linear_in_right,
+    linear_transposed,
+    lower_matmul,
+    lower_matmul_transposed,
+    lower_of_product,
+)
 
 # Each beside the product that it stands for; only the lower triangle of the last one's is of meaning.
 PRODUCTS = {
@@ -58,6 +65,30 @@ def test_few_operations(name):
 
     ours, dense = PRODUCTS[name]
     assert flops(ours) < 0.66 * flops(dense)
+
+
+# Maps of a tangent (the first argument), for derivative rules.
+LINEAR = {
+    "left": (linear_in_left, lambda dL, B: dL @ B),
+    "right": (lambda dB, L: linear_in_right(L, dB), lambda dB, L: L @ dB),
+    "transposed": (lambda dE, L: linear_transposed(L, dE), lambda dE, L: L.T @ dE),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("M", [5, 256, 521])
+def test_linear_maps_and_their_transposes(rng, name, M):
+    ours, dense = LINEAR[name]
+    tangent = np.tril(rng.normal(size=(M, M))) if name != "right" else rng.normal(size=(M, 9))
+    other = rng.normal(size=(M, 9)) if name == "left" else np.tril(rng.normal(size=(M, M)))
+    values = jax.jit(ours)(tangent, other)
+    assert_allclose(values, dense(tangent, other), rtol=1e-9, atol=1e-9)
+    G = rng.normal(size=values.shape)
+    (transpose,) = jax.jit(lambda G: jax.linear_transpose(lambda x: ours(x, other), tangent)(G))(G)
+    (expected,) = jax.linear_transpose(lambda x: dense(x, other), tangent)(G)
+    if name != "right":  # of a lower-triangular tangent only that triangle of its gradient is of meaning
+        transpose, expected = jnp.tril(transpose), jnp.tril(expected)
+    assert_allclose(transpose, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_float32(rng):

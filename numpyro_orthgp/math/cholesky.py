@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_orthgp.math.linalg import add_jitter, matmul, one_by_one, solve_lower
-from numpyro_orthgp.math.triangular import lower_matmul, lower_of_product
+from numpyro_orthgp.math.triangular import linear_in_right, lower_matmul, lower_of_product
 from numpyro_orthgp.types import Array
 
-__all__ = ["inverse_cholesky", "rescue_jitter", "safe_cholesky"]
+__all__ = ["inverse_cholesky", "relative_carrier", "rescue_jitter", "safe_cholesky"]
 
 # Smaller matrices are not split.
 _BLOCK = 128
@@ -81,10 +81,30 @@ def _inverse_cholesky(K: Array, scale: Array) -> tuple[Array, Array]:
 
 @inverse_cholesky.defjvp
 def _inverse_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    # dL = L Phi(W dK W^T), and so dW = -W dL W = -Phi(W dK W^T) W.
     W = inverse_cholesky(*primals)
-    S = lower_of_product(lower_matmul(W, tangents[0]), W)
-    return W, -lower_matmul(_lower_half(S), W)
+    return W, lower_matmul(_relative_change(W, tangents[0]), W)
+
+
+@jax.custom_jvp
+def relative_carrier(K: Array, W: Array) -> Array:
+    r"""Zeros whose derivative is that of ``W = inverse_cholesky(K, scale)`` relative to it, :math:`E = dW \, W^{-1}`.
+
+    Whatever W multiplies changes by E times what comes out, :math:`dW B = E (W B)`. Backward, E's gradient is made of the product
+    alone, where the gradient of W itself would have to be multiplied by :math:`W^\top` first.
+
+    :return: shape (..., M, M); the derivative is lower triangular.
+    """
+    return jnp.zeros_like(W)
+
+
+@relative_carrier.defjvp
+def _relative_carrier_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    return relative_carrier(*primals), _relative_change(primals[1], tangents[0])
+
+
+def _relative_change(W: Array, dK: Array) -> Array:
+    """E of dW = E W: from dL = L Phi(W dK W^T) it is -L^-1 dL."""
+    return -_lower_half(lower_of_product(linear_in_right(W, dK), W))
 
 
 def _cholesky(K: Array, noise: Array) -> Array:

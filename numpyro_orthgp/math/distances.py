@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.math.linalg import clip_rounding, matmul
 from numpyro_orthgp.types import Array
 
 __all__ = ["centre", "squared_distance", "squared_distance_by_differences"]
@@ -29,16 +29,6 @@ def centre(X1: Array, X2: Array) -> tuple[Array, Array]:
     origin = lax.stop_gradient(X2.mean(axis=tuple(range(X2.ndim - 1))))
     moved = X1 - origin
     return moved, moved if X2 is X1 else X2 - origin
-
-
-@jax.custom_jvp
-def _clip_rounding(r2: Array) -> Array:
-    # What is cut off is rounding error, not part of the function: the derivative passes untouched. (That of `maximum`
-    # would be 0 or 1/2 at coincident points, where second derivatives need 1.)
-    return jnp.maximum(r2, 0)
-
-
-_clip_rounding.defjvp(lambda primals, tangents: (_clip_rounding(*primals), tangents[0]))
 
 
 def squared_distance(X1: Array, X2: Array, scale: Array) -> Array:
@@ -64,7 +54,7 @@ def squared_distance(X1: Array, X2: Array, scale: Array) -> Array:
     r2 = matmul(left, jnp.swapaxes(right, -1, -2))  # (..., n, m)
     if B is A:
         r2 = jnp.where(jnp.eye(A.shape[-2], dtype=bool), 0, r2)
-    return _clip_rounding(r2)
+    return clip_rounding(r2)
 
 
 def _norm_and_one(A: Array) -> tuple[Array, Array]:

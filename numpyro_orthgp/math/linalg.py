@@ -13,8 +13,8 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "add_jitter", "combine", "default_jitter", "diagonal", "gram", "gram_transposed", "join", "linear_matmul", "matmul",
-    "matmul_transposed", "one_by_one", "plain_matmul", "safe_sqrt", "solve_lower",
+    "add_jitter", "clip_rounding", "combine", "default_jitter", "diagonal", "gram", "gram_transposed", "join",
+    "linear_matmul", "matmul", "matmul_transposed", "one_by_one", "plain_matmul", "safe_sqrt", "solve_lower",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -189,6 +189,16 @@ def _safe_sqrt_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array
     s = safe_sqrt(primals[0])
     tiny = float(jnp.finfo(s.dtype).tiny) ** 0.25  # whose square still has a finite inverse, for second derivatives
     return s, tangents[0] * jnp.sign(s) / (2 * jnp.maximum(s, tiny))
+
+
+@jax.custom_jvp
+def clip_rounding(x: Array) -> Array:
+    """``max(x, 0)`` for what is negative by rounding alone: the derivative passes untouched, since what is cut off is not part of
+    the function. (That of `maximum` would be 0 or 1/2 where second derivatives need 1.)"""
+    return jnp.maximum(x, 0)
+
+
+clip_rounding.defjvp(lambda primals, tangents: (clip_rounding(*primals), tangents[0]))
 
 
 def add_jitter(K: Array, amount: Array) -> Array:

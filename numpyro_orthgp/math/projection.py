@@ -23,9 +23,17 @@ from itertools import accumulate, pairwise
 import jax
 import jax.numpy as jnp
 
-from numpyro_orthgp.math.cholesky import inverse_cholesky
-from numpyro_orthgp.math.linalg import add_jitter, diagonal, gram_transposed, join, matmul, matmul_transposed
-from numpyro_orthgp.math.triangular import lower_matmul
+from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
+from numpyro_orthgp.math.linalg import (
+    add_jitter,
+    clip_rounding,
+    diagonal,
+    gram_transposed,
+    join,
+    matmul,
+    matmul_transposed,
+)
+from numpyro_orthgp.math.triangular import linear_in_left, linear_in_right, lower_matmul
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -38,6 +46,7 @@ __all__ = [
     "residual_covariance",
     "residual_variance",
     "turn",
+    "whiten",
 ]
 
 
@@ -51,12 +60,15 @@ class Block:
     :param before: the projections :math:`A_j(Z_i)` of its points on each set before it, shapes (..., M_j, M_i).
     :param jitter: variance of the independent noise on its inducing variables, shape (...). What a factor that failed took
         beyond that is not in it.
+    :param carrier: zeros that carry the whitener's derivative to what it multiplies, shape (..., M_i, M_i), see
+        :func:`~numpyro_orthgp.math.cholesky.relative_carrier`; or ``None``: the whitener does so itself.
     :param triangular: whether the whitener is lower triangular, as :func:`decompose` makes it; :func:`turn` does not keep that.
     """
 
     whitener: Array
     before: tuple[Array, ...]
     jitter: Array
+    carrier: Array | None = None
     triangular: bool = field(default=True, metadata={"static": True})
 
 
@@ -83,7 +95,9 @@ def extend(blocks: Sequence[Block], row: Sequence[Array], jitter: float) -> tupl
     # Relative to the prior's scale, not to C's: C vanishes where a set repeats points of an earlier one.
     scale = diagonal(K).mean(-1)
     noise = jnp.asarray(jitter * scale, K.dtype)
-    return (*blocks, Block(inverse_cholesky(conditional_covariance(K, before, noise), scale), before, noise))
+    C = conditional_covariance(K, before, noise)
+    W = inverse_cholesky(C, scale)
+    return (*blocks, Block(W, before, noise, relative_carrier(C, W)))
 
 
 def conditional_covariance(K: Array, before: Sequence[Array], noise: Array) -> Array:
@@ -112,9 +126,28 @@ def project(blocks: Sequence[Block], covariances: Sequence[Array]) -> tuple[Arra
     """
     A: list[Array] = []
     for block, K in zip(blocks, covariances, strict=True):
-        multiply = lower_matmul if block.triangular else matmul
-        A.append(multiply(block.whitener, residual_covariance(K, block.before, A)))
+        A.append(whiten(block, residual_covariance(K, block.before, A)))
     return tuple(A)
+
+
+def whiten(block: Block, C: Array) -> Array:
+    """The projection on one set, from the covariance with it given the sets before it, shape (..., M_i, B)."""
+    if block.carrier is not None:
+        return _carried_matmul(block.whitener, block.carrier, C)
+    return (lower_matmul if block.triangular else matmul)(block.whitener, C)
+
+
+@jax.custom_jvp
+def _carried_matmul(W: Array, carrier: Array, C: Array) -> Array:
+    return lower_matmul(W, C)
+
+
+@_carried_matmul.defjvp
+def _carried_matmul_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    W = primals[0]
+    _, E, dC = tangents
+    A = _carried_matmul(*primals)
+    return A, linear_in_left(E, A) + linear_in_right(W, dC)
 
 
 def turn(blocks: Sequence[Block], rotations: Sequence[Array | None]) -> tuple[Block, ...]:
@@ -131,6 +164,7 @@ def turn(blocks: Sequence[Block], rotations: Sequence[Array | None]) -> tuple[Bl
             turned(V, block.whitener),
             tuple(turned(U, A) for U, A in zip(rotations[: len(block.before)], block.before, strict=True)),
             block.jitter,
+            block.carrier if V is None else None,
             block.triangular and V is None,
         )
         for V, block in zip(rotations, blocks, strict=True)
@@ -151,4 +185,4 @@ def residual_variance(variance: Array, A: Sequence[Array]) -> Array:
     """
     for Ai in A:
         variance = variance - jnp.sum(Ai**2, axis=-2)
-    return jnp.maximum(variance, 0.0)
+    return clip_rounding(variance)

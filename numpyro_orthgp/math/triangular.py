@@ -6,7 +6,9 @@ backward. Small products gain nothing, since they run below the speed of large o
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 import jax
@@ -16,7 +18,9 @@ from jax import lax
 from numpyro_orthgp.math.linalg import linear_matmul, matmul, matmul_transposed, plain_matmul
 from numpyro_orthgp.types import Array
 
-__all__ = ["lower_matmul", "lower_matmul_transposed", "lower_of_product"]
+__all__ = [
+    "linear_in_left", "linear_in_right", "linear_transposed", "lower_matmul", "lower_matmul_transposed", "lower_of_product",
+]  # fmt: skip
 
 # Fewest rows of a strip, and most strips: beyond that smaller products lose what fewer operations gain (measured on two cores).
 _MIN_ROWS = 128
@@ -44,12 +48,33 @@ def lower_matmul(L: Array, B: Array) -> Array:
 @lower_matmul.defjvp
 def _lower_matmul_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     (L, B), (dL, dB) = primals, tangents
-    # Written so that the transposes of these, which are what a backward pass runs, are strips too: of G B^T, and L^T G.
-    from_L = [plain_matmul(s.part[..., : s.end], B[..., : s.end, :]) for s in _strips(dL, -2)]
-    from_B = [
-        _padded(linear_matmul(L[..., s.start :, s.start : s.end], s.part), -2, before=s.start) for s in _strips(dB, -2)
+    return lower_matmul(L, B), linear_in_left(dL, B) + linear_in_right(L, dB)
+
+
+# For derivative rules, in which an argument is a tangent: the transposes, which are what a backward pass runs, are strips too.
+
+
+def linear_in_left(dL: Array, B: Array) -> Array:
+    """``dL @ B`` for a tangent ``dL``, lower triangular. Backward: the lower triangle of ``G @ B.T``."""
+    return jnp.concatenate([plain_matmul(s.part[..., : s.end], B[..., : s.end, :]) for s in _strips(dL, -2)], axis=-2)
+
+
+def linear_in_right(L: Array, dB: Array) -> Array:
+    """``L @ dB`` for lower-triangular ``L`` and a tangent ``dB``. Backward: ``L.T @ G``."""
+    strips = _strips(dB, -2)
+    return reduce(
+        add, [_padded(linear_matmul(L[..., s.start :, s.start : s.end], s.part), -2, before=s.start) for s in strips]
+    )
+
+
+def linear_transposed(L: Array, dE: Array) -> Array:
+    """``L.T @ dE`` for lower-triangular ``L`` and a tangent ``dE``, lower triangular. Backward: the lower triangle of ``L @ G``."""
+    M = L.shape[-1]
+    products = [
+        (plain_matmul(_transpose(s.part[..., : s.end]), e.part[..., : s.end]), M - s.end)
+        for s, e in zip(_strips(L, -2), _strips(dE, -2), strict=True)
     ]
-    return lower_matmul(L, B), jnp.concatenate(from_L, axis=-2) + sum(from_B)
+    return reduce(add, [_padded(_padded(product, -1, after=rest), -2, after=rest) for product, rest in products])
 
 
 @jax.custom_jvp
@@ -77,10 +102,8 @@ def _lower_matmul_transposed_jvp(primals: tuple[Array, Array], tangents: tuple[A
 
 
 def lower_of_product(A: Array, L: Array) -> Array:
-    """The lower triangle of ``A @ L.T`` for lower-triangular ``L``; entries above the diagonal are of no meaning.
-
-    For derivative rules, in which ``A`` is a tangent: the backward pass takes as few operations.
-    """
+    """The lower triangle of ``A @ L.T`` for lower-triangular ``L`` and a tangent ``A``; entries above the diagonal are of no
+    meaning."""
     M = L.shape[-1]
     parts = [
         _padded(plain_matmul(s.part[..., : s.end], _transpose(L[..., : s.end, : s.end])), -1, after=M - s.end)

@@ -190,10 +190,12 @@ def _given(f: GPFunction, grown: _Grown, root: Array, sites: _Sites) -> GPFuncti
     shift = grown.shift
     if shift is not None:
         shift = replace(shift, projected=(join(shift.projected, -1, event_dim=1),))
+    triangular = all(b.triangular for b in grown.blocks)
+    block = Block(joint_whitener(grown.blocks), (), grown.blocks[-1].jitter, triangular=triangular)
     return GPFunction(
         f.kernel,
         (InducingPoints(join(grown.points, -2, event_dim=2)),),
-        (Block(joint_whitener(grown.blocks), (), grown.blocks[-1].jitter, all(b.triangular for b in grown.blocks)),),
+        (block,),
         (Whitened(loc, scale, "full"),),
         shift,
         num_latents=f.num_latents,

@@ -1,0 +1,143 @@
+"""What a set adds to the moments: one derivative rule for all of it, against the derivatives of the products that it stands for."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from numpyro_orthgp.math import moments
+from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
+from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.math.projection import Block, decompose
+
+M, B = 4, 40
+
+
+def covariance(t, K, dK):
+    return K + jnp.sin(t) * dK
+
+
+@pytest.fixture
+def matrices(rng):
+    """A covariance and a symmetric change of it."""
+    root, change = rng.normal(size=(M, 2 * M)), rng.normal(size=(M, M))
+    return jnp.asarray(root @ root.T), jnp.asarray(0.1 * (change + change.T))
+
+
+def test_carrier_is_zero_and_has_the_relative_derivative(matrices):
+    one = jnp.ones(())
+
+    def carried(t):
+        C = covariance(t, *matrices)
+        return relative_carrier(C, inverse_cholesky(C, one))
+
+    def whitener(t):
+        return jnp.linalg.inv(jnp.linalg.cholesky(covariance(t, *matrices)))
+
+    def relative(t):
+        return jax.jacfwd(whitener)(t) @ jnp.linalg.inv(whitener(t))
+
+    assert not np.any(carried(0.3))
+    assert_allclose(jax.jacfwd(carried)(0.3), relative(0.3), atol=1e-12)
+    assert_allclose(jax.jacrev(carried)(0.3), relative(0.3), atol=1e-12)
+    assert_allclose(jax.jacfwd(jax.jacfwd(carried))(0.3), jax.jacfwd(relative)(0.3), atol=1e-12)
+
+
+def problem(rng, matrices, batch_C, batch_q):
+    t = jnp.asarray(0.3)
+    C = jnp.asarray(rng.normal(size=(*batch_C, M, B)))
+    loc = jnp.asarray(rng.normal(size=(*batch_q, M)))
+    T = jnp.asarray(np.tril(rng.normal(size=(*batch_q, M, M))))
+    return t, C, loc, T
+
+
+def dense(t, C, loc, T, matrices):
+    """The moments by an explicit inverse, differentiated by JAX."""
+    A = jnp.linalg.inv(jnp.linalg.cholesky(covariance(t, *matrices))) @ C
+    mean = jnp.einsum("...m,...mb->...b", loc, A)
+    spread = jnp.einsum("...mk,...mb->...kb", jnp.tril(T), A)
+    return mean, jnp.sum(spread**2, -2), -jnp.sum(A**2, -2)
+
+
+def ours(t, C, loc, T, matrices):
+    (block,) = decompose([[covariance(t, *matrices)]], 0.0)
+    return moments.added_moments(Whitened(loc, jnp.tril(T), "full"), block, C)
+
+
+@pytest.mark.parametrize("ratio", [1, 1000], ids=["by P", "by products"])
+@pytest.mark.parametrize(
+    ("batch_C", "batch_q"), [((), ()), ((), (3,)), ((3,), (3,))], ids=["one", "shared points", "own points"]
+)
+def test_values_and_derivatives_of_all_kinds(rng, matrices, monkeypatch, ratio, batch_C, batch_q):
+    monkeypatch.setattr(moments, "_GRAM_RATIO", ratio)
+    arguments = problem(rng, matrices, batch_C, batch_q)
+    weights = [jnp.asarray(rng.normal(size=B)) for _ in range(3)]  # the two variances' differ
+
+    @jax.jit
+    def results(*arguments):
+        def all_of(f):
+            def loss(*arguments):
+                values = f(*arguments, matrices)
+                return sum(jnp.sum(w * jnp.sin(v)) for w, v in zip(weights, values, strict=True))
+
+            gradient = jax.grad(loss, range(4))
+            tangents = jax.tree.map(jnp.cos, arguments)
+            return f(*arguments, matrices), gradient(*arguments), jax.jvp(gradient, arguments, tangents)
+
+        return all_of(ours), all_of(dense)
+
+    for a, b in zip(*map(jax.tree.leaves, results(*arguments)), strict=True):
+        assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_both_variances_share_one_product_over_the_inputs(rng, matrices):
+    """Backward, where both have the same weights; two where not."""
+    arguments = problem(rng, matrices, (), ())
+
+    def products(scale):
+        def loss(*arguments):
+            mean, explained, change = ours(*arguments, matrices)
+            variance = explained + scale * change
+            return jnp.sum(variance**2 + mean**2)
+
+        text = jax.jit(jax.grad(loss, range(4))).lower(*arguments).compile().as_text()
+        lines = [line for line in text.splitlines() if " dot(" in line and f"f64[{M},{M}]" in line.split("dot(")[0]]
+        return sum(f"f64[{M},{B}]" in operands(text, line) for line in lines)
+
+    assert products(1.0) == 1
+    assert products(0.5) == 2
+
+
+def operands(text, line):
+    """The shapes of what a product takes, where the line itself names them only."""
+    names = line.split("dot(")[1].split(")")[0].split(",")
+    return " ".join(
+        next(x for x in text.splitlines() if x.strip().removeprefix("ROOT ").startswith(f"{n.strip()} ="))
+        for n in names
+    )
+
+
+def test_float32_is_kept(rng, matrices):
+    arguments = [jnp.asarray(a, jnp.float32) for a in problem(rng, matrices, (), ())]
+    small = [jnp.asarray(a, jnp.float32) for a in matrices]
+    values, gradient = jax.jvp(lambda *a: ours(*a, small), arguments, arguments)
+    assert {a.dtype for a in (*values, *gradient)} == {jnp.dtype("float32")}
+    for a, b in zip(values, dense(*arguments, small), strict=True):
+        assert_allclose(a, b, rtol=2e-4, atol=1e-4)
+
+
+def test_a_block_without_carrier_has_the_whiteners_own_derivative(rng, matrices):
+    t, C, loc, T = problem(rng, matrices, (), ())
+
+    def plain(t, C, loc, T, matrices):
+        (block,) = decompose([[covariance(t, *matrices)]], 0.0)
+        return moments.added_moments(Whitened(loc, T, "full"), Block(block.whitener, (), block.jitter), C)
+
+    for i in range(3):
+        gradients = [
+            jax.grad(lambda t, f=f, i=i: jnp.sum(jnp.sin(f(t, C, loc, T, matrices)[i])))(t) for f in (plain, dense)
+        ]
+        assert_allclose(*gradients, rtol=1e-9)
