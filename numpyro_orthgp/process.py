@@ -23,7 +23,7 @@ from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.gaussian import Whitened, principal_axes, spread
 from numpyro_orthgp.math.linalg import add_jitter, clip_rounding, combine, default_jitter, join, matmul
 from numpyro_orthgp.math.moments import added_moments, moments_of_whitened
-from numpyro_orthgp.math.projection import Block, project, residual_covariance, turn, whiten
+from numpyro_orthgp.math.projection import Block, project, residual_covariance, turn
 from numpyro_orthgp.paths import Paths, draw_paths
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -129,13 +129,8 @@ class GPFunction:
         A = project(self.blocks[:-1], rows)
         C = residual_covariance(last, self.blocks[-1].before, A)
         *others, q = self._without_shift()
-        # With a scaled residual the two variances have different weights in the bound: nothing would be shared.
-        end = (
-            added_moments(q, self.blocks[-1], C)
-            if self.residual_scale is None
-            else moments_of_whitened(q, whiten(self.blocks[-1], C))
-        )
-        parts = [*(moments_of_whitened(q, Ai) for q, Ai in zip(others, A, strict=True)), end]
+        parts = [moments_of_whitened(q, Ai) for q, Ai in zip(others, A, strict=True)]
+        parts.append(added_moments(q, self.blocks[-1], C, equal_weights=self.residual_scale is None))
         mean, explained, change = (sum(part[1:], start=part[0]) for part in zip(*parts, strict=True))
         mean = mean + self._shift_at([InducingPoints(X)])
         residual = clip_rounding(self.kernel(X) + change)

@@ -50,10 +50,13 @@ def moments_of_whitened(q: Whitened, A: Array) -> Moments:
     return combine(q.loc, A), explained, -prior
 
 
-def added_moments(q: Whitened, block: Block, C: Array) -> Moments:
-    """As :func:`moments_of_whitened`, from the covariance with the set given the sets before it, shape (..., M, B)."""
+def added_moments(q: Whitened, block: Block, C: Array, *, equal_weights: bool = True) -> Moments:
+    """As :func:`moments_of_whitened`, from the covariance with the set given the sets before it, shape (..., M, B).
+
+    :param equal_weights: whether a bound will have the same weights for both variances; else nothing is gained by their sharing P.
+    """
     M, B = C.shape[-2:]
-    if q.covariance == "full" and block.carrier is not None and _GRAM_RATIO * M <= B:
+    if equal_weights and q.covariance == "full" and block.carrier is not None and _GRAM_RATIO * M <= B:
         return _full_moments(block.whitener, block.carrier, C, q.loc, q.scale)
     return moments_of_whitened(q, whiten(block, C))
 
