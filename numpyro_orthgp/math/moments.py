@@ -30,7 +30,7 @@ from numpyro_orthgp.math.triangular import (
 )
 from numpyro_orthgp.types import Array
 
-__all__ = ["Moments", "added_moments", "moments_of_whitened"]
+__all__ = ["added_moments", "moments_of_whitened"]
 
 Moments = tuple[Array, Array, Array]
 
