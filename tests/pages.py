@@ -31,12 +31,16 @@ def blocks_of(page: Path) -> list[Block]:
 def run_blocks(blocks: list[Block], script: Path, timeout: float = 600) -> list[str]:
     """What each block prints, all of them run as one session in a process of its own, in JAX's default precision."""
     script.write_text("".join(f"{block.code}\nprint({END!r}, flush=True)\n" for block in blocks))
+    return run_python([str(script)], cwd=script.parent, timeout=timeout).split(f"{END}\n")[:-1]
+
+
+def run_python(words: list[str], cwd: Path = ROOT, timeout: float = 600) -> str:
+    """What ``python`` with these words prints, in JAX's default precision."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     env.pop("JAX_ENABLE_X64", None)
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, cwd=script.parent, env=env, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.split(f"{END}\n")[:-1]
+    return done.stdout
 
 
 def differences(shown: str, printed: str) -> list[str]:

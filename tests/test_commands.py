@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.pages import ROOT
+from tests.pages import ROOT, run_python
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 COMMAND = re.compile(r"`(?:[A-Z_]+=\d+ )?python ((?:-m benchmarks\.|benchmarks/|examples/)[^`]*)`")
@@ -80,14 +77,6 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def run(words: list[str]) -> str:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
-    env.pop("JAX_ENABLE_X64", None)
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 def by_script() -> dict[str, list[str]]:
     scripts: dict[str, list[str]] = {}
     for command in commands():
@@ -110,11 +99,11 @@ def test_script_runs_and_knows_the_options_it_is_given(script: str, folder: Path
         for word in shlex.split(found[start])
     ]
     target = words[: 1 + (words[0] == "-m")]
-    known = set(re.findall(r"--[a-z0-9-]+", run([*target, "--help"])))
+    known = set(re.findall(r"--[a-z0-9-]+", run_python([*target, "--help"])))
     assert {word for command in found for word in command.split() if word.startswith("--")} <= known
     if script not in SHORT:
         return
     words += shlex.split(SHORT[script])
     if script in WRITING:
         words += ["--out", str(tmp_path / "peers.json" if script == "peers" else tmp_path)]
-    assert len(run(words).splitlines()) > 2
+    assert len(run_python(words).splitlines()) > 2

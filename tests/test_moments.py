@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from numpyro_orthgp import kernels
+from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.math import moments
 from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
 from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.math.projection import Block, decompose
+from numpyro_orthgp.process import GPFunction
 
 M, B = 4, 40
 
@@ -46,7 +49,7 @@ def test_carrier_is_zero_and_has_the_relative_derivative(matrices):
     assert_allclose(jax.jacfwd(jax.jacfwd(carried))(0.3), jax.jacfwd(relative)(0.3), atol=1e-12)
 
 
-def problem(rng, matrices, batch_C, batch_q):
+def problem(rng, batch_C, batch_q):
     t = jnp.asarray(0.3)
     C = jnp.asarray(rng.normal(size=(*batch_C, M, B)))
     loc = jnp.asarray(rng.normal(size=(*batch_q, M)))
@@ -73,7 +76,7 @@ def ours(t, C, loc, T, matrices):
 )
 def test_values_and_derivatives_of_all_kinds(rng, matrices, monkeypatch, ratio, batch_C, batch_q):
     monkeypatch.setattr(moments, "_GRAM_RATIO", ratio)
-    arguments = problem(rng, matrices, batch_C, batch_q)
+    arguments = problem(rng, batch_C, batch_q)
     weights = [jnp.asarray(rng.normal(size=B)) for _ in range(3)]  # the two variances' differ
 
     @jax.jit
@@ -93,22 +96,40 @@ def test_values_and_derivatives_of_all_kinds(rng, matrices, monkeypatch, ratio, 
         assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
+def products_over_inputs(loss, *arguments):
+    """How many products of two M x B matrices the compiled gradient takes."""
+    gradient = jax.jit(jax.grad(loss, range(len(arguments))))
+    text = gradient.lower(*arguments).compile().as_text()
+    lines = [line for line in text.splitlines() if " dot(" in line and f"f64[{M},{M}]" in line.split("dot(")[0]]
+    return sum(f"f64[{M},{B}]" in operands(text, line) for line in lines)
+
+
 def test_both_variances_share_one_product_over_the_inputs(rng, matrices):
     """Backward, where both have the same weights; two where not."""
-    arguments = problem(rng, matrices, (), ())
 
-    def products(scale):
+    def loss_of(scale):
         def loss(*arguments):
             mean, explained, change = ours(*arguments, matrices)
-            variance = explained + scale * change
-            return jnp.sum(variance**2 + mean**2)
+            return jnp.sum((explained + scale * change) ** 2 + mean**2)
 
-        text = jax.jit(jax.grad(loss, range(4))).lower(*arguments).compile().as_text()
-        lines = [line for line in text.splitlines() if " dot(" in line and f"f64[{M},{M}]" in line.split("dot(")[0]]
-        return sum(f"f64[{M},{B}]" in operands(text, line) for line in lines)
+        return loss
 
-    assert products(1.0) == 1
-    assert products(0.5) == 2
+    arguments = problem(rng, (), ())
+    assert products_over_inputs(loss_of(1.0), *arguments) == 1
+    assert products_over_inputs(loss_of(0.5), *arguments) == 2
+
+
+def test_so_do_those_of_a_function(rng):
+    Z, X = (jnp.asarray(rng.normal(size=(n, 2))) for n in (M, B))
+    _, _, loc, T = problem(rng, (), ())
+
+    def loss(lengthscale, loc, T):
+        kernel, points = kernels.RBF(lengthscale), (InducingPoints(Z),)
+        blocks = decompose([[kernel(Z, Z)]], 1e-10)
+        marginals = GPFunction(kernel, points, blocks, (Whitened(loc, T, "full"),))(X)
+        return jnp.sum(marginals.variance**2 + marginals.mean**2)
+
+    assert products_over_inputs(loss, jnp.asarray(0.7), loc, T) == 1
 
 
 def operands(text, line):
@@ -121,7 +142,7 @@ def operands(text, line):
 
 
 def test_float32_is_kept(rng, matrices):
-    arguments = [jnp.asarray(a, jnp.float32) for a in problem(rng, matrices, (), ())]
+    arguments = [jnp.asarray(a, jnp.float32) for a in problem(rng, (), ())]
     small = [jnp.asarray(a, jnp.float32) for a in matrices]
     values, gradient = jax.jvp(lambda *a: ours(*a, small), arguments, arguments)
     assert {a.dtype for a in (*values, *gradient)} == {jnp.dtype("float32")}
@@ -130,7 +151,7 @@ def test_float32_is_kept(rng, matrices):
 
 
 def test_a_block_without_carrier_has_the_whiteners_own_derivative(rng, matrices):
-    t, C, loc, T = problem(rng, matrices, (), ())
+    t, C, loc, T = problem(rng, (), ())
 
     def plain(t, C, loc, T, matrices):
         (block,) = decompose([[covariance(t, *matrices)]], 0.0)
