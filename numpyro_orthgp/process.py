@@ -14,10 +14,10 @@ from jax.tree_util import Partial
 
 from numpyro_orthgp.averaged import AveragedMarginals, average
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
-from numpyro_orthgp.inducing import Feature, InducingPoints, input_dim
+from numpyro_orthgp.inducing import Feature, InducingPoints, input_dim, weighted_covariance
 from numpyro_orthgp.inputs import LatentInputs
 from numpyro_orthgp.marginals import Marginals, Names, draw_stacked
-from numpyro_orthgp.math.blocks import CACHED_ENTRIES, MAX_ENTRIES, map_blocks, sum_blocks
+from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks, sum_blocks
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.gaussian import Whitened, principal_axes, spread
@@ -56,12 +56,11 @@ def weigh_points(kernel: Any, features: Sequence[Feature], points: Array, weight
     """
 
     def weigh(s: Feature, points: Array, weights: Array) -> Array:
-        K = s.covariance_with_inputs(kernel, jnp.moveaxis(points, 0, -2))
-        return combine(jnp.moveaxis(weights, 0, -1), jnp.swapaxes(K, -1, -2))
+        return weighted_covariance(kernel, s, jnp.moveaxis(points, 0, -2), jnp.moveaxis(weights, 0, -1))
 
     # Blocks are cut along first axes.
     rows, weights = jnp.moveaxis(points, -2, 0), jnp.moveaxis(weights, -1, 0)
-    return [sum_blocks(partial(weigh, s), rows, weights, CACHED_ENTRIES // s.num) for s in features]
+    return [sum_blocks(partial(weigh, s), rows, weights, MAX_ENTRIES // s.num) for s in features]
 
 
 def project_shift(

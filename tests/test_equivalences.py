@@ -144,7 +144,7 @@ def test_blocks_of_points_and_inputs_change_nothing(rng, monkeypatch, num_latent
         return results(params), jax.grad(lambda p: sum(jnp.sum(r**2) for r in results(p)[1:]) + results(p)[0])(params)
 
     whole = jax.jit(values_and_gradients)(params)
-    for name, value in {"CACHED_ENTRIES": 12, "MAX_ENTRIES": 0, "MIN_BLOCK": 4}.items():
+    for name, value in {"MAX_ENTRIES": 12, "MIN_BLOCK": 4}.items():
         monkeypatch.setattr(process, name, value)
     in_blocks = jax.jit(lambda params: values_and_gradients(params))  # a function that JAX has not traced yet
     text = str(in_blocks.trace(params).jaxpr)

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.inducing.feature import Feature
+from numpyro_orthgp.kernels import Kernel
+from numpyro_orthgp.math.linalg import combine
 from numpyro_orthgp.types import Array, KernelLike
 
-__all__ = ["InducingPoints", "MeanOnly", "covariance_of_points"]
+__all__ = ["InducingPoints", "MeanOnly", "covariance_of_points", "weighted_covariance"]
 
 
 @jax.tree_util.register_dataclass
@@ -107,6 +110,17 @@ def covariance_of_points(kernel: KernelLike, X1: Array, X2: Array) -> Array:
     if X2 is X1:
         return jax.vmap(lambda X: kernel(X, X))(X1)
     return jax.vmap(kernel, in_axes=tuple(0 if X.ndim == 3 else None for X in (X1, X2)))(X1, X2)
+
+
+def weighted_covariance(kernel: KernelLike, feature: Feature, X: Array, weights: Array) -> Array:
+    """K(Z, X) weights for a feature, shape (..., M).
+
+    :param X: shape (B, D), or (P, B, D) where they are another set's points.
+    :param weights: shape (..., B).
+    """
+    if isinstance(feature, InducingPoints) and isinstance(kernel, Kernel) and feature.points.ndim == X.ndim == 2:
+        return kernel.weighted_sum(feature.points, X, weights)
+    return combine(weights, jnp.swapaxes(feature.covariance_with_inputs(kernel, X), -1, -2))
 
 
 def _check_matrix(K: Any, expected: tuple[int, ...]) -> Any:

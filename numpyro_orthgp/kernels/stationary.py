@@ -6,10 +6,18 @@ import abc
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
 from numpyro_orthgp.kernels.base import Kernel
 from numpyro_orthgp.kernels.hyperparameters import hyperparameter, per_dimension, per_latent
-from numpyro_orthgp.math.distances import centre, squared_distance, squared_distance_by_differences
+from numpyro_orthgp.math.distances import (
+    are_few,
+    centre,
+    distance_factors,
+    squared_distance,
+    squared_distance_by_differences,
+)
+from numpyro_orthgp.math.expansion import weighted_profile
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -61,6 +69,15 @@ class Stationary(Kernel):
 
     def matrix(self, X1: Array, X2: Array) -> Array:
         return self.profile(squared_distance(X1, X2, per_dimension("lengthscale", self.lengthscale, X1)))
+
+    def weighted_sum(self, X1: Array, X2: Array, weights: Array) -> Array:
+        lengthscale = per_dimension("lengthscale", self.lengthscale, X1)
+        # Several sums of one matrix are a product already.
+        several = weights.ndim > 1 and lengthscale.ndim < 3
+        if several or are_few(X1.shape[-1]) or type(self).matrix is not Stationary.matrix:
+            return super().weighted_sum(X1, X2, weights)
+        profile = Partial(type(self).profile, self)
+        return weighted_profile(profile, *distance_factors(X1, X2, lengthscale), weights)
 
     def diagonal(self, X: Array) -> Array:
         lengthscale = per_dimension("lengthscale", self.lengthscale, X)

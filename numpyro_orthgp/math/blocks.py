@@ -8,17 +8,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from numpyro_orthgp.types import Array
 
-__all__ = ["CACHED_ENTRIES", "MAX_ENTRIES", "map_blocks", "sum_blocks"]
+__all__ = ["MAX_ENTRIES", "keep", "map_blocks", "sum_blocks"]
 
 # Kernel values held at once. Blocks that stay in a processor's cache are written and read again faster than large ones;
 # accelerators, for which each block is a launch, like them large. 2^20 serves both.
 MAX_ENTRIES = 2**20
 
-# Where elementwise work is nearly all there is, blocks that the caches nearest to a processor hold are four times as fast.
-CACHED_ENTRIES = 2**18
+_KEPT = "numpyro_orthgp.kept"
+
+
+def keep(value: Array) -> Array:
+    """Say in a function of blocks that this value is small, and to be kept for the gradient rather than computed again."""
+    return checkpoint_name(value, _KEPT)
+
+
+def _checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.checkpoint(function, prevent_cse=False, policy=jax.checkpoint_policies.save_only_these_names(_KEPT))
 
 
 def map_blocks(function: Callable[[Any], Any], rows: Any, size: int) -> Any:
@@ -30,7 +39,7 @@ def map_blocks(function: Callable[[Any], Any], rows: Any, size: int) -> Any:
     B = _num_rows(rows)
     if size >= B:
         return function(rows)
-    values = lax.map(jax.checkpoint(function, prevent_cse=False), _blocks(rows, size))
+    values = lax.map(_checkpoint(function), _blocks(rows, size))
     return jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:])[:B], values)
 
 
@@ -46,7 +55,7 @@ def sum_blocks(function: Callable[[Any, Array], Any], rows: Any, weights: Array,
         return function(rows, weights)
     blocks = _blocks(rows, size), _blocks(weights, size, weigh_nothing=True)
     # The sum stays outside of what is checkpointed, or every block's running total would be kept for the gradient.
-    one = jax.checkpoint(function, prevent_cse=False)
+    one = _checkpoint(function)
     shapes = jax.eval_shape(function, *jax.tree.map(lambda block: block[0], blocks))
 
     def add(total: Any, block: tuple[Any, Array]) -> tuple[Any, None]:

@@ -9,7 +9,7 @@ from jax import lax
 from numpyro_orthgp.math.linalg import clip_rounding, matmul
 from numpyro_orthgp.types import Array
 
-__all__ = ["centre", "squared_distance", "squared_distance_by_differences"]
+__all__ = ["are_few", "centre", "distance_factors", "squared_distance", "squared_distance_by_differences"]
 
 # Up to here differences, unrolled into one fused pass, cost no more than products and round less (measured on a CPU,
 # with gradients).
@@ -43,18 +43,34 @@ def squared_distance(X1: Array, X2: Array, scale: Array) -> Array:
     :param scale: the unit :math:`s` of each dimension, broadcasts against ``X1``: shape (), (D,) or (..., 1, D).
     :return: shape (..., n, m).
     """
-    if X1.shape[-1] <= _FEW_DIMENSIONS:
+    if are_few(X1.shape[-1]):
         return squared_distance_by_differences(X1, X2, scale)
+    left, right = distance_factors(X1, X2, scale)
+    r2 = matmul(left, jnp.swapaxes(right, -1, -2))  # (..., n, m)
+    if X2 is X1:
+        r2 = jnp.where(jnp.eye(X1.shape[-2], dtype=bool), 0, r2)
+    return clip_rounding(r2)
+
+
+def are_few(num_dims: int) -> bool:
+    """Whether squared distances in so many dimensions are taken by differences and have no factors."""
+    return num_dims <= _FEW_DIMENSIONS
+
+
+def distance_factors(X1: Array, X2: Array, scale: Array) -> tuple[Array, Array]:
+    r"""Two factors whose product, the second transposed, are the squared scaled distances, rounding errors and all.
+
+    :param X1, X2, scale: as in :func:`squared_distance`.
+    :return: shapes (..., n, D + 2) and (..., m, D + 2).
+    """
     X1, X2 = centre(X1, X2)
     A = X1 / scale
     B = A if X2 is X1 else X2 / scale
-    # Norms as two more columns of the factors: the sums and, backward, their reductions become part of the products.
-    left = jnp.concatenate([A, *_norm_and_one(A)], axis=-1)
-    right = jnp.concatenate([-2 * B, *_norm_and_one(B)[::-1]], axis=-1)
-    r2 = matmul(left, jnp.swapaxes(right, -1, -2))  # (..., n, m)
-    if B is A:
-        r2 = jnp.where(jnp.eye(A.shape[-2], dtype=bool), 0, r2)
-    return clip_rounding(r2)
+    # Norms as two more columns: the sums and, backward, their reductions become part of the products.
+    return (
+        jnp.concatenate([A, *_norm_and_one(A)], axis=-1),
+        jnp.concatenate([-2 * B, *_norm_and_one(B)[::-1]], axis=-1),
+    )
 
 
 def _norm_and_one(A: Array) -> tuple[Array, Array]:
@@ -78,7 +94,7 @@ def squared_distance_by_differences(X1: Array, X2: Array, scale: Array) -> Array
     def square(x: Array, y: Array, inverse: Array) -> Array:
         return jnp.square((x[..., :, None] - y[..., None, :]) * inverse[..., None])
 
-    if X1.shape[-1] <= _FEW_DIMENSIONS:
+    if are_few(X1.shape[-1]):
         total = square(X1[..., 0], X2[..., 0], inverse[..., 0])
         for d in range(1, X1.shape[-1]):
             total += square(X1[..., d], X2[..., d], inverse[..., d])
