@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
-from numpyro_orthgp.collapsed import distribution
+from numpyro_orthgp.collapsed import distribution, sums
 from numpyro_orthgp.math.gaussian import Whitened
 from tests import oracles, problems
 
@@ -327,6 +327,29 @@ def test_large_problems_are_cut_into_blocks(rng, monkeypatch):
     monkeypatch.setattr(distribution, "MAX_ENTRIES", 23 * 4 - 1)
     assert length(y) == [5]  # 91 // (4 * 4) = 5 rows at once
     assert_allclose(log_prob(y, X, Z), expected, rtol=1e-10)
+
+
+def test_projections_of_few_rows_are_kept_for_the_gradient(rng, monkeypatch):
+    """In blocks: fewer products backward, and the same numbers, as where each block is computed again."""
+    X, y, sets = setting(rng, [4, 3], 23)
+
+    def value(sets):
+        bound = ogp.CollapsedGP(kernels.Matern32(0.9), jnp.asarray(X), sets, NOISE, block_size=5, bound="titsias2025")
+        return bound.log_prob(y)
+
+    def program():
+        return jax.jit(lambda sets: jax.grad(value)(sets)).trace([jnp.asarray(Z) for Z in sets])
+
+    kept = program()
+    monkeypatch.setattr(sums, "MAX_KEPT", 23 * 7)
+    assert str(program().jaxpr) == str(kept.jaxpr)
+    monkeypatch.setattr(sums, "MAX_KEPT", 23 * 7 - 1)
+    again = program()
+    of_blocks = "f64[4,5] = dot_general"
+    assert 0 < str(kept.jaxpr).count(of_blocks) < str(again.jaxpr).count(of_blocks)
+    arguments = [jnp.asarray(Z) for Z in sets]
+    values = [trace.lower().compile()(arguments) for trace in (kept, again)]
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-10, atol=1e-12), *values)
 
 
 # ---------------------------------------------------------------- several sets, at the best q or a given one

@@ -17,6 +17,7 @@ from numpyro_orthgp.math.linalg import (
     combine,
     default_jitter,
     diagonal,
+    gram,
     gram_transposed,
     matmul,
     matmul_transposed,
@@ -35,6 +36,22 @@ def spd(rng, *batch, M=5):
 def test_safe_cholesky_is_cholesky_where_that_exists(rng):
     K = spd(rng, 3)
     np.testing.assert_array_equal(safe_cholesky(K, jnp.ones(3)), jnp.linalg.cholesky(K))
+
+
+@pytest.mark.parametrize("M", [5, 256, 271])
+def test_gram_with_its_derivatives(rng, M):
+    """Matrices of 256 rows and more are multiplied by halves, these equal or not."""
+    A, w, S = (jnp.asarray(rng.normal(size=shape)) for shape in ((2, M, 7), (2, 7), (2, M, M)))
+
+    def dense(A, w):
+        return jnp.einsum("pmb,pb,pnb->pmn", A, w, A)
+
+    def results(function):
+        gradient = jax.grad(lambda *args: jnp.vdot(S, function(*args)), argnums=(0, 1))
+        return function(A, w), jax.jvp(function, (A, w), (jnp.cos(A), jnp.sin(w))), gradient(A, w)
+
+    for a, b in zip(*(jax.tree.leaves(results(f)) for f in (gram, dense)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("mode", ["reverse", "forward"])

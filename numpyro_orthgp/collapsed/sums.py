@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from numpyro_orthgp.prior import expect_covariances
 from numpyro_orthgp.types import Array
 
 __all__ = ["Prior", "Rows", "project_inputs", "sum_over_points", "without_orthogonal"]
+
+# Values of A kept for the gradient, 64 MB in float32: with more the memory would be that of all data.
+MAX_KEPT = 2**24
 
 
 class Prior(NamedTuple):
@@ -51,14 +55,17 @@ class Rows(NamedTuple):
 def sum_over_points(prior: Prior, rows: Rows, bound: str, alpha: float, block_size: int | None) -> Statistics:
     """The sums over all points; ``block_size`` rows at a time, each block computed again for the gradient.
 
-    Memory is then that of one block, O(M^2 + block_size M), in both directions.
+    Memory is then that of one block, O(M^2 + block_size M), in both directions; projections are kept for the gradient where
+    those of all rows are few.
     """
+    entries = rows.X.shape[0] * sum(math.prod(block.whitener.shape[:-1]) for block in prior.blocks)
     # What fills the last block has precision zero: no observation.
 
     def of(rows: tuple[Array, Array | None, Array], precision: Array) -> Statistics:
         return _block(prior, Rows(*rows, precision), bound, alpha)
 
-    return sum_blocks(of, rows[:3], rows.precision, block_size or rows.X.shape[0])
+    size = block_size or rows.X.shape[0]
+    return sum_blocks(of, rows[:3], rows.precision, size, keep_large=entries <= MAX_KEPT)
 
 
 def project_inputs(prior: Prior, X: Array) -> tuple[Array, ...]:

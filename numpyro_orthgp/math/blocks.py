@@ -18,16 +18,20 @@ __all__ = ["MAX_ENTRIES", "keep", "map_blocks", "sum_blocks"]
 # accelerators, for which each block is a launch, like them large. 2^20 serves both.
 MAX_ENTRIES = 2**20
 
-_KEPT = "numpyro_orthgp.kept"
+_SMALL, _LARGE = "numpyro_orthgp.small", "numpyro_orthgp.large"
 
 
-def keep(value: Array) -> Array:
-    """Say in a function of blocks that this value is small, and to be kept for the gradient rather than computed again."""
-    return checkpoint_name(value, _KEPT)
+def keep(value: Array, *, large: bool = False) -> Array:
+    """Say in a function of blocks that this value is to be kept for the gradient rather than computed again.
+
+    :param large: as large as the blocks themselves: kept only if :func:`sum_blocks` is told so.
+    """
+    return checkpoint_name(value, _LARGE if large else _SMALL)
 
 
-def _checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.checkpoint(function, prevent_cse=False, policy=jax.checkpoint_policies.save_only_these_names(_KEPT))
+def _checkpoint(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    policy = jax.checkpoint_policies.save_only_these_names(_SMALL, *names)
+    return jax.checkpoint(function, prevent_cse=False, policy=policy)
 
 
 def map_blocks(function: Callable[[Any], Any], rows: Any, size: int) -> Any:
@@ -43,19 +47,22 @@ def map_blocks(function: Callable[[Any], Any], rows: Any, size: int) -> Any:
     return jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:])[:B], values)
 
 
-def sum_blocks(function: Callable[[Any, Array], Any], rows: Any, weights: Array, size: int) -> Any:
+def sum_blocks(
+    function: Callable[[Any, Array], Any], rows: Any, weights: Array, size: int, *, keep_large: bool = False
+) -> Any:
     """``function(rows, weights)``, a sum over rows, computed for ``size`` rows at a time like :func:`map_blocks`.
 
     :param function: takes rows (b, ...) and their weights to arrays to which rows with weights of zero add nothing.
     :param rows: an array of shape (B, ...), or several in a pytree.
     :param weights: shape (B, ...).
+    :param keep_large: keep for the gradient what the function says is large, too; memory is then that of all blocks.
     """
     B = _num_rows(rows)
     if size >= B:
         return function(rows, weights)
     blocks = _blocks(rows, size), _blocks(weights, size, weigh_nothing=True)
     # The sum stays outside of what is checkpointed, or every block's running total would be kept for the gradient.
-    one = _checkpoint(function)
+    one = _checkpoint(function, *([_LARGE] if keep_large else []))
     shapes = jax.eval_shape(function, *jax.tree.map(lambda block: block[0], blocks))
 
     def add(total: Any, block: tuple[Any, Array]) -> tuple[Any, None]:

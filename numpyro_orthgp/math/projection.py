@@ -23,6 +23,7 @@ from itertools import accumulate, pairwise
 import jax
 import jax.numpy as jnp
 
+from numpyro_orthgp.math.blocks import keep
 from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
 from numpyro_orthgp.math.linalg import (
     add_jitter,
@@ -146,7 +147,7 @@ def _carried_matmul(W: Array, carrier: Array, C: Array) -> Array:
 def _carried_matmul_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
     W = primals[0]
     _, E, dC = tangents
-    A = _carried_matmul(*primals)
+    A = keep(_carried_matmul(*primals), large=True)
     return A, linear_in_left(E, A) + linear_in_right(W, dC)
 
 
