@@ -43,21 +43,17 @@ def train(guide, *args, model=model, steps=100, elbo=None):
     return svi.run(jax.random.PRNGKey(0), steps, *args, progress_bar=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
         "AutoDiagonalNormal",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in (
-                "AutoLowRankMultivariateNormal",
-                "AutoIAFNormal",
-                "AutoBNAFNormal",
-                "AutoBatchedMultivariateNormal",
-                "AutoLaplaceApproximation",
-                "AutoDAIS",
-            )
-        ),
+        "AutoLowRankMultivariateNormal",
+        "AutoIAFNormal",
+        "AutoBNAFNormal",
+        "AutoBatchedMultivariateNormal",
+        "AutoLaplaceApproximation",
+        "AutoDAIS",
     ],
 )
 def test_every_autoguide(counts, name):

@@ -357,6 +357,7 @@ def test_nuts_agrees_with_the_best_q(monkeypatch):
     assert "NUTS, 2 chains of 400 draws" in str(good)
 
 
+@pytest.mark.slow
 def test_nuts_finds_out_a_narrow_q():
     """All inputs are inducing points, so that nothing but q spreads f."""
     X, y, *_ = best()

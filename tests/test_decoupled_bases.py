@@ -88,6 +88,7 @@ def test_optima_for_gaussian_noise(problem):
     assert_allclose(best([beta, gamma]), bound(bases.decoupled, params, *problem), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_script_prints_training_that_reaches_the_optimum(capsys):
     options = "--num-data 60 --num-inducing 6 --likelihood bernoulli --steps 300 --mean-only 0.1 --only OrthNat"
     bases.main(options.split())

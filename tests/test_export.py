@@ -79,6 +79,7 @@ print("same losses on 4 devices")
 """
 
 
+@pytest.mark.slow
 def test_sharded_over_four_devices_gives_the_same_losses():
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     run = subprocess.run(

@@ -329,7 +329,7 @@ def test_mixture_with_a_learned_W(rng, X, Y, residual):
         return terms.sum() - divergence(ks, sets)
 
     params = sets.params | {"W": jnp.asarray(W)} | ({"f_residual_scale": jnp.asarray(V)} if residual == "tight" else {})
-    loss, gradient = jax.value_and_grad(loss_of(mixture, X, Y, residual=residual))(params)
+    loss, gradient = jax.jit(jax.value_and_grad(loss_of(mixture, X, Y, residual=residual)))(params)
     assert_allclose(-loss, expected(W), rtol=1e-9)
     for i, j in ((0, 1), (2, 0)):
         step = 1e-4 * np.eye(P)[:, [i]] * np.eye(P)[j]
@@ -538,7 +538,7 @@ def test_bound_with_a_column_of_tasks(rng, X, Y):
         tasks(X, Y, inducing=points, W=learned[0], kappa=learned[1], noise=jnp.asarray(NOISE))
 
     params |= {"loadings": jnp.asarray(loadings), "kappa": jnp.asarray(kappa), "Z": jnp.asarray(Z)}
-    loss, gradient = jax.value_and_grad(loss_of(with_params, rows, y))(params)
+    loss, gradient = jax.jit(jax.value_and_grad(loss_of(with_params, rows, y)))(params)
 
     def expected(loadings):
         k = intrinsic(loadings @ loadings.T + np.diag(kappa))

@@ -129,7 +129,7 @@ def test_against_a_loop(dtype, rng):
 def test_python_numbers_take_the_dtype_of_the_inputs(rng):
     X1, X2, w = (jnp.asarray(rng.normal(size=shape), "float32") for shape in ((n, 5), (m, 5), (m,)))
     kernel = CASES["numbers"](None)
-    gradient = jax.grad(lambda w: kernel.weighted_sum(X1, X2, w).sum())(w)
+    gradient = jax.jit(jax.grad(lambda w: kernel.weighted_sum(X1, X2, w).sum()))(w)
     assert kernel.weighted_sum(X1, X2, w).dtype == gradient.dtype == "float32"
     assert_allclose(gradient, over_the_matrix(kernel, X1, X2, jnp.eye(m, dtype="float32")).sum(1), rtol=1e-5)
 
@@ -141,7 +141,7 @@ def test_float32_gradients_at_far_and_coincident_points(rng):
 
     def gradients(function, args):
         kernel = kernels.Matern32(jnp.asarray(LENGTHSCALE, args[0].dtype))
-        return jax.grad(lambda *args: jnp.sum(jnp.sin(function(*args))), argnums=(0, 1, 2, 3))(kernel, *args)
+        return jax.jit(jax.grad(lambda *args: jnp.sum(jnp.sin(function(*args))), argnums=(0, 1, 2, 3)))(kernel, *args)
 
     rounded = [a.astype("float32") for a in exact]
     exact = [a.astype("float64") for a in rounded]
