@@ -60,7 +60,9 @@ def are_few(num_dims: int) -> bool:
 def distance_factors(X1: Array, X2: Array, scale: Array) -> tuple[Array, Array]:
     r"""Two factors whose product, the second transposed, are the squared scaled distances, rounding errors and all.
 
-    :param X1, X2, scale: as in :func:`squared_distance`.
+    :param X1: shape (..., n, D).
+    :param X2: shape (..., m, D).
+    :param scale: as in :func:`squared_distance`.
     :return: shapes (..., n, D + 2) and (..., m, D + 2).
     """
     X1, X2 = centre(X1, X2)
