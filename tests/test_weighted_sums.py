@@ -166,6 +166,9 @@ def test_sets_of_points_ask_the_kernel_for_its_sum(arguments, monkeypatch):
     assert_allclose(inducing.weighted_covariance(kernel, InducingPoints(X1), X2, weights), expected, rtol=1e-12)
     assert not asked  # neither Scaled nor Matern32 took the matrix
     assert_allclose(inducing.weighted_covariance(kernel, InducingPoints(each), X2, weights), separate, rtol=1e-12)
+    for_matrices = kernel + kernels.Function(plain)  # which knows two matrices only
+    found = inducing.weighted_covariance(for_matrices, InducingPoints(each), X2, weights)
+    assert_allclose(found, [over_the_matrix(for_matrices, X, X2, weights) for X in each], rtol=1e-12)
     tinygp_like = jax.tree_util.Partial(plain)
     found = inducing.weighted_covariance(tinygp_like, InducingPoints(X1), X2, weights)
     assert_allclose(found, formula(X1, X2) @ weights, rtol=1e-12)
