@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -60,7 +61,8 @@ def weigh_points(kernel: Any, features: Sequence[Feature], points: Array, weight
 
     # Blocks are cut along first axes.
     rows, weights = jnp.moveaxis(points, -2, 0), jnp.moveaxis(weights, -1, 0)
-    return [sum_blocks(partial(weigh, s), rows, weights, MAX_ENTRIES // s.num) for s in features]
+    latents = math.prod(weights.shape[1:])
+    return [sum_blocks(partial(weigh, s), rows, weights, MAX_ENTRIES // (s.num * latents)) for s in features]
 
 
 def project_shift(

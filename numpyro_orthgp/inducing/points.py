@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.inducing.feature import Feature
 from numpyro_orthgp.kernels import Kernel
-from numpyro_orthgp.math.linalg import combine
+from numpyro_orthgp.math.linalg import combine_columns
 from numpyro_orthgp.types import Array, KernelLike
 
 __all__ = ["InducingPoints", "MeanOnly", "covariance_of_points", "weighted_covariance"]
@@ -120,7 +119,7 @@ def weighted_covariance(kernel: KernelLike, feature: Feature, X: Array, weights:
     """
     if isinstance(feature, InducingPoints) and isinstance(kernel, Kernel) and feature.points.ndim == X.ndim == 2:
         return kernel.weighted_sum(feature.points, X, weights)
-    return combine(weights, jnp.swapaxes(feature.covariance_with_inputs(kernel, X), -1, -2))
+    return combine_columns(feature.covariance_with_inputs(kernel, X), weights)
 
 
 def _check_matrix(K: Any, expected: tuple[int, ...]) -> Any:

@@ -19,7 +19,7 @@ from numpyro_orthgp.kernels.hyperparameters import (
     per_latent,
     static,
 )
-from numpyro_orthgp.math.linalg import combine
+from numpyro_orthgp.math.linalg import combine_columns
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["Constant", "Function", "Kernel", "Product", "Restricted", "Scaled", "Sum", "weighted_sum"]
@@ -103,7 +103,7 @@ class Kernel(abc.ABC):
         :param weights: shape (..., m).
         :return: shape (..., n).
         """
-        return combine(weights, jnp.swapaxes(self.matrix(X1, X2), -1, -2))
+        return combine_columns(self.matrix(X1, X2), weights)
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
         """The covariance matrix of two sets of inputs, or the variances of one.
@@ -288,7 +288,7 @@ def weighted_sum(kernel: KernelLike, X1: Array, X2: Array, weights: Array) -> Ar
     """:meth:`Kernel.weighted_sum` for any callable that is a kernel; shape (..., n)."""
     if isinstance(kernel, Kernel):
         return kernel.weighted_sum(X1, X2, weights)
-    return combine(weights, jnp.swapaxes(kernel(X1, X2), -1, -2))
+    return combine_columns(kernel(X1, X2), weights)
 
 
 def _is_number(other: Any) -> bool:

@@ -13,7 +13,7 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "add_jitter", "clip_rounding", "combine", "default_jitter", "diagonal", "gram", "gram_transposed", "join",
+    "add_jitter", "clip_rounding", "combine", "combine_columns", "default_jitter", "diagonal", "gram", "gram_transposed", "join",
     "linear_matmul", "matmul", "matmul_transposed", "one_by_one", "plain_matmul", "safe_sqrt", "solve_lower",
 ]  # fmt: skip
 
@@ -29,8 +29,7 @@ _DEFAULT_JITTER = {"float32": 1e-6, "float64": 1e-10}
 # and not with its root, times N and the ratio of signal to noise.
 _JITTER_OF_EXPECTATIONS = {"float32": 1e-4, "float64": 1e-6}
 
-
-# Fewer rows gain nothing from a product of half the size.
+# Rows of a half from which on a gram matrix is multiplied by halves: smaller products run below the speed of large ones.
 _HALVED_ROWS = 128
 
 # Batches of smaller matrices are not spread over threads: seen at 128 rows, never at 100.
@@ -97,6 +96,16 @@ def combine(weights: Array, A: Array) -> Array:
         return matmul(weights, A)
     # Not a product of a matrix and a vector, which XLA gives to one thread on CPUs; and this one fuses with what makes A.
     return jnp.sum(weights[..., None] * A, axis=-2)
+
+
+def combine_columns(A: Array, weights: Array) -> Array:
+    """The columns of ``A`` summed with weights, as :func:`combine` sums rows.
+
+    :param A: shape (..., B, M).
+    :param weights: shape (..., M).
+    :return: shape (..., B).
+    """
+    return combine(weights, jnp.swapaxes(A, -1, -2))
 
 
 @jax.custom_jvp
