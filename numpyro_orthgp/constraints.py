@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import ParameterFreeTransform, biject_to
 
+from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.linalg import diagonal
 from numpyro_orthgp.types import Array
 
@@ -32,13 +33,10 @@ class _DenseLowerCholeskyTransform(ParameterFreeTransform):
     codomain = dense_lower_cholesky
 
     def __call__(self, x: Array) -> Array:
-        positive = jax.nn.softplus(diagonal(x))
-        return jnp.where(jnp.eye(x.shape[-1], dtype=bool), positive[..., None], jnp.tril(x, -1))
+        return _positive_diagonal(x)
 
     def _inverse(self, y: Array) -> Array:
-        positive = diagonal(y)
-        inverse = positive + jnp.log(-jnp.expm1(-positive))  # softplus^-1
-        return jnp.tril(y, -1) + inverse[..., None] * jnp.eye(y.shape[-1], dtype=y.dtype)
+        return _any_diagonal(y)
 
     def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
         return -jnp.sum(jax.nn.softplus(-diagonal(x)), -1)
@@ -48,6 +46,19 @@ class _DenseLowerCholeskyTransform(ParameterFreeTransform):
 
     def inverse_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape
+
+
+@one_program
+def _positive_diagonal(x: Array) -> Array:
+    positive = jax.nn.softplus(diagonal(x))
+    return jnp.where(jnp.eye(x.shape[-1], dtype=bool), positive[..., None], jnp.tril(x, -1))
+
+
+@one_program
+def _any_diagonal(y: Array) -> Array:
+    positive = diagonal(y)
+    inverse = positive + jnp.log(-jnp.expm1(-positive))  # softplus^-1
+    return jnp.tril(y, -1) + inverse[..., None] * jnp.eye(y.shape[-1], dtype=y.dtype)
 
 
 biject_to.register(_DenseLowerCholesky)(lambda constraint: _DenseLowerCholeskyTransform())

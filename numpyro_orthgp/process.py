@@ -23,7 +23,7 @@ from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.gaussian import Whitened, principal_axes, spread
 from numpyro_orthgp.math.linalg import add_jitter, clip_rounding, combine, default_jitter, join, matmul
-from numpyro_orthgp.math.moments import added_moments, moments_of_whitened
+from numpyro_orthgp.math.moments import added_moments
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, turn
 from numpyro_orthgp.paths import Paths, draw_paths
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
@@ -126,12 +126,14 @@ class GPFunction:
         return map_blocks(self._moments_at_once, X, len(X) if self.pointwise else size)
 
     def _moments_at_once(self, X: Array) -> tuple[Array, Array, Array]:
-        *rows, last = [s.covariance_with_inputs(self.kernel, X) for s in self.features]
-        A = project(self.blocks[:-1], rows)
-        C = residual_covariance(last, self.blocks[-1].before, A)
-        *others, q = self._without_shift()
-        parts = [moments_of_whitened(q, Ai) for q, Ai in zip(others, A, strict=True)]
-        parts.append(added_moments(q, self.blocks[-1], C, equal_weights=self.residual_scale is None))
+        covariances = [s.covariance_with_inputs(self.kernel, X) for s in self.features]
+        parts = []
+        for i, (q, block) in enumerate(zip(self._without_shift(), self.blocks, strict=True)):
+            C, *covariances = covariances
+            later = [b.before[i] for b in self.blocks[i + 1 :]]
+            part, explains = added_moments(q, block, C, later, equal_weights=self.residual_scale is None)
+            covariances = [K - e for K, e in zip(covariances, explains, strict=True)]
+            parts.append(part)
         mean, explained, change = (sum(part[1:], start=part[0]) for part in zip(*parts, strict=True))
         mean = mean + self._shift_at([InducingPoints(X)])
         residual = clip_rounding(self.kernel(X) + change)

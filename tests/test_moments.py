@@ -16,7 +16,7 @@ from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.math.projection import Block, decompose
 from numpyro_orthgp.process import GPFunction
 
-M, B = 4, 40
+M, B, LATER = 4, 40, 3  # inducing variables, inputs, points of a later set
 
 
 def covariance(t, K, dK):
@@ -54,20 +54,21 @@ def problem(rng, batch_C, batch_q):
     C = jnp.asarray(rng.normal(size=(*batch_C, M, B)))
     loc = jnp.asarray(rng.normal(size=(*batch_q, M)))
     T = jnp.asarray(np.tril(rng.normal(size=(*batch_q, M, M))))
-    return t, C, loc, T
+    return t, C, loc, T, jnp.asarray(rng.normal(size=(*batch_C, M, LATER)))
 
 
-def dense(t, C, loc, T, matrices):
-    """The moments by an explicit inverse, differentiated by JAX."""
+def dense(t, C, loc, T, later, matrices):
+    """The moments by an explicit inverse, differentiated by JAX, and covariances with another set's points that the set explains."""
     A = jnp.linalg.inv(jnp.linalg.cholesky(covariance(t, *matrices))) @ C
     mean = jnp.einsum("...m,...mb->...b", loc, A)
     spread = jnp.einsum("...mk,...mb->...kb", jnp.tril(T), A)
-    return mean, jnp.sum(spread**2, -2), -jnp.sum(A**2, -2)
+    return mean, jnp.sum(spread**2, -2), -jnp.sum(A**2, -2), jnp.einsum("...mk,...mb->...kb", later, A)
 
 
-def ours(t, C, loc, T, matrices):
+def ours(t, C, loc, T, later, matrices):
     (block,) = decompose([[covariance(t, *matrices)]], 0.0)
-    return moments.added_moments(Whitened(loc, jnp.tril(T), "full"), block, C)
+    added, (explains,) = moments.added_moments(Whitened(loc, jnp.tril(T), "full"), block, C, [later])
+    return *added, explains
 
 
 @pytest.mark.parametrize("ratio", [1, 1000], ids=["by P", "by products"])
@@ -75,18 +76,18 @@ def ours(t, C, loc, T, matrices):
     ("batch_C", "batch_q"), [((), ()), ((), (3,)), ((3,), (3,))], ids=["one", "shared points", "own points"]
 )
 def test_values_and_derivatives_of_all_kinds(rng, matrices, monkeypatch, ratio, batch_C, batch_q):
-    monkeypatch.setattr(moments, "_GRAM_RATIO", ratio)
+    monkeypatch.setattr(moments, "_GRAM_RATIO_BEFORE", ratio)
     arguments = problem(rng, batch_C, batch_q)
-    weights = [jnp.asarray(rng.normal(size=B)) for _ in range(3)]  # the two variances' differ
+    weights = [jnp.asarray(rng.normal(size=B)) for _ in range(4)]  # the two variances' differ
 
     @jax.jit
     def results(*arguments):
         def all_of(f):
             def loss(*arguments):
                 values = f(*arguments, matrices)
-                return sum(jnp.sum(w * jnp.sin(v)) for w, v in zip(weights, values, strict=True))
+                return sum(jnp.sum(w * jnp.sin(v)) for w, v in zip(weights, values, strict=True)), values
 
-            gradient = jax.grad(loss, range(4))
+            gradient = jax.grad(loss, range(5), has_aux=True)  # the values of a rule are not those outside of it
             tangents = jax.tree.map(jnp.cos, arguments)
             return f(*arguments, matrices), gradient(*arguments), jax.jvp(gradient, arguments, tangents)
 
@@ -101,16 +102,17 @@ def products_over_inputs(loss, *arguments):
     gradient = jax.jit(jax.grad(loss, range(len(arguments))))
     text = gradient.lower(*arguments).compile().as_text()
     lines = [line for line in text.splitlines() if " dot(" in line and f"f64[{M},{M}]" in line.split("dot(")[0]]
+    assert lines
     return sum(f"f64[{M},{B}]" in operands(text, line) for line in lines)
 
 
 def test_both_variances_share_one_product_over_the_inputs(rng, matrices):
-    """Backward, where both have the same weights; two where not."""
+    """Backward, where both have the same weights; two where not. What the set explains for a later one takes none."""
 
     def loss_of(scale):
         def loss(*arguments):
-            mean, explained, change = ours(*arguments, matrices)
-            return jnp.sum((explained + scale * change) ** 2 + mean**2)
+            mean, explained, change, explains = ours(*arguments, matrices)
+            return jnp.sum((explained + scale * change) ** 2 + mean**2) + jnp.sum(explains**2)
 
         return loss
 
@@ -121,7 +123,7 @@ def test_both_variances_share_one_product_over_the_inputs(rng, matrices):
 
 def test_so_do_those_of_a_function(rng):
     Z, X = (jnp.asarray(rng.normal(size=(n, 2))) for n in (M, B))
-    _, _, loc, T = problem(rng, (), ())
+    _, _, loc, T, _ = problem(rng, (), ())
 
     def loss(lengthscale, loc, T):
         kernel, points = kernels.RBF(lengthscale), (InducingPoints(Z),)
@@ -130,6 +132,26 @@ def test_so_do_those_of_a_function(rng):
         return jnp.sum(marginals.variance**2 + marginals.mean**2)
 
     assert products_over_inputs(loss, jnp.asarray(0.7), loc, T) == 1
+
+
+def test_a_variance_that_is_explained_is_never_negative():
+    """Nor in the value that comes with a gradient, which is computed in a way of its own."""
+    n = 64
+    rng = np.random.default_rng(0)
+    root = np.tril(rng.normal(size=(n, n))).astype("float32")
+    # Inputs on which nothing is left of S but rounding errors of its large part.
+    A = np.linalg.solve(root.T.astype(float), rng.normal(size=(n, 8 * n)) * 1e-6).astype("float32")
+    A /= np.abs(A).max(0)
+    (block,) = decompose([[jnp.eye(n, dtype="float32")]], 0.0)
+
+    def explained(A):
+        return moments.added_moments(Whitened(jnp.zeros(n, "float32"), jnp.asarray(root), "full"), block, A)[0][1]
+
+    value, _ = jax.jvp(explained, (jnp.asarray(A),), (jnp.zeros_like(A),))
+    assert np.all(value >= 0)
+    scale = np.sum((np.abs(root.T) @ np.abs(A)) ** 2, 0)
+    assert_allclose(value / scale, explained(jnp.asarray(A)) / scale, atol=1e-6)
+    assert np.any(np.asarray(value) == 0)
 
 
 def operands(text, line):
@@ -151,14 +173,17 @@ def test_float32_is_kept(rng, matrices):
 
 
 def test_a_block_without_carrier_has_the_whiteners_own_derivative(rng, matrices):
-    t, C, loc, T = problem(rng, (), ())
+    t, C, loc, T, later = problem(rng, (), ())
 
-    def plain(t, C, loc, T, matrices):
+    def plain(t, C, loc, T, later, matrices):
         (block,) = decompose([[covariance(t, *matrices)]], 0.0)
-        return moments.added_moments(Whitened(loc, T, "full"), Block(block.whitener, (), block.jitter), C)
+        block = Block(block.whitener, (), block.jitter)
+        added, (explains,) = moments.added_moments(Whitened(loc, T, "full"), block, C, [later])
+        return *added, explains
 
-    for i in range(3):
+    for i in range(4):
         gradients = [
-            jax.grad(lambda t, f=f, i=i: jnp.sum(jnp.sin(f(t, C, loc, T, matrices)[i])))(t) for f in (plain, dense)
+            jax.grad(lambda t, f=f, i=i: jnp.sum(jnp.sin(f(t, C, loc, T, later, matrices)[i])))(t)
+            for f in (plain, dense)
         ]
         assert_allclose(*gradients, rtol=1e-9)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
@@ -113,11 +115,16 @@ def _family(name: str, shape: tuple[int, ...], covariance: str, natural: bool, s
 
     loc = declare("loc", jnp.zeros(shape, dtype), constraints.real)
     if covariance == "full":
-        eye = jnp.broadcast_to(jnp.eye(shape[-1], dtype=dtype), (*shape, shape[-1]))
-        return Whitened(loc, jnp.tril(declare("scale_tril", scale * eye, dense_lower_cholesky)), "full")
+        start = _scaled_identity(scale, shape)
+        return Whitened(loc, jnp.tril(declare("scale_tril", start, dense_lower_cholesky)), "full")
     if covariance == "diagonal":
         return Whitened(loc, declare("scale", jnp.full(shape, scale), constraints.positive), "diagonal")
     return Whitened(loc, None, "prior")
+
+
+@partial(jax.jit, static_argnums=1)  # one program and not one for each operation
+def _scaled_identity(scale: Array, shape: tuple[int, ...]) -> Array:
+    return scale * jnp.broadcast_to(jnp.eye(shape[-1], dtype=scale.dtype), (*shape, shape[-1]))
 
 
 def _per_set(option: str, value: str | Sequence[str], num_sets: int) -> list[str]:

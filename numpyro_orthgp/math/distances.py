@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.linalg import clip_rounding, matmul
+from numpyro_orthgp.math.linalg import clip_rounding, plain_matmul
 from numpyro_orthgp.types import Array
 
 __all__ = ["are_few", "centre", "distance_factors", "squared_distance", "squared_distance_by_differences"]
@@ -46,7 +46,7 @@ def squared_distance(X1: Array, X2: Array, scale: Array) -> Array:
     if are_few(X1.shape[-1]):
         return squared_distance_by_differences(X1, X2, scale)
     left, right = distance_factors(X1, X2, scale)
-    r2 = matmul(left, jnp.swapaxes(right, -1, -2))  # (..., n, m)
+    r2 = plain_matmul(jnp.swapaxes(left, -1, -2), right)  # (..., n, m)
     if X2 is X1:
         r2 = jnp.where(jnp.eye(X1.shape[-2], dtype=bool), 0, r2)
     return clip_rounding(r2)
@@ -58,25 +58,27 @@ def are_few(num_dims: int) -> bool:
 
 
 def distance_factors(X1: Array, X2: Array, scale: Array) -> tuple[Array, Array]:
-    r"""Two factors whose product, the second transposed, are the squared scaled distances, rounding errors and all.
+    r"""Two factors whose product, the first transposed, are the squared scaled distances, rounding errors and all.
+
+    Their few rows are long, not their many rows short: products with those run three times as fast.
 
     :param X1: shape (..., n, D).
     :param X2: shape (..., m, D).
     :param scale: as in :func:`squared_distance`.
-    :return: shapes (..., n, D + 2) and (..., m, D + 2).
+    :return: shapes (..., D + 2, n) and (..., D + 2, m).
     """
     X1, X2 = centre(X1, X2)
-    A = X1 / scale
-    B = A if X2 is X1 else X2 / scale
-    # Norms as two more columns: the sums and, backward, their reductions become part of the products.
+    A = jnp.swapaxes(X1 / scale, -1, -2)
+    B = A if X2 is X1 else jnp.swapaxes(X2 / scale, -1, -2)
+    # Norms as two more rows: the sums and, backward, their reductions become part of the products.
     return (
-        jnp.concatenate([A, *_norm_and_one(A)], axis=-1),
-        jnp.concatenate([-2 * B, *_norm_and_one(B)[::-1]], axis=-1),
+        jnp.concatenate([A, *_norm_and_one(A)], axis=-2),
+        jnp.concatenate([-2 * B, *_norm_and_one(B)[::-1]], axis=-2),
     )
 
 
 def _norm_and_one(A: Array) -> tuple[Array, Array]:
-    norm = jnp.square(A).sum(axis=-1, keepdims=True)
+    norm = jnp.square(A).sum(axis=-2, keepdims=True)
     return norm, jnp.ones_like(norm)
 
 

@@ -15,6 +15,7 @@ from numpyro_orthgp.types import Array
 __all__ = [
     "add_jitter", "clip_rounding", "combine", "combine_columns", "default_jitter", "diagonal", "gram", "gram_transposed", "join",
     "linear_matmul", "matmul", "matmul_transposed", "one_by_one", "plain_matmul", "safe_sqrt", "solve_lower",
+    "transposed_symmetric",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -58,6 +59,8 @@ def matmul_transposed(A: Array, B: Array) -> Array:
 
 def linear_matmul(A: Array, B: Array) -> Array:
     """``matmul`` for derivative rules, in which ``B`` is a tangent: the backward pass, its transpose, is a plain product."""
+    if A.dtype == jnp.float32 and A.shape[-2] <= 256:
+        return plain_matmul(A, B)
     return plain_matmul(jnp.swapaxes(_copied_transpose(A), -1, -2), B)
 
 
@@ -95,7 +98,7 @@ def combine(weights: Array, A: Array) -> Array:
     if weights.ndim > 1 and A.ndim == 2:
         return matmul(weights, A)
     # Not a product of a matrix and a vector, which XLA gives to one thread on CPUs; and this one fuses with what makes A.
-    return jnp.sum(weights[..., None] * A, axis=-2)
+    return plain_matmul(weights[..., None, :], A)[..., 0, :]
 
 
 def combine_columns(A: Array, weights: Array) -> Array:
@@ -118,6 +121,18 @@ def diagonal(A: Array) -> Array:
 def _diagonal_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     eye = jnp.eye(tangents[0].shape[-1], dtype=bool)
     return diagonal(*primals), jnp.sum(jnp.where(eye, tangents[0], 0), -1)
+
+
+@jax.custom_jvp
+def transposed_symmetric(K: Array) -> Array:
+    """A symmetric ``K``, transposed: column by column, as LAPACK wants it, where ``K`` is made row by row.
+
+    No derivative is transposed, forward or backward, since it goes to or comes from a symmetric matrix.
+    """
+    return jnp.swapaxes(K, -1, -2)
+
+
+transposed_symmetric.defjvp(lambda primals, tangents: (transposed_symmetric(*primals), tangents[0]))
 
 
 def join(parts: Sequence[Array], axis: int, *, event_dim: int) -> Array:

@@ -15,18 +15,20 @@ two. It is the same P for both variances where both have the same weights, as in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from numpyro_orthgp.math.gaussian import Whitened, spread
-from numpyro_orthgp.math.linalg import combine
+from numpyro_orthgp.math.linalg import clip_rounding, combine, matmul, matmul_transposed, plain_matmul
 from numpyro_orthgp.math.projection import Block, whiten
 from numpyro_orthgp.math.triangular import (
     linear_in_left,
     linear_in_right,
     linear_transposed,
     lower_matmul,
-    lower_matmul_transposed,
 )
 from numpyro_orthgp.types import Array
 
@@ -34,9 +36,10 @@ __all__ = ["added_moments", "moments_of_whitened"]
 
 Moments = tuple[Array, Array, Array]
 
-# Inputs for each inducing variable from which on P is formed. With fewer what is saved over the inputs is no more than the products
-# of M x M matrices that it costs (measured on two cores).
+# Inputs for each inducing variable from which on P is formed, for the last set and for those before. With fewer what is saved
+# over the inputs is no more than the products of M x M matrices that it costs (measured on two cores).
 _GRAM_RATIO = 4
+_GRAM_RATIO_BEFORE = 5
 
 
 def moments_of_whitened(q: Whitened, A: Array) -> Moments:
@@ -50,35 +53,53 @@ def moments_of_whitened(q: Whitened, A: Array) -> Moments:
     return combine(q.loc, A), explained, -prior
 
 
-def added_moments(q: Whitened, block: Block, C: Array, *, equal_weights: bool = True) -> Moments:
-    """As :func:`moments_of_whitened`, from the covariance with the set given the sets before it, shape (..., M, B).
+def added_moments(
+    q: Whitened, block: Block, C: Array, later: Sequence[Array] = (), *, equal_weights: bool = True
+) -> tuple[Moments, list[Array]]:
+    r"""As :func:`moments_of_whitened`; and what the set explains of the covariances of later sets with the inputs.
 
+    :param C: covariance of the set with the inputs given the sets before it, shape (..., M, B).
+    :param later: projections :math:`A(Z_j)` of the points of later sets on this set, shapes (..., M, M_j).
     :param equal_weights: whether a bound will have the same weights for both variances; else nothing is gained by their sharing P.
+    :return: the moments, and :math:`A(Z_j)^\top A` for each later set, shapes (..., M_j, B).
     """
     M, B = C.shape[-2:]
-    if equal_weights and q.covariance == "full" and block.carrier is not None and _GRAM_RATIO * M <= B:
-        return _full_moments(block.whitener, block.carrier, C, q.loc, q.scale)
-    return moments_of_whitened(q, whiten(block, C))
+    ratio = _GRAM_RATIO_BEFORE if later else _GRAM_RATIO
+    if equal_weights and q.covariance == "full" and block.carrier is not None and ratio * M <= B:
+        return _full_moments(block.whitener, block.carrier, C, q.loc, q.scale, list(later))
+    A = whiten(block, C)
+    return moments_of_whitened(q, A), [matmul_transposed(AZ, A) for AZ in later]
 
 
 @jax.custom_jvp
-def _full_moments(W: Array, carrier: Array, C: Array, loc: Array, T: Array) -> Moments:
-    return moments_of_whitened(Whitened(loc, T, "full"), lower_matmul(W, C))
+def _full_moments(
+    W: Array, carrier: Array, C: Array, loc: Array, T: Array, later: list[Array]
+) -> tuple[Moments, list[Array]]:
+    A = lower_matmul(W, C)
+    return moments_of_whitened(Whitened(loc, T, "full"), A), [matmul_transposed(AZ, A) for AZ in later]
 
 
 @_full_moments.defjvp
-def _full_moments_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Moments, Moments]:
-    W, _, C, loc, T = primals
-    _, E, dC, dloc, dT = tangents
+def _full_moments_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    W, _, C, loc, T, later = primals
+    _, E, dC, dloc, dT, dlater = tangents
     A = lower_matmul(W, C)
-    TTA = lower_matmul(T, lower_matmul_transposed(T, A))
+    # One dense product for the value and for the gradient, where T^T A and T (T^T A) would be two.
+    SA = matmul(matmul(T, _transpose(T)), A)
+    moments = combine(loc, A), clip_rounding(jnp.sum(A * SA, axis=-2)), -jnp.sum(A**2, axis=-2)
     dA = linear_in_right(W, dC)  # of fixed W: what E adds is in the other terms
-    mean = combine(dloc, A) + combine(loc, dA) + combine(combine(loc, E), A)
+    dmean = combine(dloc, A) + combine(loc, dA) + combine(combine(loc, E), A)
     # a^T T (T^T E + dT^T) a: written like this, the backward pass takes one product P T for both.
-    form = linear_in_right(T, linear_transposed(T, E) + jnp.swapaxes(dT, -1, -2))
-    explained = 2 * jnp.sum(TTA * dA, axis=-2) + _quadratic(2 * _folded(form), A)
-    change = -2 * jnp.sum(A * dA, axis=-2) + _quadratic(-2 * E, A)
-    return _full_moments(*primals), (mean, explained, change)
+    form = linear_in_right(T, linear_transposed(T, E) + _transpose(dT))
+    dexplained = 2 * jnp.sum(SA * dA, axis=-2) + _quadratic(2 * _folded(form), A)
+    dchange = -2 * jnp.sum(A * dA, axis=-2) + _quadratic(-2 * E, A)
+    # E is on the side of the few later points: the gradient of their projections is all that its own needs.
+    explains = [matmul_transposed(AZ, A) for AZ in later]
+    dexplains = [
+        plain_matmul(_transpose(dAZ) + plain_matmul(_transpose(AZ), E), A) + plain_matmul(_transpose(AZ), dA)
+        for AZ, dAZ in zip(later, dlater, strict=True)
+    ]
+    return (moments, explains), ((dmean, dexplained, dchange), dexplains)
 
 
 def _folded(form: Array) -> Array:
@@ -89,3 +110,7 @@ def _folded(form: Array) -> Array:
 def _quadratic(L: Array, A: Array) -> Array:
     """The form of a lower-triangular tangent L at each column of A, shape (..., B). Backward: the lower triangle of P."""
     return jnp.sum(A * linear_in_left(L, A), axis=-2)
+
+
+def _transpose(A: Array) -> Array:
+    return jnp.swapaxes(A, -1, -2)

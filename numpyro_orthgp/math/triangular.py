@@ -24,7 +24,7 @@ __all__ = [
 
 # Fewest rows of a strip, and most strips: beyond that smaller products lose what fewer operations gain (measured on two cores).
 _MIN_ROWS = 128
-_MAX_STRIPS = 4
+_MAX_STRIPS = 3
 
 
 class _Strip(NamedTuple):
