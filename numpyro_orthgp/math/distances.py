@@ -60,7 +60,7 @@ def are_few(num_dims: int) -> bool:
 def distance_factors(X1: Array, X2: Array, scale: Array) -> tuple[Array, Array]:
     r"""Two factors whose product, the first transposed, are the squared scaled distances, rounding errors and all.
 
-    Their few rows are long, not their many rows short: products with those run three times as fast.
+    They lie as few long rows: backward, products with many short ones take three times as long on CPUs.
 
     :param X1: shape (..., n, D).
     :param X2: shape (..., m, D).

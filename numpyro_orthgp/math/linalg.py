@@ -33,6 +33,9 @@ _JITTER_OF_EXPECTATIONS = {"float32": 1e-4, "float64": 1e-6}
 # Rows of a half from which on a gram matrix is multiplied by halves: smaller products run below the speed of large ones.
 _HALVED_ROWS = 128
 
+# Rows up to which a float32 matrix is not copied to be transposed: the copy costs more than it saves.
+_PLAIN_ROWS = 256
+
 # Batches of smaller matrices are not spread over threads: seen at 128 rows, never at 100.
 _SPREAD_ROWS = 64
 
@@ -59,7 +62,7 @@ def matmul_transposed(A: Array, B: Array) -> Array:
 
 def linear_matmul(A: Array, B: Array) -> Array:
     """``matmul`` for derivative rules, in which ``B`` is a tangent: the backward pass, its transpose, is a plain product."""
-    if A.dtype == jnp.float32 and A.shape[-2] <= 256:
+    if A.dtype == jnp.float32 and A.shape[-2] <= _PLAIN_ROWS:
         return plain_matmul(A, B)
     return plain_matmul(jnp.swapaxes(_copied_transpose(A), -1, -2), B)
 
@@ -97,7 +100,6 @@ def combine(weights: Array, A: Array) -> Array:
     """
     if weights.ndim > 1 and A.ndim == 2:
         return matmul(weights, A)
-    # Not a product of a matrix and a vector, which XLA gives to one thread on CPUs; and this one fuses with what makes A.
     return plain_matmul(weights[..., None, :], A)[..., 0, :]
 
 

@@ -11,6 +11,12 @@ with weights g of the inputs their derivatives for T and W need A through
 
 alone (the second for :math:`E = dW \, W^{-1}`): one product over the inputs where chaining the derivatives of two products takes
 two. It is the same P for both variances where both have the same weights, as in every bound in which they are added.
+
+What the set explains of the covariances of a later set with the inputs, :math:`A(Z)^\top A` for the points Z of that set, changes by
+
+.. math:: (dA(Z) + E^\top A(Z))^\top A + A(Z)^\top W dC,
+
+so there too E has no product over the inputs of its own.
 """
 
 from __future__ import annotations
