@@ -8,10 +8,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.tree_util import Partial
 from numpy.testing import assert_allclose
 from numpyro import handlers
+from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
@@ -108,3 +110,17 @@ def test_few_programs_from_a_prior_draw_to_marginals(rng, compiled):
     assert {"jit(decompose_sets)", "jit(_moments)"} <= set(compiled)
     # What is left are the draws of NumPyro and the checks of inputs; operation by operation they would be more than a hundred.
     assert len(compiled) < 40
+
+
+def test_few_programs_start_the_guide(rng, compiled):
+    """`svi.init` is not compiled as a whole; what q starts from and how it is stored are one program each."""
+    Z = jnp.asarray(rng.normal(size=(7, 3)))
+
+    def model():
+        ogp.gp("f", kernels.RBF(0.7), [Z])
+
+    svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.1), TraceMeanField_ELBO())
+    state = svi.init(jax.random.PRNGKey(0))
+    assert {"jit(_scaled_identity)", "jit(_any_diagonal)"} <= set(compiled)
+    assert not {"jit(expm1)", "jit(eye)", "jit(diagonal)"} & set(compiled)
+    assert_allclose(svi.get_params(state)["f.u0_scale_tril"], np.eye(7), rtol=1e-12)

@@ -19,10 +19,12 @@ from numpyro_orthgp.math.linalg import (
     diagonal,
     gram,
     gram_transposed,
+    linear_matmul,
     matmul,
     matmul_transposed,
     safe_sqrt,
     solve_lower,
+    transposed_symmetric,
 )
 
 DTYPES = [jnp.float32, jnp.float64]
@@ -223,6 +225,7 @@ def test_products_are_products(rng, mode):
         (lambda A, B: gram_transposed(A @ B) @ Q[:2], lambda A, B: (A @ B).mT @ (A @ B) @ Q[:2]),
         (lambda A, B: combine(w, A) @ B, lambda A, B: jnp.einsum("pm,pmb,bk->pk", w, A, B)),
         (lambda A, B: combine(w, A[0]) @ B, lambda A, B: w @ A[0] @ B),
+        (lambda A, B: transposed_symmetric(A @ B @ B.T @ A.mT) @ Q, lambda A, B: A @ B @ B.T @ A.mT @ Q),
         (lambda A, B: diagonal(A @ B @ B.T @ A.mT + Q), lambda A, B: jnp.diagonal(A @ B @ B.T @ A.mT + Q, 0, -2, -1)),
     ]
     derivative = jax.jacrev if mode == "reverse" else jax.jacfwd
@@ -230,6 +233,19 @@ def test_products_are_products(rng, mode):
         np.testing.assert_allclose(fast(A, B), slow(A, B), rtol=1e-12)
         for a, b in zip(derivative(fast, (0, 1))(A, B), derivative(slow, (0, 1))(A, B), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [8, 256, 257])
+def test_products_that_are_linear_are_transposed(rng, rows, dtype):
+    """Backward they are products with the transpose, which is copied or not, by size and dtype."""
+    A, B, G = (rng.normal(size=s) for s in ((rows, 5), (5, 3), (rows, 3)))
+    product, transposed = jax.vjp(lambda B: linear_matmul(jnp.asarray(A, dtype), B), jnp.asarray(B, dtype))
+    copied = "optimization_barrier" in str(jax.make_jaxpr(linear_matmul)(jnp.asarray(A, dtype), jnp.asarray(B, dtype)))
+    assert copied == (dtype == jnp.float64 or rows > 256)
+    rtol = 1e-5 if dtype == jnp.float32 else 1e-13
+    np.testing.assert_allclose(product, A @ B, rtol=rtol, atol=10 * rtol)
+    np.testing.assert_allclose(transposed(jnp.asarray(G, dtype))[0], A.T @ G, rtol=rtol, atol=100 * rtol)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 8, 100])

@@ -58,7 +58,7 @@ def problem(rng, batch_C, batch_q):
 
 
 def dense(t, C, loc, T, later, matrices):
-    """The moments by an explicit inverse, differentiated by JAX, and covariances with another set's points that the set explains."""
+    """The moments by an explicit inverse, and what the set explains of a later one's covariances; differentiated by JAX."""
     A = jnp.linalg.inv(jnp.linalg.cholesky(covariance(t, *matrices))) @ C
     mean = jnp.einsum("...m,...mb->...b", loc, A)
     spread = jnp.einsum("...mk,...mb->...kb", jnp.tril(T), A)

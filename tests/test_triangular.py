@@ -51,7 +51,7 @@ def test_products_and_derivatives(rng, name, M, batch):
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_few_operations(name):
-    """With four strips 10/16 of the dense product's, for each of the three products forward and backward; 30/64 where both factors
+    """With three strips 6/9 of the dense product's, for each of the three products forward and backward; fewer where both factors
     are triangular."""
     M = 512
     square = jax.ShapeDtypeStruct((M, M), jnp.float32)
@@ -64,7 +64,7 @@ def test_few_operations(name):
         return jax.jit(both).lower(square, square, square).cost_analysis()["flops"]
 
     ours, dense = PRODUCTS[name]
-    assert flops(ours) < 0.66 * flops(dense)
+    assert flops(ours) < 0.68 * flops(dense)
 
 
 # Maps of a tangent (the first argument), for derivative rules.

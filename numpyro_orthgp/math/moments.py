@@ -12,7 +12,7 @@ with weights g of the inputs their derivatives for T and W need A through
 alone (the second for :math:`E = dW \, W^{-1}`): one product over the inputs where chaining the derivatives of two products takes
 two. It is the same P for both variances where both have the same weights, as in every bound in which they are added.
 
-What the set explains of the covariances of a later set with the inputs, :math:`A(Z)^\top A` for the points Z of that set, changes by
+What the set explains of the covariances of a later set with the inputs, :math:`A(Z)^\top A` for that set's points Z, changes by
 
 .. math:: (dA(Z) + E^\top A(Z))^\top A + A(Z)^\top W dC,
 
@@ -44,7 +44,7 @@ Moments = tuple[Array, Array, Array]
 
 # Inputs for each inducing variable from which on P is formed, for the last set and for those before. With fewer what is saved
 # over the inputs is no more than the products of M x M matrices that it costs (measured on two cores).
-_GRAM_RATIO = 4
+_GRAM_RATIO = 2
 _GRAM_RATIO_BEFORE = 5
 
 
