@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.linalg import clip_rounding, plain_matmul
+from numpyro_orthgp.math.linalg import clip_rounding, plain_matmul, transpose
 from numpyro_orthgp.types import Array
 
 __all__ = ["are_few", "centre", "distance_factors", "squared_distance", "squared_distance_by_differences"]
@@ -46,7 +46,7 @@ def squared_distance(X1: Array, X2: Array, scale: Array) -> Array:
     if are_few(X1.shape[-1]):
         return squared_distance_by_differences(X1, X2, scale)
     left, right = distance_factors(X1, X2, scale)
-    r2 = plain_matmul(jnp.swapaxes(left, -1, -2), right)  # (..., n, m)
+    r2 = plain_matmul(transpose(left), right)  # (..., n, m)
     if X2 is X1:
         r2 = jnp.where(jnp.eye(X1.shape[-2], dtype=bool), 0, r2)
     return clip_rounding(r2)
@@ -68,8 +68,8 @@ def distance_factors(X1: Array, X2: Array, scale: Array) -> tuple[Array, Array]:
     :return: shapes (..., D + 2, n) and (..., D + 2, m).
     """
     X1, X2 = centre(X1, X2)
-    A = jnp.swapaxes(X1 / scale, -1, -2)
-    B = A if X2 is X1 else jnp.swapaxes(X2 / scale, -1, -2)
+    A = transpose(X1 / scale)
+    B = A if X2 is X1 else transpose(X2 / scale)
     # Norms as two more rows: the sums and, backward, their reductions become part of the products.
     return (
         jnp.concatenate([A, *_norm_and_one(A)], axis=-2),

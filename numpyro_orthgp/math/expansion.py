@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from numpyro_orthgp.math.blocks import keep
-from numpyro_orthgp.math.linalg import clip_rounding, combine, matmul, plain_matmul
+from numpyro_orthgp.math.linalg import clip_rounding, combine, matmul, plain_matmul, transpose
 from numpyro_orthgp.types import Array
 
 __all__ = ["weighted_profile"]
@@ -32,7 +32,6 @@ def weighted_profile(profile: Partial, left: Array, right: Array, weights: Array
 
 @jax.custom_jvp
 def _weighted_profile(profile: Partial, left: Array, right: Array, weights: Array) -> Array:
-    # Summed along the first axis, which in float64 is more than twice as fast on CPUs.
     return combine(weights, profile(_squared_distance(right, left)))
 
 
@@ -50,4 +49,4 @@ def _weighted_profile_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array
 
 
 def _squared_distance(left: Array, right: Array) -> Array:
-    return clip_rounding(plain_matmul(jnp.swapaxes(left, -1, -2), right))
+    return clip_rounding(plain_matmul(transpose(left), right))

@@ -15,7 +15,7 @@ from numpyro_orthgp.types import Array
 __all__ = [
     "add_jitter", "clip_rounding", "combine", "combine_columns", "default_jitter", "diagonal", "gram", "gram_transposed", "join",
     "linear_matmul", "matmul", "matmul_transposed", "one_by_one", "plain_matmul", "safe_sqrt", "solve_lower",
-    "transposed_symmetric",
+    "transpose", "transposed_symmetric",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -64,7 +64,7 @@ def linear_matmul(A: Array, B: Array) -> Array:
     """``matmul`` for derivative rules, in which ``B`` is a tangent: the backward pass, its transpose, is a plain product."""
     if A.dtype == jnp.float32 and A.shape[-2] <= _PLAIN_ROWS:
         return plain_matmul(A, B)
-    return plain_matmul(jnp.swapaxes(_copied_transpose(A), -1, -2), B)
+    return plain_matmul(transpose(_copied_transpose(A)), B)
 
 
 def plain_matmul(A: Array, B: Array) -> Array:
@@ -72,9 +72,14 @@ def plain_matmul(A: Array, B: Array) -> Array:
     return jnp.matmul(A, B, precision=PRECISION)
 
 
+def transpose(A: Array) -> Array:
+    """The transposes of matrices, shape (..., B, M) of (..., M, B)."""
+    return jnp.swapaxes(A, -1, -2)
+
+
 def _copied_transpose(A: Array) -> Array:
     # Left to itself XLA makes the transpose part of the product, which on CPUs then takes up to twice as long.
-    return lax.optimization_barrier(jnp.swapaxes(A, -1, -2))
+    return lax.optimization_barrier(transpose(A))
 
 
 @matmul.defjvp
@@ -86,9 +91,7 @@ def _matmul_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
 @matmul_transposed.defjvp
 def _matmul_transposed_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     (A, B), (dA, dB) = primals, tangents
-    return matmul_transposed(A, B), plain_matmul(jnp.swapaxes(dA, -1, -2), B) + plain_matmul(
-        jnp.swapaxes(A, -1, -2), dB
-    )
+    return matmul_transposed(A, B), plain_matmul(transpose(dA), B) + plain_matmul(transpose(A), dB)
 
 
 def combine(weights: Array, A: Array) -> Array:
@@ -110,7 +113,7 @@ def combine_columns(A: Array, weights: Array) -> Array:
     :param weights: shape (..., M).
     :return: shape (..., B).
     """
-    return combine(weights, jnp.swapaxes(A, -1, -2))
+    return combine(weights, transpose(A))
 
 
 @jax.custom_jvp
@@ -131,7 +134,7 @@ def transposed_symmetric(K: Array) -> Array:
 
     No derivative is transposed, forward or backward, since it goes to or comes from a symmetric matrix.
     """
-    return jnp.swapaxes(K, -1, -2)
+    return transpose(K)
 
 
 transposed_symmetric.defjvp(lambda primals, tangents: (transposed_symmetric(*primals), tangents[0]))
@@ -154,11 +157,11 @@ def gram(A: Array, weights: Array) -> Array:
     """
     half = A.shape[-2] // 16 * 8
     if half < _HALVED_ROWS:
-        return matmul(A * weights[..., None, :], jnp.swapaxes(A, -1, -2))
+        return matmul(A * weights[..., None, :], transpose(A))
     # The quarter above the diagonal is that below it.
     top, bottom = A[..., :half, :], A[..., half:, :]
-    first = matmul(top * weights[..., None, :], jnp.swapaxes(top, -1, -2))
-    rest = matmul(bottom * weights[..., None, :], jnp.swapaxes(A, -1, -2))
+    first = matmul(top * weights[..., None, :], transpose(top))
+    rest = matmul(bottom * weights[..., None, :], transpose(A))
     first = jnp.concatenate([first, jnp.swapaxes(rest[..., :half], -1, -2)], axis=-1)
     return jnp.concatenate([first, rest], axis=-2)
 
@@ -166,8 +169,8 @@ def gram(A: Array, weights: Array) -> Array:
 @gram.defjvp
 def _gram_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     (A, w), (dA, dw) = primals, tangents
-    half = matmul(dA * w[..., None, :] + A * (dw / 2)[..., None, :], jnp.swapaxes(A, -1, -2))
-    return gram(A, w), half + jnp.swapaxes(half, -1, -2)
+    half = matmul(dA * w[..., None, :] + A * (dw / 2)[..., None, :], transpose(A))
+    return gram(A, w), half + transpose(half)
 
 
 @jax.custom_jvp
@@ -182,7 +185,7 @@ def gram_transposed(A: Array) -> Array:
 @gram_transposed.defjvp
 def _gram_transposed_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     half = plain_matmul(jnp.swapaxes(primals[0], -1, -2), tangents[0])
-    return gram_transposed(*primals), half + jnp.swapaxes(half, -1, -2)
+    return gram_transposed(*primals), half + transpose(half)
 
 
 def solve_lower(L: Array, B: Array) -> Array:

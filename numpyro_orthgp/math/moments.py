@@ -28,14 +28,9 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_orthgp.math.gaussian import Whitened, spread
-from numpyro_orthgp.math.linalg import clip_rounding, combine, matmul, matmul_transposed, plain_matmul
+from numpyro_orthgp.math.linalg import clip_rounding, combine, matmul, matmul_transposed, plain_matmul, transpose
 from numpyro_orthgp.math.projection import Block, whiten
-from numpyro_orthgp.math.triangular import (
-    linear_in_left,
-    linear_in_right,
-    linear_transposed,
-    lower_matmul,
-)
+from numpyro_orthgp.math.triangular import linear_in_left, linear_in_right, linear_transposed, lower_matmul
 from numpyro_orthgp.types import Array
 
 __all__ = ["added_moments", "moments_of_whitened"]
@@ -91,18 +86,18 @@ def _full_moments_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tu
     _, E, dC, dloc, dT, dlater = tangents
     A = lower_matmul(W, C)
     # One dense product for the value and for the gradient, where T^T A and T (T^T A) would be two.
-    SA = matmul(matmul(T, _transpose(T)), A)
+    SA = matmul(matmul(T, transpose(T)), A)
     moments = combine(loc, A), clip_rounding(jnp.sum(A * SA, axis=-2)), -jnp.sum(A**2, axis=-2)
     dA = linear_in_right(W, dC)  # of fixed W: what E adds is in the other terms
     dmean = combine(dloc, A) + combine(loc, dA) + combine(combine(loc, E), A)
     # a^T T (T^T E + dT^T) a: written like this, the backward pass takes one product P T for both.
-    form = linear_in_right(T, linear_transposed(T, E) + _transpose(dT))
+    form = linear_in_right(T, linear_transposed(T, E) + transpose(dT))
     dexplained = 2 * jnp.sum(SA * dA, axis=-2) + _quadratic(2 * _folded(form), A)
     dchange = -2 * jnp.sum(A * dA, axis=-2) + _quadratic(-2 * E, A)
     # E is on the side of the few later points: the gradient of their projections is all that its own needs.
     explains = [matmul_transposed(AZ, A) for AZ in later]
     dexplains = [
-        plain_matmul(_transpose(dAZ) + plain_matmul(_transpose(AZ), E), A) + plain_matmul(_transpose(AZ), dA)
+        plain_matmul(transpose(dAZ) + plain_matmul(transpose(AZ), E), A) + plain_matmul(transpose(AZ), dA)
         for AZ, dAZ in zip(later, dlater, strict=True)
     ]
     return (moments, explains), ((dmean, dexplained, dchange), dexplains)
@@ -116,7 +111,3 @@ def _folded(form: Array) -> Array:
 def _quadratic(L: Array, A: Array) -> Array:
     """The form of a lower-triangular tangent L at each column of A, shape (..., B). Backward: the lower triangle of P."""
     return jnp.sum(A * linear_in_left(L, A), axis=-2)
-
-
-def _transpose(A: Array) -> Array:
-    return jnp.swapaxes(A, -1, -2)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.linalg import linear_matmul, matmul, matmul_transposed, plain_matmul
+from numpyro_orthgp.math.linalg import linear_matmul, matmul, matmul_transposed, plain_matmul, transpose
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -71,7 +71,7 @@ def linear_transposed(L: Array, dE: Array) -> Array:
     """``L.T @ dE`` for lower-triangular ``L`` and a tangent ``dE``, lower triangular. Backward: the lower triangle of ``L @ G``."""
     M = L.shape[-1]
     products = [
-        (plain_matmul(_transpose(s.part[..., : s.end]), e.part[..., : s.end]), M - s.end)
+        (plain_matmul(transpose(s.part[..., : s.end]), e.part[..., : s.end]), M - s.end)
         for s, e in zip(_strips(L, -2), _strips(dE, -2), strict=True)
     ]
     return reduce(add, [_padded(_padded(product, -1, after=rest), -2, after=rest) for product, rest in products])
@@ -93,9 +93,9 @@ def lower_matmul_transposed(L: Array, B: Array) -> Array:
 @lower_matmul_transposed.defjvp
 def _lower_matmul_transposed_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     (L, B), (dL, dB) = primals, tangents
-    from_L = [plain_matmul(_transpose(s.part[..., s.start :, :]), B[..., s.start :, :]) for s in _strips(dL, -1)]
+    from_L = [plain_matmul(transpose(s.part[..., s.start :, :]), B[..., s.start :, :]) for s in _strips(dL, -1)]
     from_B = [
-        _padded(plain_matmul(_transpose(L[..., s.start : s.end, : s.end]), s.part), -2, after=L.shape[-1] - s.end)
+        _padded(plain_matmul(transpose(L[..., s.start : s.end, : s.end]), s.part), -2, after=L.shape[-1] - s.end)
         for s in _strips(dB, -2)
     ]
     return lower_matmul_transposed(L, B), jnp.concatenate(from_L, axis=-2) + sum(from_B)
@@ -106,7 +106,7 @@ def lower_of_product(A: Array, L: Array) -> Array:
     meaning."""
     M = L.shape[-1]
     parts = [
-        _padded(plain_matmul(s.part[..., : s.end], _transpose(L[..., : s.end, : s.end])), -1, after=M - s.end)
+        _padded(plain_matmul(s.part[..., : s.end], transpose(L[..., : s.end, : s.end])), -1, after=M - s.end)
         for s in _strips(A, -2)
     ]
     return jnp.concatenate(parts, axis=-2)
@@ -120,10 +120,6 @@ def _strips(A: Array, axis: int) -> list[_Strip]:
     # `split` and not slices: backward it is a concatenation, not a sum of padded arrays.
     parts = lax.split(A, sizes, A.ndim + axis)
     return [_Strip(end - size, end, part) for size, end, part in zip(sizes, accumulate(sizes), parts, strict=True)]
-
-
-def _transpose(A: Array) -> Array:
-    return jnp.swapaxes(A, -1, -2)
 
 
 def _padded(A: Array, axis: int, *, before: int = 0, after: int = 0) -> Array:
