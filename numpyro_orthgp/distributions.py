@@ -30,8 +30,7 @@ class WhitenedPrior(dist.Independent):
     pytree_aux_fields = ("reinterpreted_batch_ndims",)
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        standard = dist.Normal(jnp.zeros(shape, dtype), jnp.ones(shape, dtype), validate_args=False)
-        super().__init__(standard, len(shape))
+        super().__init__(dist.Normal(jnp.zeros(shape, dtype), jnp.ones(shape, dtype)), len(shape))
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         assert key is not None

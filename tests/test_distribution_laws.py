@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax.flatten_util import ravel_pytree
@@ -315,3 +316,10 @@ def test_whitened_samples_are_reparametrized():
     build, params, _ = LAWS["q full None"]
     gradient = jax.grad(lambda params: build(params).sample(KEY).sum())(params)
     assert_allclose(gradient[0], 1.0) and np.abs(gradient[1]).max() > 0
+
+
+def test_the_prior_warns_of_values_that_are_no_numbers():
+    """With NumPyro's validation on, as any distribution does."""
+    prior = WhitenedPrior((3,), jnp.float64)
+    with numpyro.validation_enabled(), pytest.warns(UserWarning, match="Out-of-support"):
+        prior.log_prob(jnp.asarray([1.0, jnp.nan, 0.0]))
