@@ -23,7 +23,7 @@ from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.gaussian import Whitened, principal_axes, spread
 from numpyro_orthgp.math.linalg import add_jitter, clip_rounding, combine, default_jitter, join, matmul
-from numpyro_orthgp.math.moments import added_moments
+from numpyro_orthgp.math.moments import all_moments
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, turn
 from numpyro_orthgp.paths import Paths, draw_paths
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
@@ -127,14 +127,10 @@ class GPFunction:
 
     def _moments_at_once(self, X: Array) -> tuple[Array, Array, Array]:
         covariances = [s.covariance_with_inputs(self.kernel, X) for s in self.features]
-        parts = []
-        for i, (q, block) in enumerate(zip(self._without_shift(), self.blocks, strict=True)):
-            C, *covariances = covariances
-            later = [b.before[i] for b in self.blocks[i + 1 :]]
-            part, explains = added_moments(q, block, C, later, equal_weights=self.residual_scale is None)
-            covariances = [K - e for K, e in zip(covariances, explains, strict=True)]
-            parts.append(part)
-        mean, explained, change = (sum(part[1:], start=part[0]) for part in zip(*parts, strict=True))
+        equal_weights = self.residual_scale is None
+        mean, explained, change = all_moments(
+            self._without_shift(), self.blocks, covariances, equal_weights=equal_weights
+        )
         mean = mean + self._shift_at([InducingPoints(X)])
         residual = clip_rounding(self.kernel(X) + change)
         return self._columns(mean), self._columns(explained), self._columns(residual)

@@ -149,9 +149,8 @@ def test_blocks_of_points_and_inputs_change_nothing(rng, monkeypatch, num_latent
     in_blocks = jax.jit(lambda params: values_and_gradients(params))  # a function that JAX has not traced yet
     text = str(in_blocks.trace(params).jaxpr)
     assert "13,8]" not in text and "8,13]" not in text  # no covariance of all inputs with all mean-only points
-    assert ("length=3" in text) == (
-        num_latents is None
-    )  # 12 values are 3 of 8 points for 4 variables, for two functions 1
+    three_points_at_a_time = "length=3" in text  # 12 values for 4 variables; 6 for two functions, one point at a time
+    assert three_points_at_a_time == (num_latents is None)
     for a, b in zip(*map(jax.tree.leaves, (whole, in_blocks(params))), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11)
 

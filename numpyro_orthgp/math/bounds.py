@@ -34,7 +34,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.linalg import PRECISION, add_jitter, gram, matmul, solve_lower
+from numpyro_orthgp.math.linalg import PRECISION, add_jitter, gram, matmul, solve_lower, transpose
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -146,12 +146,12 @@ def optimum(sums: Statistics, sizes: Sequence[int]) -> list[tuple[Array, Array]]
     precision = _plus_identity(sums.gram)
     L, _ = _factors(sums.gram, sizes)
     mean = solve_lower(L, sums.product)
-    mean = jnp.swapaxes(matmul(jnp.swapaxes(mean, -1, -2), solve_lower(L, jnp.eye(L.shape[-1], dtype=L.dtype))), -1, -2)
+    mean = transpose(matmul(transpose(mean), solve_lower(L, jnp.eye(L.shape[-1], dtype=L.dtype))))
     found = []
     for part in _parts(sizes):
         # With axes reversed by J, J P J = R R^T, so P^-1 = T T^T for the lower-triangular T = J R^-T J.
         R = _cholesky(jnp.flip(precision[..., part, part], (-2, -1)))
-        T = jnp.swapaxes(solve_lower(R, jnp.eye(R.shape[-1], dtype=R.dtype)), -1, -2)
+        T = transpose(solve_lower(R, jnp.eye(R.shape[-1], dtype=R.dtype)))
         found.append((mean[..., part, :], jnp.tril(jnp.flip(T, (-2, -1)))))
     return found
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.linalg import add_jitter, matmul, one_by_one, solve_lower
+from numpyro_orthgp.math.linalg import add_jitter, matmul, one_by_one, solve_lower, transpose
 from numpyro_orthgp.math.triangular import linear_in_right, lower_matmul, lower_of_product
 from numpyro_orthgp.types import Array
 
@@ -42,8 +42,8 @@ def _safe_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Arra
     K, scale = primals
     dK, _ = tangents
     L = safe_cholesky(K, scale)
-    half = solve_lower(L, (dK + jnp.swapaxes(dK, -1, -2)) / 2)
-    return L, matmul(L, _lower_half(solve_lower(L, jnp.swapaxes(half, -1, -2))))
+    half = solve_lower(L, (dK + transpose(dK)) / 2)
+    return L, matmul(L, _lower_half(solve_lower(L, transpose(half))))
 
 
 @jax.custom_jvp
@@ -152,12 +152,12 @@ def _factor(K: Array, noise: Array, block: int) -> tuple[Array, Array]:
     L1, W1 = _factor(K[..., :half, :half], noise, block)
     # A solve, though W1 is there: with the product the rest is no longer positive definite where K is ill conditioned.
     across = lax.linalg.triangular_solve(L1, K[..., half:, :half], left_side=False, lower=True, transpose_a=True)
-    L2, W2 = _factor(K[..., half:, half:] - matmul(across, jnp.swapaxes(across, -1, -2)), noise, block)
+    L2, W2 = _factor(K[..., half:, half:] - matmul(across, transpose(across)), noise, block)
     return _lower(L1, across, L2), _lower(W1, -matmul(W2, matmul(across, W1)), W2)
 
 
 def _lower(first: Array, across: Array, second: Array) -> Array:
-    above = jnp.zeros_like(jnp.swapaxes(across, -1, -2))
+    above = jnp.zeros_like(transpose(across))
     return jnp.block([[first, above], [across, second]])
 
 

@@ -60,7 +60,7 @@ def are_few(num_dims: int) -> bool:
 def distance_factors(X1: Array, X2: Array, scale: Array) -> tuple[Array, Array]:
     r"""Two factors whose product, the first transposed, are the squared scaled distances, rounding errors and all.
 
-    They lie as few long rows: backward, products with many short ones take three times as long on CPUs.
+    They lie as few long rows, since products with many short ones, which the backward pass would take, are slow on CPUs.
 
     :param X1: shape (..., n, D).
     :param X2: shape (..., m, D).

@@ -162,7 +162,7 @@ def gram(A: Array, weights: Array) -> Array:
     top, bottom = A[..., :half, :], A[..., half:, :]
     first = matmul(top * weights[..., None, :], transpose(top))
     rest = matmul(bottom * weights[..., None, :], transpose(A))
-    first = jnp.concatenate([first, jnp.swapaxes(rest[..., :half], -1, -2)], axis=-1)
+    first = jnp.concatenate([first, transpose(rest[..., :half])], axis=-1)
     return jnp.concatenate([first, rest], axis=-2)
 
 
@@ -184,7 +184,7 @@ def gram_transposed(A: Array) -> Array:
 
 @gram_transposed.defjvp
 def _gram_transposed_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    half = plain_matmul(jnp.swapaxes(primals[0], -1, -2), tangents[0])
+    half = plain_matmul(transpose(primals[0]), tangents[0])
     return gram_transposed(*primals), half + transpose(half)
 
 

@@ -33,7 +33,7 @@ from numpyro_orthgp.math.projection import Block, whiten
 from numpyro_orthgp.math.triangular import linear_in_left, linear_in_right, linear_transposed, lower_matmul
 from numpyro_orthgp.types import Array
 
-__all__ = ["added_moments", "moments_of_whitened"]
+__all__ = ["added_moments", "all_moments", "moments_of_whitened"]
 
 Moments = tuple[Array, Array, Array]
 
@@ -52,6 +52,26 @@ def moments_of_whitened(q: Whitened, A: Array) -> Moments:
     prior = jnp.sum(A**2, axis=-2)
     explained = jnp.zeros_like(prior) if W is None else jnp.sum(W**2, axis=-2)
     return combine(q.loc, A), explained, -prior
+
+
+def all_moments(
+    beliefs: Sequence[Whitened], blocks: Sequence[Block], covariances: Sequence[Array], *, equal_weights: bool
+) -> Moments:
+    """The sums over sets of what each adds to the moments, shapes (..., B).
+
+    :param covariances: K(Z_i, X) for each set, shapes (..., M_i, B).
+    :param equal_weights: as for :func:`added_moments`.
+    """
+    parts = []
+    for i, (q, block) in enumerate(zip(beliefs, blocks, strict=True)):
+        C, *covariances = covariances
+        later = [b.before[i] for b in blocks[i + 1 :]]
+        part, explains = added_moments(q, block, C, later, equal_weights=equal_weights)
+        # As `project` does it, but from the set's side: its derivative rule covers what it explains of the others.
+        covariances = [K - e for K, e in zip(covariances, explains, strict=True)]
+        parts.append(part)
+    mean, explained, change = (sum(part[1:], start=part[0]) for part in zip(*parts, strict=True))
+    return mean, explained, change
 
 
 def added_moments(
@@ -105,7 +125,7 @@ def _full_moments_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tu
 
 def _folded(form: Array) -> Array:
     """The lower-triangular matrix of the same quadratic form."""
-    return jnp.tril(form) + jnp.swapaxes(jnp.triu(form, 1), -1, -2)
+    return jnp.tril(form) + transpose(jnp.triu(form, 1))
 
 
 def _quadratic(L: Array, A: Array) -> Array:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_orthgp.math.gaussian import Whitened
-from numpyro_orthgp.math.linalg import matmul, solve_lower
+from numpyro_orthgp.math.linalg import matmul, solve_lower, transpose
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["natural_step", "precondition"]
@@ -43,12 +43,12 @@ def natural_step(q: Whitened, gradient: Whitened, rate: ArrayLike) -> Whitened:
         Q, rate = _inside_diagonal(q.scale * gradient.scale, rate)
         scale = q.scale / jnp.sqrt(Q)
         return Whitened(q.loc - rate * scale**2 * gradient.loc, scale, q.covariance)
-    transposed = jnp.swapaxes(q.scale, -1, -2)
+    transposed = transpose(q.scale)
     L, rate = _inside_full(_symmetric(matmul(transposed, jnp.tril(gradient.scale))), rate)
     # L L^T is Q with both axes reversed. With J the reversal Q^-1 = F F^T for the lower-triangular F = J L^-T J, and T' = T F.
     scale = jnp.flip(solve_lower(L, jnp.flip(transposed, axis=-2)), axis=-2)
-    scale = jnp.tril(jnp.swapaxes(scale, -1, -2))
-    ahead = matmul(scale, matmul(jnp.swapaxes(scale, -1, -2), gradient.loc[..., None]))[..., 0]
+    scale = jnp.tril(transpose(scale))
+    ahead = matmul(scale, matmul(transpose(scale), gradient.loc[..., None]))[..., 0]
     return Whitened(q.loc - rate * ahead, scale, q.covariance)
 
 
@@ -73,7 +73,7 @@ def _precondition_fwd(weights: Array, root: Array, diagonal: bool) -> tuple[Arra
 def _precondition_bwd(diagonal: bool, root: Array, g: Array) -> tuple[Array, Array]:
     if diagonal:
         return root**2 * g, jnp.zeros_like(root)
-    return matmul(jnp.swapaxes(root, -1, -2), matmul(root, g[..., None]))[..., 0], jnp.zeros_like(root)
+    return matmul(transpose(root), matmul(root, g[..., None]))[..., 0], jnp.zeros_like(root)
 
 
 precondition.defvjp(_precondition_fwd, _precondition_bwd)
@@ -116,4 +116,4 @@ def _half_way(least: Array, rate: ArrayLike) -> Array:
 
 def _symmetric(X: Array) -> Array:
     """The symmetric matrix with the lower triangle of ``X``."""
-    return jnp.tril(X) + jnp.swapaxes(jnp.tril(X, -1), -1, -2)
+    return jnp.tril(X) + transpose(jnp.tril(X, -1))
