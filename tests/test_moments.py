@@ -134,6 +134,19 @@ def test_so_do_those_of_a_function(rng):
     assert products_over_inputs(loss, jnp.asarray(0.7), loc, T) == 1
 
 
+@pytest.mark.parametrize(("tight", "num_inputs"), [(False, 2 * M), (False, 2 * M - 1), (True, 2 * M)])
+def test_where_the_rule_is_used(rng, tight, num_inputs):
+    """By a function of one set where there are enough inputs; not where the residual is scaled, nothing being gained there."""
+    Z, X = (jnp.asarray(rng.normal(size=(n, 2))) for n in (M, num_inputs))
+    _, _, loc, T, _ = problem(rng, (), ())
+    kernel = kernels.RBF(0.7)
+    belief = Whitened(loc, T, "full")
+    scale = jnp.asarray(0.9) if tight else None
+    f = GPFunction(kernel, (InducingPoints(Z),), decompose([[kernel(Z, Z)]], 1e-10), (belief,), residual_scale=scale)
+    program = str(jax.make_jaxpr(lambda X: f(X).variance)(X))
+    assert ("_full_moments" in program) == (not tight and num_inputs == 2 * M)
+
+
 def test_a_variance_that_is_explained_is_never_negative():
     """Nor in the value that comes with a gradient, which is computed in a way of its own."""
     n = 64
