@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,19 +66,18 @@ def patchwise(
     channels = 1 if f.num_latents is None else f.num_latents
     per_image = grid.num_patches * channels * sum(s.num for s in f.features)
 
-    def moments(images: Array) -> tuple[Array, Array, Array]:
+    def moments(images: Array) -> Any:
         m = f(_rows_of_patches(grid, images))
         # Of each patch all channels: row-major, channel fastest.
-        mean, explained, residual = (a.reshape(len(images), -1) for a in (m.mean, m.explained, m.residual))
-        return mean, explained, residual
+        return jax.tree.map(lambda a: a.reshape(len(images), -1), (m.mean, m.explained, m.residual, m.total))
 
-    mean, explained, residual = map_blocks(moments, X, max_entries // per_image)
+    mean, explained, residual, total = map_blocks(moments, X, max_entries // per_image)
     v = f.residual_scale
     if v is not None:
         v = jnp.tile(jnp.broadcast_to(v, (channels,)), grid.num_patches)
     shared = f.pointwise or all(q.covariance == "value" for q in f.beliefs)
     draw = Partial(_draw_shared, f, X, grid, max_entries // per_image) if shared else Partial(_draw_images, f, X, grid)
-    return Marginals(mean, explained, residual, None, v, draw, f.names)
+    return Marginals(mean, explained, residual, None, v, draw, f.names, total)
 
 
 def patchwise_mean(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,39 +13,13 @@ import numpyro
 from jax.tree_util import Partial
 
 from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_sqrt
+from numpyro_orthgp.sites import Names, prng_key
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
-__all__ = ["Marginals", "Names", "prng_key", "stack"]
+__all__ = ["Marginals", "stack"]
 
 # A joint draw at B points needs a B x B Cholesky factor; beyond this size the user should say what is meant.
 MAX_JOINT_DRAW = 8192
-
-
-def prng_key() -> PRNGKey | None:
-    """A key from the model's ``seed`` handler; ``None``, without a warning, where there is none."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return numpyro.prng_key()
-
-
-class Names:
-    """Fresh site names for one function, the same ones each time the model runs.
-
-    Equal to every other instance, so that as static data of a pytree it never causes a recompilation.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix, self.used = prefix, 0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Names)
-
-    def __hash__(self) -> int:
-        return 0
-
-    def fresh(self) -> str:
-        self.used += 1
-        return f"{self.prefix}.residual_cost{self.used - 1}"
 
 
 @jax.tree_util.register_dataclass
@@ -63,6 +36,8 @@ class Marginals:
     :param residual_scale: the v of Titsias 2025 Eq. 23 that the guide hands over, shape () or (L,), when the residual is
         tightened; ``None`` when it is the prior's.
     :param joint: draws the outputs jointly, ``joint(rng_key, sample_shape)``; ``None`` where draws are point by point.
+    :param total: explained + residual where its derivative takes fewer operations than that of this sum, else ``None``: as where
+        one of them is replaced by hand.
     """
 
     mean: Array
@@ -72,6 +47,7 @@ class Marginals:
     residual_scale: Array | None = None
     joint: Any = None
     names: Names | None = field(default=None, metadata={"static": True})
+    total: Array | None = None
 
     __array_ufunc__ = None  # numpy array + Marginals asks us, instead of adding us to each of its entries
 
@@ -93,6 +69,8 @@ class Marginals:
     @property
     def latent_variance(self) -> Array:
         """Variance of each latent function, explained + v residual, shape (B,) or (B, L)."""
+        if self.total is not None and not self.tight:
+            return self.total
         return self.explained + self._latent_residual
 
     @property
@@ -195,8 +173,7 @@ class Marginals:
         if self.mixing is None:
             v = self.residual_scale
             v = None if v is None else jnp.broadcast_to(v, self.shape[1:])[columns]
-            explained, residual = self.explained[:, columns], self.residual[:, columns]
-            picked = replace(self, explained=explained, residual=residual, residual_scale=v)
+            picked = self._with_variances(lambda variance: variance[:, columns], residual_scale=v)
         else:
             picked = replace(self, mixing=self.mixing[..., np.atleast_1d(columns)])
         return replace(picked, mean=self.mean[:, columns], joint=joint)
@@ -223,7 +200,7 @@ class Marginals:
         joint = None if self.joint is None else Partial(_draw_scaled, self.joint, factor)
         if self.mixing is None:
             square = factor**2
-            scaled = replace(self, explained=self.explained * square, residual=self.residual * square)
+            scaled = self._with_variances(lambda variance: variance * square)
         else:
             per_point = factor.ndim == self.mean.ndim
             per_output = jnp.broadcast_to(factor, self.shape).reshape(self.shape[0], 1, -1) if per_point else factor
@@ -249,6 +226,11 @@ class Marginals:
         mixing = W if self.mixing is None else matmul(self.mixing, W)
         joint = None if self.joint is None else Partial(_draw_mixed, self.joint, W)
         return replace(self, mean=matmul(self.mean, W), mixing=mixing, joint=joint)
+
+    def _with_variances(self, change: Callable[[Array], Array], **others: Any) -> Marginals:
+        """Each kind of variance changed."""
+        total = None if self.total is None else change(self.total)
+        return replace(self, explained=change(self.explained), residual=change(self.residual), total=total, **others)
 
     def _mixed(self, latent: Array, power: int = 1) -> Array:
         """Latent (..., B, L) to outputs (..., B) or (..., B, P), with weights ``mixing**power``."""
@@ -278,7 +260,8 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
         raise ValueError(
             "`stack` needs all functions tightened or none; give AutoSparseGP one `residual` for all of them."
         )
-    columns = {name: jnp.stack([getattr(m, name) for m in marginals], -1) for name in ("mean", "explained", "residual")}
+    names = ["mean", "explained", "residual"] + ["total"] * all(m.total is not None for m in marginals)
+    columns = {"total": None} | {name: jnp.stack([getattr(m, name) for m in marginals], -1) for name in names}
     v = jnp.stack([jnp.asarray(m.residual_scale) for m in marginals]) if marginals[0].tight else None
     joint = Partial(draw_stacked, marginals) if any(m.joint is not None for m in marginals) else None
     return replace(marginals[0], **columns, residual_scale=v, joint=joint)  # type: ignore[arg-type]

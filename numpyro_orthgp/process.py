@@ -17,15 +17,24 @@ from numpyro_orthgp.averaged import AveragedMarginals, average
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
 from numpyro_orthgp.inducing import Feature, InducingPoints, input_dim, weighted_covariance
 from numpyro_orthgp.inputs import LatentInputs
-from numpyro_orthgp.marginals import Marginals, Names, draw_stacked
+from numpyro_orthgp.marginals import Marginals, draw_stacked
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks, sum_blocks
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.gaussian import Whitened, principal_axes, spread
-from numpyro_orthgp.math.linalg import add_jitter, clip_rounding, combine, default_jitter, join, matmul
+from numpyro_orthgp.math.linalg import (
+    add_jitter,
+    clip_rounding,
+    combine,
+    default_jitter,
+    join,
+    matmul,
+    with_derivative_of,
+)
 from numpyro_orthgp.math.moments import all_moments
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, turn
 from numpyro_orthgp.paths import Paths, draw_paths
+from numpyro_orthgp.sites import Names
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["GPFunction", "MeanShift", "drawn_functions", "project_shift", "weigh_points"]
@@ -114,26 +123,26 @@ class GPFunction:
         :raises ValueError: if ``X`` has another shape or holds NaN or infinity.
         """
         X = self.checked(X)
-        mean, explained, residual = self._moments(X)
+        mean, explained, residual, total = self._moments(X)
         joint = None if self.pointwise else Partial(draw_process, self, X)
-        return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names)
+        return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names, total)
 
     @one_program
-    def _moments(self, X: Array) -> tuple[Array, Array, Array]:
-        """Mean, explained and residual variance, shapes (B,) or (B, P)."""
+    def _moments(self, X: Array) -> tuple[Array, Array, Array, Array]:
+        """Mean, explained and residual variance and their sum, shapes (B,) or (B, P)."""
         size = max(MAX_ENTRIES // (self.num_inducing * (self.num_latents or 1)), MIN_BLOCK)
         # While fitting a batch is small, and may be spread over devices.
         return map_blocks(self._moments_at_once, X, len(X) if self.pointwise else size)
 
-    def _moments_at_once(self, X: Array) -> tuple[Array, Array, Array]:
+    def _moments_at_once(self, X: Array) -> tuple[Array, Array, Array, Array]:
         covariances = [s.covariance_with_inputs(self.kernel, X) for s in self.features]
         equal_weights = self.residual_scale is None
-        mean, explained, change = all_moments(
-            self._without_shift(), self.blocks, covariances, equal_weights=equal_weights
-        )
-        mean = mean + self._shift_at([InducingPoints(X)])
-        residual = clip_rounding(self.kernel(X) + change)
-        return self._columns(mean), self._columns(explained), self._columns(residual)
+        added = all_moments(self._without_shift(), self.blocks, covariances, equal_weights=equal_weights)
+        mean, variance = added.mean + self._shift_at([InducingPoints(X)]), self.kernel(X)
+        residual = clip_rounding(variance + added.change)
+        total = with_derivative_of(added.explained + residual, variance + added.net)
+        mean, explained, residual, total = (self._columns(a) for a in (mean, added.explained, residual, total))
+        return mean, explained, residual, total
 
     def expected(self, X: LatentInputs, *, num_points: int = 20) -> Marginals:
         r"""Moments at latent inputs averaged over their Gaussian in closed form, for Gaussian noise.

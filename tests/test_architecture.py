@@ -20,7 +20,7 @@ PACKAGE = Path(numpyro_orthgp.__file__).parent
 
 # From top to bottom: a room imports only from rooms above it (and from itself, if it is a folder).
 ROOMS = [
-    "types", "errors", "math", "kernels", "inducing", "inputs", "prior", "marginals", "averaged", "paths", "process",
+    "types", "errors", "math", "kernels", "inducing", "inputs", "prior", "sites", "marginals", "averaged", "paths", "process",
     "grouped", "images", "constraints", "distributions", "likelihoods", "collapsed", "primitives", "guides", "natural", "online",
     "deep", "training", "init", "latents", "diagnostics", "plots", "__init__",
 ]  # fmt: skip
@@ -96,7 +96,7 @@ def test_public_names():
         # submodules, visible because they are imported
         "averaged", "collapsed", "constraints", "deep", "diagnostics", "distributions", "errors", "grouped", "guides", "images",
         "inducing", "inputs", "latents", "marginals", "math", "natural", "paths", "plots", "primitives", "prior", "process",
-        "training", "types",
+        "sites", "training", "types",
     ])  # fmt: skip
     assert {
         "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace",

@@ -462,7 +462,7 @@ def test_patchwise_is_the_function_at_every_patch(deep, layer):
     flat, h, blocked, (joint, of_pieces, independent) = ours(layer, X, np.concatenate([cut(x)[0] for x in X]))
     assert h.shape == (5, 16)
     for got in (h, blocked):
-        for name in ("mean", "explained", "residual"):
+        for name in ("mean", "explained", "residual", "total"):
             assert_allclose(getattr(got, name), getattr(flat, name).reshape(5, 16), rtol=1e-9, atol=1e-12)
     assert_allclose(joint, of_pieces.reshape(3, 5, 16), rtol=1e-9)
     assert float(jnp.abs((independent.mean(0) - h.mean) / jnp.sqrt(h.variance / 4000)).max()) < 4.5

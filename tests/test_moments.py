@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from numpy.testing import assert_allclose
 
 from numpyro_orthgp import kernels
 from numpyro_orthgp.inducing import InducingPoints
+from numpyro_orthgp.marginals import stack
 from numpyro_orthgp.math import moments
 from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
 from numpyro_orthgp.math.gaussian import Whitened
@@ -62,7 +65,8 @@ def dense(t, C, loc, T, later, matrices):
     A = jnp.linalg.inv(jnp.linalg.cholesky(covariance(t, *matrices))) @ C
     mean = jnp.einsum("...m,...mb->...b", loc, A)
     spread = jnp.einsum("...mk,...mb->...kb", jnp.tril(T), A)
-    return mean, jnp.sum(spread**2, -2), -jnp.sum(A**2, -2), jnp.einsum("...mk,...mb->...kb", later, A)
+    explained, prior = jnp.sum(spread**2, -2), jnp.sum(A**2, -2)
+    return mean, explained, -prior, explained - prior, jnp.einsum("...mk,...mb->...kb", later, A)
 
 
 def ours(t, C, loc, T, later, matrices):
@@ -78,7 +82,7 @@ def ours(t, C, loc, T, later, matrices):
 def test_values_and_derivatives_of_all_kinds(rng, matrices, monkeypatch, ratio, batch_C, batch_q):
     monkeypatch.setattr(moments, "_GRAM_RATIO_BEFORE", ratio)
     arguments = problem(rng, batch_C, batch_q)
-    weights = [jnp.asarray(rng.normal(size=B)) for _ in range(4)]  # the two variances' differ
+    weights = [jnp.asarray(rng.normal(size=B)) for _ in range(5)]  # the two variances' differ
 
     @jax.jit
     def results(*arguments):
@@ -98,40 +102,49 @@ def test_values_and_derivatives_of_all_kinds(rng, matrices, monkeypatch, ratio, 
 
 
 def products_over_inputs(loss, *arguments):
-    """How many products of two M x B matrices the compiled gradient takes."""
-    gradient = jax.jit(jax.grad(loss, range(len(arguments))))
+    """How many products of matrices the compiled value and gradient take over the inputs, and how many of these make a P."""
+    gradient = jax.jit(jax.value_and_grad(loss, range(len(arguments))))
     text = gradient.lower(*arguments).compile().as_text()
-    lines = [line for line in text.splitlines() if " dot(" in line and f"f64[{M},{M}]" in line.split("dot(")[0]]
-    assert lines
-    return sum(f"f64[{M},{B}]" in operands(text, line) for line in lines)
+    products = [line for line in text.splitlines() if " dot(" in line]
+    to_inputs = [line for line in products if f"f64[{M},{B}]" in line.split("dot(")[0]]
+    over_inputs = [line for line in products if f"f64[{M},{M}]" in line.split("dot(")[0]]
+    num = sum(f"f64[{M},{B}]" in operands(text, line) for line in over_inputs)
+    return len(to_inputs) + num, num
 
 
-def test_both_variances_share_one_product_over_the_inputs(rng, matrices):
-    """Backward, where both have the same weights; two where not. What the set explains for a later one takes none."""
+def test_few_products_over_the_inputs(rng, matrices):
+    """Three for a bound that needs the variances' sum: A, F and P. One with weights of their own has more."""
 
-    def loss_of(scale):
-        def loss(*arguments):
-            mean, explained, change, explains = ours(*arguments, matrices)
-            return jnp.sum((explained + scale * change) ** 2 + mean**2) + jnp.sum(explains**2)
+    def shared(*arguments):
+        mean, _, _, net, _ = ours(*arguments, matrices)
+        return jnp.sum(net**2 + mean**2)
 
-        return loss
+    def with_later(*arguments):
+        return shared(*arguments) + jnp.sum(ours(*arguments, matrices)[-1] ** 2)
+
+    def unequal(*arguments):
+        mean, explained, change, _, _ = ours(*arguments, matrices)
+        return jnp.sum((explained + 0.5 * change) ** 2 + mean**2)
 
     arguments = problem(rng, (), ())
-    assert products_over_inputs(loss_of(1.0), *arguments) == 1
-    assert products_over_inputs(loss_of(0.5), *arguments) == 2
+    assert products_over_inputs(shared, *arguments) == (3, 1)
+    assert products_over_inputs(with_later, *arguments)[1] == 1
+    assert products_over_inputs(unequal, *arguments) == (5, 2)
 
 
 def test_so_do_those_of_a_function(rng):
+    """Also where it is one column of several, scaled, beside others."""
     Z, X = (jnp.asarray(rng.normal(size=(n, 2))) for n in (M, B))
     _, _, loc, T, _ = problem(rng, (), ())
 
-    def loss(lengthscale, loc, T):
+    def loss(lengthscale, loc, T, change):
         kernel, points = kernels.RBF(lengthscale), (InducingPoints(Z),)
         blocks = decompose([[kernel(Z, Z)]], 1e-10)
-        marginals = GPFunction(kernel, points, blocks, (Whitened(loc, T, "full"),))(X)
+        marginals = change(GPFunction(kernel, points, blocks, (Whitened(loc, T, "full"),))(X))
         return jnp.sum(marginals.variance**2 + marginals.mean**2)
 
-    assert products_over_inputs(loss, jnp.asarray(0.7), loc, T) == 1
+    for change in (lambda m: m, lambda m: 2 * m, lambda m: stack([m])[..., 0], lambda m: m + 1.0):
+        assert products_over_inputs(partial(loss, change=change), jnp.asarray(0.7), loc, T) == (3, 1)
 
 
 @pytest.mark.parametrize(("tight", "num_inputs"), [(False, 2 * M), (False, 2 * M - 1), (True, 2 * M)])
@@ -194,9 +207,59 @@ def test_a_block_without_carrier_has_the_whiteners_own_derivative(rng, matrices)
         added, (explains,) = moments.added_moments(Whitened(loc, T, "full"), block, C, [later])
         return *added, explains
 
-    for i in range(4):
+    for i in range(5):
         gradients = [
             jax.grad(lambda t, f=f, i=i: jnp.sum(jnp.sin(f(t, C, loc, T, later, matrices)[i])))(t)
             for f in (plain, dense)
         ]
         assert_allclose(*gradients, rtol=1e-9)
+
+
+@pytest.mark.parametrize("lengthscale", [0.3, 3.0, 30.0])
+def test_the_rule_is_as_precise_as_products_in_float32(rng, monkeypatch, lengthscale):
+    """Up to condition numbers of one over the jitter: values of the variance, and its gradients for points and hyperparameters."""
+    Z, X, T = rng.normal(size=(48, 2)), rng.normal(size=(200, 2)), np.tril(rng.normal(size=(48, 48))) * 0.05
+    weights = rng.normal(size=200)
+
+    def results(dtype):
+        def loss(lengthscale, Z, T):
+            kernel = kernels.RBF(lengthscale)
+            block = decompose([[kernel(Z, Z)]], 1e-6)
+            belief = (Whitened(jnp.zeros(48, dtype), T, "full"),)
+            variance = GPFunction(kernel, (InducingPoints(Z),), block, belief)(jnp.asarray(X, dtype)).variance
+            return jnp.sum(variance * jnp.asarray(weights, dtype)), variance
+
+        arguments = (jnp.asarray(a, dtype) for a in (lengthscale, Z, T))
+        (_, variance), gradients = jax.jit(jax.value_and_grad(loss, range(3), has_aux=True))(*arguments)
+        return [np.asarray(a, float) for a in (variance, *gradients)]
+
+    exact = results("float64")
+    by_rule = results("float32")
+    monkeypatch.setattr(moments, "_GRAM_RATIO", 1000)
+    by_products = results("float32")
+    for a, b, c in zip(by_rule, by_products, exact, strict=True):
+        assert np.linalg.norm(a - c) < 3 * np.linalg.norm(b - c) + 1e-5 * np.linalg.norm(c)
+
+
+def test_the_variance_is_the_sum_of_its_parts_and_so_is_its_derivative(rng):
+    Z, X = (jnp.asarray(rng.normal(size=(n, 2))) for n in (M, B))
+    _, _, loc, T, _ = problem(rng, (), (2,))
+
+    def marginals(lengthscale):
+        kernel = kernels.RBF(lengthscale)
+        block = decompose([[kernel(Z, Z)]], 1e-10)
+        f = GPFunction(kernel, (InducingPoints(Z),), block, (Whitened(loc, T, "full"),), num_latents=2)
+        return f(X)
+
+    factor = jnp.asarray(rng.normal(size=(B, 1)))
+    W = jnp.asarray(rng.normal(size=(2, 3)))
+    for change in (lambda m: m, lambda m: factor * m, lambda m: m[..., [1]], lambda m: m @ W):
+
+        def both(lengthscale, change=change):
+            m = change(marginals(lengthscale))
+            assert m.total is not None
+            return m.variance, m.explained_variance + m.residual_variance
+
+        (total, parts), (dtotal, dparts) = jax.jvp(both, (jnp.asarray(0.7),), (jnp.ones(()),))
+        assert_allclose(total, parts, rtol=1e-12)
+        assert_allclose(dtotal, dparts, rtol=1e-9)

@@ -53,7 +53,7 @@ def test_products_and_derivatives(rng, name, M, batch):
 def test_few_operations(name):
     """With three strips 6/9 of the dense product's, for each of the three products forward and backward; fewer where both factors
     are triangular."""
-    M = 512
+    M = 768
     square = jax.ShapeDtypeStruct((M, M), jnp.float32)
 
     def flops(f):

@@ -9,7 +9,8 @@ computed at the same parameters: a contender that computes another one stops the
 
 step        SVGP on minibatches of N rows: loss, gradients of q's mean and full root, inducing points, a lengthscale per input,
             variance and noise, Adam. Matern 3/2, whitened, Gaussian noise. Beside it the arithmetic floor: the step's operations
-            at the rate of a product of 2048 x 2048 in the same run.
+            at the rate of a product of 2048 x 2048 in the same run. "In a loop" all steps are one program, as fit, svi.run
+            and gpjax.fit have them: temporary arrays are allocated once.
 solve       SOLVE-GP (M + M), also tight, against SVGP with 2 M points, for each M of --pairs.
 odvgp       ODVGP with --mean-only points against SVGP.
 collapsed   value and gradient of SGPR's bound on --num-data rows, RBF with a lengthscale per input.

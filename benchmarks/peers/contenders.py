@@ -46,6 +46,7 @@ FLOOR = Contender("floor", "matrix product", same=False)
 TASKS: dict[str, list[Contender]] = {
     "step": [
         Contender("ours", "SVGP"),
+        Contender("ours", "SVGP, in a loop"),
         Contender("ours", "plain JAX"),
         FLOOR,
         Contender("gpflow", "graph"),
@@ -55,12 +56,15 @@ TASKS: dict[str, list[Contender]] = {
         Contender("gpytorch", "one dtype"),
         Contender("gpytorch", "one dtype, one thread"),
         Contender("gpjax", "jit"),
+        Contender("gpjax", "loop"),
     ],
     "solve": [
         Contender("ours", "SVGP, all points"),
         Contender("ours", "SOLVE-GP", same=False),
         Contender("ours", "SOLVE-GP, tight", same=False),
         Contender("ours", "SVGP, half the points", same=False),
+        Contender("ours", "SVGP, all points, in a loop"),
+        Contender("ours", "SOLVE-GP, in a loop", same=False),
     ],
     "odvgp": [
         Contender("ours", "SVGP"),

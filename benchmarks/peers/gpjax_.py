@@ -39,26 +39,34 @@ def svgp(problem: Problem):
 
 
 def step(problem: Problem, variant: str) -> Run:
-    """A training step as ``gpjax.fit`` does it (loss, gradients of all parameters, optax's Adam), jitted."""
+    """A training step as ``gpjax.fit`` does it (loss, gradients of all parameters, optax's Adam), jitted; there in a loop."""
     family, optimizer = svgp(problem), optax.adam(LEARNING_RATE)
     params, static = eqx.partition(family, eqx.is_inexact_array)
     batch = gpx.Dataset(X=jnp.asarray(problem.X), y=jnp.asarray(problem.y[:, None]), n_total=problem.num_data)
-    state = optimizer.init(params)
+    state = params, optimizer.init(params), jnp.zeros((), problem.dtype)
 
     @jax.jit
-    def update(params, state, batch):
+    def update(state, batch):
         def loss(params):
             return -gpx.objectives.elbo(eqx.combine(params, static), batch)
 
+        params, moments, _ = state
         value, gradient = jax.value_and_grad(loss)(params)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, value
+        updates, moments = optimizer.update(gradient, moments, params)
+        return optax.apply_updates(params, updates), moments, value
+
+    @jax.jit
+    def loop(num, state, batch):
+        return jax.lax.fori_loop(0, num, lambda _, state: update(state, batch), state)
 
     def run(num: int) -> float:
-        nonlocal params, state
-        for _ in range(num):
-            params, state, value = update(params, state, batch)
-        return -float(jax.block_until_ready(value))
+        nonlocal state
+        if variant == "loop":
+            state = loop(num, state, batch)
+        else:
+            for _ in range(num):
+                state = update(state, batch)
+        return -float(jax.block_until_ready(state[-1]))
 
     return run
 

@@ -42,19 +42,32 @@ def start(problem: Problem, sets) -> dict[str, jax.Array]:
     return {"f.u0_loc": jnp.asarray(problem.mean), "f.u0_scale_tril": jnp.asarray(problem.root)}
 
 
-def repeat(step, state, *args) -> Run:
-    """Steps one after the other; the value is minus the loss of the last, before its update."""
+def repeat(step, state, *args, looped: bool = False) -> Run:
+    """Steps one after the other; the value is minus the loss of the last, before its update.
+
+    :param looped: all steps in one program, as ``fit`` and ``svi.run`` have them.
+    """
+
+    @jax.jit
+    def loop(num, state, *args):
+        loss = jnp.zeros_like(jax.eval_shape(step, state, *args)[1])
+        return jax.lax.fori_loop(0, num, lambda _, carry: step(carry[0], *args), (state, loss))
 
     def run(num: int) -> float:
         nonlocal state
-        for _ in range(num):
-            state, loss = step(state, *args)
+        if looped:
+            state, loss = loop(num, state, *args)
+        else:
+            for _ in range(num):
+                state, loss = step(state, *args)
         return -float(jax.block_until_ready(loss))
 
     return run
 
 
-def training(problem: Problem, sets, residual: str = "prior", jit_init: bool = True, **kwargs) -> Run:
+def training(
+    problem: Problem, sets, residual: str = "prior", jit_init: bool = True, looped: bool = False, **kwargs
+) -> Run:
     X, y = jnp.asarray(problem.X), jnp.asarray(problem.y)
     kwargs |= {"problem": problem, "sets": sets}
     svi = SVI(model, ogp.AutoSparseGP(model, residual=residual), optax.adam(LEARNING_RATE), TraceMeanField_ELBO())
@@ -63,7 +76,7 @@ def training(problem: Problem, sets, residual: str = "prior", jit_init: bool = T
         return svi.init(jax.random.PRNGKey(0), X, y, init_params=start(problem, sets), **kwargs)
 
     state = (jax.jit(init) if jit_init else init)(X, y)
-    return repeat(jax.jit(lambda state, X, y: svi.update(state, X, y, **kwargs)), state, X, y)
+    return repeat(jax.jit(lambda state, X, y: svi.update(state, X, y, **kwargs)), state, X, y, looped=looped)
 
 
 def plain_jax(problem: Problem) -> Run:
@@ -83,7 +96,7 @@ def plain_jax(problem: Problem) -> Run:
 
 def step(problem: Problem, variant: str) -> Run:
     """A training step of SVGP: loss, all gradients, Adam."""
-    return plain_jax(problem) if variant == "plain JAX" else training(problem, [problem.Z])
+    return plain_jax(problem) if variant == "plain JAX" else training(problem, [problem.Z], looped="loop" in variant)
 
 
 def startup(problem: Problem, variant: str) -> Run:
@@ -95,11 +108,12 @@ def startup(problem: Problem, variant: str) -> Run:
 
 def solve(problem: Problem, variant: str) -> Run:
     """Steps of SOLVE-GP (M + M) and of SVGP with both sets' points in one."""
+    looped = variant.endswith("loop")
     if variant == "SVGP, half the points":
         return training(problem, [problem.Z])
-    if variant == "SVGP, all points":
-        return training(problem, [jnp.concatenate([problem.Z, problem.O])])
-    return training(problem, [problem.Z, problem.O], "tight" if variant.endswith("tight") else "prior")
+    if variant.startswith("SVGP, all points"):
+        return training(problem, [jnp.concatenate([problem.Z, problem.O])], looped=looped)
+    return training(problem, [problem.Z, problem.O], "tight" if variant.endswith("tight") else "prior", looped=looped)
 
 
 def odvgp(problem: Problem, variant: str) -> Run:

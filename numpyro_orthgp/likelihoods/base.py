@@ -19,9 +19,10 @@ from jax.scipy.special import logsumexp
 from numpyro_orthgp.averaged import AveragedMarginals
 from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, real
-from numpyro_orthgp.marginals import Marginals, prng_key
+from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import gauss_hermite, quasi_normal
+from numpyro_orthgp.sites import prng_key
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = [

@@ -55,10 +55,10 @@ class Gaussian(ExpectedLikelihood):
     def log_prob(self, value: ArrayLike) -> Array:
         y, m, s2 = self._checked(value), self.marginals, self.scale**2
         if self.closed_form:
-            gap = jnp.log1p(m.residual / s2) / 2
+            cost = m.explained_variance / (2 * s2) + jnp.log1p(m.residual / s2) / 2
         else:
-            gap = m.residual_variance / (2 * s2) + self.tightening_cost
-        return dist.Normal(m.mean, self.scale).log_prob(y) - m.explained_variance / (2 * s2) - gap
+            cost = m.variance / (2 * s2) + self.tightening_cost
+        return dist.Normal(m.mean, self.scale).log_prob(y) - cost
 
     @property
     def closed_form(self) -> bool:

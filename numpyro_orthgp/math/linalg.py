@@ -15,7 +15,7 @@ from numpyro_orthgp.types import Array
 __all__ = [
     "add_jitter", "clip_rounding", "combine", "combine_columns", "default_jitter", "diagonal", "gram", "gram_transposed", "join",
     "linear_matmul", "matmul", "matmul_transposed", "one_by_one", "plain_matmul", "safe_sqrt", "solve_lower",
-    "transpose", "transposed_symmetric",
+    "transpose", "transposed_symmetric", "with_derivative_of",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -239,6 +239,15 @@ def clip_rounding(x: Array) -> Array:
 
 
 clip_rounding.defjvp(lambda primals, tangents: (clip_rounding(*primals), tangents[0]))
+
+
+@jax.custom_jvp
+def with_derivative_of(x: Array, y: Array) -> Array:
+    """``x`` with the derivative of ``y``, of which it differs by rounding alone."""
+    return x
+
+
+with_derivative_of.defjvp(lambda primals, tangents: (with_derivative_of(*primals), tangents[1]))
 
 
 def add_jitter(K: Array, amount: Array) -> Array:

@@ -22,8 +22,9 @@ __all__ = [
     "linear_in_left", "linear_in_right", "linear_transposed", "lower_matmul", "lower_matmul_transposed", "lower_of_product",
 ]  # fmt: skip
 
-# Fewest rows of a strip, and most strips: beyond that smaller products lose what fewer operations gain (measured on two cores).
-_MIN_ROWS = 128
+# Fewest bits of a strip's columns (256 rows in float32, 128 in float64) and most strips: beyond that smaller products lose
+# what fewer operations gain (measured on two cores).
+_MIN_BITS = 8192
 _MAX_STRIPS = 3
 
 
@@ -114,7 +115,7 @@ def lower_of_product(A: Array, L: Array) -> Array:
 
 def _strips(A: Array, axis: int) -> list[_Strip]:
     size = A.shape[axis]
-    num = max(1, min(_MAX_STRIPS, size // _MIN_ROWS))
+    num = max(1, min(_MAX_STRIPS, size * jnp.finfo(A.dtype).bits // _MIN_BITS))
     step = -(-size // (8 * num)) * 8
     sizes = [min(step, size - start) for start in range(0, size, step)]
     # `split` and not slices: backward it is a concatenation, not a sum of padded arrays.

@@ -14,7 +14,6 @@ from numpyro.primitives import apply_stack
 
 from numpyro_orthgp.constraints import natural as natural_constraint
 from numpyro_orthgp.inducing import Feature, InducingPoints, MeanOnly, as_sets, covariance_of_points
-from numpyro_orthgp.marginals import Names
 from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter
 from numpyro_orthgp.math.natural import precondition
@@ -22,6 +21,7 @@ from numpyro_orthgp.math.projection import Block, project, residual_covariance, 
 from numpyro_orthgp.primitives.messages import MESSAGE, Site, belief_of, inducing_site, known
 from numpyro_orthgp.prior import as_kernel, check_jitter, check_latents, decompose_sets
 from numpyro_orthgp.process import GPFunction, MeanShift, project_shift, weigh_points
+from numpyro_orthgp.sites import Names
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["gp"]
