@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from numpyro_orthgp import kernels
+from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.marginals import stack
 from numpyro_orthgp.math import moments
@@ -132,19 +132,27 @@ def test_few_products_over_the_inputs(rng, matrices):
     assert products_over_inputs(unequal, *arguments) == (5, 2)
 
 
-def test_so_do_those_of_a_function(rng):
-    """Also where it is one column of several, scaled, beside others."""
+LOSSES = {
+    "variance": lambda m: jnp.sum(m.variance**2 + m.mean**2),
+    "scaled": lambda m: jnp.sum((2 * m).variance ** 2 + m.mean**2),
+    "shifted": lambda m: jnp.sum((m + 1.0).variance ** 2 + m.mean**2),
+    "one of several": lambda m: jnp.sum(stack([m])[..., 0].variance ** 2 + m.mean**2),
+    "Gaussian": lambda m: jnp.sum(likelihoods.Gaussian(m, 0.3).log_prob(jnp.ones(B))),
+    "Bernoulli": lambda m: jnp.sum(likelihoods.Bernoulli(m).log_prob(jnp.ones(B))),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_few_products_of_a_function_and_what_is_made_of_it(rng, name):
     Z, X = (jnp.asarray(rng.normal(size=(n, 2))) for n in (M, B))
     _, _, loc, T, _ = problem(rng, (), ())
 
-    def loss(lengthscale, loc, T, change):
+    def loss(lengthscale, loc, T):
         kernel, points = kernels.RBF(lengthscale), (InducingPoints(Z),)
         blocks = decompose([[kernel(Z, Z)]], 1e-10)
-        marginals = change(GPFunction(kernel, points, blocks, (Whitened(loc, T, "full"),))(X))
-        return jnp.sum(marginals.variance**2 + marginals.mean**2)
+        return LOSSES[name](GPFunction(kernel, points, blocks, (Whitened(loc, T, "full"),))(X))
 
-    for change in (lambda m: m, lambda m: 2 * m, lambda m: stack([m])[..., 0], lambda m: m + 1.0):
-        assert products_over_inputs(partial(loss, change=change), jnp.asarray(0.7), loc, T) == (3, 1)
+    assert products_over_inputs(loss, jnp.asarray(0.7), loc, T) == (3, 1)
 
 
 @pytest.mark.parametrize(("tight", "num_inputs"), [(False, 2 * M), (False, 2 * M - 1), (True, 2 * M)])
@@ -251,6 +259,10 @@ def test_the_variance_is_the_sum_of_its_parts_and_so_is_its_derivative(rng):
         f = GPFunction(kernel, (InducingPoints(Z),), block, (Whitened(loc, T, "full"),), num_latents=2)
         return f(X)
 
+    v = jnp.asarray([0.3, 0.6])
+    m = marginals(0.7)
+    tight = replace(m, residual_scale=v)
+    assert_allclose(tight.variance, m.explained + v * m.residual, rtol=1e-12)
     factor = jnp.asarray(rng.normal(size=(B, 1)))
     W = jnp.asarray(rng.normal(size=(2, 3)))
     for change in (lambda m: m, lambda m: factor * m, lambda m: m[..., [1]], lambda m: m @ W):

@@ -67,6 +67,12 @@ def test_few_operations(name):
     assert flops(ours) < 0.68 * flops(dense)
 
 
+@pytest.mark.parametrize(("dtype", "M", "num"), [("float32", 504, 1), ("float32", 512, 2), ("float64", 256, 2)])
+def test_strips_of_float64_may_be_half_as_wide(dtype, M, num):
+    matrix = jax.ShapeDtypeStruct((M, M), dtype)
+    assert str(jax.make_jaxpr(lower_matmul)(matrix, matrix)).count("dot_general") == num
+
+
 # Maps of a tangent (the first argument), for derivative rules.
 LINEAR = {
     "left": (linear_in_left, lambda dL, B: dL @ B),
