@@ -104,7 +104,7 @@ def added_moments(
 
     :param C: covariance of the set with the inputs given the sets before it, shape (..., M, B).
     :param later: projections :math:`A(Z_j)` of the points of later sets on this set, shapes (..., M, M_j).
-    :param equal_weights: whether a bound will need the net change of the variance alone; else nothing is gained by a rule for it.
+    :param equal_weights: whether a bound will have the same weights for both variances, their sum alone; else the rule gains nothing.
     :return: the moments, and :math:`A(Z_j)^\top A` for each later set, shapes (..., M_j, B).
     """
     M, B = C.shape[-2:]
@@ -136,7 +136,8 @@ def _full_moments_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tu
     # a^T T (T^T E + dT^T) a: written like this, the backward pass takes one product P T for both.
     form = linear_in_right(T, linear_transposed(T, E) + transpose(dT))
     dnet = 2 * jnp.sum(F * dC, axis=-2) + _quadratic(2 * (_folded(form) - E), A)
-    dchange = -2 * jnp.sum(A * linear_in_right(W, dC), axis=-2) - _quadratic(2 * E, A)  # unless used, in no program
+    # In no program unless one of the two variances is used by itself.
+    dchange = -2 * jnp.sum(A * linear_in_right(W, dC), axis=-2) - _quadratic(2 * E, A)
     # E is on the side of the few later points: the gradient of their projections is all that its own needs.
     explains = [matmul_transposed(AZ, A) for AZ in later]
     dexplains = [
