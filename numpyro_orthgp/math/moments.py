@@ -104,7 +104,7 @@ def added_moments(
 
     :param C: covariance of the set with the inputs given the sets before it, shape (..., M, B).
     :param later: projections :math:`A(Z_j)` of the points of later sets on this set, shapes (..., M, M_j).
-    :param equal_weights: whether a bound will have the same weights for both variances, their sum alone; else the rule gains nothing.
+    :param equal_weights: whether a bound will have the same weights for both variances, hence need their sum alone.
     :return: the moments, and :math:`A(Z_j)^\top A` for each later set, shapes (..., M_j, B).
     """
     M, B = C.shape[-2:]
