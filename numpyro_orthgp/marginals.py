@@ -260,11 +260,12 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
         raise ValueError(
             "`stack` needs all functions tightened or none; give AutoSparseGP one `residual` for all of them."
         )
-    names = ["mean", "explained", "residual"] + ["total"] * all(m.total is not None for m in marginals)
-    columns = {"total": None} | {name: jnp.stack([getattr(m, name) for m in marginals], -1) for name in names}
+    columns = {name: jnp.stack([getattr(m, name) for m in marginals], -1) for name in ("mean", "explained", "residual")}
+    totals = [m.total for m in marginals if m.total is not None]
+    total = jnp.stack(totals, -1) if len(totals) == len(marginals) else None
     v = jnp.stack([jnp.asarray(m.residual_scale) for m in marginals]) if marginals[0].tight else None
     joint = Partial(draw_stacked, marginals) if any(m.joint is not None for m in marginals) else None
-    return replace(marginals[0], **columns, residual_scale=v, joint=joint)  # type: ignore[arg-type]
+    return replace(marginals[0], **columns, total=total, residual_scale=v, joint=joint)  # type: ignore[arg-type]
 
 
 def _operand(symbol: str, value: Any, dtype: Any) -> Array:

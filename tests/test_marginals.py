@@ -174,6 +174,9 @@ def test_stack_is_side_by_side():
     for part, column in ((f(X), 0), (2.0 * g(X), 1)):
         for name in ("mean", "variance", "explained_variance", "residual_variance"):
             assert_allclose(getattr(m, name)[:, column], getattr(part, name), rtol=1e-12)
+    by_hand = ogp.stack([f(X), replace(g(X), total=None)])
+    assert by_hand.total is None and m.total is not None
+    assert_allclose(by_hand.variance[:, 1], g(X).variance, rtol=1e-12)
     draws = np.asarray(jax.jit(lambda m: m.sample(jax.random.PRNGKey(0), (20_000,)))(m))
     covariance = np.zeros((2 * B, 2 * B))
     covariance[::2, ::2], covariance[1::2, 1::2] = f.joint(X).covariance_matrix, 4 * g.joint(X).covariance_matrix
