@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -162,7 +163,15 @@ def slow_inverse(K):
     return jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(K), eye, lower=True)
 
 
-@pytest.mark.parametrize("M", [128, 129, 300])  # one block; two halves of unequal size; quarters
+@pytest.mark.parametrize(("M", "blocks"), [(64, 1), (65, 2), (256, 2), (257, 3), (1024, 8), (4096, 16)])
+def test_inverse_factors_of_blocks(M, blocks):
+    K = jax.ShapeDtypeStruct((M, M), jnp.float32)
+    program = str(jax.make_jaxpr(lambda K: inverse_cholesky(K, jnp.ones((), K.dtype)))(K))
+    again = min(blocks, 4)  # for where that fails
+    assert program.count("] = cholesky ") == blocks + again
+
+
+@pytest.mark.parametrize("M", [64, 65, 128, 131, 300])  # one block; halves of unequal size; of equal size; quarters
 def test_inverse_factors_by_halves(rng, M):
     K, V = spd(rng, 2, M=M), jnp.asarray(rng.normal(size=(2, M, M)))
 
@@ -236,7 +245,7 @@ def test_products_are_products(rng, mode):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [8, 256, 257])
+@pytest.mark.parametrize("rows", [8, 256, 257, 650])
 def test_products_that_are_linear_are_transposed(rng, rows, dtype):
     """Backward they are products with the transpose, which is copied or not, by size and dtype."""
     A, B, G = (rng.normal(size=s) for s in ((rows, 5), (5, 3), (rows, 3)))
@@ -246,6 +255,25 @@ def test_products_that_are_linear_are_transposed(rng, rows, dtype):
     rtol = 1e-5 if dtype == jnp.float32 else 1e-13
     np.testing.assert_allclose(product, A @ B, rtol=rtol, atol=10 * rtol)
     np.testing.assert_allclose(transposed(jnp.asarray(G, dtype))[0], A.T @ G, rtol=rtol, atol=100 * rtol)
+
+
+@pytest.mark.parametrize("shape", [(650, 3), (2, 704, 5)])
+def test_long_float32_matrices_are_transposed_by_parts_on_cpus(rng, shape):
+    A, G = (jnp.asarray(rng.normal(size=(*shape[:-1], k)), jnp.float32) for k in (shape[-1], 2))
+
+    def backward(A, G):
+        return jax.vjp(lambda B: linear_matmul(A, B), jnp.zeros((shape[-1], 2), A.dtype))[1](G)[0]
+
+    def widths(platform, *arrays):
+        program = jax.export.export(jax.jit(backward), platforms=[platform])(*arrays).mlir_module()
+        return {int(n) for n in re.findall(r"stablehlo.transpose.*-> tensor<(?:2x)?\d+x(\d+)xf", program)}
+
+    expected = jnp.einsum("...mk,...mr->kr", A, G, precision="highest")
+    np.testing.assert_allclose(jax.jit(backward)(A, G), expected, atol=1e-3)
+    rows = shape[-2]
+    assert widths("cpu", A, G) >= {64, rows % 64} - {0}
+    assert rows in widths("tpu", A, G) and not {64, rows % 64} & widths("tpu", A, G)
+    assert rows in widths("cpu", A.astype(jnp.float64), G.astype(jnp.float64))
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 8, 100])

@@ -15,7 +15,8 @@ from numpyro_orthgp.types import Array
 
 __all__ = ["inverse_cholesky", "relative_carrier", "rescue_jitter", "safe_cholesky"]
 
-# Smaller matrices are not split.
+# Matrices of more rows than the first are split, their parts if they have more than the second (measured on two cores).
+_UNSPLIT = 64
 _BLOCK = 128
 
 
@@ -71,12 +72,14 @@ def rescue_jitter(K: Array, scale: Array) -> Array:
 @jax.jit  # called outside of any other, each of its many small operations would be compiled by itself
 def _inverse_cholesky(K: Array, scale: Array) -> tuple[Array, Array]:
     scale = jnp.broadcast_to(scale, K.shape[:-2])
+    M = K.shape[-1]
+    block = max(min(max(_UNSPLIT, _half(M)), _BLOCK), -(-M // 16))
 
     def factor(block: int, noise: Array) -> Array:
         return one_by_one(partial(_by_halves, block=block), K, noise)
 
     # Few blocks where it hardly ever comes to, since they take time to compile.
-    return _retried(partial(factor, K.shape[-1] // 4), scale, factor(_BLOCK, jnp.zeros_like(scale)))
+    return _retried(partial(factor, max(block, M // 4)), scale, factor(block, jnp.zeros_like(scale)))
 
 
 @inverse_cholesky.defjvp
@@ -136,10 +139,10 @@ def _retried(factor: Callable[[Array], Array], scale: Array, first: Array | None
 def _by_halves(K: Array, noise: Array, block: int) -> Array:
     """The inverse of the Cholesky factor of K + noise I; it holds NaN where the factor does not exist.
 
-    Matrices of up to ``block`` rows are factored at once, larger ones by halves, but not more than four times.
+    Matrices of up to ``block`` rows are factored at once, larger ones by halves; :func:`_inverse_cholesky` has blocks of no
+    fewer than a sixteenth of the rows.
     """
-    M = K.shape[-1]
-    return _factor(K, noise, max(block, _BLOCK, -(-M // 16)))[1]
+    return _factor(K, noise, block)[1]
 
 
 def _factor(K: Array, noise: Array, block: int) -> tuple[Array, Array]:
@@ -148,12 +151,16 @@ def _factor(K: Array, noise: Array, block: int) -> tuple[Array, Array]:
     if M <= block:
         L = lax.linalg.cholesky(add_jitter(K, noise), symmetrize_input=False)
         return L, solve_lower(L, jnp.eye(M, dtype=K.dtype))
-    half = -(-M // 16) * 8
+    half = _half(M)
     L1, W1 = _factor(K[..., :half, :half], noise, block)
     # A solve, though W1 is there: with the product the rest is no longer positive definite where K is ill conditioned.
     across = lax.linalg.triangular_solve(L1, K[..., half:, :half], left_side=False, lower=True, transpose_a=True)
     L2, W2 = _factor(K[..., half:, half:] - matmul(across, transpose(across)), noise, block)
     return _lower(L1, across, L2), _lower(W1, -matmul(W2, matmul(across, W1)), W2)
+
+
+def _half(M: int) -> int:
+    return -(-M // 16) * 8
 
 
 def _lower(first: Array, across: Array, second: Array) -> Array:

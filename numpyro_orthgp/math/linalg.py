@@ -36,6 +36,11 @@ _HALVED_ROWS = 128
 # Rows up to which a float32 matrix is not copied to be transposed: the copy costs more than it saves.
 _PLAIN_ROWS = 256
 
+# Rows from which on CPUs transpose a float32 matrix a few rows at a time: XLA's loop goes down the columns, and of longer ones
+# cache lines are gone before the next column wants them.
+_LONG_COLUMNS = 600
+_FEW_ROWS = 64
+
 # Batches of smaller matrices are not spread over threads: seen at 128 rows, never at 100.
 _SPREAD_ROWS = 64
 
@@ -79,7 +84,16 @@ def transpose(A: Array) -> Array:
 
 def _copied_transpose(A: Array) -> Array:
     # Left to itself XLA makes the transpose part of the product, which on CPUs then takes up to twice as long.
-    return lax.optimization_barrier(transpose(A))
+    if A.dtype == jnp.float32 and A.shape[-2] >= _LONG_COLUMNS:
+        A_transposed = lax.platform_dependent(A, cpu=_transpose_by_parts, default=transpose)
+    else:
+        A_transposed = transpose(A)
+    return lax.optimization_barrier(A_transposed)
+
+
+def _transpose_by_parts(A: Array) -> Array:
+    starts = range(0, A.shape[-2], _FEW_ROWS)
+    return jnp.concatenate([transpose(A[..., i : i + _FEW_ROWS, :]) for i in starts], axis=-1)
 
 
 @matmul.defjvp
