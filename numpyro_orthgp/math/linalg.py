@@ -37,9 +37,10 @@ _HALVED_ROWS = 128
 _PLAIN_ROWS = 256
 
 # Rows from which on CPUs transpose a float32 matrix a few rows at a time: XLA's loop goes down the columns, and of longer ones
-# cache lines are gone before the next column wants them.
+# cache lines are gone before the next column wants them. Each part takes time to compile.
 _LONG_COLUMNS = 600
 _FEW_ROWS = 64
+_MOST_PARTS = 16
 
 # Batches of smaller matrices are not spread over threads: seen at 128 rows, never at 100.
 _SPREAD_ROWS = 64
@@ -92,8 +93,9 @@ def _copied_transpose(A: Array) -> Array:
 
 
 def _transpose_by_parts(A: Array) -> Array:
-    starts = range(0, A.shape[-2], _FEW_ROWS)
-    return jnp.concatenate([transpose(A[..., i : i + _FEW_ROWS, :]) for i in starts], axis=-1)
+    rows = A.shape[-2]
+    few = max(_FEW_ROWS, -(-rows // _MOST_PARTS))
+    return jnp.concatenate([transpose(A[..., i : i + few, :]) for i in range(0, rows, few)], axis=-1)
 
 
 @matmul.defjvp
