@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -195,14 +196,14 @@ def ill_conditioned(M, lengthscale, dtype):
     return K, jnp.asarray(K, dtype)
 
 
-@pytest.mark.parametrize("lengthscale", [2.0, 4.0])
-def test_halves_are_as_accurate_as_lapack_in_float32(lengthscale):
+@pytest.mark.parametrize(("M", "lengthscale"), [(100, 4.0), (100, 8.0), (512, 2.0), (512, 4.0)])
+def test_halves_are_as_accurate_as_lapack_in_float32(M, lengthscale):
     """W K W' = I to within a few times LAPACK's own error, where that is between 1e-4 and 1/5."""
-    exact, K = ill_conditioned(512, lengthscale, jnp.float32)
+    exact, K = ill_conditioned(M, lengthscale, jnp.float32)
     errors = []
     for W in (jax.jit(slow_inverse)(K), jax.jit(inverse_cholesky)(K, jnp.ones((), K.dtype))):
         W = np.asarray(W, float)
-        errors.append(np.abs(W @ exact @ W.T - np.eye(512)).max())
+        errors.append(np.abs(W @ exact @ W.T - np.eye(M)).max())
     assert errors[1] < 4 * errors[0]
 
 
@@ -258,20 +259,23 @@ def test_products_that_are_linear_are_transposed(rng, rows, dtype):
 
 
 @pytest.mark.parametrize(("shape", "parts"), [((650, 3), {64, 10}), ((2, 704, 5), {64}), ((20_000, 2), {1250})])
-def test_long_float32_matrices_are_transposed_by_parts_on_cpus(rng, shape, parts):
+def test_long_float32_slices_are_transposed_by_parts_on_cpus(rng, shape, parts):
     A, G = (jnp.asarray(rng.normal(size=(*shape[:-1], k)), jnp.float32) for k in (shape[-1], 2))
 
-    def backward(A, G):
-        return jax.vjp(lambda B: linear_matmul(A, B), jnp.zeros((shape[-1], 2), A.dtype))[1](G)[0]
+    def backward(A, G, sliced=True):
+        return jax.vjp(lambda B: linear_matmul(A, B, sliced=sliced), jnp.zeros((shape[-1], 2), A.dtype))[1](G)[0]
 
-    def widths(platform, *arrays):
-        program = jax.export.export(jax.jit(backward), platforms=[platform])(*arrays).mlir_module()
+    def widths(platform, *arrays, sliced=True):
+        program = jax.export.export(jax.jit(partial(backward, sliced=sliced)), platforms=[platform])(
+            *arrays
+        ).mlir_module()
         return {int(n) for n in re.findall(r"stablehlo.transpose.*-> tensor<(?:2x)?\d+x(\d+)xf", program)}
 
     expected = jnp.einsum("...mk,...mr->kr", A, G, precision="highest")
     np.testing.assert_allclose(jax.jit(backward)(A, G), expected, atol=1e-3)
     assert widths("cpu", A, G) >= parts
     assert shape[-2] in widths("tpu", A, G) and not parts & widths("tpu", A, G)
+    assert shape[-2] in widths("cpu", A, G, sliced=False) and not parts & widths("cpu", A, G, sliced=False)
     assert shape[-2] in widths("cpu", A.astype(jnp.float64), G.astype(jnp.float64))
 
 

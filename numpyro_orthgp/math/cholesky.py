@@ -15,9 +15,11 @@ from numpyro_orthgp.types import Array
 
 __all__ = ["inverse_cholesky", "relative_carrier", "rescue_jitter", "safe_cholesky"]
 
-# Matrices of more rows than the first are split, their parts if they have more than the second (measured on two cores).
+# Matrices of more rows than the first are split, their parts if they have more than the second (measured on two cores); but none
+# into more blocks than the third.
 _UNSPLIT = 64
 _BLOCK = 128
+_MOST_BLOCKS = 16
 
 
 @jax.custom_jvp
@@ -73,7 +75,7 @@ def rescue_jitter(K: Array, scale: Array) -> Array:
 def _inverse_cholesky(K: Array, scale: Array) -> tuple[Array, Array]:
     scale = jnp.broadcast_to(scale, K.shape[:-2])
     M = K.shape[-1]
-    block = max(min(max(_UNSPLIT, _half(M)), _BLOCK), -(-M // 16))
+    block = max(_UNSPLIT, min(_half(M), _BLOCK), -(-M // _MOST_BLOCKS))
 
     def factor(block: int, noise: Array) -> Array:
         return one_by_one(partial(_by_halves, block=block), K, noise)
@@ -139,8 +141,7 @@ def _retried(factor: Callable[[Array], Array], scale: Array, first: Array | None
 def _by_halves(K: Array, noise: Array, block: int) -> Array:
     """The inverse of the Cholesky factor of K + noise I; it holds NaN where the factor does not exist.
 
-    Matrices of up to ``block`` rows are factored at once, larger ones by halves; :func:`_inverse_cholesky` has blocks of no
-    fewer than a sixteenth of the rows.
+    Matrices of up to ``block`` rows are factored at once, larger ones by halves.
     """
     return _factor(K, noise, block)[1]
 
@@ -160,6 +161,7 @@ def _factor(K: Array, noise: Array, block: int) -> tuple[Array, Array]:
 
 
 def _half(M: int) -> int:
+    """Half of the rows, rounded up to a multiple of 8."""
     return -(-M // 16) * 8
 
 

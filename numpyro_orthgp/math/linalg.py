@@ -13,9 +13,9 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "add_jitter", "clip_rounding", "combine", "combine_columns", "default_jitter", "diagonal", "gram", "gram_transposed", "join",
-    "linear_matmul", "matmul", "matmul_transposed", "one_by_one", "plain_matmul", "safe_sqrt", "solve_lower",
-    "transpose", "transposed_symmetric", "with_derivative_of",
+    "add_jitter", "clip_rounding", "combine", "combine_columns", "copied_transpose", "default_jitter", "diagonal", "gram",
+    "gram_transposed", "join", "linear_matmul", "matmul", "matmul_transposed", "one_by_one", "plain_matmul", "safe_sqrt",
+    "solve_lower", "transpose", "transposed_symmetric", "with_derivative_of",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -36,8 +36,9 @@ _HALVED_ROWS = 128
 # Rows up to which a float32 matrix is not copied to be transposed: the copy costs more than it saves.
 _PLAIN_ROWS = 256
 
-# Rows from which on CPUs transpose a float32 matrix a few rows at a time: XLA's loop goes down the columns, and of longer ones
-# cache lines are gone before the next column wants them. Each part takes time to compile.
+# Rows from which on CPUs transpose a slice of a float32 matrix a few rows at a time: XLA goes down the columns of a slice, and
+# of longer ones cache lines are gone before the next column wants them; whole matrices it transposes well. Parts take time to
+# compile.
 _LONG_COLUMNS = 600
 _FEW_ROWS = 64
 _MOST_PARTS = 16
@@ -63,14 +64,17 @@ def matmul(A: Array, B: Array) -> Array:
 @jax.custom_jvp
 def matmul_transposed(A: Array, B: Array) -> Array:
     """``A.T @ B`` in full precision on every device."""
-    return plain_matmul(_copied_transpose(A), B)
+    return plain_matmul(copied_transpose(A), B)
 
 
-def linear_matmul(A: Array, B: Array) -> Array:
-    """``matmul`` for derivative rules, in which ``B`` is a tangent: the backward pass, its transpose, is a plain product."""
+def linear_matmul(A: Array, B: Array, *, sliced: bool = False) -> Array:
+    """``matmul`` for derivative rules, in which ``B`` is a tangent: the backward pass, its transpose, is a plain product.
+
+    :param sliced: whether ``A`` is some columns of a matrix.
+    """
     if A.dtype == jnp.float32 and A.shape[-2] <= _PLAIN_ROWS:
         return plain_matmul(A, B)
-    return plain_matmul(transpose(_copied_transpose(A)), B)
+    return plain_matmul(transpose(copied_transpose(A, sliced=sliced)), B)
 
 
 def plain_matmul(A: Array, B: Array) -> Array:
@@ -83,9 +87,13 @@ def transpose(A: Array) -> Array:
     return jnp.swapaxes(A, -1, -2)
 
 
-def _copied_transpose(A: Array) -> Array:
-    # Left to itself XLA makes the transpose part of the product, which on CPUs then takes up to twice as long.
-    if A.dtype == jnp.float32 and A.shape[-2] >= _LONG_COLUMNS:
+def copied_transpose(A: Array, *, sliced: bool = False) -> Array:
+    """:func:`transpose` as an array of its own. Left to itself XLA makes it part of the product, which on CPUs then takes up to
+    twice as long.
+
+    :param sliced: whether ``A`` is some columns of a matrix.
+    """
+    if sliced and A.dtype == jnp.float32 and A.shape[-2] >= _LONG_COLUMNS:
         A_transposed = lax.platform_dependent(A, cpu=_transpose_by_parts, default=transpose)
     else:
         A_transposed = transpose(A)

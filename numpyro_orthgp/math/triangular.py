@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.linalg import linear_matmul, matmul, matmul_transposed, plain_matmul, transpose
+from numpyro_orthgp.math.linalg import copied_transpose, linear_matmul, matmul, plain_matmul, transpose
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -62,10 +62,10 @@ def linear_in_left(dL: Array, B: Array) -> Array:
 
 def linear_in_right(L: Array, dB: Array) -> Array:
     """``L @ dB`` for lower-triangular ``L`` and a tangent ``dB``. Backward: ``L.T @ G``."""
-    strips = _strips(dB, -2)
-    return reduce(
-        add, [_padded(linear_matmul(L[..., s.start :, s.start : s.end], s.part), -2, before=s.start) for s in strips]
-    )
+    products = [
+        (linear_matmul(L[..., s.start :, s.start : s.end], s.part, sliced=True), s.start) for s in _strips(dB, -2)
+    ]
+    return reduce(add, [_padded(product, -2, before=start) for product, start in products])
 
 
 def linear_transposed(L: Array, dE: Array) -> Array:
@@ -85,10 +85,11 @@ def lower_matmul_transposed(L: Array, B: Array) -> Array:
     :param L: shape (..., M, M), zero above the diagonal.
     :param B: shape (..., M, B).
     """
-    strips = _strips(L, -1)
-    return jnp.concatenate(
-        [matmul_transposed(s.part[..., s.start :, :], B[..., s.start :, :]) for s in strips], axis=-2
-    )
+    products = [
+        plain_matmul(copied_transpose(s.part[..., s.start :, :], sliced=True), B[..., s.start :, :])
+        for s in _strips(L, -1)
+    ]
+    return jnp.concatenate(products, axis=-2)
 
 
 @lower_matmul_transposed.defjvp
