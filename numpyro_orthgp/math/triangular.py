@@ -62,10 +62,11 @@ def linear_in_left(dL: Array, B: Array) -> Array:
 
 def linear_in_right(L: Array, dB: Array) -> Array:
     """``L @ dB`` for lower-triangular ``L`` and a tangent ``dB``. Backward: ``L.T @ G``."""
-    products = [
-        (linear_matmul(L[..., s.start :, s.start : s.end], s.part, sliced=True), s.start) for s in _strips(dB, -2)
-    ]
-    return reduce(add, [_padded(product, -2, before=start) for product, start in products])
+    products = (
+        _padded(linear_matmul(L[..., s.start :, s.start : s.end], s.part, sliced=True), -2, before=s.start)
+        for s in _strips(dB, -2)
+    )
+    return reduce(add, products)
 
 
 def linear_transposed(L: Array, dE: Array) -> Array:
