@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 import numpyro.distributions as dist
 import optax
 from jax import lax, random
+from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, is_concrete
 from numpyro_orthgp.inducing import input_dim
@@ -68,6 +69,8 @@ def infer_latents(
     (Titsias and Lawrence 2010, Sec. 3.3, with the GP's posterior held fixed), by Adam on fixed quasi-random nodes, so that the
     answer is deterministic. GP-LVMs are full of local optima: the best of many candidates begin, and the best of these ends.
 
+    With noise as an array the next call for as many rows, functions and nodes compiles nothing; a likelihood is compiled anew.
+
     :param f: the fitted functions, :func:`posterior` of the model, D of them.
     :param y: new rows, shape (n, D), less the prior mean if the model has one; missing entries may be NaN.
     :param likelihood: the noise's standard deviation, shape () or (D,), for Gaussian outputs; else a function from marginals to a
@@ -86,23 +89,25 @@ def infer_latents(
     y, observed = _check_rows(y, observed, f.num_latents)
     dim, fixed = _check_covariates(f, covariates, len(y))
     dtype = f.features[0].dtype
-    if not callable(likelihood):
-        noise = jnp.asarray(likelihood, dtype)
-        make: Callable[[Marginals], dist.Distribution] = lambda m: Gaussian(m, noise)  # noqa: E731
-    else:
-        make = likelihood
+    make = likelihood if callable(likelihood) else Partial(_gaussian, jnp.asarray(likelihood, dtype))
     node_key, start_key = random.split(random.PRNGKey(0) if rng_key is None else rng_key)
     nodes = quasi_normal(node_key, num_samples, (), dim, dtype)
     candidates = random.normal(start_key, (8 * num_starts, dim), dtype)
     if starts is not None:
         given = check_inputs("starts", starts, dim).astype(dtype)
         candidates = jnp.concatenate([given, candidates])
-    row = _Row(f, make, nodes, candidates, num_starts, num_steps, learning_rate)
-    return jax.jit(lambda parts: lax.map(lambda part: row.infer(*part), parts, batch_size=ROWS_AT_ONCE))(
-        (y, observed, fixed)
-    )
+    row = _Row(f, make, nodes, candidates, num_starts, num_steps, float(learning_rate))
+    parts = (y, observed, fixed)
+    if callable(likelihood):  # it may read what has changed since the last call: it is traced anew
+        return jax.jit(lambda parts: _infer_rows(row, parts))(parts)
+    return _infer_rows_compiled(row, parts)
 
 
+def _gaussian(noise: Array, marginals: Marginals) -> Gaussian:
+    return Gaussian(marginals, noise)
+
+
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Row:
     """The problem of one row: y (D,), observed (D,), covariates (C,)."""
@@ -111,9 +116,9 @@ class _Row:
     likelihood: Callable[[Marginals], dist.Distribution]
     nodes: Array
     candidates: Array
-    num_starts: int
-    num_steps: int
-    learning_rate: float
+    num_starts: int = field(metadata={"static": True})
+    num_steps: int = field(metadata={"static": True})
+    learning_rate: float = field(metadata={"static": True})
 
     def infer(self, y: Array, observed: Array, fixed: Array) -> InferredLatents:
         # An entry that is there stands in for those that are not, so that every density and its gradient are finite.
@@ -155,6 +160,13 @@ class _Row:
 
     def _functions(self, x: Array, fixed: Array) -> Marginals:
         return self.f(jnp.concatenate([x, jnp.broadcast_to(fixed, (len(x), len(fixed)))], -1))
+
+
+def _infer_rows(row: _Row, parts: tuple[Array, Array, Array]) -> InferredLatents:
+    return lax.map(lambda part: row.infer(*part), parts, batch_size=ROWS_AT_ONCE)
+
+
+_infer_rows_compiled = jax.jit(_infer_rows)
 
 
 def _check_rows(y: ArrayLike, observed: ArrayLike | None, num_latents: int | None) -> tuple[Array, Array]:

@@ -124,3 +124,25 @@ def test_few_programs_start_the_guide(rng, compiled):
     assert {"jit(_scaled_identity)", "jit(_any_diagonal)"} <= set(compiled)
     assert not {"jit(expm1)", "jit(eye)", "jit(diagonal)"} & set(compiled)
     assert_allclose(svi.get_params(state)["f.u0_scale_tril"], np.eye(7), rtol=1e-12)
+
+
+def test_new_rows_of_a_gplvm_are_inferred_by_one_program(rng, compiled):
+    """For noise as an array it is kept; a likelihood may read what has changed since, and is traced anew."""
+    X, Y = jnp.linspace(-2, 2, 12)[:, None], jnp.asarray(rng.normal(size=(12, 3)))
+    f = ogp.CollapsedGP(kernels.RBF(0.8), X, X[::3], 0.1, num_outputs=3).posterior(Y)
+
+    def names(*args):
+        compiled.clear()
+        elbo = ogp.infer_latents(f, *args, num_steps=2, num_samples=4).elbo
+        return elbo, [name for name in compiled if "infer_rows" in name or "lambda" in name]
+
+    assert names(Y[:2], 0.1)[1] == ["jit(_infer_rows)"]
+    again, kept = names(Y[2:4], 0.3)
+    assert kept == []
+    scale = 0.1
+    likelihood = lambda m: ogp.likelihoods.Gaussian(m, scale)  # noqa: E731
+    other, _ = names(Y[2:4], likelihood)
+    scale = 0.3
+    changed, _ = names(Y[2:4], likelihood)
+    assert_allclose(changed, again, rtol=1e-9)
+    assert not np.allclose(other, again)
