@@ -9,7 +9,7 @@ import pytest
 from benchmarks import accelerator
 from benchmarks.peers import floor, ours, problem
 from benchmarks.peers.__main__ import check
-from benchmarks.peers.contenders import PEERS, TASKS, Contender, tolerance
+from benchmarks.peers.contenders import PEERS, STARTS, TASKS, Contender, tolerance
 
 OURS = {task: [c for c in contenders if c.library == "ours"] for task, contenders in TASKS.items()}
 
@@ -19,8 +19,8 @@ def toy():
     return problem.make(*problem.load(None, 200), "float64", batch=20, num_inducing=6, second=5)
 
 
-# Those of startup are those of step, and one of them compiles operation by operation.
-@pytest.mark.parametrize("task", [pytest.param(t, marks=pytest.mark.slow if t == "startup" else ()) for t in TASKS])
+# Those of starts are those of step, and one of them compiles operation by operation.
+@pytest.mark.parametrize("task", [pytest.param(t, marks=pytest.mark.slow if t in STARTS else ()) for t in TASKS])
 def test_our_contenders_run_and_agree(task, toy):
     values = {c: getattr(ours, task)(toy, c.variant)(1) for c in OURS[task]}
     expected = next(iter(values.values()))

@@ -16,6 +16,7 @@ odvgp       ODVGP with --mean-only points against SVGP.
 collapsed   value and gradient of SGPR's bound on --num-data rows, RBF with a lengthscale per input.
 prediction  means and variances at --num-data inputs of a fitted SVGP.
 startup     from the start of the process to the end of the first training step.
+restart     the same with JAX's persistent cache, which a process before has filled. The peers that are not on JAX have none.
 
 The same minibatch comes again and again, and is where the library wants it: reading data is not part of a step.
 """
@@ -63,6 +64,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
         "collapsed": [(args.num_data, args.num_inducing)],
         "prediction": [(args.num_data, args.num_inducing)],
         "startup": [(args.batch_size, args.num_inducing)],
+        "restart": [(args.batch_size, args.num_inducing)],
     }
     return [Case(task, dtype, *size) for dtype in args.dtype for task in args.tasks for size in sizes[task]]
 
@@ -172,7 +174,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--mean-only", type=integers, default=[1024, 8096], metavar="M,H", help="of the task odvgp")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--num-data", type=int, default=20_000, help="rows for a collapsed bound, inputs to predict at")
-    parser.add_argument("--num-inducing", type=int, default=512, help="M of the tasks collapsed, prediction, startup")
+    parser.add_argument(
+        "--num-inducing", type=int, default=512, help="M of the tasks collapsed, prediction, startup, restart"
+    )
     parser.add_argument("--dtype", type=names, default=["float32"], help="float32,float64")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--blocks", type=int, default=7)

@@ -101,6 +101,8 @@ TASKS: dict[str, list[Contender]] = {
         Contender("gpjax", "jit"),
     ],
 }
+TASKS["restart"] = TASKS["startup"]
+STARTS = ("startup", "restart")  # what is timed is a process, not steps
 
 
 def tolerance(contender: Contender, dtype: str) -> float:

@@ -59,7 +59,7 @@ def step(problem: Problem, variant: str) -> Run:
     return repeat(lambda: update(X, y))
 
 
-startup = step
+startup = restart = step
 
 
 def collapsed(problem: Problem, variant: str) -> Run:

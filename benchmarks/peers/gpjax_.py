@@ -71,7 +71,7 @@ def step(problem: Problem, variant: str) -> Run:
     return run
 
 
-startup = step
+startup = restart = step
 
 
 def collapsed(problem: Problem, variant: str) -> Run:

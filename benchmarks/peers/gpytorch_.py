@@ -90,7 +90,7 @@ def step(problem: Problem, variant: str) -> Run:
     return run
 
 
-startup = step
+startup = restart = step
 
 
 class SGPR(gpytorch.models.ExactGP):

@@ -106,6 +106,9 @@ def startup(problem: Problem, variant: str) -> Run:
     )
 
 
+restart = startup
+
+
 def solve(problem: Problem, variant: str) -> Run:
     """Steps of SOLVE-GP (M + M) and of SVGP with both sets' points in one."""
     looped = variant.endswith("loop")
