@@ -36,11 +36,12 @@ def patchwise(
     The outputs are images again, of shape (rows, columns, C') with C' the functions of ``f``, flattened row-major, channel
     fastest. A deep convolutional GP draws from them and goes on, doubly stochastic::
 
-        f1 = gp("f1", kernels.RBF(5.0), Z1, num_latents=10)                     # Z1: patches, shape (M, 5 * 5 * 3)
+        f1 = gp("f1", kernels.RBF(5.0), Z1, num_latents=10)  # Z1: patches, shape (M, 5 * 5 * 3)
         k2 = kernels.Convolutional(kernels.RBF(5.0), image_shape=(28, 28, 10), patch_shape=(5, 5))
-        f2 = gp("f2", k2, InducingPatches(Z2))                                  # Z2: shape (M, 5 * 5 * 10)
+        f2 = gp("f2", k2, InducingPatches(Z2))               # Z2: shape (M, 5 * 5 * 10)
         with numpyro.plate("data", N, subsample_size=len(X)):
-            h = patchwise(f1, X, image_shape=(32, 32, 3), patch_shape=(5, 5)) + patchwise_mean(X, ...)
+            h = patchwise(f1, X, image_shape=(32, 32, 3), patch_shape=(5, 5))
+            h = h + patchwise_mean(X, ...)
             numpyro.sample("y", likelihoods.Gaussian(f2(h.sample()), noise), obs=y)
 
     Draws share the inducing variables within each image, or over all images where these are known, and are independent given them,

@@ -35,7 +35,8 @@ def natural_gradient(
     ::
 
         guide = AutoSparseGP(model, natural=True)
-        svi = SVI(model, guide, natural_gradient(optax.adam(1e-2), learning_rate=0.1), TraceMeanField_ELBO())
+        optim = natural_gradient(optax.adam(1e-2), learning_rate=0.1)
+        svi = SVI(model, guide, optim, TraceMeanField_ELBO())
 
     Each set of inducing variables takes its own step (the Fisher matrix of q is block diagonal), all of them from the same
     gradient. With Gaussian noise, one set and all the data, one step of length 1 lands on the optimum of q. A step that
@@ -58,7 +59,8 @@ def natural_gradient(
     ...     with numpyro.plate("data", len(X)):
     ...         numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.5), obs=y)
     >>> guide = ogp.AutoSparseGP(model, natural=True)
-    >>> svi = SVI(model, guide, ogp.natural_gradient(optax.adam(1e-2), 1.0), TraceMeanField_ELBO())
+    >>> optim = ogp.natural_gradient(optax.adam(1e-2), 1.0)
+    >>> svi = SVI(model, guide, optim, TraceMeanField_ELBO())
     >>> losses = svi.run(PRNGKey(0), 2, progress_bar=False).losses
     >>> best = ogp.CollapsedGP(kernel, X, Z, 0.5, bound="titsias2009").log_prob(y)
     >>> print((-losses).round(2), best.round(2))  # before the first step, after it; the optimum

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -56,6 +58,30 @@ def test_blocks_of_a_page_are_found_and_compared(tmp_path: Path) -> None:
     assert differences("loss 376.0", "loss 386.0") and differences("one two", "one")
     with pytest.raises(AssertionError, match="NameError"):
         run_blocks([Block("print(y)\n", None)], tmp_path / "page.py")
+
+
+def too_wide(lines: Iterable[str], columns: int) -> list[str]:
+    return [line for line in lines if len(line) > columns]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+def test_code_is_not_wider_than_the_page(page: Path) -> None:
+    """Beyond 98 columns it would have to be moved sideways to be read, on a screen of 1400 pixels."""
+    assert [line for block in blocks_of(page) for line in too_wide(block.code.splitlines(), 98)] == []
+
+
+def test_examples_of_docstrings_are_not_wider_than_the_page() -> None:
+    found = {}
+    for path in sorted((ROOT / "numpyro_orthgp").glob("**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                examples = [
+                    line for example in re.findall(r"^(?:>>>|\.\.\.) .*(?:\n.+)*", ast.get_docstring(node) or "", re.M)
+                    for line in example.splitlines()
+                ]  # fmt: skip
+                if wide := too_wide(examples, 93):
+                    found[path.name] = wide
+    assert found == {}
 
 
 def test_every_page_is_in_a_toctree() -> None:

@@ -44,7 +44,8 @@ def check(
 
     ::
 
-        print(ogp.check(model, guide, fit.params, X, y, losses=fit.losses, held_out=(X_test, y_test), nuts=200))
+        known = {"losses": fit.losses, "held_out": (X_test, y_test)}
+        print(ogp.check(model, guide, fit.params, X, y, **known, nuts=200))
 
     The page has, for each function,
 

@@ -42,7 +42,7 @@ def to_arviz(
     ::
 
         data = ogp.to_arviz(model, guide, svi_result.params, X, y, num_samples=2000)
-        data = ogp.to_arviz(model, mcmc, None, X, y)                            # all draws that MCMC kept, by chains
+        data = ogp.to_arviz(model, mcmc, None, X, y)  # all draws that MCMC kept, by chains
         az.loo(data)
 
     The guide's draws are values for the model, which then gives, for each draw :math:`(u_s, \theta_s)`:
@@ -77,7 +77,8 @@ def to_arviz(
     ...     with numpyro.plate("data", len(X)):
     ...         numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.2), obs=y)
     >>> guide = ogp.AutoSparseGP(model, natural=True)
-    >>> svi = SVI(model, guide, ogp.natural_gradient(optax.adam(1e-2), 1.0), TraceMeanField_ELBO())
+    >>> optim = ogp.natural_gradient(optax.adam(1e-2), 1.0)
+    >>> svi = SVI(model, guide, optim, TraceMeanField_ELBO())
     >>> params = svi.run(PRNGKey(0), 2, X, y, progress_bar=False).params
     >>> data = ogp.to_arviz(model, guide, params, X, y, num_samples=100)
     >>> {name: data.posterior[name].shape for name in ("f", "f.u0")}

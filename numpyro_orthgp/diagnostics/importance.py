@@ -70,8 +70,8 @@ def khat(
 
     Draws :math:`(u_s, \theta_s)` of the guide get the weights
 
-    .. math:: \log w_s = \log p(u_s, \theta_s) + \sum_i \log p(y_i \mid u_s, \theta_s) - \log q(u_s, \theta_s),
-        \qquad p(y_i \mid u, \theta) = \int p(y_i \mid f_i) \, p(f_i \mid u, \theta) \, df_i,
+    .. math:: \log w_s &= \log p(u_s, \theta_s) + \sum_i \log p(y_i \mid u_s, \theta_s) - \log q(u_s, \theta_s), \\
+        p(y_i \mid u, \theta) &= \int p(y_i \mid f_i) \, p(f_i \mid u, \theta) \, df_i,
 
     and a generalized Pareto distribution is fitted to the largest. Below 0.5 q is good; up to min(1 - 1 / log10 S, 0.7) [2]
     weighted averages can be trusted; above, not even those. k-hat grows with the number of dimensions, so values above 0.7 are
@@ -97,7 +97,8 @@ def khat(
     ...     with numpyro.plate("data", len(X)):
     ...         numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.2), obs=y)
     >>> guide = ogp.AutoSparseGP(model, natural=True)
-    >>> svi = SVI(model, guide, ogp.natural_gradient(optax.adam(1e-2), 1.0), TraceMeanField_ELBO())
+    >>> optim = ogp.natural_gradient(optax.adam(1e-2), 1.0)
+    >>> svi = SVI(model, guide, optim, TraceMeanField_ELBO())
     >>> params = svi.run(PRNGKey(0), 2, X, y, progress_bar=False).params
     >>> k = ogp.khat(model, guide, params, X, y)
     >>> k.num_samples, bool(k.khat < k.threshold)

@@ -49,16 +49,16 @@ class AutoSparseGP(AutoGuide):
 
     ::
 
-        guide = AutoSparseGP(model)                                 # full covariances, MAP for the rest
-        guide = AutoSparseGP(model, residual="tight")               # the tightened bound of Titsias 2025
-        guide = AutoSparseGP(model, covariance=["full", "prior"])   # SOLVE-GP whose second set moves the mean only
-        guide = AutoSparseGP(model, hyper=AutoNormal)               # fully Bayesian hyperparameters
-        guide = AutoSparseGP(model, natural=True)                   # for natural_gradient(optax.adam(1e-2), 0.1)
+        guide = AutoSparseGP(model)                         # full covariances, MAP for the rest
+        guide = AutoSparseGP(model, residual="tight")       # the tightened bound of Titsias 2025
+        guide = AutoSparseGP(model, covariance=["full", "prior"])  # the second set moves the mean
+        guide = AutoSparseGP(model, hyper=AutoNormal)       # fully Bayesian hyperparameters
+        guide = AutoSparseGP(model, natural=True)           # for natural_gradient
 
     For latent inputs::
 
-        AutoSparseGP(model, latents={"X": init.pca(Y, 2)})                # a Gaussian for each point, started there
-        AutoSparseGP(model, latents={"X": encoder})                       # encoder(*args, **kwargs) -> loc, scale
+        AutoSparseGP(model, latents={"X": init.pca(Y, 2)})  # a Gaussian for each, started there
+        AutoSparseGP(model, latents={"X": encoder})         # encoder(*args, **kwargs) -> loc, scale
 
     Its param sites are those of :func:`gp_posterior`, ``{name}_loc`` and ``{name}_scale`` of shape (N, D) for latent inputs, and
     those of the ``hyper`` guide. The default ``hyper`` estimates sampled

@@ -42,7 +42,8 @@ def posterior(
     ...     with numpyro.plate("data", len(X)):
     ...         numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.1), obs=y)
     >>> guide = ogp.AutoSparseGP(model, natural=True)
-    >>> svi = SVI(model, guide, ogp.natural_gradient(optax.adam(1e-2), 1.0), TraceMeanField_ELBO())
+    >>> optim = ogp.natural_gradient(optax.adam(1e-2), 1.0)
+    >>> svi = SVI(model, guide, optim, TraceMeanField_ELBO())
     >>> result = svi.run(PRNGKey(0), 2, X, jnp.sin(6 * X[:, 0]), progress_bar=False)
     >>> f = ogp.posterior(model, guide, result.params, X)["f"]
     >>> X_test = jnp.array([[0.3], [0.6], [3.0]])  # the last one far from the data

@@ -66,7 +66,8 @@ class FourierFeatures:
     In a sum of kernels of single columns each term has features of its own::
 
         kernel = v0 * Matern32(l0).on(0) + v1 * Matern52(l1).on(1)
-        f = gp("f", kernel, [FourierFeatures(20, 0.0, 1.0, dim=0), FourierFeatures(20, -3.0, 3.0, dim=1)])
+        of_0, of_1 = FourierFeatures(20, 0.0, 1.0, dim=0), FourierFeatures(20, -3.0, 3.0, dim=1)
+        f = gp("f", kernel, [of_0, of_1])
 
     These are independent. Not exploited: that, and that the covariance of a set is diagonal plus rank p; sets go through
     Cholesky factors of M x M matrices as points do. Each variable is divided by its standard deviation, and so has the variance

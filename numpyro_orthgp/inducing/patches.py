@@ -25,8 +25,9 @@ class InducingPatches:
     ::
 
         patches = numpyro.param("patches", patches)
-        f = gp("f", variance * kernels.Convolutional(kernels.RBF(3.0), image_shape=(28, 28), patch_shape=(5, 5)),
-               InducingPatches(patches))
+        sizes = {"image_shape": (28, 28), "patch_shape": (5, 5)}
+        kernel = variance * kernels.Convolutional(kernels.RBF(3.0), **sizes)
+        f = gp("f", kernel, InducingPatches(patches))
 
     They belong to the one term of the kernel that is :class:`~numpyro_orthgp.kernels.Convolutional`, scaled or not, with patches of
     as many entries as these: in a sum, other terms are independent of them, and another set, of points, may see those. Their

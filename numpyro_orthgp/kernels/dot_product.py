@@ -119,8 +119,8 @@ class ArcCosine(Kernel):
     with :math:`x \cdot y = \sum_d w_d x_d y_d + b`, :math:`|x|^2 = x \cdot x`, and
 
     .. math::
-        J_0 = \pi - \theta, \quad J_1 = \sin\theta + (\pi - \theta) \cos\theta, \quad
-        J_2 = 3 \sin\theta \cos\theta + (\pi - \theta) (1 + 2 \cos^2\theta).
+        J_0 &= \pi - \theta, \quad J_1 = \sin\theta + (\pi - \theta) \cos\theta, \\
+        J_2 &= 3 \sin\theta \cos\theta + (\pi - \theta) (1 + 2 \cos^2\theta).
 
     Order 0 has a kink where two inputs coincide; its derivative there is taken to be 0.
 

@@ -52,8 +52,8 @@ class StudentT(ExpectedLikelihood):
 class Laplace(ExpectedLikelihood):
     r"""y = f(x) + Laplace noise: median regression, and robust to outliers. Everything is in closed form:
 
-    .. math:: E_q[\log p(y \mid f)] = -\log 2b - \frac{1}{b} E_q|y - f|, \qquad
-        p(y) = \frac{1}{2b} e^{v / 2b^2} \sum_{\pm} e^{\mp d / b}\, \Phi\!\left(\frac{\pm d - v / b}{\sqrt v}\right),
+    .. math:: E_q[\log p(y \mid f)] &= -\log 2b - \frac{1}{b} E_q|y - f|, \\
+        p(y) &= \frac{1}{2b} e^{v / 2b^2} \sum_{\pm} e^{\mp d / b}\, \Phi\!\left(\frac{\pm d - v / b}{\sqrt v}\right),
 
     with the mean of a folded normal, and d = y - m.
 

@@ -33,7 +33,8 @@ class Gaussian(ExpectedLikelihood):
     >>> from numpyro_orthgp.likelihoods import Gaussian
     >>> f = Marginals(mean=jnp.zeros(2), explained=jnp.array([0.0, 1.0]), residual=jnp.zeros(2))
     >>> y = Gaussian(f, 1.0)
-    >>> print(y.log_prob(jnp.ones(2)).round(3), y.log_predictive(jnp.ones(2)).round(3))  # equal where f is known
+    >>> ones = jnp.ones(2)
+    >>> print(y.log_prob(ones).round(3), y.log_predictive(ones).round(3))  # equal if f is known
     [-1.419 -1.919] [-1.419 -1.516]
 
     :param marginals: f(X), shape (B,) or (B, P).

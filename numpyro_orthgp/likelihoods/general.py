@@ -28,7 +28,8 @@ class Likelihood(ExpectedLikelihood):
     >>> from numpyro_orthgp import Likelihood, Marginals, likelihoods
     >>> f = Marginals(mean=jnp.ones(1), explained=jnp.array([0.5]), residual=jnp.zeros(1))
     >>> counts = Likelihood(f, lambda f: dist.Poisson(jnp.exp(f)))
-    >>> print(counts.log_prob(jnp.array([2])).round(4), likelihoods.Poisson(f).log_prob(jnp.array([2])).round(4))
+    >>> y = jnp.array([2])
+    >>> print(counts.log_prob(y).round(4), likelihoods.Poisson(f).log_prob(y).round(4))
     [-2.1835] [-2.1835]
 
     :param marginals: f(X), shape (B,) or (B, P).

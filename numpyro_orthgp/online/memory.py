@@ -31,11 +31,11 @@ def remember(name: str, f: GPFunction, past: GPFunction) -> Array:
 
     ::
 
-        past = ogp.posterior(model, guide, params, X_old)["f"]        # after the old data
+        past = ogp.posterior(model, guide, params, X_old)["f"]  # after the old data
 
         def model(X, y, *, Z):
-            f = gp("f", kernel, Z)                                     # other points, other hyperparameters
-            remember("f_past", f, past)                                # outside of plates
+            f = gp("f", kernel, Z)       # other points, other hyperparameters
+            remember("f_past", f, past)  # outside of plates
             with numpyro.plate("data", len(X)):
                 numpyro.sample("y", likelihoods.Bernoulli(f(X)), obs=y)
 

@@ -52,7 +52,8 @@ def drop_sets(f: GPFunction, below: float = 0.01) -> GPFunction:
     >>> from numpyro_orthgp import CollapsedGP, kernels, online
     >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
     >>> far = X + 100.0  # no data there
-    >>> f = CollapsedGP(kernels.RBF(0.3), X, [X[::10], far[::10]], 0.1).posterior(jnp.sin(6 * X[:, 0]))
+    >>> y, sets = jnp.sin(6 * X[:, 0]), [X[::10], far[::10]]
+    >>> f = CollapsedGP(kernels.RBF(0.3), X, sets, 0.1).posterior(y)
     >>> f.num_inducing, online.drop_sets(f).num_inducing
     (10, 5)
 

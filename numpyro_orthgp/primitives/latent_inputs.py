@@ -29,10 +29,10 @@ def latent_inputs(
     They are one ordinary sample site, ``name``. Without a plate, or in a plate over the points, it holds all of them; in a
     plate that subsamples, those of the minibatch::
 
-        X = latent_inputs("X", N, 2)                                       # Bayesian GP-LVM, collapsed
+        X = latent_inputs("X", N, 2)                # Bayesian GP-LVM, collapsed
         numpyro.sample("y", CollapsedGP(kernel, X, Z, noise), obs=Y)
 
-        f = gp("f", kernel, [Z, O], num_latents=D)                         # any likelihood, minibatches
+        f = gp("f", kernel, [Z, O], num_latents=D)  # any likelihood, minibatches
         with numpyro.plate("data", N, subsample_size=B) as index:
             X = latent_inputs("X", N, 2)
             numpyro.sample("y", likelihoods.Poisson(f(X)).to_event(1), obs=Y[index])

@@ -47,8 +47,10 @@ def fit(
 
     ::
 
-        svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(1e-2, 5000)), TraceMeanField_ELBO())
-        result = ogp.fit(svi, random.PRNGKey(0), (X, y), batch_size=1024, num_steps=5000, N=len(X), Z=Z)
+        optim = optax.adam(optax.cosine_decay_schedule(1e-2, 5000))
+        svi = SVI(model, guide, optim, TraceMeanField_ELBO())
+        steps = {"batch_size": 1024, "num_steps": 5000}
+        result = ogp.fit(svi, random.PRNGKey(0), (X, y), **steps, N=len(X), Z=Z)
         f = ogp.posterior(model, guide, result.params, X[:1], N=len(X), Z=Z)["f"]
 
     Each step is one ``svi.update(state, *batch, **kwargs)``. The model says itself how many points a batch stands for, in
@@ -83,7 +85,8 @@ def fit(
     ...     with numpyro.plate("data", 500, subsample_size=len(X)):
     ...         numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.1), obs=y)
     >>> svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.05), TraceMeanField_ELBO())
-    >>> result = ogp.fit(svi, PRNGKey(0), (X, jnp.sin(6 * X[:, 0])), batch_size=100, num_epochs=4, progress_bar=False)
+    >>> data, steps = (X, jnp.sin(6 * X[:, 0])), {"batch_size": 100, "num_epochs": 4}
+    >>> result = ogp.fit(svi, PRNGKey(0), data, **steps, progress_bar=False)
     >>> result.status, result.num_steps, result.losses.shape
     ('finished', 20, (20,))
 

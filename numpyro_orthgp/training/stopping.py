@@ -21,7 +21,7 @@ class EarlyStopping:
     ::
 
         ogp.fit(..., early_stopping=ogp.EarlyStopping(patience=10))
-        ogp.fit(..., early_stopping=ogp.EarlyStopping(5, metric=lambda params: -held_out_log_density(params)))
+        ogp.fit(..., early_stopping=ogp.EarlyStopping(5, metric=minus_held_out_log_density))
 
     Steps are grouped into windows of equal length. The score of a window is the mean of its losses; the state at the end of the
     window with the lowest score is the best one.
