@@ -67,8 +67,9 @@ def natural_gradient(
     [-162.55  -21.13] -21.13
 
     :param others: optax optimizer of hyperparameters, inducing points, residual scales and everything else.
-    :param learning_rate: length of the natural steps, or a schedule of it. Usual values are 1 for Gaussian noise and full data,
-        about 0.1 for minibatches or other likelihoods.
+    :param learning_rate: length of the natural steps, or a schedule of it. Usual values are 1 for Gaussian noise and full data
+        with one set of full covariance, at most 1 over their number for several sets or functions, about 0.1 for minibatches, other
+        likelihoods or diagonal covariances.
     :param ramp_up: number of first steps over which the length grows, log-linearly, from 1/10,000 of itself: for likelihoods that
         are not Gaussian, whose first steps from a poor start are too long otherwise (Salimbeni, Eleftheriadis, Hensman
         2018, Sec. 5).

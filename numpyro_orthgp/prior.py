@@ -68,8 +68,10 @@ def expect_covariances(
 def as_kernel(kernel: Any) -> Any:
     """A covariance function as a pytree.
 
-    :raises TypeError: if it cannot be called.
+    :raises TypeError: if it cannot be called, or is a class.
     """
+    if isinstance(kernel, type):
+        raise TypeError(f"`kernel` must be an instance; got the class. Did you mean `{kernel.__name__}(...)`?")
     if not callable(kernel):
         raise TypeError(
             f"`kernel` must be callable as kernel(X1, X2) and kernel(X); got {type(kernel).__name__}. "

@@ -8,8 +8,11 @@ import numpy as np
 import numpyro
 import optax
 import pytest
+from numpy.testing import assert_allclose
 from numpyro import handlers
+from numpyro.contrib import control_flow
 from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer.util import log_density
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import errors, kernels, likelihoods
@@ -156,3 +159,31 @@ def test_option_and_concreteness_helpers():
     assert errors.check_option("a", "b", ("b", "c")) == "b"
     assert errors.is_concrete(jnp.ones(2)) and errors.is_concrete(1.0)
     jax.jit(lambda x: pytest.fail("traced values are not concrete") if errors.is_concrete(x) else x)(1.0)
+
+
+def test_a_kernel_class_instead_of_a_kernel():
+    with pytest.raises(TypeError, match=r"got the class. Did you mean `RBF\(\.\.\.\)`"):
+        ogp.CollapsedGP(kernels.RBF, jnp.ones((3, 1)), jnp.ones((2, 1)), 0.1)
+
+
+@pytest.mark.parametrize("name", ["Gaussian", "Bernoulli"])
+def test_stacked_likelihoods_with_parameters_are_refused(name):
+    """`scan` stacks f to (T, B) but noise to (T,), which would be read along B; without parameters nothing can go wrong."""
+    X, y = jnp.linspace(0.0, 1.0, 3)[:, None], jnp.array([0.0, 1.0, 1.0])
+    f = ogp.CollapsedGP(kernels.RBF(0.5), X, X, 0.1).posterior(y)
+
+    def likelihood(f):
+        return likelihoods.Gaussian(f, 0.2) if name == "Gaussian" else likelihoods.Bernoulli(f)
+
+    def model():
+        def step(carry, row):
+            x, label = row
+            return carry, numpyro.sample("y", likelihood(f(x[None])), obs=label[None])
+
+        control_flow.scan(step, 0.0, (X, y))
+
+    if name == "Gaussian":
+        with pytest.raises(ValueError, match="it was stacked, as by numpyro"):
+            log_density(model, (), {}, {})
+    else:
+        assert_allclose(log_density(model, (), {}, {})[0], likelihood(f(X)).log_prob(y).sum(), rtol=1e-6)
