@@ -15,12 +15,20 @@ import numpy as np
 
 __all__ = [
     "check_finite", "check_floating", "check_inputs", "check_integer", "check_option", "check_same_dtype", "is_concrete",
+    "no_function",
 ]  # fmt: skip
 
 
 def is_concrete(x: Any) -> bool:
     """Whether the values of ``x`` can be looked at now (false for a traced array)."""
     return not isinstance(x, jax.core.Tracer)
+
+
+def no_function(value: Any) -> str:
+    """What came where a function was expected, for a message: a class is likely to be one that was not called."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}. Did you mean `{value.__name__}(...)`, an instance?"
+    return f"an object of type {type(value).__name__}."
 
 
 def check_option(name: str, value: str, known: Collection[str]) -> str:

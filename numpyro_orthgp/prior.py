@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.errors import is_concrete, no_function
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
 from numpyro_orthgp.math.compiled import one_program
@@ -70,11 +70,9 @@ def as_kernel(kernel: Any) -> Any:
 
     :raises TypeError: if it cannot be called, or is a class.
     """
-    if isinstance(kernel, type):
-        raise TypeError(f"`kernel` must be an instance; got the class. Did you mean `{kernel.__name__}(...)`?")
-    if not callable(kernel):
+    if isinstance(kernel, type) or not callable(kernel):
         raise TypeError(
-            f"`kernel` must be callable as kernel(X1, X2) and kernel(X); got {type(kernel).__name__}. "
+            f"`kernel` must be callable as kernel(X1, X2) and kernel(X); got {no_function(kernel)} "
             "Take one of numpyro_orthgp.kernels, a tinygp kernel, or a function."
         )
     opaque = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(kernel))

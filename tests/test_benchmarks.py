@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 
@@ -10,6 +11,7 @@ from benchmarks import accelerator
 from benchmarks.peers import floor, ours, problem
 from benchmarks.peers.__main__ import check
 from benchmarks.peers.contenders import PEERS, STARTS, TASKS, Contender, tolerance
+from benchmarks.peers.timing import measure
 
 OURS = {task: [c for c in contenders if c.library == "ours"] for task, contenders in TASKS.items()}
 
@@ -19,8 +21,10 @@ def toy():
     return problem.make(*problem.load(None, 200), "float64", batch=20, num_inducing=6, second=5)
 
 
-# Those of starts are those of step, and one of them compiles operation by operation.
-@pytest.mark.parametrize("task", [pytest.param(t, marks=pytest.mark.slow if t in STARTS else ()) for t in TASKS])
+# Those of startup are those of step, and one of them compiles operation by operation; those of restart are those of startup.
+@pytest.mark.parametrize(
+    "task", [pytest.param(t, marks=pytest.mark.slow if t == "startup" else ()) for t in TASKS if t != "restart"]
+)
 def test_our_contenders_run_and_agree(task, toy):
     values = {c: getattr(ours, task)(toy, c.variant)(1) for c in OURS[task]}
     expected = next(iter(values.values()))
@@ -28,6 +32,15 @@ def test_our_contenders_run_and_agree(task, toy):
         assert math.isfinite(value)
         if contender.same:
             assert value == pytest.approx(expected, rel=tolerance(contender, "float64"))
+
+
+@pytest.mark.slow
+def test_a_restart_finds_the_programs_of_the_process_before(toy, tmp_path):
+    problem.save(toy, tmp_path / "problem.npz")
+    options = {"problem": tmp_path / "problem.npz", "dtype": "float64", "blocks": 1, "seconds": 0.1}
+    first, again = (measure(sys.executable, OURS["startup"][-1], task, **options) for task in STARTS)
+    assert again["value"] == first["value"]
+    assert any((tmp_path / "programs").iterdir())
 
 
 def test_steps_begin_at_the_bound_written_in_numpy_and_raise_it(toy):

@@ -8,7 +8,6 @@ import numpy as np
 import numpyro
 import optax
 import pytest
-from numpy.testing import assert_allclose
 from numpyro import handlers
 from numpyro.contrib import control_flow
 from numpyro.infer import SVI, TraceMeanField_ELBO
@@ -162,18 +161,15 @@ def test_option_and_concreteness_helpers():
 
 
 def test_a_kernel_class_instead_of_a_kernel():
-    with pytest.raises(TypeError, match=r"got the class. Did you mean `RBF\(\.\.\.\)`"):
+    with pytest.raises(TypeError, match=r"`kernel` must be callable .* Did you mean `RBF\(\.\.\.\)`, an instance\?"):
         ogp.CollapsedGP(kernels.RBF, jnp.ones((3, 1)), jnp.ones((2, 1)), 0.1)
 
 
-@pytest.mark.parametrize("name", ["Gaussian", "Bernoulli"])
-def test_stacked_likelihoods_with_parameters_are_refused(name):
-    """`scan` stacks f to (T, B) but noise to (T,), which would be read along B; without parameters nothing can go wrong."""
+@pytest.mark.parametrize("likelihood", [lambda f: likelihoods.Gaussian(f, 0.2), likelihoods.Bernoulli])
+def test_stacked_likelihoods_are_refused(likelihood):
+    """`scan` stacks f to (T, B) but noise, and the scale of a tightened residual, to (T,), which would be read along B."""
     X, y = jnp.linspace(0.0, 1.0, 3)[:, None], jnp.array([0.0, 1.0, 1.0])
     f = ogp.CollapsedGP(kernels.RBF(0.5), X, X, 0.1).posterior(y)
-
-    def likelihood(f):
-        return likelihoods.Gaussian(f, 0.2) if name == "Gaussian" else likelihoods.Bernoulli(f)
 
     def model():
         def step(carry, row):
@@ -182,8 +178,5 @@ def test_stacked_likelihoods_with_parameters_are_refused(name):
 
         control_flow.scan(step, 0.0, (X, y))
 
-    if name == "Gaussian":
-        with pytest.raises(ValueError, match="it was stacked, as by numpyro"):
-            log_density(model, (), {}, {})
-    else:
-        assert_allclose(log_density(model, (), {}, {})[0], likelihood(f(X)).log_prob(y).sum(), rtol=1e-6)
+    with pytest.raises(ValueError, match="was stacked, as by numpyro"):
+        log_density(model, (), {}, {})

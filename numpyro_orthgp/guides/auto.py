@@ -49,11 +49,11 @@ class AutoSparseGP(AutoGuide):
 
     ::
 
-        guide = AutoSparseGP(model)                         # full covariances, MAP for the rest
-        guide = AutoSparseGP(model, residual="tight")       # the tightened bound of Titsias 2025
-        guide = AutoSparseGP(model, covariance=["full", "prior"])  # the second set moves the mean
-        guide = AutoSparseGP(model, hyper=AutoNormal)       # fully Bayesian hyperparameters
-        guide = AutoSparseGP(model, natural=True)           # for natural_gradient
+        AutoSparseGP(model)                                 # full covariances, MAP for the rest
+        AutoSparseGP(model, residual="tight")               # the tightened bound of Titsias 2025
+        AutoSparseGP(model, covariance=["full", "prior"])   # the second set moves the mean only
+        AutoSparseGP(model, hyper=AutoNormal)               # fully Bayesian hyperparameters
+        AutoSparseGP(model, natural=True)                   # for natural_gradient(optax.adam(1e-2), 0.1)
 
     For latent inputs::
 

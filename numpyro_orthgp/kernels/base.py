@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.errors import no_function
 from numpyro_orthgp.kernels.hyperparameters import (
     check_inputs,
     check_value,
@@ -297,12 +298,9 @@ def _is_number(other: Any) -> bool:
 
 def _operand(other: Any) -> KernelLike:
     if isinstance(other, type) or not callable(other):
-        got = f"an object of type {type(other).__name__}"
-        if isinstance(other, type):
-            got = f"the class {other.__name__}. Did you mean `{other.__name__}(...)`, an instance"
         raise TypeError(
             "A kernel can be combined with a number, an array or a kernel, that is any callable with "
-            f"`k(X1, X2)` and `k(X)`; got {got}{'?' if isinstance(other, type) else '.'}"
+            f"`k(X1, X2)` and `k(X)`; got {no_function(other)}"
         )
     return Function(other) if jax.tree_util.all_leaves([other]) else other
 

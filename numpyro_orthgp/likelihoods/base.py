@@ -149,8 +149,8 @@ class ExpectedLikelihood(dist.Distribution):
         """E_q(f)[log p(y | f)] minus the cost of tightening, shape of the batch: what the bound sums over points.
 
         :param value: y, batch shape and event shape of the likelihood.
-        :raises ValueError: if y has another shape or, where it is concrete, lies outside the support; if likelihoods with
-            parameters were stacked, whose axes no longer belong together.
+        :raises ValueError: if y has another shape or, where it is concrete, lies outside the support; if likelihoods were
+            stacked, as inside ``scan``, whose axes no longer belong together.
         """
         y = self._checked(value)
         return self.expected_log_density(y) - self.tightening_cost
@@ -216,13 +216,12 @@ class ExpectedLikelihood(dist.Distribution):
         return values.reshape(values.shape[:1] + (1,) * leading + values.shape[1:])
 
     def _check_not_stacked(self) -> None:
-        # `scan` stacks every array of a distribution: parameters of fewer axes than f would lie along the wrong one.
-        parameters = set(self.gather_pytree_data_fields()) - set(ExpectedLikelihood.gather_pytree_data_fields())
-        if parameters and self.marginals.mean.ndim > len(self.batch_shape) + self.mixes:
+        # `scan` stacks every array of a distribution: those of fewer axes than f, as a noise, would lie along the wrong one.
+        if self.marginals.mean.ndim > len(self.batch_shape) + self.mixes:
             raise ValueError(
                 f"f has the shape {self.marginals.shape} where {type(self).__name__} was made with the batch shape "
-                f"{self.batch_shape}: it was stacked, as by numpyro.contrib.control_flow.scan, which a likelihood with parameters "
-                "does not support. Evaluate f at all inputs at once, outside of the loop, or loop in Python."
+                f"{self.batch_shape}: it was stacked, as by numpyro.contrib.control_flow.scan, which likelihoods of this package "
+                "do not support. Evaluate f at all inputs at once, outside of the loop, or loop in Python."
             )
 
     def _checked(self, value: ArrayLike) -> Array:
