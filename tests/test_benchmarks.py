@@ -10,7 +10,7 @@ import pytest
 from benchmarks import accelerator
 from benchmarks.peers import floor, ours, problem
 from benchmarks.peers.__main__ import check
-from benchmarks.peers.contenders import PEERS, STARTS, TASKS, Contender, tolerance
+from benchmarks.peers.contenders import PEERS, TASKS, Contender, tolerance
 from benchmarks.peers.timing import measure
 
 OURS = {task: [c for c in contenders if c.library == "ours"] for task, contenders in TASKS.items()}
@@ -37,9 +37,13 @@ def test_our_contenders_run_and_agree(task, toy):
 @pytest.mark.slow
 def test_a_restart_finds_the_programs_of_the_process_before(toy, tmp_path):
     problem.save(toy, tmp_path / "problem.npz")
-    options = {"problem": tmp_path / "problem.npz", "dtype": "float64", "blocks": 1, "seconds": 0.1}
-    first, again = (measure(sys.executable, OURS["startup"][-1], task, **options) for task in STARTS)
-    assert again["value"] == first["value"]
+
+    def start(task):
+        return measure(sys.executable, OURS["startup"][-1], task, tmp_path / "problem.npz", "float64", 1, 0.1)
+
+    first = start("startup")
+    assert not (tmp_path / "programs").exists()
+    assert start("restart")["value"] == first["value"]
     assert any((tmp_path / "programs").iterdir())
 
 

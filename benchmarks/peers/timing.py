@@ -79,7 +79,8 @@ def measure(
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Threads of OpenMP, torch's, spin while they wait. Beside any other work a step of GPyTorch then takes up to 30 times as long.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # What it compiled in one process JAX finds in the next.
+    # What it compiled in one process JAX finds in the next: in a restart only, whatever the user keeps.
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     programs = {"JAX_COMPILATION_CACHE_DIR": str(problem.parent / "programs"), **KEEP_ALL} if task == "restart" else {}
     command = [python, "-m", "benchmarks.peers.timing", contender.library, contender.variant, task, str(problem)]
     command += ["--blocks", str(blocks), "--seconds", str(seconds), "--started"]
