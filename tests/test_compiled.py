@@ -59,11 +59,21 @@ def test_one_program_outside_of_jit(compiled):
 def test_inside_of_a_trace_it_is_the_function(compiled):
     rows = {"x": jnp.linspace(0, 1, 41)}
     call = one_program(wave)
-    assert "wave" not in str(jax.make_jaxpr(call)(2.0, rows))
-    gradient = jax.grad(lambda s: call(s, rows)["sum"])(2.0)
-    assert_allclose(gradient, np.sin(np.linspace(0, 1, 41)).sum(), rtol=1e-12)
+    for inside in (call, jax.grad(lambda s, rows: call(s, rows)["sum"])):
+        assert "wave" not in str(jax.make_jaxpr(inside)(2.0, rows))
     assert jax.vmap(lambda s: call(s, rows)["sum"])(jnp.ones(3)).shape == (3,)
     assert "jit(wave)" not in compiled
+
+
+def test_one_program_under_grad(compiled):
+    """NumPyro takes a gradient outside of jit before NUTS and its guides start."""
+    rows = {"x": jnp.linspace(0, 1, 47)}
+    slope, curvature = (d(lambda s: one_program(wave)(s, rows)["sum"] * s) for d in (jax.grad, jax.hessian))
+    total = np.sin(np.linspace(0, 1, 47)).sum()
+    assert_allclose(slope(2.0), 4 * total, rtol=1e-12)
+    assert "jit(wave)" in compiled
+    assert not any("sin" in name or "cosh" in name for name in compiled)
+    assert_allclose(curvature(2.0), 2 * total, rtol=1e-12)
 
 
 def test_functions_among_the_arguments_are_not_compiled_anew_each_time(compiled):

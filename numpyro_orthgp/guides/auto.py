@@ -113,7 +113,8 @@ class AutoSparseGP(AutoGuide):
         self.covariance, self.residual, self.natural, self.analytic = covariance, residual, natural, analytic
         self.init_scale = init_scale
         self.latents = dict(latents or {})
-        self._hyper = hyper(WithoutGPs(model))
+        self._rest = WithoutGPs(model)
+        self._hyper = hyper(self._rest)
         self._order: list[str] = []  # latent sites, as the model has them
         self._gps: dict[str, list[Site]] = {}
         self._inputs: dict[str, InputSite] = {}
@@ -148,7 +149,7 @@ class AutoSparseGP(AutoGuide):
 
     def median(self, params: dict[str, Any]) -> dict[str, Array]:
         """Posterior medians of all latent sites, by site name (those of ``hyper`` if it has medians)."""
-        medians = dict(self._hyper.median(params)) if self._has_hyper else {}
+        medians = dict(self._hyper.median(params)) if self._others else {}
         known = [*self._inducing_sites, *(name for name in self._inputs if not callable(self.latents.get(name)))]
         return medians | {name: params[f"{name}_loc"] for name in known}
 
@@ -157,8 +158,9 @@ class AutoSparseGP(AutoGuide):
         return [f"{gp}.u{site.position}" for gp, sites in self._gps.items() for site in sites]
 
     @property
-    def _has_hyper(self) -> bool:
-        return bool(set(self._order) - set(self._inducing_sites) - set(self._inputs) - self._missing)
+    def _others(self) -> set[str]:
+        """Latent sites of the ``hyper`` guide."""
+        return set(self._order) - set(self._inducing_sites) - set(self._inputs) - self._missing
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         with handlers.block():
@@ -225,8 +227,9 @@ class AutoSparseGP(AutoGuide):
                 picked[plate.name] = index
         with InModelOrder(self._order, others, pending) as in_order:
             in_order.emit_before_next(after=-1)
-            if self._has_hyper:
-                with SamePlates(picked):
+            if self._others:
+                starts = isinstance(self._hyper, AutoGuide) and self._hyper.prototype_trace is None
+                with SamePlates(picked), self._rest.only(self._others) if starts else nullcontext():
                     self._hyper(*args, **kwargs)
         in_order.emit_rest()
 

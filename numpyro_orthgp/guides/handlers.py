@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,16 +21,44 @@ def hidden_by_mask(name: str, names: Container[str]) -> bool:
     return name.endswith("_unobserved") and name.removesuffix("_unobserved") + "_observed" in names
 
 
+class _NothingLeft(Exception):
+    """Every site has been emitted that the caller of a model asked for."""
+
+
 class WithoutGPs(Messenger):
     """A model whose gp sites, and outputs hidden by `obs_mask`, no outer handler sees: what is left is for ``hyper``."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         super().__init__(fn)
         self._seen: set[str] = set()
+        self._needed: Collection[str] = ()
+        self._left: set[str] = set()
+
+    @contextmanager
+    def only(self, names: Collection[str]) -> Iterator[None]:
+        """Meanwhile the model stops once it has emitted these sites: before the functions that are made of them, as a rule.
+
+        NumPyro's guides run it and its gradient several times before they start, operation by operation.
+        """
+        self._needed = names
+        try:
+            yield
+        finally:
+            self._needed = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._left = set(self._needed)
+        try:
+            return super().__call__(*args, **kwargs)
+        except _NothingLeft:
+            return None
 
     def process_message(self, msg: dict[str, Any]) -> None:
+        if self._needed and not self._left and msg["type"] in ("sample", "param", "plate"):
+            raise _NothingLeft
         if msg["type"] != "sample":
             return
+        self._left.discard(msg["name"])
         self._seen.add(msg["name"])
         if msg["is_observed"]:
             return

@@ -20,9 +20,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def one_program(function: _F) -> _F:
-    """``function``, compiled as a whole if it is called outside of any ``jit``, ``grad`` or ``vmap``; there it is what it was.
+    """``function``, compiled as a whole if it is called outside of any ``jit`` or ``vmap``; there it is what it was.
 
-    JAX compiles what is called outside operation by operation, which takes several times as long.
+    JAX compiles what is called outside operation by operation, which takes several times as long, and so it does to a gradient,
+    which NumPyro takes once before NUTS or an automatic guide starts.
 
     :param function: of pytrees of arrays.
     """
@@ -38,4 +39,9 @@ def one_program(function: _F) -> _F:
 def _can_be_compiled(args: tuple[Any, ...]) -> bool:
     # A kernel that is a function may be a new one at each call, and would be compiled each time.
     leaves = jax.tree.leaves(args, is_leaf=lambda leaf: isinstance(leaf, Partial))
-    return all(is_concrete(leaf) and isinstance(leaf, _ARRAYS) for leaf in leaves)
+    return all(isinstance(leaf, _ARRAYS) and _is_known(leaf) for leaf in leaves)
+
+
+def _is_known(leaf: Any) -> bool:
+    # Under `grad` alone a tracer knows its value, and JAX differentiates the program as a whole.
+    return is_concrete(leaf) or leaf.to_concrete_value() is not None

@@ -82,10 +82,11 @@ def gp(
     features, mean_only = as_sets(inducing)
     kernel = as_kernel(kernel)
     num_latents = check_latents(num_latents, kernel, features[0])
-    blocks = decompose_sets(kernel, features, check_jitter(jitter, features[0].dtype))
+    jitter = check_jitter(jitter, features[0].dtype)
 
     batch = () if num_latents is None else (num_latents,)
     messages = [inducing_site(f"{name}.u{i}", Site(i, (*batch, s.num), s.dtype)) for i, s in enumerate(features)]
+    blocks = decompose_sets(kernel, features, jitter)
     beliefs = tuple(known(message) for message in messages)
     belief = belief_of(messages[0])
     natural = belief is not None and belief.natural
