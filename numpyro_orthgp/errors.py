@@ -1,27 +1,73 @@
 """Checks of what users hand in. Each says what was expected, what came, and the likely fix.
 
-Shapes and dtypes are checked always, values only when they are concrete arrays: inside ``jit`` there is nothing to look
-at. Everything here runs while the model is traced, that is, before anything is compiled.
+Shapes and dtypes are checked always, while the model is traced, that is, before anything is compiled. Values can only be
+looked at when they are concrete arrays: now, or, of a program run by :func:`run_checked`, when it has run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import get_opaque_trace_state
 
 __all__ = [
-    "check_finite", "check_floating", "check_inputs", "check_integer", "check_option", "check_same_dtype", "is_concrete",
-    "no_function",
+    "check_finite", "check_floating", "check_inputs", "check_integer", "check_option", "check_same_dtype", "inspect", "is_concrete",
+    "no_function", "run_checked",
 ]  # fmt: skip
+
+_Result = TypeVar("_Result")
+_Check = Callable[..., None]
+
+# In a program of `run_checked`: its trace, and the checks that wait for its values.
+_waiting: ContextVar[tuple[Any, list[tuple[_Check, tuple[Any, ...]]]] | None] = ContextVar("waiting", default=None)
 
 
 def is_concrete(x: Any) -> bool:
     """Whether the values of ``x`` can be looked at now (false for a traced array)."""
     return not isinstance(x, jax.core.Tracer)
+
+
+def inspect(check: _Check, *values: Any) -> None:
+    """Call ``check(*values)``, which raises if they are not what they should be, as soon as they can be looked at.
+
+    That is now where they are concrete, and at the end of a program of :func:`run_checked`. Under any other ``jit`` it is never.
+
+    :param values: arrays, or pytrees of them.
+    """
+    waiting = _waiting.get()
+    if all(is_concrete(leaf) for leaf in jax.tree.leaves(values)):
+        check(*values)
+    elif waiting is not None and waiting[0] == get_opaque_trace_state():  # not in a loop or a vmap of the program
+        waiting[1].append((check, values))
+
+
+def run_checked(function: Callable[..., _Result], *args: Any) -> _Result:
+    """``function(*args)`` as one compiled program, whose values are checked as they would be without ``jit``, but at its end.
+
+    :param args: pytrees of arrays.
+    """
+    checks: list[_Check] = []
+
+    def program(*args: Any) -> tuple[_Result, list[tuple[Any, ...]]]:
+        waiting: list[tuple[_Check, tuple[Any, ...]]] = []
+        token = _waiting.set((get_opaque_trace_state(), waiting))
+        try:
+            result = function(*args)
+        finally:
+            _waiting.reset(token)
+        checks.extend(check for check, _ in waiting)
+        return result, [values for _, values in waiting]
+
+    result, found = jax.jit(program)(*args)
+    for check, values in zip(checks, found, strict=True):
+        inspect(check, *values)  # which within another such program waits for its end
+    return result
 
 
 def no_function(value: Any) -> str:
@@ -88,15 +134,18 @@ def check_finite(name: str, x: jax.Array) -> jax.Array:
 
     :raises ValueError: with the number of bad entries and where the first one is.
     """
-    if is_concrete(x):
-        bad = ~np.isfinite(np.asarray(x))
-        if bad.any():
-            first = tuple(int(i) for i in np.argwhere(bad)[0])
-            raise ValueError(
-                f"`{name}` must be finite; got {int(bad.sum())} NaN or infinite of {bad.size} entries, "
-                f"the first at {first}. Remove or impute those rows (missing outputs can be masked, inputs cannot)."
-            )
+    inspect(partial(_refuse_infinite, name), x)
     return x
+
+
+def _refuse_infinite(name: str, x: jax.Array) -> None:
+    bad = ~np.isfinite(np.asarray(x))
+    if bad.any():
+        first = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(
+            f"`{name}` must be finite; got {int(bad.sum())} NaN or infinite of {bad.size} entries, "
+            f"the first at {first}. Remove or impute those rows (missing outputs can be masked, inputs cannot)."
+        )
 
 
 def check_inputs(name: str, X: Any, dim: int | None = None, *, latents: bool = False) -> jax.Array:

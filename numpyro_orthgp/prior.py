@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from numpyro_orthgp.errors import is_concrete, no_function
+from numpyro_orthgp.errors import inspect, no_function
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
 from numpyro_orthgp.math.compiled import one_program
@@ -110,6 +110,10 @@ def check_jitter(jitter: float | None, dtype: Any, *, expectations: bool = False
     """
     if jitter is None:
         return default_jitter(dtype, expectations=expectations)
-    if is_concrete(jitter) and not 0 <= jitter < 1:
-        raise ValueError(f"`jitter` must be in [0, 1), relative to the kernel's variance; got {jitter}.")
+    inspect(_refuse_large, jitter)
     return jitter
+
+
+def _refuse_large(jitter: float) -> None:
+    if not 0 <= jitter < 1:
+        raise ValueError(f"`jitter` must be in [0, 1), relative to the kernel's variance; got {jitter}.")

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.errors import check_finite, check_floating, check_option, is_concrete
+from numpyro_orthgp.errors import check_finite, check_floating, check_option, inspect, is_concrete
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.math.bounds import BOUNDS
 from numpyro_orthgp.math.gaussian import Whitened
@@ -80,8 +80,7 @@ def check_noise(noise_scale: Any, N: int) -> Array:
     :raises ValueError: for another shape or a concrete value that is not positive.
     """
     noise = check_finite("noise_scale", check_floating("noise_scale", noise_scale))
-    if is_concrete(noise) and (np.asarray(noise) <= 0).any():
-        raise ValueError(f"`noise_scale` must be positive, a standard deviation; got {float(noise.min())}.")
+    inspect(_refuse_no_noise, noise)
     if noise.ndim == 1 and noise.shape != (1,):
         if noise.shape[0] != N:
             raise ValueError(
@@ -92,6 +91,11 @@ def check_noise(noise_scale: Any, N: int) -> Array:
     if noise.ndim > 2 or (noise.ndim == 2 and noise.shape[0] not in (1, N)):
         raise ValueError(f"`noise_scale` must have shape (), (N,), (N, D) or (1, D) with N = {N}; got {noise.shape}.")
     return noise
+
+
+def _refuse_no_noise(noise: Array) -> None:
+    if (np.asarray(noise) <= 0).any():
+        raise ValueError(f"`noise_scale` must be positive, a standard deviation; got {float(noise.min())}.")
 
 
 def check_observed(observed: Any, N: int) -> Array | None:

@@ -44,6 +44,10 @@ def _of(name: str, option: Any, default: Any) -> Any:
     return option.get(name, default) if isinstance(option, Mapping) else option
 
 
+class _Prepared(Exception):
+    """The ``hyper`` guide has started."""
+
+
 class AutoSparseGP(AutoGuide):
     """The automatic guide: a Gaussian for every gp of the model, a NumPyro autoguide for every other latent site.
 
@@ -107,6 +111,7 @@ class AutoSparseGP(AutoGuide):
         hyper: Callable[[Callable[..., Any]], Any] = AutoDelta,
     ) -> None:
         super().__init__(model)
+        self.prototype_trace: dict[str, None] | None = None
         for option, value, known in (("covariance", covariance, COVARIANCES), ("residual", residual, RESIDUALS)):
             if isinstance(value, str):
                 check_option(option, value, known)
@@ -120,6 +125,7 @@ class AutoSparseGP(AutoGuide):
         self._inputs: dict[str, InputSite] = {}
         self._in_plates: set[str] = set()  # those of them
         self._missing: set[str] = set()  # those of them that `obs_mask` made
+        self._preparing = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run the guide; with the arguments of the model.
@@ -127,12 +133,25 @@ class AutoSparseGP(AutoGuide):
         :return: the values of the model's latent sites.
         """
         if self.prototype_trace is None:
-            self._setup_prototype(*args, **kwargs)
+            self._look(lambda: self._setup_prototype(*args, **kwargs))
         with handlers.trace() as emitted:
             self._sample_latents(*args, **kwargs)
             if self._missing:
                 self._sample_missing(emitted, *args, **kwargs)
         return {name: site["value"] for name, site in emitted.items() if site["type"] == "sample"}
+
+    def prepare(self, start: Callable[[], Any]) -> None:
+        """Make ready for ``start`` to be compiled: of its first call this guide keeps names, but ``hyper`` keeps arrays.
+
+        :param start: what calls the guide, such as ``svi.init``; it is run until ``hyper`` has started.
+        """
+        self._preparing, self.prototype_trace = True, None
+        try:
+            start()
+        except _Prepared:
+            pass
+        finally:
+            self._preparing, self.prototype_trace = False, None
 
     def sample_posterior(
         self, rng_key: PRNGKey, params: dict[str, Any], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
@@ -161,6 +180,13 @@ class AutoSparseGP(AutoGuide):
     def _others(self) -> set[str]:
         """Latent sites of the ``hyper`` guide."""
         return set(self._order) - set(self._inducing_sites) - set(self._inputs) - self._missing
+
+    def _look(self, note: Callable[[], None]) -> None:
+        """Call what notes names and sizes only; abstractly while a start is prepared, which compiles nothing."""
+        if self._preparing:
+            jax.eval_shape(note)
+        else:
+            note()
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         with handlers.block():
@@ -211,6 +237,10 @@ class AutoSparseGP(AutoGuide):
                     check_option(f"{option} key", name, list(self._gps))
 
     def _sample_latents(self, *args: Any, **kwargs: Any) -> None:
+        is_auto = isinstance(self._hyper, AutoGuide)
+        has_started = is_auto and self._hyper.prototype_trace is not None
+        if self._preparing and (has_started or not self._others):
+            raise _Prepared
         plates = self._plates(*args, **kwargs)
         pending: list[tuple[int, Callable[[], Any]]] = []
         for name, sites in self._gps.items():
@@ -228,9 +258,11 @@ class AutoSparseGP(AutoGuide):
         with InModelOrder(self._order, others, pending) as in_order:
             in_order.emit_before_next(after=-1)
             if self._others:
-                starts = isinstance(self._hyper, AutoGuide) and self._hyper.prototype_trace is None
-                with SamePlates(picked), self._rest.only(self._others) if starts else nullcontext():
+                starting = self._rest.only(self._others) if is_auto and not has_started else nullcontext()
+                with SamePlates(picked), starting:
                     self._hyper(*args, **kwargs)
+                if self._preparing:
+                    raise _Prepared
         in_order.emit_rest()
 
     def _sample_gp(self, name: str) -> None:
@@ -265,8 +297,14 @@ class AutoSparseGP(AutoGuide):
         """The plates around latent inputs as the model has them at these arguments, by name of the inputs."""
         if not self._in_plates:
             return {}
-        with handlers.block():
-            messages = handlers.trace(handlers.seed(self.model, jax.random.PRNGKey(0))).get_trace(*args, **kwargs)
+        messages: dict[str, Any] = {}
+
+        def note() -> None:
+            with handlers.block():
+                model = handlers.trace(handlers.seed(self.model, jax.random.PRNGKey(0)))
+                messages.update(model.get_trace(*args, **kwargs))
+
+        self._look(note)
         made: dict[str, numpyro.plate] = {}  # one for each name, or two would pick different rows
         plates = {}
         for name in self._in_plates:

@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 from numpyro_orthgp.constraints import dense_lower_cholesky
 from numpyro_orthgp.constraints import natural as natural_constraint
 from numpyro_orthgp.distributions import WhitenedGaussian
-from numpyro_orthgp.errors import check_floating, check_option, is_concrete
+from numpyro_orthgp.errors import check_floating, check_option, inspect
 from numpyro_orthgp.math.gaussian import COVARIANCES, Whitened
 from numpyro_orthgp.primitives.messages import Belief, InputBelief
 from numpyro_orthgp.types import Array, ArrayLike
@@ -64,8 +64,7 @@ def gp_posterior(
     sizes = [num_inducing] if isinstance(num_inducing, int) else list(num_inducing)
     kinds = _per_set("covariance", covariance, len(sizes))
     check_option("residual", residual, RESIDUALS)
-    if is_concrete(init_scale) and not init_scale > 0:
-        raise ValueError(f"`init_scale` must be positive, 1 for the prior's; got {init_scale}.")
+    inspect(_refuse_no_scale, init_scale)
     dtype = jnp.dtype(dtype or jnp.result_type(float))
     batch = () if num_latents is None else (num_latents,)
     v = None
@@ -102,6 +101,11 @@ def latent_inputs_posterior(name: str, loc: ArrayLike, scale: ArrayLike, *, anal
     belief = InputBelief(loc, jnp.broadcast_to(scale, loc.shape))
     infer = belief.as_infer() if analytic else None
     return numpyro.sample(name, dist.Normal(loc, belief.scale).to_event(1), infer=infer)
+
+
+def _refuse_no_scale(init_scale: float) -> None:
+    if not init_scale > 0:
+        raise ValueError(f"`init_scale` must be positive, 1 for the prior's; got {init_scale}.")
 
 
 def _family(name: str, shape: tuple[int, ...], covariance: str, natural: bool, scale: Array) -> Whitened:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.kernels.base import Kernel
 from numpyro_orthgp.kernels.hyperparameters import as_array, hyperparameter
 from numpyro_orthgp.math.linalg import matmul
@@ -48,8 +50,7 @@ class Coregion(Kernel):
     def __post_init__(self) -> None:
         super().__post_init__()
         for part in jax.tree.leaves(self.W):
-            if is_concrete(part) and not np.isfinite(np.asarray(part, float)).all():
-                raise ValueError(f"`W` must be finite; got {part}.")
+            inspect(_refuse_infinite, part)
 
     def matrix(self, X1: Array, X2: Array) -> Array:
         task1, loadings1, kappa1 = self._tasks(X1)
@@ -75,7 +76,7 @@ class Coregion(Kernel):
             raise ValueError(
                 f"Coregion needs one column, the index of the task; got {X.shape[-1]}. Did you mean Coregion(W, kappa).on(column)?"
             )
-        _check_tasks(X, T)
+        inspect(partial(_refuse_unknown, T), X)
         task = jnp.clip(jnp.round(X[..., 0]), 0, T - 1)
         # Products with one-hot rows: exact, they broadcast over latent functions, and need no scatter in the backward pass.
         chosen = (task[..., None] == jnp.arange(T, dtype=X.dtype)).astype(X.dtype)  # (..., n, T)
@@ -83,9 +84,12 @@ class Coregion(Kernel):
         return task, matmul(chosen, W), matmul(chosen, kappa[..., None])[..., 0]
 
 
-def _check_tasks(X: Array, T: int) -> None:
-    if not is_concrete(X):
-        return
+def _refuse_infinite(W: ArrayLike) -> None:
+    if not np.isfinite(np.asarray(W, float)).all():
+        raise ValueError(f"`W` must be finite; got {W}.")
+
+
+def _refuse_unknown(T: int, X: Array) -> None:
     tasks = np.asarray(X)
     bad = tasks[~np.isin(tasks, np.arange(T))]
     if bad.size:

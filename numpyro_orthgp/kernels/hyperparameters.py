@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.errors import inspect, is_concrete
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = [
@@ -32,9 +34,9 @@ def static(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"static": True})
 
 
-def _is_concrete(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     if isinstance(value, jax.Array):
-        return not isinstance(value, jax.core.Tracer) and value.is_fully_addressable
+        return not is_concrete(value) or value.is_fully_addressable
     return isinstance(value, int | float | np.ndarray | np.generic)
 
 
@@ -47,13 +49,16 @@ def check_value(name: str, value: Any, sign: str) -> None:
     :raises ValueError: if a value is not finite or has the wrong sign.
     """
     for part in jax.tree.leaves(value):
-        if not _is_concrete(part):
-            continue
-        array = np.asarray(part)
-        within = array > 0 if sign == "positive" else array >= 0
-        bad = array[~(within & np.isfinite(array))]
-        if bad.size:
-            raise ValueError(f"`{name}` must be {sign} and finite; got {bad.flat[0]}.")
+        if _is_number(part):
+            inspect(partial(_refuse_others, name, sign), part)
+
+
+def _refuse_others(name: str, sign: str, value: Any) -> None:
+    array = np.asarray(value)
+    within = array > 0 if sign == "positive" else array >= 0
+    bad = array[~(within & np.isfinite(array))]
+    if bad.size:
+        raise ValueError(f"`{name}` must be {sign} and finite; got {bad.flat[0]}.")
 
 
 def as_array(value: Any, dtype: jnp.dtype) -> Array:

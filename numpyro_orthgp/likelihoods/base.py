@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
 from numpyro_orthgp.averaged import AveragedMarginals
-from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, real
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.linalg import safe_sqrt
@@ -239,7 +240,8 @@ class ExpectedLikelihood(dist.Distribution):
         if y.shape[max(y.ndim - len(shape), 0) :] != shape:
             hint = " Did you mean y[:, 0]?" if y.ndim == 2 and y.shape[1] == 1 else ""
             raise ValueError(f"`{name}` must have shape {shape} to match the likelihood; got {y.shape}.{hint}")
-        _check_support(type(self).__name__, name, self.support, y, mask)
+        if mask is not False:
+            inspect(partial(_refuse_outside, type(self).__name__, name), self.support, y, mask)
 
 
 def expectation(weights: Array, values: Array) -> Array:
@@ -276,13 +278,8 @@ def unwrap(fn: Any) -> tuple[Any, Any]:
     return fn, mask
 
 
-def _check_support(likelihood: str, name: str, support: Any, y: Array, mask: Any) -> None:
-    if not (is_concrete(y) and is_concrete(mask)) or mask is False:
-        return
-    try:
-        inside = np.asarray(support(np.asarray(y)))
-    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):  # a support with traced bounds
-        return
+def _refuse_outside(likelihood: str, name: str, support: Any, y: Array, mask: Any) -> None:
+    inside = np.asarray(support(np.asarray(y)))
     mask = np.asarray(mask).reshape(
         np.shape(mask) + (1,) * max(inside.ndim - np.ndim(mask), 0) if np.ndim(mask) else ()
     )

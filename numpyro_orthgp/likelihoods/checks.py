@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -39,12 +40,15 @@ def check_allowed(name: str, value: Array, allowed: Allowed) -> Array:
 
     :raises ValueError: with the first such entry.
     """
-    if is_concrete(value):
-        values = np.asarray(value)
-        bad = ~allowed.holds(values)
-        if bad.any():
-            raise ValueError(f"`{name}` must be {allowed.words}; got a value of {values[bad].flat[0]}.")
+    inspect(partial(_refuse_others, name, allowed), value)
     return value
+
+
+def _refuse_others(name: str, allowed: Allowed, value: Array) -> None:
+    values = np.asarray(value)
+    bad = ~allowed.holds(values)
+    if bad.any():
+        raise ValueError(f"`{name}` must be {allowed.words}; got a value of {values[bad].flat[0]}.")
 
 
 def check_censored(censored: Any, shape: tuple[int, ...]) -> Array | None:

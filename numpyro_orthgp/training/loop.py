@@ -11,12 +11,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.training.batches import Batches, as_arguments
+from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.checkpoint import Snapshot, fingerprint
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.result import FitResult, Progress
 from numpyro_orthgp.training.run import Keeper, Run
+from numpyro_orthgp.training.start import initial_state
 from numpyro_orthgp.training.steps import compile_steps, strongly_typed
 from numpyro_orthgp.training.stopping import EarlyStopping, default_window
 
@@ -184,11 +185,9 @@ def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches) 
 def _start(
     svi: Any, rng_key: Any, batches: Batches, init_params: dict[str, Any] | None, state: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """The state to start from. Guides look at the model while they are initialised, which must not be under ``jit``."""
+    """The state to start from. Guides look at the model while they are initialised, even if the state is given."""
     if state is None or getattr(svi, "constrain_fn", None) is None:
-        args, keywords = as_arguments(batches.first())
-        options = {} if init_params is None else {"init_params": init_params}
-        made = svi.init(rng_key, *args, **options, **keywords, **kwargs)
+        made = initial_state(svi, rng_key, batches.first(), init_params, kwargs)
         state = made if state is None else state
     return strongly_typed(state)
 

@@ -1,0 +1,55 @@
+"""Where training starts: the state that ``svi.init`` makes, by one compiled program where the guide allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_orthgp.errors import is_concrete, run_checked
+from numpyro_orthgp.guides.auto import AutoSparseGP
+from numpyro_orthgp.training.batches import as_arguments
+
+__all__ = ["initial_state"]
+
+
+def initial_state(
+    svi: Any, rng_key: jax.Array, batch: Any, init_params: dict[str, Any] | None, kwargs: dict[str, Any]
+) -> Any:
+    """``svi.init`` for a batch of data.
+
+    Outside of ``jit`` it is compiled operation by operation, which takes longer than to compile a step. NumPyro's guides keep
+    arrays of their first call, which must not be under ``jit``; :class:`AutoSparseGP` can be prepared for it.
+    """
+    options = {} if init_params is None else {"init_params": init_params}
+
+    def init(rng_key: jax.Array, batch: Any, options: dict[str, Any]) -> Any:
+        args, keywords = as_arguments(batch)
+        return svi.init(rng_key, *args, **options, **keywords, **kwargs)
+
+    given = (rng_key, batch, options)
+    if isinstance(getattr(svi, "guide", None), AutoSparseGP):
+        try:
+            return _compiled(svi, init, *jax.tree.map(jnp.asarray, given))
+        except Exception:  # an error, which is said best where it is, or what `jit` cannot do
+            pass
+    return init(*given)
+
+
+def _compiled(svi: Any, init: Callable[..., Any], *given: Any) -> Any:
+    guide = svi.guide
+    is_new = guide.prototype_trace is None
+    try:
+        if is_new:
+            guide.prepare(lambda: init(*given))
+        state = run_checked(init, *given)
+        # Of constraints that the model computes it would keep traced bounds.
+        if all(is_concrete(leaf) for leaf in jax.tree.leaves(svi.constrain_fn.args)):
+            return state
+        raise TypeError("A constraint of a parameter is known under jit only.")
+    except Exception:
+        if is_new:
+            guide.prototype_trace = None
+        raise

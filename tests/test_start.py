@@ -1,0 +1,191 @@
+"""`fit` compiles `svi.init` where the guide is AutoSparseGP: the same start, the same errors, a tenth of the programs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import lax
+from numpy.testing import assert_allclose
+from numpyro.distributions import constraints
+from numpyro.infer import SVI, TraceMeanField_ELBO, autoguide
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.errors import inspect, run_checked
+from numpyro_orthgp.training.start import initial_state
+
+X = np.linspace(0, 1, 12)[:, None]
+Y = np.sin(6 * X[:, 0])
+KEY = jax.random.PRNGKey(3)
+
+
+def with_params(X, y, noise=0.1):
+    scale = numpyro.param("scale", 0.3, constraint=constraints.positive)
+    f = ogp.gp("f", kernels.RBF(scale), numpyro.param("Z", jnp.asarray(X[::3])))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(X), jnp.asarray(noise)), obs=jnp.asarray(y))
+
+
+def with_priors(X, y):
+    scale = numpyro.sample("scale", dist.LogNormal(jnp.zeros(1), 1.0).to_event(1))
+    f = ogp.gp("f", kernels.RBF(scale), jnp.asarray(X[::3]))
+    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(X), noise), obs=y)
+
+
+def with_latents(X, y):
+    with numpyro.plate("data", len(X), subsample_size=6) as rows:
+        H = ogp.latent_inputs("H", len(X), 2)
+    f = ogp.gp("f", kernels.RBF(numpyro.sample("scale", dist.LogNormal(0.0, 1.0))), jnp.eye(4, 2))
+    with numpyro.plate("data", len(X), subsample_size=6):
+        numpyro.sample("y", likelihoods.Gaussian(f(H), 0.1), obs=y[rows])
+
+
+def start(model, *, compiled, data=(X, Y), hyper=autoguide.AutoDelta, init_params=None, **options):
+    guide = ogp.AutoSparseGP(model, hyper=hyper, **options)
+    svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    if compiled:
+        state = initial_state(svi, KEY, data, init_params, {})
+    else:
+        state = svi.init(KEY, *data, init_params=init_params)
+    return svi, state
+
+
+class Counted:
+    """Whether calls of a model were traced."""
+
+    def __init__(self, model):
+        self.model, self.traced = model, []
+
+    def __call__(self, *args):
+        self.traced.append(isinstance(args[0], jax.core.Tracer))
+        return self.model(*args)
+
+
+@pytest.mark.parametrize("model", [with_params, with_priors, with_latents])
+@pytest.mark.parametrize("hyper", [autoguide.AutoDelta, autoguide.AutoMultivariateNormal])
+@pytest.mark.parametrize("init_params", [None, {"f.u0_loc": np.full(4, 0.5)}])
+def test_it_starts_where_svi_init_does(model, hyper, init_params):
+    (one, compiled), (other, expected) = (
+        start(model, compiled=c, hyper=hyper, init_params=init_params) for c in (True, False)
+    )
+    assert jax.tree.structure(compiled.optim_state) == jax.tree.structure(expected.optim_state)
+    for found, wanted in zip(*(jax.tree.leaves(s) for s in (compiled, expected)), strict=True):
+        assert_allclose(found, wanted, rtol=1e-6, atol=1e-9)
+    params = one.get_params(compiled)
+    assert params.keys() == other.get_params(expected).keys()
+    if init_params:
+        assert_allclose(params["f.u0_loc"], 0.5)
+    first, second = (svi.update(state, X, Y)[1] for svi, state in ((one, compiled), (other, expected)))
+    assert_allclose(first, second, rtol=1e-5)
+
+
+def test_the_model_runs_under_jit_only():
+    counted = Counted(with_params)
+    start(counted, compiled=True)
+    assert counted.traced and counted.traced[0] is False  # once for its names, abstractly
+    assert all(counted.traced[1:])
+
+
+def negative(model_noise):
+    return lambda X, y: with_params(X, y, model_noise)
+
+
+@pytest.mark.parametrize(
+    "model, data, message",
+    [
+        (negative(-0.1), (X, Y), "`scale` must be positive; got a value of -0.1"),
+        (with_params, (X, np.where(X[:, 0] > 0.5, np.nan, Y)), "`y` must lie in the support of Gaussian"),
+        (with_params, (np.where(X > 0.5, np.nan, X), Y), "`inducing.0.` must be finite; got 2 NaN"),
+    ],
+)
+def test_errors_are_those_of_svi_init(model, data, message):
+    for compiled in (False, True):
+        with pytest.raises(ValueError, match=message):
+            start(model, compiled=compiled, data=data)
+    guide = ogp.AutoSparseGP(model)
+    svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    for _ in range(2):  # it is said again
+        with pytest.raises(ValueError, match=message):
+            ogp.fit(svi, KEY, data, num_steps=1, progress_bar=False)
+
+
+def test_what_cannot_be_compiled_starts_as_before():
+    """A start that NumPy computes, and a constraint that jit would leave traced in the SVI."""
+
+    def by_numpy(X, y):
+        numpyro.param("start", lambda key: np.asarray(jax.random.normal(key, (2,))) + 1)
+        with_params(X, y)
+
+    def computed_bounds(X, y):
+        low = jnp.asarray([0.1, 0.2])
+        numpyro.param("start", low + 0.5, constraint=constraints.interval(low, low + 1))
+        with_params(X, y)
+
+    for model in (by_numpy, computed_bounds):
+        counted = Counted(model)
+        svi, state = start(counted, compiled=True)
+        assert not counted.traced[-1]
+        other, expected = start(model, compiled=False)
+        assert_allclose(svi.get_params(state)["start"], other.get_params(expected)["start"], rtol=1e-6)
+        assert np.isfinite(jax.jit(svi.update)(state, X, Y)[1])
+
+
+def test_other_guides_start_as_numpyro_starts_them():
+    for make in (autoguide.AutoNormal, lambda model: lambda X, y: ogp.gp_posterior("f", 4)):
+        counted = Counted(with_params)
+        svi = SVI(counted, make(counted), optax.adam(0.01), TraceMeanField_ELBO())
+        initial_state(svi, KEY, (X, Y), None, {})
+        assert not any(counted.traced)
+
+
+def refuse_negative(x):
+    if np.any(np.asarray(x) < 0):
+        raise ValueError(f"negative: {x}")
+
+
+def test_checks_wait_for_the_values_of_a_program():
+    def program(x):
+        inspect(refuse_negative, x - 1)
+        return 2 * x
+
+    assert run_checked(program, 3.0) == 6
+    with pytest.raises(ValueError, match="negative: -0"):
+        run_checked(program, 0.5)
+    assert jax.jit(program)(0.5) == 1  # never
+    with pytest.raises(ValueError, match="negative"):
+        program(0.5)
+
+
+@pytest.mark.parametrize("inner", [
+    lambda f, x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
+    lambda f, x: jax.vmap(f)(jnp.stack([x, x]))[0],
+    lambda f, x: jax.grad(f)(x),
+    lambda f, x: jax.jit(f)(x),
+])  # fmt: skip
+def test_values_within_loops_and_such_are_not_looked_at(inner):
+    def check(x):
+        inspect(refuse_negative, x)
+        return x * 1.0
+
+    assert np.isfinite(run_checked(lambda x: inner(check, x), -1.0))
+
+
+def test_a_program_within_a_program_keeps_its_own_checks():
+    def inner(x):
+        inspect(refuse_negative, x)
+        return x
+
+    def outer(x):
+        inspect(refuse_negative, x - 1)
+        return run_checked(inner, 2.0) + x
+
+    assert run_checked(outer, 1.0) == 3
+    with pytest.raises(ValueError, match="negative: -1"):
+        run_checked(outer, 0.0)
