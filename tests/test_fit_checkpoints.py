@@ -160,6 +160,14 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         assert path.read_bytes() == wrong
 
 
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_folder_is_refused_before_the_first_step(tmp_path, resume):
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match=r"`checkpoint` must be a file; .*runs is a folder. Did you mean .*run.npz"):
+        fit(checkpoint=tmp_path / "runs", resume=resume, num_steps=5)
+    assert list(tmp_path.iterdir()) == [tmp_path / "runs"]
+
+
 def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "run.npz"
     checkpoint.write(path, b"old")

@@ -521,7 +521,11 @@ VECTOR = ComposeTransform([StickBreakingTransform()])
     [
         (lambda: L.Gaussian(jnp.zeros(4), 1.0), TypeError, r"Gaussian needs the marginals of a function, f\(X\)"),
         (lambda: L.Weibull(jnp.zeros(4), 1.0), TypeError, r"Weibull needs the marginals of a function, f\(X\)"),
-        (of(L.Gaussian, jnp.ones((B, 1))), ValueError, r"batch shape \(4, 4\); expected \(4,\)"),
+        (
+            of(L.Likelihood, lambda f: dist.Normal(f, jnp.ones((B, 1)))),
+            ValueError,
+            r"batch shape \(4, 4\); expected \(4,\)",
+        ),
         (of(L.Gaussian, 0.0), ValueError, r"`scale` must be positive; got a value of 0.0"),
         (of(L.Gaussian, [0.1, np.nan, 1, 1]), ValueError, r"`scale` must be positive; got a value of nan"),
         (of(L.StudentT, -1, 1.0), ValueError, r"`df` must be positive; got .* -1.0"),
@@ -554,6 +558,10 @@ VECTOR = ComposeTransform([StickBreakingTransform()])
         (of(L.Exponential, [1, 0, 1, 0]), TypeError, r"`censored` must be boolean.*got int64.*`event == 0`"),
         (of(L.Gamma, 1.0, np.ones(3, bool)), ValueError, r"`censored` must broadcast .* \(4,\) .* got \(3,\)"),
         (of(L.Gamma, 1.0, np.ones((2, B), bool)), ValueError, r"`censored` must broadcast .* got \(2, 4\)"),
+        (of(L.Gaussian, np.ones(3)), ValueError, r"`scale` must broadcast .* \(4,\) .* got \(3,\)"),
+        (of(L.Gaussian, np.ones((B, 1))), ValueError, r"`scale` must broadcast .* got \(4, 1\)"),
+        (of(L.StudentT, 4.0, np.ones(B), latents=2), ValueError, r"`scale` .* One for each point has shape \(4, 1\)"),
+        (of(L.Binomial, np.ones(3)), ValueError, r"`total_count` must broadcast .* got \(3,\)"),
         (of(L.Ordinal, [0.0, 2.0, 1.0]), ValueError, r"`cutpoints` must be finite and increasing; got .* 1.0"),
         (of(L.Ordinal, [0.0, 0.0]), ValueError, r"`cutpoints` must be finite and increasing; got .* 0.0"),
         (of(L.Ordinal, [-np.inf, 0.0]), ValueError, r"`cutpoints` must be finite and increasing; got .* -inf"),

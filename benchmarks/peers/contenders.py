@@ -93,7 +93,9 @@ TASKS: dict[str, list[Contender]] = {
         Contender("gpjax", "jit, conditioned once"),
     ],
     "startup": [
-        Contender("ours", "SVGP"),
+        Contender("ours", "SVGP, fit"),
+        Contender("ours", "SVGP, fit, hyperparameters with priors", same=False),
+        Contender("ours", "SVGP, svi.init"),
         Contender("ours", "SVGP, jitted svi.init"),
         Contender("ours", "plain JAX"),
         Contender("gpflow", "graph"),

@@ -65,12 +65,23 @@ def repeat(step, state, *args, looped: bool = False) -> Run:
     return run
 
 
+def inference(residual: str = "prior", model=model) -> SVI:
+    return SVI(model, ogp.AutoSparseGP(model, residual=residual), optax.adam(LEARNING_RATE), TraceMeanField_ELBO())
+
+
+def with_priors(problem: Problem):
+    """The model with hyperparameters that are sampled, and so estimated by their posterior mode."""
+    prior = dist.LogNormal(jnp.zeros((), problem.X.dtype), 1.0)
+    each = prior.expand(problem.lengthscale.shape).to_event()
+    return numpyro.handlers.lift(model, {"lengthscale": each, "variance": prior, "noise": prior})
+
+
 def training(
     problem: Problem, sets, residual: str = "prior", jit_init: bool = True, looped: bool = False, **kwargs
 ) -> Run:
     X, y = jnp.asarray(problem.X), jnp.asarray(problem.y)
     kwargs |= {"problem": problem, "sets": sets}
-    svi = SVI(model, ogp.AutoSparseGP(model, residual=residual), optax.adam(LEARNING_RATE), TraceMeanField_ELBO())
+    svi = inference(residual)
 
     def init(X, y):
         return svi.init(jax.random.PRNGKey(0), X, y, init_params=start(problem, sets), **kwargs)
@@ -100,10 +111,19 @@ def step(problem: Problem, variant: str) -> Run:
 
 
 def startup(problem: Problem, variant: str) -> Run:
-    """The first such step. ``svi.init`` compiles operation by operation unless it is jitted."""
-    return (
-        plain_jax(problem) if variant == "plain JAX" else training(problem, [problem.Z], jit_init="jitted" in variant)
-    )
+    """The first such step. Outside of ``fit``, ``svi.init`` compiles operation by operation unless it is jitted."""
+    if variant == "plain JAX":
+        return plain_jax(problem)
+    if not variant.startswith("SVGP, fit"):
+        return training(problem, [problem.Z], jit_init="jitted" in variant)
+    sets = [problem.Z]
+    options = {"init_params": start(problem, sets), "problem": problem, "sets": sets, "progress_bar": False}
+
+    def run(num: int) -> float:
+        svi = inference(model=with_priors(problem) if variant.endswith("priors") else model)
+        return -float(ogp.fit(svi, jax.random.PRNGKey(0), (problem.X, problem.y), num_steps=num, **options).losses[-1])
+
+    return run
 
 
 restart = startup

@@ -19,7 +19,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_orthgp.averaged import AveragedMarginals
 from numpyro_orthgp.errors import inspect
-from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, real
+from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, real
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import gauss_hermite, quasi_normal
@@ -129,9 +129,16 @@ class ExpectedLikelihood(dist.Distribution):
             )
         return marginals
 
-    def _parameter(self, marginals: Marginals, name: str, value: ArrayLike, allowed: Allowed = POSITIVE) -> Array:
-        """A parameter as a real array (integers get the dtype of f), refused if it is concrete and not ``allowed``."""
-        return check_allowed(name, real(jnp.asarray(value), self._required(marginals).mean.dtype), allowed)
+    def _parameter(
+        self, marginals: Marginals, name: str, value: ArrayLike, allowed: Allowed = POSITIVE, *, per_point: bool = True
+    ) -> Array:
+        """A parameter as a real array (integers get the dtype of f), refused if it is concrete and not ``allowed``.
+
+        :param per_point: whether it must broadcast to f(X).
+        """
+        f = self._required(marginals)
+        array = check_allowed(name, real(jnp.asarray(value), f.mean.dtype), allowed)
+        return check_broadcasts(name, array, f.shape) if per_point else array
 
     @abstractmethod
     def conditional(self, f: Array) -> dist.Distribution:

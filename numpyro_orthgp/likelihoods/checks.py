@@ -13,7 +13,8 @@ from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "FRACTION", "INCREASING", "OPEN_FRACTION", "POSITIVE", "WHOLE", "Allowed", "check_allowed", "check_censored", "real", "signs",
+    "FRACTION", "INCREASING", "OPEN_FRACTION", "POSITIVE", "WHOLE", "Allowed", "check_allowed", "check_broadcasts",
+    "check_censored", "real", "signs",
 ]  # fmt: skip
 
 
@@ -65,13 +66,22 @@ def check_censored(censored: Any, shape: tuple[int, ...]) -> Array | None:
             f"`censored` must be boolean, True where only y > value is known; got {censored.dtype}. If it holds 1 for an "
             "event that was seen, give `event == 0`."
         )
+    return check_broadcasts("censored", censored, shape)
+
+
+def check_broadcasts(name: str, value: Array, shape: tuple[int, ...]) -> Array:
+    """Return ``value`` if it broadcasts to the ``shape`` of f(X).
+
+    :raises ValueError: otherwise.
+    """
     try:
-        fits = jnp.broadcast_shapes(censored.shape, shape) == shape
+        fits = jnp.broadcast_shapes(value.shape, shape) == shape
     except ValueError:
         fits = False
     if not fits:
-        raise ValueError(f"`censored` must broadcast to the shape {shape} of f(X); got {censored.shape}.")
-    return censored
+        hint = f" One for each point has shape {(shape[0], 1)}." if value.shape == shape[:1] else ""
+        raise ValueError(f"`{name}` must broadcast to the shape {shape} of f(X); got {value.shape}.{hint}")
+    return value
 
 
 def real(y: Array, dtype: Any) -> Array:

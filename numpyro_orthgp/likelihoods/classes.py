@@ -52,7 +52,7 @@ class Ordinal(ExpectedLikelihood):
         validate_args: bool | None = None,
     ) -> None:
         self.link = check_option("link", link, ("probit", "logit"))
-        self.cutpoints = self._parameter(marginals, "cutpoints", cutpoints, INCREASING)
+        self.cutpoints = self._parameter(marginals, "cutpoints", cutpoints, INCREASING, per_point=False)
         if self.cutpoints.ndim != 1 or self.cutpoints.size == 0:
             raise ValueError(f"`cutpoints` must have shape (K,) for K + 1 classes; got {self.cutpoints.shape}.")
         super().__init__(marginals, integrator=integrator, validate_args=validate_args)

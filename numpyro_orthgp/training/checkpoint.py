@@ -140,7 +140,12 @@ def _temporary(path: Path) -> Path:
 
 
 def prepare(path: Path) -> None:
-    """Make the folder, rather than fail after an hour, and remove what a crash while writing may have left."""
+    """Make the folder, rather than fail after an hour, and remove what a crash while writing may have left.
+
+    :raises ValueError: if ``path`` is itself a folder.
+    """
+    if path.is_dir():
+        raise ValueError(f"`checkpoint` must be a file; {path} is a folder. Did you mean {path / 'run.npz'}?")
     path.parent.mkdir(parents=True, exist_ok=True)
     _temporary(path).unlink(missing_ok=True)
 

@@ -114,7 +114,7 @@ def fit(
     :return: parameters, state, losses, how it ended, and after how many steps.
     :raises TypeError: if ``svi``, ``data`` or ``mesh`` are not what they should be.
     :raises ValueError: if not exactly one of ``num_epochs`` and ``num_steps`` is given; for sizes that do not fit each other; for
-        a checkpoint that is damaged or of another run: other data shapes, ``batch_size``, key, parameters or windows.
+        a checkpoint that is damaged, a folder, or of another run: other data shapes, ``batch_size``, key, parameters or windows.
     :raises FloatingPointError: if the very first loss is not finite.
     """
     _check_types(svi, early_stopping)
