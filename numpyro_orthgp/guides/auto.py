@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -140,18 +140,25 @@ class AutoSparseGP(AutoGuide):
                 self._sample_missing(emitted, *args, **kwargs)
         return {name: site["value"] for name, site in emitted.items() if site["type"] == "sample"}
 
-    def prepare(self, start: Callable[[], Any]) -> None:
-        """Make ready for ``start`` to be compiled: of its first call this guide keeps names, but ``hyper`` keeps arrays.
+    @contextmanager
+    def prepared(self, start: Callable[[], Any]) -> Iterator[None]:
+        """Within it ``start`` may be compiled: of its first call this guide keeps names only, but ``hyper`` keeps arrays.
 
-        :param start: what calls the guide, such as ``svi.init``; it is run until ``hyper`` has started.
+        :param start: what calls the guide, such as ``svi.init``. Before, it is run until ``hyper`` has started.
         """
-        self._preparing, self.prototype_trace = True, None
+        is_new = self.prototype_trace is None
         try:
-            start()
-        except _Prepared:
-            pass
-        finally:
-            self._preparing, self.prototype_trace = False, None
+            if is_new:
+                self._preparing = True
+                with suppress(_Prepared):
+                    start()
+                self._preparing, self.prototype_trace = False, None
+            yield
+        except BaseException:
+            self._preparing = False
+            if is_new:  # the next call looks at the model again, and says what is wrong
+                self.prototype_trace = None
+            raise
 
     def sample_posterior(
         self, rng_key: PRNGKey, params: dict[str, Any], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any

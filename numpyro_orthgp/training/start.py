@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_orthgp.errors import is_concrete, run_checked
-from numpyro_orthgp.guides.auto import AutoSparseGP
 from numpyro_orthgp.training.batches import as_arguments
 
 __all__ = ["initial_state"]
@@ -21,7 +20,7 @@ def initial_state(
     """``svi.init`` for a batch of data.
 
     Outside of ``jit`` it is compiled operation by operation, which takes longer than to compile a step. NumPyro's guides keep
-    arrays of their first call, which must not be under ``jit``; :class:`AutoSparseGP` can be prepared for it.
+    arrays of their first call, which must not be under ``jit``; a guide with a method ``prepared`` can be made ready for it.
     """
     options = {} if init_params is None else {"init_params": init_params}
 
@@ -30,7 +29,7 @@ def initial_state(
         return svi.init(rng_key, *args, **options, **keywords, **kwargs)
 
     given = (rng_key, batch, options)
-    if isinstance(getattr(svi, "guide", None), AutoSparseGP):
+    if hasattr(getattr(svi, "guide", None), "prepared"):
         try:
             return _compiled(svi, init, *jax.tree.map(jnp.asarray, given))
         except Exception:  # an error, which is said best where it is, or what `jit` cannot do
@@ -39,17 +38,8 @@ def initial_state(
 
 
 def _compiled(svi: Any, init: Callable[..., Any], *given: Any) -> Any:
-    guide = svi.guide
-    is_new = guide.prototype_trace is None
-    try:
-        if is_new:
-            guide.prepare(lambda: init(*given))
+    with svi.guide.prepared(lambda: init(*given)):
         state = run_checked(init, *given)
-        # Of constraints that the model computes it would keep traced bounds.
-        if all(is_concrete(leaf) for leaf in jax.tree.leaves(svi.constrain_fn.args)):
-            return state
-        raise TypeError("A constraint of a parameter is known under jit only.")
-    except Exception:
-        if is_new:
-            guide.prototype_trace = None
-        raise
+        if not all(is_concrete(leaf) for leaf in jax.tree.leaves(svi.constrain_fn.args)):
+            raise TypeError("Bounds that the model computes would be kept as tracers.")
+        return state
