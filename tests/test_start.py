@@ -68,9 +68,12 @@ class Counted:
         return self.model(*args)
 
 
-@pytest.mark.parametrize("model", [with_params, with_priors, with_latents])
-@pytest.mark.parametrize("hyper", [autoguide.AutoDelta, autoguide.AutoMultivariateNormal])
-@pytest.mark.parametrize("init_params", [None, {"f.u0_loc": np.full(4, 0.5)}])
+@pytest.mark.parametrize("model, hyper, init_params", [
+    (with_params, autoguide.AutoDelta, None),
+    (with_priors, autoguide.AutoDelta, {"f.u0_loc": np.full(4, 0.5)}),
+    (with_priors, autoguide.AutoMultivariateNormal, None),
+    (with_latents, autoguide.AutoDelta, None),
+])  # fmt: skip
 def test_it_starts_where_svi_init_does(model, hyper, init_params):
     (one, compiled), (other, expected) = (
         start(model, compiled=c, hyper=hyper, init_params=init_params) for c in (True, False)
@@ -93,6 +96,29 @@ def test_the_model_runs_under_jit_only():
     assert all(counted.traced[1:])
 
 
+def test_functions_are_evaluated_under_jit_only():
+    """Also where the guide of sampled hyperparameters starts, which is not."""
+    evaluated = []
+
+    def model(X, y):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+
+        def kernel(X1, X2=None):
+            evaluated.append(kernels.RBF(scale)(X1, X2))
+            return evaluated[-1]
+
+        f = ogp.gp("f", kernel, jnp.asarray(X[::3]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
+
+    start(model, compiled=True)
+    assert evaluated and all(isinstance(values, jax.core.Tracer) for values in evaluated)
+
+
+def scaled(X, y):
+    with_params(X, 2 * y)  # under jit known at its end only
+
+
 def negative(model_noise):
     return lambda X, y: with_params(X, y, model_noise)
 
@@ -102,6 +128,7 @@ def negative(model_noise):
     [
         (negative(-0.1), (X, Y), "`scale` must be positive; got a value of -0.1"),
         (with_params, (X, np.where(X[:, 0] > 0.5, np.nan, Y)), "`y` must lie in the support of Gaussian"),
+        (scaled, (X, np.where(X[:, 0] > 0.5, np.nan, Y)), "`y` must lie in the support of Gaussian"),
         (with_params, (np.where(X > 0.5, np.nan, X), Y), "`inducing.0.` must be finite; got 2 NaN"),
     ],
 )
