@@ -122,6 +122,29 @@ def test_few_programs_from_a_prior_draw_to_marginals(rng, compiled):
     assert len(compiled) < 40
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_collapsed_bounds_outside_of_jit(rng, compiled, plain):
+    """One program for the bound, its gradient and the posterior each; for kernels that are functions the same numbers."""
+    X, y = jnp.asarray(rng.normal(size=(11, 2))), jnp.asarray(rng.normal(size=11))
+
+    def make(scale):
+        kernel = kernels.Matern32(scale)
+        return ogp.CollapsedGP((lambda X, Y=None: kernel(X, Y)) if plain else kernel, X, X[::3], 0.3)
+
+    def everything(scale):
+        gp = make(scale)
+        f = gp.posterior(y)
+        return gp.log_prob(y), gp.upper_bound(y), f(X).mean, jax.grad(lambda s: make(s).log_prob(y))(scale)
+
+    found = everything(0.7)
+    ours = {"jit(_log_bound)", "jit(_log_upper_bound)", "jit(_optimum)"}
+    assert ours.isdisjoint(compiled) if plain else ours <= set(compiled)
+    if not plain:
+        assert not {"jit(cholesky)", "jit(triangular_solve)"} & set(compiled)
+    for a, b in zip(found, jax.jit(everything)(0.7), strict=True):
+        assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
 def test_few_programs_start_the_guide(rng, compiled):
     """`svi.init` is not compiled as a whole; what q starts from and how it is stored are one program each."""
     Z = jnp.asarray(rng.normal(size=(7, 3)))

@@ -18,9 +18,10 @@ from numpyro_orthgp.inputs import LatentInputs
 from numpyro_orthgp.marginals import MAX_JOINT_DRAW
 from numpyro_orthgp.math.bounds import Statistics, conditional_gain, log_evidence, log_upper_bound, optimum
 from numpyro_orthgp.math.cholesky import safe_cholesky
+from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.gaussian import Whitened, spread
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, matmul
-from numpyro_orthgp.math.projection import residual_covariance
+from numpyro_orthgp.math.projection import Block, residual_covariance
 from numpyro_orthgp.prior import as_kernel, check_jitter, check_latents, decompose_sets
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike, PRNGKey
@@ -149,7 +150,11 @@ class CollapsedGP(dist.Distribution):
         :raises TypeError: if y is not floating.
         :raises ValueError: if it has another shape, or holds NaN where it counts as observed.
         """
-        prior, rows = self._prior(), self._rows(value)
+        return self._log_bound(self._checked(value))
+
+    @one_program
+    def _log_bound(self, y: Array) -> Array:
+        prior, rows = self._prior(), self._rows(y)
         sums = sum_over_points(prior, rows, self.bound, self.alpha, self._rows_at_once(rows))
         evidence = log_evidence(sums, self._sizes, self.bound)
         return evidence + self._conditional_gain(prior, rows, sums) if self.bound == "conditional" else evidence
@@ -164,7 +169,11 @@ class CollapsedGP(dist.Distribution):
         """
         if self._uncertain:
             raise ValueError("`upper_bound` needs inputs that are known; with latent inputs none is known.")
-        prior, rows = self._prior()._replace(given=None), self._rows(value)
+        return self._log_upper_bound(self._checked(value))
+
+    @one_program
+    def _log_upper_bound(self, y: Array) -> Array:
+        prior, rows = self._prior()._replace(given=None), self._rows(y)
         return jnp.sum(log_upper_bound(sum_over_points(prior, rows, "titsias2009", 1.0, self._rows_at_once(rows))))
 
     def posterior(self, value: ArrayLike) -> GPFunction:
@@ -176,19 +185,25 @@ class CollapsedGP(dist.Distribution):
         :param value: y, shape (N,) or (N, D).
         :return: one function, or D of them (``num_latents`` = D).
         """
-        prior, rows = self._prior(), self._rows(value)
-        sums = sum_over_points(prior, rows, self.bound, self.alpha, self._rows_at_once(rows))
+        y = self._checked(value)
+        blocks, moments = self._optimum(y)
         # Latent axes of size 1 are axes all the same.
         latent = self._separate is not None or any(q.loc.ndim == 2 for q in self.orthogonal or ())
-        single = jnp.ndim(value) == 1 and not latent
+        single = y.ndim == 1 and not latent
         beliefs = []
-        for mean, scale in optimum(sums, self._sizes):
+        for mean, scale in moments:
             mean = mean[..., 0] if mean.ndim == 3 else mean.T  # (D, M)
             beliefs.append(Whitened(mean[0] if single else mean, scale, "full"))
-        num_latents = None if single else rows.Y.shape[1]
+        num_latents = None if single else 1 if y.ndim == 1 else y.shape[1]
         return GPFunction(
-            self.kernel, self.features, prior.blocks, (*beliefs, *(self.orthogonal or ())), num_latents=num_latents
+            self.kernel, self.features, blocks, (*beliefs, *(self.orthogonal or ())), num_latents=num_latents
         )
+
+    @one_program
+    def _optimum(self, y: Array) -> tuple[tuple[Block, ...], list[tuple[Array, Array]]]:
+        prior, rows = self._prior(), self._rows(y)
+        sums = sum_over_points(prior, rows, self.bound, self.alpha, self._rows_at_once(rows))
+        return prior.blocks, optimum(sums, self._sizes)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draws of y from the exact prior N(loc, K + noise), whatever the bound, at the draw of latent inputs.
@@ -254,18 +269,21 @@ class CollapsedGP(dist.Distribution):
         blocks = decompose_sets(self.kernel, self.features, self.jitter)
         return Prior(self.kernel, self.features, blocks, self.orthogonal, self.num_points)
 
-    def _rows(self, value: ArrayLike) -> Rows:
+    def _checked(self, value: ArrayLike) -> Array:
         y = checks.check_outputs(value, self.event_shape[0], self.num_outputs, self.observed)
-        N, D = y.shape[0], y.shape[1] if y.ndim == 2 else 1
+        D = y.shape[1] if y.ndim == 2 else 1
         for q in self.orthogonal or ():
             if q.loc.shape[:-1] not in ((), (D,)) or (q.loc.ndim == 1 and D > 1):
                 raise ValueError(
                     f"y has shape {y.shape} but `orthogonal` a q of shape {q.loc.shape}: give orthogonal() num_latents={D}."
                 )
+        return y
+
+    def _rows(self, y: Array) -> Rows:
         precision = 1 / jnp.square(self.noise_scale)
         if self.observed is not None:
             precision = jnp.where(self.observed, precision, 0)
-        precision = jnp.broadcast_to(precision, (N, precision.shape[-1] if precision.ndim == 2 else 1))
+        precision = jnp.broadcast_to(precision, (len(y), precision.shape[-1] if precision.ndim == 2 else 1))
         Y = (y if y.ndim == 2 else y[:, None]) - self._columns(self.loc)
         precision = precision[:, 0] if precision.shape[1] == 1 else precision
         if isinstance(self.X, LatentInputs) and self.X.loc is not None:
