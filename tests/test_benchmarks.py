@@ -35,7 +35,8 @@ def test_our_contenders_run_and_agree(task, toy):
 
 
 @pytest.mark.slow
-def test_a_restart_finds_the_programs_of_the_process_before(toy, tmp_path):
+def test_a_restart_finds_the_programs_of_the_process_before(toy, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "the user's"))
     problem.save(toy, tmp_path / "problem.npz")
 
     def start(task):
@@ -45,6 +46,7 @@ def test_a_restart_finds_the_programs_of_the_process_before(toy, tmp_path):
     assert not (tmp_path / "programs").exists()
     assert start("restart")["value"] == first["value"]
     assert any((tmp_path / "programs").iterdir())
+    assert not (tmp_path / "the user's").exists()
 
 
 def test_steps_begin_at_the_bound_written_in_numpy_and_raise_it(toy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from numpyro_orthgp.errors import is_concrete, run_checked
 from numpyro_orthgp.training.batches import as_arguments
 
 __all__ = ["initial_state"]
+
+logger = logging.getLogger(__name__)
 
 
 def initial_state(
@@ -33,7 +36,7 @@ def initial_state(
         try:
             return _compiled(svi, init, *jax.tree.map(jnp.asarray, given))
         except Exception:  # an error, which is said best where it is, or what `jit` cannot do
-            pass
+            logger.debug("svi.init is not compiled as a whole:", exc_info=True)
     return init(*given)
 
 
