@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from numpyro.infer import TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
@@ -65,6 +66,23 @@ def model(
     f = ogp.gp("f", variance * KERNELS[kernel](lengthscale), inducing, jitter=jitter, num_latents=num_latents)
     with numpyro.plate("data", N or len(X), subsample_size=len(X)):
         numpyro.sample("y", likelihood(f(X)).to_event(to_event), obs=y)
+
+
+def recording(values: list):
+    """A model of a sampled lengthscale, whose kernel notes what it returns."""
+
+    def model(X, y):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+
+        def kernel(X1, X2=None):
+            values.append(kernels.RBF(scale)(X1, X2))
+            return values[-1]
+
+        f = ogp.gp("f", kernel, jnp.asarray(X[::3]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
+
+    return model
 
 
 def loss(params, X, y, *, guide=None, key=0, elbo=None, **kwargs):

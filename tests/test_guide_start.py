@@ -16,6 +16,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO, autoguide
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.guides.handlers import WithoutGPs
+from tests import problems
 
 X = jnp.linspace(0, 1, 12)[:, None]
 Y = jnp.sin(6 * X[:, 0])
@@ -59,17 +60,7 @@ def test_it_starts_where_it_would_if_the_whole_model_were_run(model, name, monke
 
 def test_no_function_is_evaluated_for_it():
     calls = []
-
-    def model(X, y):
-        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
-
-        def kernel(X1, X2=None):
-            calls.append(kernels.RBF(scale)(X1, X2))
-            return calls[-1]
-
-        f = ogp.gp("f", kernel, X[::3])
-        with numpyro.plate("data", len(X)):
-            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
+    model = problems.recording(calls)
 
     def evaluations(hyper):
         calls.clear()

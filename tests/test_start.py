@@ -18,6 +18,7 @@ import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.errors import inspect, run_checked
 from numpyro_orthgp.training.start import initial_state
+from tests import problems
 
 X = np.linspace(0, 1, 12)[:, None]
 Y = np.sin(6 * X[:, 0])
@@ -99,19 +100,7 @@ def test_the_model_runs_under_jit_only():
 def test_functions_are_evaluated_under_jit_only():
     """Also where the guide of sampled hyperparameters starts, which is not."""
     evaluated = []
-
-    def model(X, y):
-        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
-
-        def kernel(X1, X2=None):
-            evaluated.append(kernels.RBF(scale)(X1, X2))
-            return evaluated[-1]
-
-        f = ogp.gp("f", kernel, jnp.asarray(X[::3]))
-        with numpyro.plate("data", len(X)):
-            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
-
-    start(model, compiled=True)
+    start(problems.recording(evaluated), compiled=True)
     assert evaluated and all(isinstance(values, jax.core.Tracer) for values in evaluated)
 
 
