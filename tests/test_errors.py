@@ -9,9 +9,7 @@ import numpyro
 import optax
 import pytest
 from numpyro import handlers
-from numpyro.contrib import control_flow
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from numpyro.infer.util import log_density
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import errors, kernels, likelihoods
@@ -167,16 +165,10 @@ def test_a_kernel_class_instead_of_a_kernel():
 
 @pytest.mark.parametrize("likelihood", [lambda f: likelihoods.Gaussian(f, 0.2), likelihoods.Bernoulli])
 def test_stacked_likelihoods_are_refused(likelihood):
-    """`scan` stacks f to (T, B) but noise, and the scale of a tightened residual, to (T,), which would be read along B."""
+    """`vmap` stacks f to (T, B) but noise, and the scale of a tightened residual, to (T,), which would be read along B."""
     X, y = jnp.linspace(0.0, 1.0, 3)[:, None], jnp.array([0.0, 1.0, 1.0])
     f = ogp.CollapsedGP(kernels.RBF(0.5), X, X, 0.1).posterior(y)
-
-    def model():
-        def step(carry, row):
-            x, label = row
-            return carry, numpyro.sample("y", likelihood(f(x[None])), obs=label[None])
-
-        control_flow.scan(step, 0.0, (X, y))
-
-    with pytest.raises(ValueError, match="was stacked, as by numpyro"):
-        log_density(model, (), {}, {})
+    with pytest.raises(
+        ValueError, match=r"was made with the batch shape \(1,\): its arrays were stacked, as by jax.vmap"
+    ):
+        jax.vmap(lambda x: likelihood(f(x[None])))(X).log_prob(y[:, None])

@@ -12,7 +12,8 @@ import numpyro.distributions as dist
 
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.guides.handlers import hidden_by_mask
-from numpyro_orthgp.likelihoods.base import is_expected
+from numpyro_orthgp.likelihoods.base import is_expected, unwrap
+from numpyro_orthgp.likelihoods.stacked import Stacked
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.primitives.messages import site_of
 from numpyro_orthgp.process import GPFunction, drawn_functions
@@ -181,5 +182,7 @@ def _function_dims(name: str, output: Output, f: GPFunction, X: Array) -> tuple[
 
 
 def _marginals(fn: Any) -> list[Marginals]:
-    leaves = jax.tree.leaves(fn, is_leaf=is_marginals) if is_expected(fn) else []
+    # Inside `scan` a function is evaluated at inputs of each step's own, and all its arrays are stacked.
+    taken = is_expected(fn) and not isinstance(unwrap(fn)[0], Stacked)
+    leaves = jax.tree.leaves(fn, is_leaf=is_marginals) if taken else []
     return [leaf for leaf in leaves if is_marginals(leaf)]

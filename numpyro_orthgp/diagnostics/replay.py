@@ -131,15 +131,23 @@ def run(
         if site["type"] == "param":
             return params.get(site["name"])
         value = values.get(site["name"]) if site["type"] == "sample" else None
-        if value is not None and value.shape != tuple(site["fn"].shape()):
-            raise ValueError(
-                f"The draws of `{site['name']}` have shape {value.shape}; the model's site has shape "
-                f"{tuple(site['fn'].shape())}. Pass the data, and the inducing points, with which the model was fitted."
-            )
+        # In a step of `scan` NumPyro takes that step's part of the value; how many steps there are is seen afterwards.
+        if value is not None and "_scan_current_index" not in site["infer"]:
+            _check_shape(site["name"], value, site["fn"].shape())
         return value
 
     args, kwargs = arguments
     known = handlers.substitute(handlers.seed(model, rng_key), substitute_fn=pick)
     with handlers.block(), CollectFunctions() as collected:
         sites = handlers.trace(known).get_trace(*args, **kwargs)
+    for name in sites.keys() & values.keys():
+        _check_shape(name, values[name], sites[name]["value"].shape)
     return sites, collected.functions
+
+
+def _check_shape(name: str, drawn: Array, shape: tuple[int, ...]) -> None:
+    if drawn.shape != tuple(shape):
+        raise ValueError(
+            f"The draws of `{name}` have shape {drawn.shape}; the model's site has shape {tuple(shape)}. Pass the data, and the "
+            "inducing points, with which the model was fitted."
+        )

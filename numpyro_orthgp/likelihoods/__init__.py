@@ -42,6 +42,7 @@ from numpyro_orthgp.likelihoods.gaussian import Gaussian as Gaussian
 from numpyro_orthgp.likelihoods.gaussian import HeteroskedasticGaussian as HeteroskedasticGaussian
 from numpyro_orthgp.likelihoods.general import Likelihood as Likelihood
 from numpyro_orthgp.likelihoods.mixture import Mixture as Mixture
+from numpyro_orthgp.likelihoods.stacked import Stacked as Stacked
 from numpyro_orthgp.likelihoods.survival import Exponential as Exponential
 from numpyro_orthgp.likelihoods.survival import Gamma as Gamma
 from numpyro_orthgp.likelihoods.survival import LogNormal as LogNormal

@@ -157,8 +157,8 @@ class ExpectedLikelihood(dist.Distribution):
         """E_q(f)[log p(y | f)] minus the cost of tightening, shape of the batch: what the bound sums over points.
 
         :param value: y, batch shape and event shape of the likelihood.
-        :raises ValueError: if y has another shape or, where it is concrete, lies outside the support; if likelihoods were
-            stacked, as inside ``scan``, whose axes no longer belong together.
+        :raises ValueError: if y has another shape or, where it is concrete, lies outside the support; if arrays of
+            likelihoods were stacked, as by ``vmap``, so that their axes no longer belong together.
         """
         y = self._checked(value)
         return self.expected_log_density(y) - self.tightening_cost
@@ -224,12 +224,12 @@ class ExpectedLikelihood(dist.Distribution):
         return values.reshape(values.shape[:1] + (1,) * leading + values.shape[1:])
 
     def _check_not_stacked(self) -> None:
-        # `scan` stacks every array of a distribution: those of fewer axes than f, as a noise, would lie along the wrong one.
+        # `vmap` stacks every array of a distribution: those of fewer axes than f, as a noise, would lie along the wrong one.
         if self.marginals.mean.ndim > len(self.batch_shape) + self.mixes:
             raise ValueError(
                 f"f has the shape {self.marginals.shape} where {type(self).__name__} was made with the batch shape "
-                f"{self.batch_shape}: it was stacked, as by numpyro.contrib.control_flow.scan, which likelihoods of this package "
-                "do not support. Evaluate f at all inputs at once, outside of the loop, or loop in Python."
+                f"{self.batch_shape}: its arrays were stacked, as by jax.vmap over a function that returns it. Let that function "
+                "return its log_prob, or evaluate f at all inputs at once."
             )
 
     def _checked(self, value: ArrayLike) -> Array:

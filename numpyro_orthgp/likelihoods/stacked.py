@@ -1,0 +1,78 @@
+"""Likelihoods made step by step inside ``numpyro.contrib.control_flow.scan``, seen from outside of it as one distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions.batch_util import promote_batch_shape
+
+from numpyro_orthgp.likelihoods.base import ExpectedLikelihood
+from numpyro_orthgp.likelihoods.mixture import Mixture
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
+
+__all__ = ["Stacked"]
+
+
+class Stacked(dist.Distribution):
+    """T likelihoods of the same kind and shape, those of T steps; batch shape (T,) + that of one.
+
+    ``scan`` gives each array of a likelihood a leading axis, whatever its rank: f(X) becomes (T, B) and a noise (T,), so they no
+    longer broadcast against each other. Each step is therefore worked on by itself, under ``vmap``.
+
+    :param steps: a likelihood whose arrays all have the leading axis.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields: tuple[str, ...] = ("steps",)
+    integrates_function = True
+
+    def __init__(self, steps: ExpectedLikelihood | Mixture, *, validate_args: bool | None = None) -> None:
+        self.steps = steps
+        num_steps = len(jax.tree.leaves(steps)[0])
+        super().__init__((num_steps, *steps.batch_shape), steps.event_shape, validate_args=validate_args)
+
+    def log_prob(self, value: ArrayLike) -> Array:
+        """That of each step, shape of the batch."""
+        return self._densities("log_prob", value)
+
+    def log_predictive(self, value: ArrayLike) -> Array:
+        """That of each step, shape of the batch."""
+        return self._densities("log_predictive", value)
+
+    def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draw y at each step, independently of the others."""
+        assert key is not None
+        keys = jax.random.split(key, self.batch_shape[0])
+        draw = jax.vmap(lambda step, key: step.sample(key, sample_shape), out_axes=len(sample_shape))
+        return draw(self.steps, keys)
+
+    @property
+    def mean(self) -> Array:
+        """E[y] at each step, shape batch + event."""
+        return jax.vmap(lambda step: step.mean)(self.steps)
+
+    @property
+    def variance(self) -> Array:
+        """Var[y] at each step, shape batch + event."""
+        return jax.vmap(lambda step: step.variance)(self.steps)
+
+    @property
+    def support(self) -> Any:
+        """That of the first step: what kind of values y has."""
+        return jax.tree.map(lambda leaf: leaf[0], self.steps).support
+
+    def _densities(self, name: str, value: ArrayLike) -> Array:
+        y, shape = jnp.asarray(value), self.batch_shape + self.event_shape
+        leading = y.ndim - len(shape)
+        if y.shape[max(leading, 0) :] != shape:
+            raise ValueError(f"y must have shape {shape} to match the likelihoods of {shape[0]} steps; got {y.shape}.")
+        density = jax.vmap(lambda step, y: getattr(step, name)(y), in_axes=(0, leading), out_axes=leading)
+        return density(self.steps, y)
+
+
+# What `scan` asks of each distribution that it has stacked.
+promote_batch_shape.register(ExpectedLikelihood, Stacked)
+promote_batch_shape.register(Mixture, Stacked)
