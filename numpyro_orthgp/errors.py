@@ -1,14 +1,14 @@
 """Checks of what users hand in. Each says what was expected, what came, and the likely fix.
 
 Shapes and dtypes are checked always, while the model is traced, that is, before anything is compiled. Values can only be
-looked at when they are concrete arrays: now, or, of a program run by :func:`run_checked`, when it has run.
+looked at when they are concrete arrays: now, or, of a program of :func:`with_checks`, when it has run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
-from functools import partial
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import jax
@@ -18,13 +18,13 @@ from jax.extend.core import get_opaque_trace_state
 
 __all__ = [
     "check_finite", "check_floating", "check_inputs", "check_integer", "check_option", "check_same_dtype", "inspect", "is_concrete",
-    "no_function", "run_checked",
+    "no_function", "run_checked", "with_checks",
 ]  # fmt: skip
 
 _Result = TypeVar("_Result")
 _Check = Callable[..., None]
 
-# In a program of `run_checked`: its trace, and the checks that wait for its values.
+# In a program of `with_checks`: its trace, and the checks that wait for its values.
 _waiting: ContextVar[tuple[Any, list[tuple[_Check, tuple[Any, ...]]]] | None] = ContextVar("waiting", default=None)
 
 
@@ -36,7 +36,7 @@ def is_concrete(x: Any) -> bool:
 def inspect(check: _Check, *values: Any) -> None:
     """Call ``check(*values)``, which raises if they are not what they should be, as soon as they can be looked at.
 
-    That is now where they are concrete, and at the end of a program of :func:`run_checked`. Under any other ``jit`` it is never.
+    That is now where they are concrete, and at the end of a program of :func:`with_checks`. Under any other ``jit`` it is never.
 
     :param values: arrays, or pytrees of them.
     """
@@ -47,26 +47,49 @@ def inspect(check: _Check, *values: Any) -> None:
         waiting[1].append((check, values))
 
 
-def run_checked(function: Callable[..., _Result], *args: Any) -> _Result:
-    """``function(*args)`` as one compiled program, whose values are checked as they would be without ``jit``, but at its end.
+@jax.tree_util.register_pytree_node_class
+class Waiting:
+    """Checks of a program's values, to be made when it has run; a pytree of these values."""
 
-    :param args: pytrees of arrays.
-    """
-    checks: list[_Check] = []
+    def __init__(self, checks: tuple[_Check, ...], values: tuple[tuple[Any, ...], ...]) -> None:
+        self.checks, self.values = checks, values
 
-    def program(*args: Any) -> tuple[_Result, list[tuple[Any, ...]]]:
+    def inspect(self) -> None:
+        """Make them, or where this is within another such program, let them wait for its end."""
+        for check, values in zip(self.checks, self.values, strict=True):
+            inspect(check, *values)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[_Check, ...]]:
+        return (self.values,), self.checks
+
+    @classmethod
+    def tree_unflatten(cls, checks: tuple[_Check, ...], children: tuple[Any, ...]) -> Waiting:
+        return cls(checks, *children)
+
+
+def with_checks(function: Callable[..., _Result]) -> Callable[..., tuple[_Result, Waiting]]:
+    """``function`` for ``jit``: what it returns, and the checks that it could not make while it was traced."""
+
+    @wraps(function)
+    def program(*args: Any) -> tuple[_Result, Waiting]:
         waiting: list[tuple[_Check, tuple[Any, ...]]] = []
         token = _waiting.set((get_opaque_trace_state(), waiting))
         try:
             result = function(*args)
         finally:
             _waiting.reset(token)
-        checks.extend(check for check, _ in waiting)
-        return result, [values for _, values in waiting]
+        return result, Waiting(tuple(check for check, _ in waiting), tuple(values for _, values in waiting))
 
-    result, found = jax.jit(program)(*args)
-    for check, values in zip(checks, found, strict=True):
-        inspect(check, *values)  # which within another such program waits for its end
+    return program
+
+
+def run_checked(function: Callable[..., _Result], *args: Any) -> _Result:
+    """``function(*args)`` as one compiled program, whose values are checked as they would be without ``jit``, but at its end.
+
+    :param args: pytrees of arrays.
+    """
+    result, waiting = jax.jit(with_checks(function))(*args)
+    waiting.inspect()
     return result
 
 

@@ -100,7 +100,7 @@ def test_public_names():
     ])  # fmt: skip
     assert {
         "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace",
-        "Likelihood", "LogNormal", "Mixture", "NegativeBinomial", "Ordinal", "Poisson", "StudentT", "Transformed",
+        "Likelihood", "LogNormal", "Mixture", "NegativeBinomial", "Ordinal", "Poisson", "Stacked", "StudentT", "Transformed",
         "Weibull", "ZeroInflated",
     } <= set(vars(likelihoods))  # fmt: skip
     assert {

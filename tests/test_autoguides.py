@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,3 +100,43 @@ def test_predictive_log_likelihood_is_that_of_the_conditional(counts):
     rate = jnp.exp(m.mean + m.variance / 2)
     expected = y * m.mean - rate - jax.scipy.special.gammaln(y + 1.0)
     np.testing.assert_allclose(scores[1], expected, rtol=1e-10)
+
+
+def test_in_a_list_of_guides(counts):
+    """Parts of a model under guides of their own, as NumPyro has it."""
+    parts = autoguide.AutoGuideList(model)
+    parts.append(ogp.AutoSparseGP(handlers.block(model, hide=["log_lengthscale", "level"])))
+    parts.append(autoguide.AutoNormal(handlers.block(model, expose=["log_lengthscale", "level"])))
+    result = train(parts, *counts)
+    assert {name.removesuffix("_0") for name in result.params} >= {"f.u0_loc", "f.u1_scale_tril", "level_auto_loc"}
+    assert result.losses[-30:].mean() < result.losses[:10].mean() - 5
+
+
+def test_hyperparameters_in_a_plate_before_other_sites(counts):
+    """The guide's sites come in the model's order, or TraceMeanField_ELBO would warn."""
+
+    def in_plate(X, y):
+        with numpyro.plate("columns", 1):
+            log_lengthscale = numpyro.sample("log_lengthscale", dist.Normal(0.0, 0.5))
+        f = ogp.gp("f", kernels.Matern52(jnp.exp(log_lengthscale)), Z)
+        level = numpyro.sample("level", dist.Normal(1.0, 1.0))
+        g = ogp.gp("g", kernels.Matern52(2.0), Z)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Poisson(f(X) + level), obs=y)
+            numpyro.sample("z", likelihoods.Poisson(g(X)), obs=y)
+
+    guide = ogp.AutoSparseGP(in_plate, hyper=autoguide.AutoNormal)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(guide, *counts, model=in_plate, steps=2, elbo=TraceMeanField_ELBO())
+    sites = handlers.trace(handlers.seed(guide, 0)).get_trace(*counts)
+    ordered = [name for name in sites if name in ("log_lengthscale", "f.u0", "level", "g.u0")]
+    assert ordered == ["log_lengthscale", "f.u0", "level", "g.u0"]
+
+
+def test_medians_of_a_guide_that_has_not_seen_its_model(counts):
+    guide = ogp.AutoSparseGP(model)
+    with pytest.raises(RuntimeError, match=r"has not seen its model yet.*svi\.init"):
+        guide.median({"f.u0_loc": jnp.zeros(4)})
+    params = train(guide, *counts, steps=2).params
+    assert set(guide.median(params)) == {"log_lengthscale", "level", "f.u0", "f.u1"}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import numpyro_orthgp as ogp
 from numpyro_orthgp.kernels import RBF, Coregion, Kernel, Matern52
 from tests import oracles
 
@@ -111,6 +113,32 @@ def test_traced_indices_are_rounded_and_clipped():
     near = np.array([[0.0], [3], [0], [3]])
     np.testing.assert_allclose(K, between(near, near), rtol=1e-13)
     np.testing.assert_allclose(jax.jit(kernel.__call__)(rough), np.diag(between(near, near)), rtol=1e-13)
+
+
+@pytest.mark.parametrize("task", [7.0, 1.4])
+def test_indices_are_checked_wherever_no_jit_is_the_users(task, rng):
+    """Functions and collapsed bounds compile their parts as wholes, and check what they saw afterwards, at every call."""
+    kernel = RBF(0.8).on(0) * Coregion(W, KAPPA).on(1)
+    X = jnp.asarray(np.hstack([rng.normal(size=(7, 1)), TASKS]))
+    bad = X.at[3, 1].set(task)
+
+    def declared(Z):
+        with numpyro.handlers.seed(rng_seed=0):
+            return ogp.gp("f", kernel, Z)
+
+    f = declared(X)
+    for _ in range(2):
+        assert np.isfinite(f(X).mean).all()
+        for refused in (
+            lambda: f(bad).mean,
+            lambda: f.joint(bad).mean,
+            lambda: declared(bad),
+            lambda: ogp.CollapsedGP(kernel, bad, X, 0.1).log_prob(jnp.ones(7)),
+            lambda: ogp.CollapsedGP(kernel, X, X, 0.1).posterior(jnp.ones(7))(bad).mean,
+        ):
+            with pytest.raises(ValueError, match=rf"whole numbers in 0..3, .*; got {task}"):
+                refused()
+    assert np.isfinite(jax.jit(lambda X: f(X).mean)(bad)).all()
 
 
 def test_pytree_and_vmap(rng):

@@ -278,9 +278,13 @@ def test_mixture_is_the_average_of_its_components():
     mixture = likelihoods.Mixture(base.to_event(1), log_weights)
     assert mixture.batch_shape == (B,) and mixture.event_shape == (P,)
     repeated = np.repeat(y, S, 0)
+    keep = jnp.asarray(rng.random((B * S, P)) < 0.5)
+    masked = likelihoods.Mixture(base.mask(keep).to_event(1), log_weights)
     for name in ("log_prob", "log_predictive"):
         terms = np.asarray(getattr(base, name)(repeated)).sum(1).reshape(B, S) + log_weights
         np.testing.assert_allclose(getattr(mixture, name)(y), np.log(np.exp(terms).mean(1)), rtol=1e-12)
+        kept = np.where(keep, getattr(base, name)(repeated), 0).sum(1).reshape(B, S) + log_weights
+        np.testing.assert_allclose(getattr(masked, name)(y), np.log(np.exp(kept).mean(1)), rtol=1e-12)
     means, variances = base.mean.reshape(B, S, P), base.variance.reshape(B, S, P)
     np.testing.assert_allclose(mixture.mean, means.mean(1), rtol=1e-12)
     np.testing.assert_allclose(mixture.variance, variances.mean(1) + means.var(1), rtol=1e-12)

@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special as sp
+import scipy.stats as stats
 from numpy.testing import assert_allclose
 
+import numpyro_orthgp as ogp
+from numpyro_orthgp import likelihoods
 from numpyro_orthgp.likelihoods import special
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS, PROBABILITY_LINKS
 
@@ -198,3 +201,41 @@ def test_positive_links(name, dtype):
     assert_allclose(link.value(jnp.asarray(f)), np.exp(expected), rtol=1e-4 if dtype is np.float32 else 1e-12)
     reference = np.ones(f.shape) if name == "exp" else sp.expit(exact) / np.exp(expected)
     assert_allclose(slope, reference, rtol=10 * tol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_student_t_of_many_degrees_of_freedom(dtype):
+    """It becomes a Gaussian, smoothly: in float32 log Gamma functions of 1e6 differ by noise of 0.3."""
+    df = np.array([0.5, 3.0, 58.0, 62.0, 300.0, 1e4, 1e6, 1e8], dtype)
+    y, scale = dtype(1.0), dtype(0.5)
+
+    def density(df):
+        zero = jnp.zeros(1, dtype)
+        m = ogp.Marginals(jnp.full(1, 0.3, dtype), zero, zero)
+        return likelihoods.StudentT(m, df, scale).log_density(m.mean, y)[0]
+
+    value, (slope,) = evaluate(jnp.vectorize(density), df)
+    n, z2 = df.astype(float), (0.7 / 0.5) ** 2
+    exact = stats.t.logpdf(1.0, n, 0.3, 0.5)
+    exact_slope = (
+        sp.digamma((n + 1) / 2) - sp.digamma(n / 2) - 1 / n - np.log1p(z2 / n) + (n + 1) * z2 / (n * (n + z2))
+    ) / 2
+    assert_allclose(value, exact, rtol=1e-9 if dtype is np.float64 else 1e-5)
+    small = n < 1e4  # beyond, digamma functions cancel in the truth
+    assert_allclose(np.asarray(slope)[small], exact_slope[small], rtol=1e-6 if dtype is np.float64 else 2e-2, atol=1e-7)
+    assert np.abs(np.asarray(slope)[~small]).max() < 1e-8 and value.dtype == dtype
+
+
+def test_robustmax_with_an_error_rate_for_each_point():
+    m = ogp.Marginals(*(jnp.asarray(np.random.default_rng(i).uniform(0.2, 1.0, (4, 3))) for i in range(3)))
+    rates, y = jnp.array([0.01, 0.2, 0.05, 0.4]), jnp.array([0, 2, 1, 1])
+    together = likelihoods.Categorical(m, "robustmax", rates)
+    for i, rate in enumerate(rates):
+        alone = likelihoods.Categorical(m, "robustmax", rate)
+        for name in ("log_prob", "log_predictive"):
+            assert_allclose(getattr(together, name)(y)[i], getattr(alone, name)(y)[i], rtol=1e-12)
+        assert_allclose(together.probs[i], alone.probs[i], rtol=1e-12)
+        assert_allclose(together.conditional(m.mean).probs[i], alone.conditional(m.mean).probs[i], rtol=1e-12)
+    for shape in ((4, 1), (3,), (4, 3), (1,)):
+        with pytest.raises(ValueError, match=r"`epsilon` must have shape \(\) or \(4,\), one for each point; got"):
+            likelihoods.Categorical(m, "robustmax", jnp.full(shape, 0.1))

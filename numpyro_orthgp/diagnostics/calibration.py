@@ -15,9 +15,9 @@ from jax.scipy.special import logsumexp
 from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, output_key
 from numpyro_orthgp.diagnostics.replay import Replay, look
-from numpyro_orthgp.diagnostics.sites import log_predictive, mask_of, predictive_draw
+from numpyro_orthgp.diagnostics.sites import mask_of, predictive_draw
 from numpyro_orthgp.likelihoods import Categorical
-from numpyro_orthgp.likelihoods.base import unwrap
+from numpyro_orthgp.likelihoods.base import log_predictive, unwrap
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["LEVELS", "Calibration", "calibrate", "with_held_out"]

@@ -14,8 +14,9 @@ from numpyro_orthgp.diagnostics.groups import Groups
 from numpyro_orthgp.diagnostics.importance import check_guide, log_density_of_guide
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data, output_key
 from numpyro_orthgp.diagnostics.replay import Replay, look
-from numpyro_orthgp.diagnostics.sites import function_draw, log_joint, log_predictive, mask_of, predictive_draw
+from numpyro_orthgp.diagnostics.sites import function_draw, log_joint, mask_of, predictive_draw
 from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.likelihoods.base import log_predictive
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import PRNGKey
 

@@ -18,29 +18,12 @@ import numpyro.distributions as dist
 
 from numpyro_orthgp.diagnostics.draws import density
 from numpyro_orthgp.diagnostics.layout import Trace, is_marginals, is_missing_output
-from numpyro_orthgp.likelihoods.base import is_expected
+from numpyro_orthgp.likelihoods.base import is_expected, log_predictive
 from numpyro_orthgp.marginals import MAX_JOINT_DRAW
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["function_draw", "log_joint", "log_predictive", "mask_of", "predictive_draw"]
-
-
-def log_predictive(fn: Any, y: Array) -> Array:
-    """log p(y | draw) of each point, what f still varies by integrated out; of other distributions ``log_prob``.
-
-    :return: shape of the batch; zero where masked.
-    """
-    if not is_expected(fn):
-        return fn.log_prob(y)
-    if isinstance(fn, dist.MaskedDistribution):
-        return jnp.where(fn._mask, log_predictive(fn.base_dist, y), 0.0)
-    if isinstance(fn, dist.Independent):
-        values = log_predictive(fn.base_dist, y)
-        return values.sum(tuple(range(values.ndim - fn.reinterpreted_batch_ndims, values.ndim)))
-    if isinstance(fn, dist.ExpandedDistribution):
-        return jnp.broadcast_to(log_predictive(fn.base_dist, y), fn.batch_shape)
-    return fn.log_predictive(y)
+__all__ = ["function_draw", "log_joint", "mask_of", "predictive_draw"]
 
 
 def log_joint(sites: Trace) -> Array:

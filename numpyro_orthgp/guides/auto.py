@@ -18,6 +18,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 from numpyro_orthgp.errors import check_floating, check_option
 from numpyro_orthgp.guides.declare import RESIDUALS, gp_posterior, latent_inputs_posterior
 from numpyro_orthgp.guides.handlers import InModelOrder, SamePlates, WithoutGPs, hidden_by_mask
+from numpyro_orthgp.guides.missing import sample_missing
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
 from numpyro_orthgp.math.gaussian import COVARIANCES
 from numpyro_orthgp.primitives.messages import InputSite, Site, input_site_of, site_of
@@ -111,7 +112,7 @@ class AutoSparseGP(AutoGuide):
         hyper: Callable[[Callable[..., Any]], Any] = AutoDelta,
     ) -> None:
         super().__init__(model)
-        self.prototype_trace: dict[str, None] | None = None
+        self.prototype_trace: dict[str, dict[str, str]] | None = None
         for option, value, known in (("covariance", covariance, COVARIANCES), ("residual", residual, RESIDUALS)):
             if isinstance(value, str):
                 check_option(option, value, known)
@@ -123,7 +124,7 @@ class AutoSparseGP(AutoGuide):
         self._order: list[str] = []  # latent sites, as the model has them
         self._gps: dict[str, list[Site]] = {}
         self._inputs: dict[str, InputSite] = {}
-        self._in_plates: set[str] = set()  # those of them
+        self._plate_of: dict[str, str] = {}  # of those in one, its name
         self._missing: set[str] = set()  # those of them that `obs_mask` made
         self._preparing = False
 
@@ -137,7 +138,7 @@ class AutoSparseGP(AutoGuide):
         with handlers.trace() as emitted:
             self._sample_latents(*args, **kwargs)
             if self._missing:
-                self._sample_missing(emitted, *args, **kwargs)
+                sample_missing(self.model, dict(emitted), args, kwargs)
         return {name: site["value"] for name, site in emitted.items() if site["type"] == "sample"}
 
     @contextmanager
@@ -174,7 +175,15 @@ class AutoSparseGP(AutoGuide):
         return jax.tree.map(lambda x: x.reshape(sample_shape + x.shape[1:]), draws)
 
     def median(self, params: dict[str, Any]) -> dict[str, Array]:
-        """Posterior medians of all latent sites, by site name (those of ``hyper`` if it has medians)."""
+        """Posterior medians of all latent sites, by site name (those of ``hyper`` if it has medians).
+
+        :raises RuntimeError: before the first call, which finds the sites.
+        """
+        if self.prototype_trace is None:
+            raise RuntimeError(
+                "This guide has not seen its model yet, so it knows no sites. Call it first: guide(*args) under "
+                "numpyro.handlers.seed, or svi.init."
+            )
         medians = dict(self._hyper.median(params)) if self._others else {}
         known = [*self._inducing_sites, *(name for name in self._inputs if not callable(self.latents.get(name)))]
         return medians | {name: params[f"{name}_loc"] for name in known}
@@ -216,8 +225,8 @@ class AutoSparseGP(AutoGuide):
             if site is not None or name in self._missing or not is_expected(message["fn"]):
                 self._order.append(name)
         self._check_names()
-        # Names only: under `jit` the messages hold tracers, which must not outlive it.
-        self.prototype_trace = dict.fromkeys(messages)
+        # No more than this: under `jit` the messages hold tracers, which must not outlive it.
+        self.prototype_trace = {name: {"type": message["type"]} for name, message in messages.items()}
 
     def _note_plates(self, name: str, message: dict[str, Any]) -> None:
         frames = message["cond_indep_stack"]
@@ -227,7 +236,7 @@ class AutoSparseGP(AutoGuide):
                 f"{', '.join(repr(frame.name) for frame in frames)}."
             )
         if frames:
-            self._in_plates.add(name)
+            self._plate_of[name] = frames[0].name
 
     def _check_names(self) -> None:
         if not self._gps and not self._inputs:
@@ -254,23 +263,22 @@ class AutoSparseGP(AutoGuide):
             first = self._order.index(f"{name}.u{sites[0].position}")
             pending.append((first, partial(self._sample_gp, name)))
         for name in self._inputs:
-            emit = partial(self._sample_inputs, name, plates.get(name), *args, **kwargs)
+            emit = partial(self._sample_inputs, name, plates.get(self._plate_of.get(name, "")), *args, **kwargs)
             pending.append((self._order.index(name), emit))
-        ours = {*self._inducing_sites, *self._inputs}
-        others = [i for i, name in enumerate(self._order) if name not in ours]
         picked = {}
         for plate in plates.values():
             with plate as index:
                 picked[plate.name] = index
-        with InModelOrder(self._order, others, pending) as in_order:
-            in_order.emit_before_next(after=-1)
+        with InModelOrder(self._order, pending) as in_order:
             if self._others:
+                # Before `hyper` starts, which takes random keys at its first call and not at later ones.
+                in_order.emit(before=min(map(self._order.index, self._others)))
                 starting = self._rest.only(self._others) if is_auto and not has_started else nullcontext()
                 with SamePlates(picked), starting:
                     self._hyper(*args, **kwargs)
                 if self._preparing:
                     raise _Prepared
-        in_order.emit_rest()
+        in_order.emit()
 
     def _sample_gp(self, name: str) -> None:
         sites = self._gps[name]
@@ -301,8 +309,8 @@ class AutoSparseGP(AutoGuide):
             latent_inputs_posterior(name, loc, scale, analytic=self.analytic)
 
     def _plates(self, *args: Any, **kwargs: Any) -> dict[str, numpyro.plate]:
-        """The plates around latent inputs as the model has them at these arguments, by name of the inputs."""
-        if not self._in_plates:
+        """The plates around latent inputs and hidden outputs as the model has them at these arguments, by their names."""
+        if not self._plate_of and not self._missing:
             return {}
         messages: dict[str, Any] = {}
 
@@ -312,21 +320,7 @@ class AutoSparseGP(AutoGuide):
                 messages.update(model.get_trace(*args, **kwargs))
 
         self._look(note)
-        made: dict[str, numpyro.plate] = {}  # one for each name, or two would pick different rows
-        plates = {}
-        for name in self._in_plates:
-            frame = messages[name]["cond_indep_stack"][0]
-            if frame.name not in made:
-                made[frame.name] = numpyro.plate(frame.name, *messages[frame.name]["args"], dim=frame.dim)
-            plates[name] = made[frame.name]
-        return plates
-
-    def _sample_missing(self, emitted: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        # Outputs hidden by `obs_mask` are latent sites that weigh nothing. Their posterior is their predictive
-        # distribution, which only the model knows: run it under what has been drawn so far.
-        with handlers.block():
-            model = handlers.replay(handlers.seed(self.model, jax.random.PRNGKey(0)), dict(emitted))
-            messages = handlers.trace(model).get_trace(*args, **kwargs)
-        for name, message in messages.items():
-            if hidden_by_mask(name, messages) and not message["is_observed"]:
-                numpyro.sample(name, message["fn"])
+        frames = [frame for name in (*self._plate_of, *self._missing) for frame in messages[name]["cond_indep_stack"]]
+        # One for each name, or two would pick different rows.
+        dims = {frame.name: frame.dim for frame in frames}
+        return {name: numpyro.plate(name, *messages[name]["args"], dim=dim) for name, dim in dims.items()}

@@ -73,33 +73,25 @@ class InModelOrder(Messenger):
     """Emits our sites between the other latent sites where the model has them, as TraceMeanField_ELBO asks.
 
     :param order: names of all latent sites in the model's order.
-    :param others: positions of those that are emitted while this handler is active.
     :param pending: ours, each with its position and what emits it.
     """
 
-    def __init__(self, order: list[str], others: list[int], pending: list[tuple[int, Callable[[], Any]]]) -> None:
+    def __init__(self, order: list[str], pending: list[tuple[int, Callable[[], Any]]]) -> None:
         super().__init__()
-        self.order, self.others = order, others
+        self.order = order
         self.pending = sorted(pending, key=lambda entry: entry[0])
 
     def __enter__(self) -> InModelOrder:
         super().__enter__()
         return self
 
-    def postprocess_message(self, msg: dict[str, Any]) -> None:
+    def process_message(self, msg: dict[str, Any]) -> None:
         # Inside a plate the gp's sites would become part of it: wait for the next site outside.
-        if msg["type"] == "sample" and not msg["cond_indep_stack"]:
-            index = self.order.index(msg["name"]) if msg["name"] in self.order else -1
-            if index in self.others:
-                self.emit_before_next(after=index)
+        if msg["type"] == "sample" and not msg["cond_indep_stack"] and msg["name"] in self.order:
+            self.emit(before=self.order.index(msg["name"]))
 
-    def emit_before_next(self, after: int) -> None:
-        upcoming = [i for i in self.others if i > after]
-        while self.pending and (not upcoming or self.pending[0][0] < upcoming[0]):
-            self.pending.pop(0)[1]()
-
-    def emit_rest(self) -> None:
-        while self.pending:
+    def emit(self, before: int | None = None) -> None:
+        while self.pending and (before is None or self.pending[0][0] < before):
             self.pending.pop(0)[1]()
 
 

@@ -30,7 +30,7 @@ def covariance_across(feature: InterDomain, kernel: KernelLike, other: Feature) 
     """
     if isinstance(other, InducingPoints):
         return feature.covariance_with_inputs(kernel, other.points)
-    if isinstance(other, InterDomain) and other.term(kernel).kernel is not feature.term(kernel).kernel:
+    if isinstance(other, InterDomain) and other.term(kernel).place != feature.term(kernel).place:
         return jnp.zeros((feature.num, other.num), feature.dtype)
     raise TypeError(f"The covariance of {type(feature).__name__} with {type(other).__name__} is not known.")
 

@@ -22,11 +22,13 @@ class Component(NamedTuple):
     :param kernel: the kernel beneath factors and restrictions.
     :param variances: the factors in front of it, shapes () or (P,).
     :param restrictions: the restrictions to columns around it, outermost first.
+    :param place: where it is in the sum, which tells it from another term with the same kernel.
     """
 
     kernel: Any
     variances: tuple[Any, ...] = ()
     restrictions: tuple[Restricted, ...] = ()
+    place: tuple[str, ...] = ()
 
     def columns(self, X: Array) -> Array:
         """The columns of inputs (..., n, D) that the kernel sees, shape (..., n, D')."""
@@ -58,8 +60,8 @@ def component(kernel: KernelLike, matches: Callable[[Component], bool], what: st
 
 def _components(kernel: Any, outer: Component) -> Iterator[Component]:
     if type(kernel) is Sum:
-        yield from _components(kernel.left, outer)
-        yield from _components(kernel.right, outer)
+        yield from _components(kernel.left, outer._replace(place=(*outer.place, "left")))
+        yield from _components(kernel.right, outer._replace(place=(*outer.place, "right")))
     elif type(kernel) is Scaled:
         yield from _components(kernel.kernel, outer._replace(variances=(*outer.variances, kernel.variance)))
     elif type(kernel) is Restricted:

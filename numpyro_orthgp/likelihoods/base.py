@@ -28,7 +28,7 @@ from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = [
     "ExpectedLikelihood", "GaussHermite", "Integrator", "MonteCarlo", "QuasiMonteCarlo", "check_observed", "expectation",
-    "is_expected", "log_expectation", "unwrap",
+    "is_expected", "log_expectation", "log_predictive", "unwrap",
 ]  # fmt: skip
 
 
@@ -266,6 +266,23 @@ def log_expectation(weights: Array, log_values: Array) -> Array:
 def is_expected(fn: Any) -> bool:
     """Whether a site's distribution is, beneath masks and such, a likelihood of this package."""
     return getattr(unwrap(fn)[0], "integrates_function", False)
+
+
+def log_predictive(fn: Any, y: ArrayLike) -> Array:
+    """``log_predictive`` of a site's likelihood, whatever wraps it; of other distributions ``log_prob``.
+
+    :return: shape of the batch; zero where masked.
+    """
+    if not is_expected(fn):
+        return fn.log_prob(y)
+    if isinstance(fn, dist.MaskedDistribution):
+        return jnp.where(fn._mask, log_predictive(fn.base_dist, y), 0.0)
+    if isinstance(fn, dist.Independent):
+        values = log_predictive(fn.base_dist, y)
+        return values.sum(tuple(range(values.ndim - fn.reinterpreted_batch_ndims, values.ndim)))
+    if isinstance(fn, dist.ExpandedDistribution):
+        return jnp.broadcast_to(log_predictive(fn.base_dist, y), fn.batch_shape)
+    return fn.log_predictive(y)
 
 
 def check_observed(name: str, fn: Any, value: Any) -> None:

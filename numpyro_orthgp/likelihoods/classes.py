@@ -121,11 +121,11 @@ class Categorical(ExpectedLikelihood):
 
     :param marginals: f(X) of shape (B, P): a gp with ``num_latents=P``, or single ones that are stacked or (for "softmax") mixed.
     :param link: "softmax" or "robustmax".
-    :param epsilon: the probability of a label that is not the largest function's, for "robustmax".
+    :param epsilon: the probability of a label that is not the largest function's, for "robustmax", shape () or (B,).
     :param integrator: for "softmax" by default quasi-Monte Carlo with 128 points, Gauss-Hermite for up to two latent functions; for
         "robustmax" 20 Gauss-Hermite nodes.
-    :raises ValueError: for another link; a concrete ``epsilon`` that is not between 0 and 1; if ``marginals`` has no latent axis,
-        or (for "robustmax") if its outputs mix latent functions.
+    :raises ValueError: for another link; an ``epsilon`` of another shape, or a concrete one that is not between 0 and 1; if
+        ``marginals`` has no latent axis, or (for "robustmax") if its outputs mix latent functions.
     """
 
     pytree_data_fields: tuple[str, ...] = ("epsilon",)
@@ -141,14 +141,14 @@ class Categorical(ExpectedLikelihood):
         validate_args: bool | None = None,
     ) -> None:
         self.link = check_option("link", link, ("softmax", "robustmax"))
-        self.epsilon = self._parameter(marginals, "epsilon", epsilon, OPEN_FRACTION)
+        self.epsilon = self._parameter(marginals, "epsilon", epsilon, OPEN_FRACTION, per_point=False)
         if marginals.mean.ndim != 2:
             raise ValueError(
                 f"Categorical needs f(X) of shape (B, P), one latent function per class; got {marginals.shape}. "
                 "Declare gp(..., num_latents=P)."
             )
         if link == "robustmax":
-            _check_robustmax(marginals)
+            _check_robustmax(marginals, self.epsilon)
             integrator = integrator or GaussHermite()
         super().__init__(marginals, integrator=integrator, validate_args=validate_args)
 
@@ -156,7 +156,7 @@ class Categorical(ExpectedLikelihood):
         if self.link == "softmax":
             return dist.CategoricalLogits(f)
         largest = jax.nn.one_hot(f.argmax(-1), f.shape[-1], dtype=f.dtype)
-        return dist.CategoricalProbs(self._robust(largest))
+        return dist.CategoricalProbs(self._robust(largest, self.epsilon[..., None]))
 
     def log_density(self, f: Array, y: Array) -> Array:
         return super().log_density(f, y.astype(int))  # NumPyro takes no labels like 2.0
@@ -165,16 +165,16 @@ class Categorical(ExpectedLikelihood):
         if self.link == "softmax":
             return super().expected_log_density(y)
         p = self._probability_of_largest(y)
-        return p * jnp.log(self._robust(1.0)) + (1 - p) * jnp.log(self._robust(0.0))
+        return p * jnp.log(self._robust(1.0, self.epsilon)) + (1 - p) * jnp.log(self._robust(0.0, self.epsilon))
 
     def log_predictive(self, value: ArrayLike) -> Array:
         if self.link == "softmax":
             return super().log_predictive(value)
-        return jnp.log(self._robust(self._probability_of_largest(self._checked(value))))
+        return jnp.log(self._robust(self._probability_of_largest(self._checked(value)), self.epsilon))
 
-    def _robust(self, p: ArrayLike) -> Array:
+    def _robust(self, p: ArrayLike, epsilon: Array) -> Array:
         """The probability of a class that is the largest with probability p."""
-        return (1 - self.epsilon) * p + self.epsilon / (self.marginals.shape[1] - 1) * (1 - p)
+        return (1 - epsilon) * p + epsilon / (self.marginals.shape[1] - 1) * (1 - p)
 
     def _probability_of_largest(self, y: Array) -> Array:
         m, y = self.marginals, y.astype(int)
@@ -215,7 +215,7 @@ def _probs(likelihood: Ordinal | Categorical, num_classes: int) -> Array:
     return jnp.exp(jnp.moveaxis(likelihood.log_predictive(every), 0, -1))
 
 
-def _check_robustmax(marginals: Marginals) -> None:
+def _check_robustmax(marginals: Marginals, epsilon: Array) -> None:
     if marginals.mixing is not None:
         raise ValueError(
             'Categorical(link="robustmax") needs independent latent functions: which of mixed ones is the largest is not a '
@@ -224,4 +224,8 @@ def _check_robustmax(marginals: Marginals) -> None:
     if marginals.shape[1] < 2:
         raise ValueError(
             f'Categorical(link="robustmax") needs two classes or more; got f(X) of shape {marginals.shape}.'
+        )
+    if epsilon.shape not in ((), marginals.shape[:1]):
+        raise ValueError(
+            f"`epsilon` must have shape () or {marginals.shape[:1]}, one for each point; got {epsilon.shape}."
         )

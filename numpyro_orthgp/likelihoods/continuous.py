@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from numpyro.distributions import constraints
 from numpyro_orthgp.errors import check_option
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
 from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS
-from numpyro_orthgp.likelihoods.special import branches, folded_mean, log_ndtr, log_ndtr_scaled, standardize
+from numpyro_orthgp.likelihoods.special import branches, folded_mean, log_ndtr, log_ndtr_scaled, log_rising, standardize
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -47,6 +48,12 @@ class StudentT(ExpectedLikelihood):
 
     def conditional(self, f: Array) -> dist.Distribution:
         return dist.StudentT(self.df, f, self.scale)
+
+    def log_density(self, f: Array, y: Array) -> Array:
+        # Not a difference of log Gamma functions, which for many degrees of freedom is a difference of large numbers.
+        df, z = self.df, (y - f) / self.scale
+        constant = log_rising(df / 2, jnp.asarray(0.5, df.dtype)) - jnp.log(df * math.pi) / 2 - jnp.log(self.scale)
+        return constant - (df + 1) / 2 * jnp.log1p(z**2 / df)
 
 
 class Laplace(ExpectedLikelihood):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
+from numpyro_orthgp.likelihoods.base import log_predictive
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["Mixture"]
@@ -61,11 +62,7 @@ class Mixture(dist.Distribution):
 
     def log_predictive(self, value: ArrayLike) -> Array:
         """log of the average of E_q(f)[p(y | f)] over draws, shape (B,)."""
-        likelihood, event_dims = self.components, 0
-        while isinstance(likelihood, dist.Independent):
-            likelihood, event_dims = likelihood.base_dist, event_dims + likelihood.reinterpreted_batch_ndims
-        values = likelihood.log_predictive(self._repeated(value))
-        return self._average(values.sum(tuple(range(-event_dims, 0))))
+        return self._average(log_predictive(self.components, self._repeated(value)))
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw y: each draw takes one particle, the same for all points."""

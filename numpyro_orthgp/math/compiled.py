@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.tree_util import Partial
 
-from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.errors import is_concrete, with_checks
 
 __all__ = ["one_program"]
 
@@ -27,11 +27,15 @@ def one_program(function: _F) -> _F:
 
     :param function: of pytrees of arrays.
     """
-    compiled = jax.jit(function)
+    compiled = jax.jit(with_checks(function))
 
     @wraps(function)
     def call(*args: Any) -> Any:
-        return (compiled if _can_be_compiled(args) else function)(*args)
+        if not _can_be_compiled(args):
+            return function(*args)
+        result, waiting = compiled(*args)
+        waiting.inspect()
+        return result
 
     return call  # type: ignore[return-value]
 

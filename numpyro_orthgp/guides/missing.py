@@ -1,0 +1,48 @@
+"""Outputs hidden by ``obs_mask``: NumPyro makes latent sites of them, and a guide has to say how they are distributed.
+
+They weigh nothing if that is their predictive distribution, which only the model knows. So it is run once more, under what the
+guide has drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpyro
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from numpyro_orthgp.guides.handlers import hidden_by_mask
+
+__all__ = ["sample_missing"]
+
+
+class _Beside(Messenger):
+    """A run that sees parameters and mutable state as the real one does, leaves both as they are, and shows nothing else."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] not in ("param", "mutable"):
+            msg["stop"] = True
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "mutable":
+            msg["value"] = jax.tree.map(lambda leaf: leaf, msg["value"])  # a copy: models write into what they get
+
+
+def sample_missing(model: Callable[..., Any], emitted: dict[str, Any], args: Any, kwargs: Any) -> None:
+    """Emit every hidden output of ``model``.
+
+    :param emitted: the guide's trace so far, rows of plates that subsample included.
+    """
+    # A key of this call's own: where densities are averages over draws, as by Monte Carlo, their errors then cancel on average.
+    rng_key = numpyro.prng_key()
+    seeded = handlers.seed(model, jax.random.PRNGKey(0) if rng_key is None else rng_key)
+    with _Beside():
+        messages = handlers.trace(handlers.replay(seeded, emitted)).get_trace(*args, **kwargs)
+    for name, message in messages.items():
+        if hidden_by_mask(name, messages) and not message["is_observed"]:
+            # Its plates are the model's; here they are the weight that they give to the site.
+            with handlers.scale(scale=1.0 if message["scale"] is None else message["scale"]):
+                numpyro.sample(name, message["fn"])
