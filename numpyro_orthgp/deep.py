@@ -73,7 +73,8 @@ class DeepGP:
     :param means: the mean function of each inner layer: a matrix W of shape (D, P) for ``X @ W`` (:func:`init.linear_mean`), a
         callable, or ``None``; by default none has any. Without one, draws from many layers lose their inputs (Duvenaud et al.
         2014).
-    :raises ValueError: if there is no layer, or not one mean for each inner layer.
+    :raises ValueError: if there is no layer, or not one mean for each inner layer; when called, if a mean has another number of
+        columns than its layer has functions.
     """
 
     layers: Sequence[Any]
@@ -101,9 +102,10 @@ class DeepGP:
         """
         H = check_inputs("X", X)
         for i, layer in enumerate(self.layers[:-1]):
-            marginals, mean = layer(H), self._mean(i, H)
+            marginals = layer(H)
+            mean = self._mean(i, H, marginals.shape[1] if len(marginals.shape) == 2 else 1)
             if mean is not None:
-                marginals = marginals + (mean[:, 0] if len(marginals.shape) == 1 and mean.ndim == 2 else mean)
+                marginals = marginals + (mean[:, 0] if len(marginals.shape) == 1 else mean)
             H = _columns(marginals.sample(None if rng_key is None else jax.random.fold_in(rng_key, i)))
         return self.layers[-1](H)
 
@@ -130,10 +132,10 @@ class DeepGP:
         H, repeats = H[:, None], num_samples
         for i, layer in enumerate(self.layers[:-1]):
             key = jax.random.fold_in(rng_key, i)
-            mean = self._mean(i, H.reshape(-1, H.shape[-1]))
+            mean = self._mean(i, H.reshape(-1, H.shape[-1]), layer.num_latents or 1)
             H, weights = _particles(layer, H, key, repeats)
             if mean is not None:
-                H = H + _columns(jnp.repeat(mean, repeats, axis=0))
+                H = H + jnp.repeat(mean, repeats, axis=0)
             log_weights, repeats = log_weights + weights.reshape(B, num_samples), 1
             H = H.reshape(B, num_samples, H.shape[-1])
         H = jnp.broadcast_to(H, (B, num_samples, H.shape[-1]))
@@ -152,11 +154,18 @@ class DeepGP:
         paths = [f.sample_paths(key, num, num_features=num_features) for f, key in zip(self.layers, keys, strict=True)]
         return Partial(_run_paths, self, paths)
 
-    def _mean(self, i: int, H: Array) -> Array | None:
+    def _mean(self, i: int, H: Array, num: int) -> Array | None:
+        """The mean of layer i, of ``num`` functions, at inputs H: shape (n, num), or ``None``."""
         mean = None if self.means is None else self.means[i]
         if mean is None:
             return None
-        return mean(H) if callable(mean) else matmul(H, jnp.asarray(mean))
+        values = _columns(jnp.asarray(mean(H) if callable(mean) else matmul(H, jnp.asarray(mean))))
+        if values.shape != (len(H), num):
+            raise ValueError(
+                f"`means[{i}]` must give shape ({len(H)}, {num}) for the {num} function(s) of layers[{i}]; got {values.shape}. "
+                "Did you mean gp(..., num_latents=P)?"
+            )
+        return values
 
     def _checked(self, num_samples: int, rng_key: PRNGKey | None) -> PRNGKey:
         check_integer("num_samples", num_samples)
@@ -181,9 +190,10 @@ class DeepGP:
 def _run_paths(deep: DeepGP, paths: Sequence[Paths], X: ArrayLike) -> Array:
     H = check_inputs("X", X)
     for i, path in enumerate(paths[:-1]):
-        mean = deep._mean(i, H.reshape(-1, H.shape[-1]))
+        rows = H.reshape(-1, H.shape[-1])
         values = path(H)
         H = values if values.ndim == 3 else values[..., None]
+        mean = deep._mean(i, rows, H.shape[2])
         if mean is not None:
             H = H + mean.reshape(-1, H.shape[1], H.shape[2])  # one for all paths in the first layer
     return paths[-1](H)

@@ -14,7 +14,7 @@ import optax
 from jax import lax, random
 from jax.tree_util import Partial
 
-from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, is_concrete
+from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, check_integer, inspect, is_concrete
 from numpyro_orthgp.inducing import input_dim
 from numpyro_orthgp.likelihoods import Gaussian
 from numpyro_orthgp.marginals import Marginals
@@ -83,12 +83,17 @@ def infer_latents(
     :param num_steps: steps of Adam.
     :param learning_rate: its step size to begin with; it decays along a cosine.
     :param rng_key: for nodes and candidates; default ``jax.random.PRNGKey(0)``.
-    :raises ValueError: for wrong shapes, a row without any observed entry, or NaN that counts as observed.
+    :raises ValueError: for wrong shapes, a row without any observed entry, NaN that counts as observed, noise or a number that is
+        not positive.
     :raises TypeError: for integer latent dimensions or a function without inducing points.
     """
     y, observed = _check_rows(y, observed, f.num_latents)
     dim, fixed = _check_covariates(f, covariates, len(y))
     dtype = f.features[0].dtype
+    for name, number in (("num_starts", num_starts), ("num_samples", num_samples), ("num_steps", num_steps)):
+        check_integer(name, number)
+    if not callable(likelihood):
+        inspect(_refuse_no_noise, likelihood)
     make = likelihood if callable(likelihood) else Partial(_gaussian, jnp.asarray(likelihood, dtype))
     node_key, start_key = random.split(random.PRNGKey(0) if rng_key is None else rng_key)
     nodes = quasi_normal(node_key, num_samples, (), dim, dtype)
@@ -101,6 +106,13 @@ def infer_latents(
     if callable(likelihood):  # it may read what has changed since the last call: it is traced anew
         return jax.jit(lambda parts: _infer_rows(row, parts))(parts)
     return _infer_rows_compiled(row, parts)
+
+
+def _refuse_no_noise(noise: ArrayLike) -> None:
+    if not (np.asarray(noise) > 0).all():
+        raise ValueError(
+            f"`likelihood` as an array is the noise's standard deviation, which must be positive; got {noise}."
+        )
 
 
 def _gaussian(noise: Array, marginals: Marginals) -> Gaussian:

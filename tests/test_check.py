@@ -122,6 +122,10 @@ def test_mean_only_points(sets):
     np.testing.assert_allclose(health.moved, np.std(whole - rest) / np.std(whole), rtol=1e-8)
     assert health.num_mean_only == 5 and "mean only" in str(report)
     assert "are parameters, not latent sites" in report.khat and "k-hat: none." in str(report)
+    idle = [(np.zeros(4), np.eye(4))]
+    report = checked(X, y, Zs, idle, inducing=inducing, params={"f.u1_weights": jnp.asarray(a)})
+    said = [line for line in report.advice if "f.u0 does nothing" in line]
+    assert len(said) == 1 and "drop_sets" not in said[0]
 
 
 @pytest.mark.parametrize("own_kernels", [False, True])
@@ -170,6 +174,8 @@ def test_collapsed_regression():
     share = 1 - np.diag(k(X, Z) @ np.linalg.solve(k(Z, Z), k(Z, X)))
     np.testing.assert_allclose(report.functions["y"].residual, share, atol=1e-8)
     assert report.khat.num_samples == 100
+    with pytest.raises(ValueError, match=r"Those of `y`, a CollapsedGP, are not.*posterior\(y\)\(X_test\)"):
+        ogp.check(model, guide, params, X, jnp.sin(3 * X[:, 0]), X[::3], held_out=(X, jnp.sin(3 * X[:, 0])))
 
 
 # ---- v of the tightened bound
@@ -314,6 +320,11 @@ def test_convergence():
     assert "rose by 10 nats" in str(rising)
     assert not convergence_of(np.exp(-0.01 * steps)).falling  # less than a nat is no reason to go on
     assert not convergence_of(500 - 0.1 * steps + 100 * rng.normal(size=1000)).falling  # lost in the noise
+    for bad in (np.nan, np.inf):
+        broken = convergence_of(np.where(steps < 990, 100.0, bad))
+        assert not broken.falling and not broken.rising
+        assert str(broken) == "loss: not finite at 10 of the last 200 of 1000 steps"
+    assert convergence_of(np.where(steps > 10, 100.0, np.nan)).num_not_finite == 0  # long ago
     for wrong in (np.zeros(19), np.zeros((20, 2))):
         with pytest.raises(ValueError, match="`losses` must have shape"):
             convergence_of(wrong)
@@ -322,6 +333,8 @@ def test_convergence():
 def test_losses_are_looked_at(sets):
     report = checked(*sets, losses=500 - 0.1 * np.arange(1000))
     assert report.advice[0].startswith("The loss still falls") and "loss: fell by 10 nats" in str(report)
+    report = checked(*sets, losses=np.append(np.ones(95), np.full(5, np.nan)))
+    assert report.advice[0].startswith("The loss is not finite")
 
 
 # ---- NUTS

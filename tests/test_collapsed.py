@@ -885,6 +885,7 @@ def test_refuses(options, error, match):
         ({"num_outputs": 3}, flat, ValueError, r"shape \(N, 3\) with N = 6.*got \(6,\)"),
         ({}, jnp.zeros(6, int), TypeError, "`y` must have a floating dtype; got int"),
         ({}, nan, ValueError, r"`y` must be finite; got 6 NaN.*CollapsedGP\(\.\.\., observed=~numpy.isnan\(y\)\)"),
+        ({"observed": jnp.ones(6, bool)}, nan, ValueError, r"`y` must be finite; got 6 NaN.*where it counts as observed"),
         ({"observed": jnp.ones((6, 2), bool)}, jnp.zeros((6, 3)), ValueError, r"`y` must have shape \(N, 2\) .* got \(6, 3\)"),
         ({"noise": jnp.ones((1, 2))}, jnp.zeros((6, 3)), ValueError, r"`y` must have shape \(N, 2\) .* got \(6, 3\)"),
         ({"loc": jnp.ones((1, 2))}, flat, ValueError, r"`y` must have shape \(N, 2\) .* got \(6,\)"),

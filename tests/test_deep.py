@@ -383,6 +383,21 @@ def test_errors(problem):
         ogp.DeepGP([])
     with pytest.raises(ValueError, match="one entry for each inner layer, 1 for 2 layers; got 2"):
         ogp.DeepGP([f, f], means=[None, None])
+    key = jax.random.PRNGKey(0)
+    for num_latents, mean in ((None, jnp.eye(2)), (2, jnp.eye(2)[:, :1]), (2, lambda X: X[:, 0])):
+        with handlers.seed(rng_seed=0):
+            inner = ogp.gp("g", kernels.RBF(), Z2[0], num_latents=num_latents)
+        deep, num = ogp.DeepGP([inner, f], means=[mean]), num_latents or 1
+        calls = (
+            lambda deep=deep: deep(X, rng_key=key),
+            lambda deep=deep: deep.particles(X, 2, rng_key=key),
+            lambda deep=deep: deep.sample_paths(key, 2)(X),
+        )
+        for call in calls:
+            with pytest.raises(
+                ValueError, match=rf"`means\[0\]` must give shape \(\d+, {num}\) for the {num} function.*; got \("
+            ):
+                call()
     with pytest.raises(ValueError, match="`num_samples` must be a positive integer; got 0"):
         ogp.DeepGP([f]).particles(X, 0, rng_key=jax.random.PRNGKey(0))
     with pytest.raises(TypeError, match="layers made by gp"):

@@ -105,6 +105,12 @@ def test_errors(curve):
         ogp.infer_latents(f, np.full((1, D), np.nan), NOISE, observed=np.ones((1, D), bool))
     with pytest.raises(ValueError, match=r"`covariates` must have shape \(1, C\) with C < 1"):
         ogp.infer_latents(f, y, NOISE, covariates=np.zeros((1, 1)))
+    for noise in (0.0, -0.2, np.array([0.1] * 5 + [np.nan])):
+        with pytest.raises(ValueError, match="noise's standard deviation, which must be positive"):
+            ogp.infer_latents(f, y, noise)
+    for name in ("num_starts", "num_steps", "num_samples"):
+        with pytest.raises(ValueError, match=f"`{name}` must be a positive integer; got 0"):
+            ogp.infer_latents(f, y, NOISE, **{name: 0})
     single = jax.jit(lambda y: ogp.CollapsedGP(kernels.RBF(0.8), X, X[::3], NOISE).posterior(y))(X[:, 0])
     with pytest.raises(ValueError, match="`f` must be the D functions of a GP-LVM"):
         ogp.infer_latents(single, y, NOISE)

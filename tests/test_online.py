@@ -293,6 +293,18 @@ def test_dropping_a_set_in_the_middle(problem):
         jax.jit(online.drop_sets)(f)
 
 
+@pytest.mark.parametrize("idle", [0, 1])
+def test_no_set_is_dropped_beside_mean_only_points(problem, idle):
+    """They are orthogonal to every set: without one, they would say something else, and the function is another."""
+    _, _, Zs, qs, Xs = problem
+    G = ogp.MeanOnly(jnp.asarray(Xs[:3]))
+    chosen = [(np.zeros(len(m)), np.eye(len(m))) if i == idle else (m, T) for i, (m, T) in enumerate(qs)]
+    with pytest.raises(ValueError, match="cannot drop 1 of 2 sets of a function with MeanOnly points"):
+        online.drop_sets(function([*Zs, G], chosen))
+    f = function([*Zs, G], qs)
+    assert online.drop_sets(f) is f
+
+
 def test_errors(problem):
     X, y, Zs, qs, _ = problem
     f = function(Zs, qs)

@@ -24,6 +24,7 @@ import matplotlib.pyplot as plt
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import FourierFeatures, MeanOnly, kernels, likelihoods, plots
+from numpyro_orthgp.plots import style
 from tests import problems
 
 NOISE = 0.3
@@ -164,6 +165,35 @@ def test_other_likelihoods_are_drawn_in_units_of_y(rng, ax):
     assert min(a.get_ydata().min() for a in ax.lines if a.get_linestyle() == "--") > 0
     ax = plots.function(f, grid, likelihood=likelihoods.Bernoulli)
     assert "95 % of y" not in labelled(ax) and "95 % of E[y | f]" in labelled(ax)
+
+
+def test_a_likelihood_may_shift_and_scale_the_function(rng):
+    """Bands and draws are of f as the likelihood sees it."""
+    f, _, _ = line(rng)
+    grid = np.linspace(-2, 2, 20)
+    inside = {
+        "95 % of E[y | f]": lambda m: likelihoods.Poisson(m + 2.0),
+        "95 % of f": lambda m: likelihoods.Gaussian(10 * m + 50, 1.0).mask(True),
+    }
+    before = [
+        (lambda X: f(X) + 2.0, likelihoods.Poisson),
+        (lambda X: 10 * f(X) + 50, lambda m: likelihoods.Gaussian(m, 1.0)),
+    ]
+    for (name, likelihood), (shifted, plain) in zip(inside.items(), before, strict=True):
+        ours, expected = (
+            plots.function(g, grid, likelihood=p, num_paths=2, inducing=False)
+            for g, p in ((f, likelihood), (shifted, plain))
+        )
+        for a, b in zip(edges(labelled(ours)[name]), edges(labelled(expected)[name]), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+        assert len(ours.lines) == len(expected.lines) > 2
+        for a, b in zip(ours.lines, expected.lines, strict=True):
+            np.testing.assert_allclose(a.get_ydata(), b.get_ydata(), rtol=1e-5)
+
+
+def test_looks_of_many_things_differ():
+    looks = {tuple(style.look_of(i, marker=style.MARKERS, linestyle=style.LINES).items()) for i in range(40)}
+    assert len(looks) == 40
 
 
 def test_any_function_to_marginals_or_a_distribution(rng):
@@ -523,6 +553,10 @@ def test_errors_of_functions(rng):
         (ValueError, "mean of Likelihood is not finite at 300 of 300",
          lambda: plots.function(f, likelihood=lambda m: ogp.Likelihood(m, lambda f: dist.Cauchy(f, 1.0)))),
         (ValueError, "this picture shows 2", lambda: plots.surface(three)),
+        (ValueError, r"labels 0 and 1, .*; got -1.*\(y \+ 1\) / 2", lambda: plots.surface(
+            three, data=(X3, np.sign(y3)), likelihood=likelihoods.Bernoulli, dims=(0, 1), num_grid=4)),
+        (IndexError, r"`output` must lie in 0..1, the columns of data\[1\]; got 7",
+         lambda: plots.function(two, data=(X, y2), output=7)),
         (ValueError, "`dims` must be two different dimensions", lambda: plots.surface(three, dims=(1, 1))),
         (ValueError, "Unknown `show` 'var'", lambda: plots.surface(three, show="var", dims=(0, 1))),
         (ValueError, "`grid` must have an entry for each of two", lambda: plots.surface(three, 3.0, dims=(0, 1))),

@@ -164,8 +164,11 @@ def check_outputs(y: Any, N: int, num_outputs: int | None, observed: Array | Non
         expected = f"(N, {num_outputs})" if num_outputs else "(N,) or (N, D)"
         raise ValueError(f"`y` must have shape {expected} with N = {N}, one row per input; got {y.shape}.")
     if observed is not None:
-        return jnp.where(observed if y.ndim == 2 else observed[:, 0], y, 0)
+        y = jnp.where(observed if y.ndim == 2 else observed[:, 0], y, 0)
     try:
         return check_finite("y", y)
     except ValueError as error:
-        raise ValueError(f"{error} Say which entries are there: CollapsedGP(..., observed=~numpy.isnan(y)).") from None
+        where = " where it counts as observed" if observed is not None else ""
+        raise ValueError(
+            f"{error} Say which entries are there{where}: CollapsedGP(..., observed=~numpy.isnan(y))."
+        ) from None

@@ -55,6 +55,11 @@ def advise(
 
 
 def _on_loss(convergence: Convergence) -> Iterator[str]:
+    if convergence.num_not_finite:
+        yield (
+            "The loss is not finite: do not trust these parameters. Take a smaller learning rate, more jitter or float64; "
+            "ogp.fit stops at the first such step and returns the state before."
+        )
     if convergence.falling:
         yield "The loss still falls: take more steps, or a larger learning rate at the start."
     if convergence.rising:
@@ -74,7 +79,8 @@ def _on_factor(s: SetHealth) -> Iterator[str]:
 def _on_sets(name: str, health: FunctionHealth) -> Iterator[str]:
     for s in health.sets:
         if s.divergence < IDLE:
-            yield f"{s.name} does nothing ({s.divergence:.1g} nats): leave it out, or drop it with online.drop_sets."
+            drop = "" if health.num_mean_only else ", or drop it with online.drop_sets"
+            yield f"{s.name} does nothing ({s.divergence:.1g} nats): leave it out{drop}."
     if health.residual is None:
         return
     left = np.quantile(health.residual, 0.95)

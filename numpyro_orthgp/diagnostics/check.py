@@ -79,8 +79,8 @@ def check(
     :param num_samples: number of draws of the guide, at least 25.
     :param rng_key: default ``jax.random.PRNGKey(0)``.
     :return: what was found; ``str`` of it is the page.
-    :raises ValueError: if parameters are missing, guide or data do not fit the model, nothing is observed, or a plate holds a
-        minibatch.
+    :raises ValueError: if parameters are missing, guide or data do not fit the model, nothing is observed, a plate holds a
+        minibatch, or ``held_out`` is given for a CollapsedGP.
     :raises TypeError: if ``guide`` cannot be called, or ``params`` or ``held_out`` are of a wrong type.
     """
     check_guide(guide, params)
@@ -93,6 +93,11 @@ def check(
     arguments = Arguments(args, kwargs)
     source = GuideDraws(guide, params, arguments, draw_key)
     layout = look(model, arguments, params, source.shapes, fitted=True)
+    if held_args is not None and layout.collapsed:
+        raise ValueError(
+            f"`held_out` is for outputs that are independent given the functions. Those of `{layout.collapsed[0]}`, a "
+            "CollapsedGP, are not: other data have another prior. Predict from the fit: CollapsedGP(...).posterior(y)(X_test)."
+        )
     replay = Replay(model, arguments, source.draw(num_samples), layout)
     return Report(
         _functions(replay, guide, model_key),

@@ -20,11 +20,13 @@ class Convergence:
     :param gain: by how much it fell, in nats.
     :param standard_error: of that, as if losses were independent of each other given their trend.
     :param num_steps: number of losses.
+    :param num_not_finite: how many of those compared are NaN or infinite; with one, ``gain`` is NaN.
     """
 
     gain: float
     standard_error: float
     num_steps: int
+    num_not_finite: int = 0
 
     @property
     def falling(self) -> bool:
@@ -37,6 +39,9 @@ class Convergence:
         return -self.gain > max(1.0, CLEAR * self.standard_error)
 
     def __str__(self) -> str:
+        if self.num_not_finite:
+            compared = 2 * (self.num_steps // SHARE)
+            return f"loss: not finite at {self.num_not_finite} of the last {compared} of {self.num_steps} steps"
         verb = "fell" if self.gain >= 0 else "rose"
         return (
             f"loss: {verb} by {abs(self.gain):.3g} nats (standard error {self.standard_error:.2g}) between the last two tenths of "
@@ -53,6 +58,9 @@ def convergence_of(losses: Any) -> Convergence:
     if values.ndim != 1 or len(values) < 2 * SHARE:
         raise ValueError(f"`losses` must have shape (num_steps,), at least {2 * SHARE} of them; got {values.shape}.")
     num = len(values) // SHARE
+    not_finite = int((~np.isfinite(values[-2 * num :])).sum())
+    if not_finite:
+        return Convergence(float("nan"), float("nan"), len(values), not_finite)
     last, before = values[-num:], values[-2 * num : -num]
     # Noise as differences show it: a trend is none.
     noise = np.mean(np.diff(values[-2 * num :]) ** 2) / 2

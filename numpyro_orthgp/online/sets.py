@@ -59,16 +59,23 @@ def drop_sets(f: GPFunction, below: float = 0.01) -> GPFunction:
 
     :param f: a fitted function with the Gaussians of a guide.
     :param below: sets of smaller divergence are dropped, in nats. The first set to be kept is that of the largest one.
-    :raises ValueError: if it carries values, or under ``jit``, where divergences cannot be looked at.
+    :raises ValueError: if it carries values or, where a set is to be dropped, mean-only points; under ``jit``, where divergences
+        cannot be looked at.
     """
     cost = divergences(f)
     if not is_concrete(cost):
         raise ValueError("`drop_sets` looks at divergences and cannot run under jit.")
     kept = [i for i, c in enumerate(np.asarray(cost)) if c >= below] or [int(np.argmax(np.asarray(cost)))]
-    if kept == list(range(len(kept))):
-        shift = f.shift if f.shift is None else replace(f.shift, projected=f.shift.projected[: len(kept)])
-        count = len(kept)
-        return replace(f, features=f.features[:count], blocks=f.blocks[:count], beliefs=f.beliefs[:count], shift=shift)
+    count = len(kept)
+    if count == len(f.features):
+        return f
+    if f.shift is not None:
+        raise ValueError(
+            f"`drop_sets` cannot drop {len(f.features) - count} of {len(f.features)} sets of a function with MeanOnly points: "
+            "these are orthogonal to every set, so what they say where a dropped one was would change. Fit again without it."
+        )
+    if kept == list(range(count)):
+        return replace(f, features=f.features[:count], blocks=f.blocks[:count], beliefs=f.beliefs[:count])
     return compress(f, [f.features[i] for i in kept])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_orthgp.errors import check_floating, check_inputs
 from numpyro_orthgp.plots.dims import check_dims
 from numpyro_orthgp.plots.slices import Slice
-from numpyro_orthgp.plots.style import COLOURS, MARKERS, colour_bar, frame, new_axes, scatter
+from numpyro_orthgp.plots.style import COLOURS, MARKERS, colour_bar, frame, look_of, new_axes, scatter
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import ArrayLike
 
@@ -87,9 +87,8 @@ def latent_space(
         rows = classes == name
         style: Any = {
             "s": 14,
-            "color": COLOURS[i % len(COLOURS)],
-            "marker": MARKERS[i % len(MARKERS)],
             "label": str(name),
+            **look_of(i, marker=MARKERS),
         }
         scatter(ax, points[rows][:, dims], linewidths=0.3, edgecolors="white", **style)
     if labels is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from numpyro_orthgp.errors import check_floating, check_integer, check_option
-from numpyro_orthgp.plots.style import COLOURS, LINES, check_share, frame, new_axes, percent
+from numpyro_orthgp.plots.style import COLOURS, LINES, check_share, frame, look_of, new_axes, percent
 from numpyro_orthgp.types import ArrayLike
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _coverage(ax: Axes, pit: np.ndarray, interval: float, label: str | None) -> 
         levels, lower / N, upper / N, color="0.3", alpha=0.2, linewidth=0, label=f"{percent(interval)} if calibrated"
     )
     before = sum(not str(line.get_label()).startswith("_") for line in ax.lines)  # curves drawn earlier on these axes
-    look: Any = {"color": COLOURS[before % len(COLOURS)], "linestyle": LINES[before % len(LINES)], "linewidth": 1.8}
+    look = {"linewidth": 1.8, **look_of(before, linestyle=LINES)}
     ax.plot([0, 1], [0, 1], color="black", linewidth=0.8)
     ax.plot(levels, inside, label=label or f"data (N = {N})", **look)
     ax.set(xlabel="probability of the central interval", ylabel="share of points inside", xlim=(0, 1), ylim=(0, 1.01))

@@ -14,6 +14,7 @@ from jax.scipy.special import ndtri
 
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.likelihoods import Gaussian
+from numpyro_orthgp.likelihoods.base import unwrap
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.quadrature import quasi_normal
 from numpyro_orthgp.types import Array, PRNGKey
@@ -28,7 +29,7 @@ NUM_DRAWS = 10_000  # of y, for its quantiles
 class Prediction:
     """Marginals of f at B inputs, a distribution over y, or both; each of one value per input.
 
-    :param marginals: of f; ``None`` if only y is known.
+    :param marginals: of f, as ``outcome`` sees it; ``None`` if only y is known.
     :param outcome: the distribution of y; ``None`` if only f is asked for.
     """
 
@@ -121,7 +122,9 @@ def predict(f: Callable[[Any], Any], X: Array, output: int | None, likelihood: C
             f"`likelihood` must return a distribution over y, as likelihoods.Bernoulli or lambda m: likelihoods.Gaussian(m, noise) "
             f"do; got {type(outcome).__name__}."
         )
-    return Prediction(marginals, _one_each(outcome, len(X)))
+    # Of f as the likelihood sees it, which may have shifted or scaled it; draws of it are joint.
+    seen = unwrap(likelihood(marginals))[0]
+    return Prediction(getattr(seen, "marginals", marginals), _one_each(outcome, len(X)))
 
 
 def picked(marginals: Marginals, output: int | None) -> Marginals:

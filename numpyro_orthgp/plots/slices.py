@@ -113,6 +113,7 @@ def check_data(data: Any, f: Any, output: int | None) -> tuple[np.ndarray | None
 
     :raises TypeError: if it is not a pair, or X not floating.
     :raises ValueError: if shapes do not go together.
+    :raises IndexError: if y has no such column.
     """
     if data is None:
         return None, None
@@ -120,7 +121,10 @@ def check_data(data: Any, f: Any, output: int | None) -> tuple[np.ndarray | None
         raise TypeError(f"`data` must be a pair (X, y); got {type(data).__name__}.")
     dim = input_dim(f.features) if isinstance(f, GPFunction) else None
     X, y = np.asarray(check_inputs("data[0]", data[0], dim=dim)), np.asarray(data[1])
-    y = y[:, output] if y.ndim == 2 and output is not None else y
+    if y.ndim == 2 and output is not None:
+        if not -y.shape[1] <= output < y.shape[1]:
+            raise IndexError(f"`output` must lie in 0..{y.shape[1] - 1}, the columns of data[1]; got {output}.")
+        y = y[:, output]
     if y.shape != (len(X),):
         hint = " Pick a column with `output`." if y.ndim == 2 else ""
         raise ValueError(f"`data[1]` must have shape ({len(X)},) to match data[0]; got {y.shape}.{hint}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLOURS", "COLOUR_MAP", "LINES", "MARKERS", "check_share", "colour_bar", "extend", "frame", "legend_on_top", "legend_room",
-    "new_axes", "percent", "scatter",
+    "look_of", "new_axes", "percent", "scatter",
 ]  # fmt: skip
 
 # Okabe and Ito's colours, for all eyes; markers and lines say the same once more, for print without colour.
@@ -21,6 +22,16 @@ LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1,
 # Of a legend: height of a row, and of both edges together; width of an entry.
 ROW_INCHES, EDGE_INCHES, ENTRY_INCHES = 0.2, 0.12, 1.15
 COLOUR_MAP = "cividis"  # made for all eyes too; its lightness grows steadily
+
+
+def look_of(i: int, **cycles: Sequence[Any]) -> dict[str, Any]:
+    """The i-th colour, and the i-th entry of other cycles, which shift by one each time the colours begin anew.
+
+    >>> [look_of(i, marker=MARKERS)["marker"] for i in (0, 1, 8, 9)]
+    ['o', '^', '^', 's']
+    """
+    rounds = i // len(COLOURS)
+    return {"color": COLOURS[i % len(COLOURS)]} | {name: c[(i + rounds) % len(c)] for name, c in cycles.items()}
 
 
 def new_axes(ax: Axes | None) -> Axes:

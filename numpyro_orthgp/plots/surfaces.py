@@ -70,6 +70,8 @@ def surface(
     sides = _sides(where, grid, check_integer("num_grid", num_grid, least=2))
     first, second = np.meshgrid(*sides)
     prediction = predict(f, where.inputs(first.ravel(), second.ravel()), output, likelihood)
+    if prediction.has_labels and y is not None:
+        _check_labels(y)
     values = (prediction.mean() if show == "mean" else prediction.deviation()).reshape(first.shape)
 
     ax = new_axes(ax)
@@ -101,6 +103,14 @@ def _meaning(prediction: Prediction, show: str) -> str:
         return "probability of y = 1"
     variable = "f" if prediction.outcome is None else "y"
     return f"mean of {variable}" if show == "mean" else f"standard deviation of {variable}"
+
+
+def _check_labels(y: np.ndarray) -> None:
+    if not np.isin(y, (0, 1)).all():
+        raise ValueError(
+            f"`data[1]` must hold labels 0 and 1, as the likelihood has them; got {np.setdiff1d(y, (0, 1))[0]}. Of labels -1 and 1 "
+            "take (y + 1) / 2."
+        )
 
 
 def _draw_data(ax: Axes, X: np.ndarray, y: Any, has_labels: bool, filled: Any, complete: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.plots.style import COLOURS, LINES, frame, new_axes
+from numpyro_orthgp.plots.style import LINES, frame, look_of, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,13 +55,13 @@ def elbo(
     ax = new_axes(ax)
     for i, (name, values) in enumerate(raw.items()):
         every = np.arange(1, len(values) + 1)
-        look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)]}
+        look = look_of(i)
         # Single steps of minibatches lie on both sides of any level, which a logarithm cannot show.
         if windows[name] > 1 and level is None:
             ax.plot(scale * every, _finite(values), alpha=0.25, linewidth=0.6, zorder=1, **look)
         steps, mean = smooth[name]
-        line = {"linestyle": LINES[i % len(LINES)], "linewidth": 1.8, "label": name}
-        ax.plot(scale * steps, mean if level is None else _gap(mean, level), **line, **look)
+        line = {"linewidth": 1.8, "label": name, **look_of(i, linestyle=LINES)}
+        ax.plot(scale * steps, mean if level is None else _gap(mean, level), **line)
         _mark_missing(ax, scale * every[~np.isfinite(values)], look)
     if level is None:
         _limit(ax, list(raw.values()), means)
