@@ -14,7 +14,9 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp.training.batches import Batches
+from numpyro_orthgp.training.loop import seed_of
 from numpyro_orthgp.training.plan import Plan
+from numpyro_orthgp.training.result import FitResult
 from numpyro_orthgp.training.stopping import Windows
 from tests import problems
 from tests.fitting import KEY, N, assert_close, assert_same_bits, by_hand, data, guide, make, model
@@ -310,9 +312,61 @@ def test_parameters_that_become_nan_at_the_end_are_not_returned():
     assert result.losses.tolist() == [0.0]
 
 
+@pytest.mark.parametrize("steps_per_call", [1, 3, 10, 64, None])
+def test_parameters_that_no_loss_sees_for_long_are_not_returned_as_nan(tmp_path, steps_per_call):
+    """One parameter for each row, NaN after a step that sees its row: neither results nor files depend on where calls end."""
+    start = jnp.where(jnp.arange(N) == 7, 0.0, 1.0)
+
+    def kinks(i, y):
+        z = numpyro.param("z", start)[i]
+        numpyro.factor("kinks", -jnp.sum(jnp.sqrt(z**2)) - jnp.sum((y - z) ** 2))
+
+    svi, file, arrays = make(model=kinks, guide=lambda i, y: None), tmp_path / "run.npz", (np.arange(N), np.ones(N))
+    seen = int(np.argmax((Batches(arrays, 2, seed_of(KEY)).row_numbers(0, N // 2) == 7).any(1))) + 1
+    options = {"batch_size": 2, "num_steps": N // 2, "steps_per_call": steps_per_call, "checkpoint": file}
+    assert 5 < seen < N // 2 - 3
+    with pytest.warns(
+        RuntimeWarning, match=rf"parameters after step {seen} are nan: .* returns what it had after step {seen - 1}\b"
+    ):
+        result = ogp.fit(svi, KEY, arrays, progress_bar=False, **options)
+    assert (result.status, result.num_steps, len(result.losses)) == ("diverged", seen - 1, seen)
+    assert np.isfinite(result.params["z"]).all() and result.params["z"][7] == 0
+    with np.load(file) as saved:
+        assert all(np.isfinite(saved[name]).all() for name in saved.files if name.startswith("state"))
+
+
+def test_a_loss_that_fails_after_its_parameters_did():
+    """The earlier of the two counts: here a loss is not finite within the call at whose start a parameter became NaN."""
+
+    def kinks(i, y):
+        z = numpyro.param("z", jnp.where(jnp.arange(4) == 1, 0.0, 1.0))
+        step = numpyro.param("step", jnp.zeros(()))
+        numpyro.factor("kinks", -jnp.sum(jnp.sqrt(z[i] ** 2)) - jnp.where(step < -3, jnp.nan, step))
+
+    svi = make(optax.sgd(1.0), model=kinks, guide=lambda i, y: None)
+    rows = Batches((np.arange(4),), 1, seed_of(KEY)).row_numbers(0, 8)[:, 0]
+    seen = int(np.argmax(rows == 1)) + 1
+    assert seen <= 4
+    with pytest.warns(RuntimeWarning, match=f"parameters after step {seen} are nan"):
+        result = ogp.fit(svi, KEY, (np.arange(4), np.zeros(4)), batch_size=1, num_steps=8, progress_bar=False)
+    assert result.num_steps == seen - 1 and np.isfinite(result.params["z"]).all()
+
+
+def test_byte_order_and_masks_without_masked_entries():
+    arrays = data()
+    swapped = tuple(a.astype(a.dtype.newbyteorder()) for a in arrays)
+    unmasked = tuple(np.ma.masked_invalid(a) for a in arrays)
+    for given in (swapped, unmasked):
+        for batch_size in (8, None):
+            found = ogp.fit(make(), KEY, given, batch_size=batch_size, num_steps=5, progress_bar=False)
+            wanted = ogp.fit(make(), KEY, arrays, batch_size=batch_size, num_steps=5, progress_bar=False)
+            np.testing.assert_array_equal(found.losses, wanted.losses)
+
+
 # ---------------------------------------------------------------- what users get wrong
 
 X, y = data()
+RESULT = FitResult({}, None, np.zeros(0), "finished", 0)
 WRONG = {
     "neither": ({}, ValueError, "Exactly one of `num_epochs` and `num_steps` must be given; got neither"),
     "both": ({"num_steps": 1, "num_epochs": 1}, ValueError, "got both"),
@@ -334,6 +388,11 @@ WRONG = {
     "mesh": ({"mesh": 4}, TypeError, "`mesh` must be a jax.sharding.Mesh; got int"),
     "call": ({"steps_per_call": 0}, ValueError, "`steps_per_call` must be a positive integer; got 0"),
     "every": ({"checkpoint": "x.npz", "checkpoint_every": 0}, ValueError, "`checkpoint_every` must be a positive integer"),
+    "masked": ({"data": (X, np.ma.masked_greater(y, 0))}, TypeError, r"`data\[1\]` is a masked array with entries missing.*filled"),
+    "keys": ({"data": {0: X, "y": y}}, TypeError, "Keys of `data` are names of the model's arguments; got"),
+    "callback": ({"callback": 3}, TypeError, "`callback` must be a function of a Progress; got int"),
+    "result": ({"init_state": RESULT}, TypeError, r"`init_state` must be a part of a FitResult, result.state; got all of it"),
+    "params": ({"init_params": RESULT}, TypeError, r"`init_params` must be a part of a FitResult, result.params"),
     "stopping": ({"early_stopping": 3}, TypeError, "`early_stopping` must be an EarlyStopping; got int"),
 }  # fmt: skip
 

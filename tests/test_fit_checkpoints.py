@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -158,6 +159,70 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         with pytest.raises(ValueError, match=r"run.npz is damaged or was not written by `fit`.*Delete it"):
             fit(checkpoint=path, num_steps=5)
         assert path.read_bytes() == wrong
+
+
+def test_every_flipped_bit_of_the_directory_is_noticed_or_harmless(tmp_path):
+    """The directory of a zip file has no checksum of its own."""
+    path = tmp_path / "run.npz"
+    result = fit(checkpoint=path, num_steps=15, early_stopping=ogp.EarlyStopping(9, every=5))
+    content = path.read_bytes()
+    mark = json.loads(str(np.load(path)["header"]))["fingerprint"]
+    whole, losses = checkpoint.load(content, "run.npz", result.state, mark)
+    assert whole.windows.best_state is not None
+    refused = 0
+    for position in range(content.index(b"PK\x01\x02"), len(content)):
+        flipped = bytearray(content)
+        flipped[position] ^= 64
+        try:
+            found, others = checkpoint.load(bytes(flipped), "run.npz", result.state, mark)
+        except ValueError as error:
+            assert "run.npz is damaged" in str(error)
+            refused += 1
+        else:
+            assert_same_bits((found.state, found.windows, others), (whole.state, whole.windows, losses))
+    assert refused > 100
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "run.npz.tmp").mkdir()
+    for path in (tmp_path / "file" / "run.npz", tmp_path / "run.npz"):
+        with pytest.raises(ValueError, match=r"`checkpoint` .*run.npz cannot be written: "):
+            fit(checkpoint=path, callback=lambda _: pytest.fail("a step was taken"))
+
+
+def test_a_full_disk_does_not_lose_the_fit(tmp_path, monkeypatch, whole):
+    path, write, full = tmp_path / "run.npz", checkpoint.write, []
+
+    def fails_from_the_third(path, content):
+        full.append(path)
+        if len(full) > 2:
+            raise OSError("no space left")
+        write(path, content)
+
+    monkeypatch.setattr(checkpoint, "write", fails_from_the_third)
+    with pytest.warns(
+        RuntimeWarning, match=r"run.npz could not be written after step 15: no space left.*holds step 10"
+    ):
+        result = fit(checkpoint=path)
+    assert_same_bits((result.params, result.losses), (whole.params, whole.losses))
+    monkeypatch.undo()
+    assert_same_bits(fit(checkpoint=path).params, whole.params)
+
+
+def test_ctrl_c_during_the_last_write_leaves_a_whole_file(tmp_path, monkeypatch, whole):
+    path, fsync = tmp_path / "run.npz", os.fsync
+
+    def interrupted(descriptor):
+        monkeypatch.setattr(os, "fsync", fsync)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    result = fit(checkpoint=path, checkpoint_every=10**6)
+    assert result.status == "finished"
+    assert_same_bits((result.params, result.losses), (whole.params, whole.losses))
+    assert [p.name for p in tmp_path.iterdir()] == ["run.npz"]
+    assert_same_bits(fit(checkpoint=path).params, whole.params)
 
 
 @pytest.mark.parametrize("resume", [True, False])

@@ -45,10 +45,12 @@ class Batches:
                 "`data` must be a tuple of arrays, positional arguments of the model, such as (X, y), or a dict of arrays, its "
                 f"keyword arguments, such as {{'X': X, 'y': y}}; got {type(data).__name__}."
             )
+        if isinstance(data, dict) and not all(isinstance(key, str) for key in data):
+            raise TypeError(f"Keys of `data` are names of the model's arguments; got {list(data)}.")
         leaves, self.tree = jax.tree_util.tree_flatten_with_path(data)
         self.names = ["data" + jax.tree_util.keystr(path) for path, _ in leaves]
         self.arrays = [_as_array(name, leaf) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
-        self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in self.arrays]
+        self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("=")) for a in self.arrays]
         self.num_rows = _num_rows(self.names, self.arrays)
         self.batch_size = self.num_rows if batch_size is None else check_integer("batch_size", batch_size)
         if self.batch_size > self.num_rows:
@@ -113,12 +115,19 @@ class Batches:
     def first(self) -> Any:
         """The batch of the first step."""
         rows = slice(None) if self.is_full else self.row_numbers(0, 1)[0]
-        return jax.tree.unflatten(self.tree, [jnp.asarray(a[rows]) for a in self.arrays])
+        return jax.tree.unflatten(
+            self.tree, [jnp.asarray(np.asarray(a[rows], d)) for a, d in zip(self.arrays, self.dtypes, strict=True)]
+        )
 
 
 def _as_array(name: str, leaf: Any) -> np.ndarray:
     if not hasattr(leaf, "__array__"):
         raise TypeError(f"`{name}` must be an array; got {type(leaf).__name__}. Convert lists first: np.asarray(...).")
+    if np.ma.is_masked(leaf):
+        raise TypeError(
+            f"`{name}` is a masked array with entries missing, which a model cannot see. Pass array.filled(...) and the mask as an "
+            "array of its own, for numpyro.handlers.mask."
+        )
     array = np.asarray(leaf)
     if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
         raise TypeError(f"`{name}` must hold numbers; got an array of {array.dtype}.")

@@ -9,9 +9,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import zipfile
-import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,37 +75,34 @@ def load(content: bytes, name: str, like: Any, mark: dict[str, Any]) -> tuple[Sn
     :return: the run, and its losses.
     :raises ValueError: if the bytes are not a checkpoint, or one of a run with another fingerprint.
     """
-    try:
+    leaves, tree = jax.tree.flatten(like)
+    with _damaged(name):
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
         header = json.loads(str(arrays["header"]))
-        found = header["fingerprint"]
+        found, counters, losses = header["fingerprint"], header["windows"], arrays["losses"]
         if header["format"] != FORMAT:
             raise ValueError(f"format {header['format']}")
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OSError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        raise ValueError(
-            f"`checkpoint` {name} is damaged or was not written by `fit` ({type(error).__name__}: {error}). Delete it, or pass "
-            "resume=False to begin anew and overwrite it."
-        ) from error
     _check_same(name, found, mark)
-    leaves, tree = jax.tree.flatten(like)
 
     def restore(prefix: str) -> Any:
         stored = (arrays[f"{prefix}{i}"] for i in range(len(leaves)))
         return jax.tree.unflatten(tree, [_restored(a, x) for a, x in zip(stored, leaves, strict=True)])
 
-    best = restore("best") if "best0" in arrays else None
-    windows = Windows(best_state=best, **header["windows"])
-    return Snapshot(header["step"], restore("state"), windows), arrays["losses"]
+    with _damaged(name):
+        windows = Windows(best_state=restore("best") if counters["best_step"] else None, **counters)
+        return Snapshot(header["step"], restore("state"), windows), losses
+
+
+@contextmanager
+def _damaged(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of the many that a zip file or its arrays raise if bytes have changed
+        raise ValueError(
+            f"`checkpoint` {name} is damaged or was not written by `fit` ({type(error).__name__}: {error}). Delete it, or pass "
+            "resume=False to begin anew and overwrite it."
+        ) from error
 
 
 def _plain(x: Any) -> np.ndarray:
@@ -140,14 +136,19 @@ def _temporary(path: Path) -> Path:
 
 
 def prepare(path: Path) -> None:
-    """Make the folder, rather than fail after an hour, and remove what a crash while writing may have left.
+    """Make the folder and try to write there, rather than fail after an hour; remove what a crash while writing may have left.
 
-    :raises ValueError: if ``path`` is itself a folder.
+    :raises ValueError: if ``path`` is itself a folder, or cannot be written.
     """
     if path.is_dir():
         raise ValueError(f"`checkpoint` must be a file; {path} is a folder. Did you mean {path / 'run.npz'}?")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _temporary(path).unlink(missing_ok=True)
+    temporary = _temporary(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(b"")
+        temporary.unlink()
+    except OSError as error:
+        raise ValueError(f"`checkpoint` {path} cannot be written: {error}.") from error
 
 
 def read(path: Path) -> bytes | None:

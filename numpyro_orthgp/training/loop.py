@@ -59,7 +59,8 @@ def fit(
 
     **What a step sees.** Every epoch is all N rows once, in an order of its own; batches follow each other without regard to the
     ends of epochs, so none is smaller. Without ``batch_size`` every step sees all the data, in the order that they have, and the
-    fit takes the same steps as ``SVI.run``.
+    fit takes the same steps as ``SVI.run``, but for other random starts of what a guide makes after its ``hyper`` guide, such as an
+    encoder.
 
     **What is guaranteed.** With ``checkpoint="run.npz"`` the same call, repeated after a crash, a kill or Ctrl-C, goes on from the
     last checkpoint and ends with the same bits as a run without interruption; after it has ended it returns its result at
@@ -117,7 +118,7 @@ def fit(
         a checkpoint that is damaged, a folder, or of another run: other data shapes, ``batch_size``, key, parameters or windows.
     :raises FloatingPointError: if the very first loss is not finite.
     """
-    _check_types(svi, early_stopping)
+    _check_types(svi, early_stopping, callback, init_params, init_state)
     batches = Batches(data, batch_size, seed_of(rng_key))
     num_steps = _num_steps(num_epochs, num_steps, batches)
     devices = Devices(mesh)
@@ -165,12 +166,17 @@ def seed_of(rng_key: Any) -> tuple[int, ...]:
         raise TypeError(f"`rng_key` must be a key, such as jax.random.PRNGKey(0); got {rng_key!r}.") from error
 
 
-def _check_types(svi: Any, early_stopping: Any) -> None:
+def _check_types(svi: Any, early_stopping: Any, callback: Any, init_params: Any, init_state: Any) -> None:
     for method in ("init", "update", "get_params"):
         if not callable(getattr(svi, method, None)):
             raise TypeError(f"`svi` must be a numpyro.infer.SVI; got {type(svi).__name__}, which has no `{method}`.")
     if not (early_stopping is None or isinstance(early_stopping, EarlyStopping)):
         raise TypeError(f"`early_stopping` must be an EarlyStopping; got {type(early_stopping).__name__}.")
+    if not (callback is None or callable(callback)):
+        raise TypeError(f"`callback` must be a function of a Progress; got {type(callback).__name__}.")
+    for name, value, part in (("init_params", init_params, "params"), ("init_state", init_state, "state")):
+        if isinstance(value, FitResult):
+            raise TypeError(f"`{name}` must be a part of a FitResult, result.{part}; got all of it.")
 
 
 def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches) -> int:

@@ -26,7 +26,7 @@ class Plan:
     ) -> None:
         self.num_steps, self.periods = num_steps, periods
         self.adapts = most is None and may_adapt
-        self.most = most or max(1, min(MAX_STEPS, MAX_BYTES // max(bytes_per_step, 1)))
+        self.most = min(most or max(1, min(MAX_STEPS, MAX_BYTES // max(bytes_per_step, 1))), *periods, num_steps)
         # Where arrays have room for one step XLA simplifies the program, and the last bits come out differently.
         self.capacity = max(2, self.most)
         self.pace = 1 if self.adapts else self.most

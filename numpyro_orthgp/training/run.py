@@ -67,11 +67,22 @@ class Keeper:
         return Snapshot(snapshot.step, state, windows._replace(best_state=best)), losses
 
     def save(self, snapshot: Snapshot, losses: np.ndarray) -> None:
-        """Write the run so far, unless the file holds just that."""
-        if snapshot.step != self.saved:
-            if self.devices.is_first:
-                checkpoint.write(self.path, checkpoint.dump(snapshot, losses[: snapshot.step], self.fingerprint))
-            self.saved = snapshot.step
+        """Write the run so far, unless the file holds just that. A disk that is full, say, is no reason to lose the fit."""
+        if snapshot.step == self.saved:
+            return
+        if self.devices.is_first:
+            content = checkpoint.dump(snapshot, losses[: snapshot.step], self.fingerprint)
+            try:
+                checkpoint.write(self.path, content)
+            except OSError as error:
+                warnings.warn(
+                    f"`checkpoint` {self.path} could not be written after step {snapshot.step}: {error}. The fit goes on; the file "
+                    f"holds {'nothing of it' if self.saved is None else f'step {self.saved}'}.",
+                    RuntimeWarning,
+                    stacklevel=5,
+                )
+                return
+        self.saved = snapshot.step
 
 
 @dataclass
@@ -112,7 +123,10 @@ class Run:
         finally:
             bar.close()
         if self.keeper is not None:
-            self.keeper.save(self.now, self.losses)
+            try:
+                self.keeper.save(self.now, self.losses)
+            except KeyboardInterrupt:  # asked to stop, which it does once the file is whole
+                self.keeper.save(self.now, self.losses)
         step, state, windows = self.now
         if status in ("stopped early", "interrupted") and windows.best_state is not None:
             step, state = windows.best_step, windows.best_state
@@ -131,13 +145,13 @@ class Run:
             state, losses, nan = self.steps(self.now.state, batches, num)  # does not wait
             end = self.now.step + num
             ahead = self.plan.length(end)
-            batches = self.fetch(end, ahead)
+            taken, batches = batches, self.fetch(end, ahead)
             new = np.asarray(losses)[:num]  # waits
             self.plan.took(num, time.perf_counter() - started)
             self.losses[end - num : end] = new
-            bad = np.flatnonzero(~np.isfinite(new))
-            if bad.size or nan:
-                self.roll_back(end - num + int(bad[0]) if bad.size else end, end)
+            sound = self.sound_steps(taken, new, bool(nan))
+            if sound is not None:
+                self.roll_back(end - num + sound, end)
                 return "diverged"
             windows = self.score(end, state)
             self.before, self.now, self.num_losses = self.now, Snapshot(end, state, windows), end
@@ -146,6 +160,29 @@ class Run:
                 return "stopped early"
             num = ahead
         return "stopped early" if self.has_waited() else "finished"
+
+    def sound_steps(self, batches: Any, losses: np.ndarray, nan: bool) -> int | None:
+        """Of a call's steps those before the first whose loss is not finite, or that starts with a parameter that is NaN.
+
+        A parameter that not every loss sees may be NaN long before a loss is, so the call is repeated for fewer steps: the answer
+        must not depend on where calls end.
+
+        :param nan: whether a parameter is NaN at the end.
+        :return: their number; None if there is no such step.
+        """
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if not bad.size and not nan:
+            return None
+        sound, broken = 0, int(bad[0]) if bad.size else len(losses)
+        if not (broken and self.steps(self.now.state, batches, broken)[2]):
+            return broken
+        while broken - sound > 1:
+            middle = (sound + broken) // 2
+            if self.steps(self.now.state, batches, middle)[2]:
+                broken = middle
+            else:
+                sound = middle
+        return broken
 
     def has_waited(self) -> bool:
         """Whether early stopping has run out of patience."""
@@ -188,12 +225,13 @@ class Run:
     def roll_back(self, bad: int, end: int) -> None:
         """Return to the last state whose loss was finite.
 
-        :param bad: the step, counted from 0, whose loss is the first that is not; ``end`` if they all are finite, but a parameter
-            is NaN after them.
+        :param bad: the step, counted from 0, whose loss is the first that is not, or that is the first to start with a parameter
+            that is NaN; in that case perhaps ``end``.
         :param end: the step at which the call to the device ended.
         :raises FloatingPointError: if there is none, because ``bad`` is 0.
         """
-        what = f"loss of step {bad + 1} is {self.losses[bad]}" if bad < end else f"parameters after step {bad} are nan"
+        is_loss = bad < end and not np.isfinite(self.losses[bad])
+        what = f"loss of step {bad + 1} is {self.losses[bad]}" if is_loss else f"parameters after step {bad} are nan"
         self.num_losses = bad
         if bad == 0:
             raise FloatingPointError(
