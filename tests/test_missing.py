@@ -148,3 +148,18 @@ def test_no_part_of_a_seed_is_used_twice():
     draw = lambda key: guide.sample_posterior(jax.random.PRNGKey(key), params)["y_unobserved"]  # noqa: E731
     assert_allclose(draw(0), draw(0))
     assert np.abs(draw(0) - draw(1))[~SEEN[:, 0]].min() > 0
+
+
+def test_predictions_need_no_mask():
+    """A guide that first saw a model with a mask is called without one, at other inputs."""
+
+    def masked(X, y=None, seen=None):
+        f = ogp.gp("f", kernels.RBF(0.7), Z)
+        with numpyro.plate("points", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.3), obs=y, obs_mask=seen)
+
+    svi = SVI(masked, ogp.AutoSparseGP(masked), optax.sgd(0.1), Trace_ELBO())
+    params = svi.get_params(svi.init(KEY, X, Y[:, 0], SEEN[:, 0]))
+    predicted = Predictive(masked, guide=svi.guide, params=params, num_samples=5)(KEY, X[:7])["y"]
+    assert predicted.shape == (5, 7) and np.isfinite(predicted).all()
+    assert ogp.posterior(masked, svi.guide, params, X[:7])["f"](X).mean.shape == (N,)

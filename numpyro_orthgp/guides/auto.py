@@ -320,7 +320,8 @@ class AutoSparseGP(AutoGuide):
                 messages.update(model.get_trace(*args, **kwargs))
 
         self._look(note)
-        frames = [frame for name in (*self._plate_of, *self._missing) for frame in messages[name]["cond_indep_stack"]]
+        missing = [name for name in messages if name in self._missing]  # none without a mask, as for predictions
+        frames = [frame for name in (*self._plate_of, *missing) for frame in messages[name]["cond_indep_stack"]]
         # One for each name, or two would pick different rows.
         dims = {frame.name: frame.dim for frame in frames}
         return {name: numpyro.plate(name, *messages[name]["args"], dim=dim) for name, dim in dims.items()}
