@@ -14,9 +14,10 @@ import optax
 from jax import lax, random
 from jax.tree_util import Partial
 
-from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, check_integer, inspect, is_concrete
+from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, check_integer, is_concrete
 from numpyro_orthgp.inducing import input_dim
 from numpyro_orthgp.likelihoods import Gaussian
+from numpyro_orthgp.likelihoods.checks import POSITIVE, check_allowed
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.quadrature import quasi_normal
 from numpyro_orthgp.process import GPFunction
@@ -92,9 +93,10 @@ def infer_latents(
     dtype = f.features[0].dtype
     for name, number in (("num_starts", num_starts), ("num_samples", num_samples), ("num_steps", num_steps)):
         check_integer(name, number)
-    if not callable(likelihood):
-        inspect(_refuse_no_noise, likelihood)
-    make = likelihood if callable(likelihood) else Partial(_gaussian, jnp.asarray(likelihood, dtype))
+    if callable(likelihood):
+        make = likelihood
+    else:
+        make = Partial(_gaussian, check_allowed("likelihood", jnp.asarray(likelihood, dtype), POSITIVE))
     node_key, start_key = random.split(random.PRNGKey(0) if rng_key is None else rng_key)
     nodes = quasi_normal(node_key, num_samples, (), dim, dtype)
     candidates = random.normal(start_key, (8 * num_starts, dim), dtype)
@@ -106,13 +108,6 @@ def infer_latents(
     if callable(likelihood):  # it may read what has changed since the last call: it is traced anew
         return jax.jit(lambda parts: _infer_rows(row, parts))(parts)
     return _infer_rows_compiled(row, parts)
-
-
-def _refuse_no_noise(noise: ArrayLike) -> None:
-    if not (np.asarray(noise) > 0).all():
-        raise ValueError(
-            f"`likelihood` as an array is the noise's standard deviation, which must be positive; got {noise}."
-        )
 
 
 def _gaussian(noise: Array, marginals: Marginals) -> Gaussian:

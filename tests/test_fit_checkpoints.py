@@ -191,6 +191,15 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_pat
             fit(checkpoint=path, callback=lambda _: pytest.fail("a step was taken"))
 
 
+def test_a_finished_run_can_be_read_where_nothing_can_be_written(tmp_path, monkeypatch, whole):
+    path = tmp_path / "run.npz"
+    fit(checkpoint=path)
+    monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(PermissionError("read-only file system")))
+    assert_same_bits(fit(checkpoint=path).params, whole.params)
+    with pytest.raises(ValueError, match=r"new.npz cannot be written: read-only file system"):
+        fit(checkpoint=tmp_path / "new.npz")
+
+
 def test_a_full_disk_does_not_lose_the_fit(tmp_path, monkeypatch, whole):
     path, write, full = tmp_path / "run.npz", checkpoint.write, []
 

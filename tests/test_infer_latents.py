@@ -106,7 +106,7 @@ def test_errors(curve):
     with pytest.raises(ValueError, match=r"`covariates` must have shape \(1, C\) with C < 1"):
         ogp.infer_latents(f, y, NOISE, covariates=np.zeros((1, 1)))
     for noise in (0.0, -0.2, np.array([0.1] * 5 + [np.nan])):
-        with pytest.raises(ValueError, match="noise's standard deviation, which must be positive"):
+        with pytest.raises(ValueError, match="`likelihood` must be positive; got a value of "):
             ogp.infer_latents(f, y, noise)
     for name in ("num_starts", "num_steps", "num_samples"):
         with pytest.raises(ValueError, match=f"`{name}` must be a positive integer; got 0"):

@@ -90,6 +90,40 @@ def test_it_starts_where_svi_init_does(model, hyper, init_params):
     assert_allclose(first, second, rtol=1e-5)
 
 
+def encoded(X, y):
+    """Latent inputs after the hyperparameters: their encoder starts at random, with keys that come after those of `hyper`."""
+    f = ogp.gp("f", kernels.RBF(numpyro.sample("scale", dist.LogNormal(0.0, 1.0))), jnp.eye(4, 2))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(ogp.latent_inputs("H", len(X), 2)), 0.1), obs=y)
+
+
+def encoder(X, y):
+    weights = numpyro.param("weights", lambda rng_key: jax.random.normal(rng_key, (2,)))
+    return y[:, None] * weights, jnp.full((len(X), 2), 0.1)
+
+
+def hidden(X, y):
+    """The guide runs the model for its hidden outputs, and finds the random start of its parameter."""
+    slope = numpyro.param("weights", lambda rng_key: jax.random.normal(rng_key, (1,)))
+    f = ogp.gp("f", kernels.RBF(0.3), jnp.asarray(X[::3]))
+    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(X) + X @ slope, noise), obs=y, obs_mask=y > 0)
+
+
+@pytest.mark.parametrize("hyper", [autoguide.AutoDelta, autoguide.AutoMultivariateNormal], ids=lambda g: g.__name__)
+@pytest.mark.parametrize(
+    "model, options", [(encoded, {"latents": {"H": encoder}}), (hidden, {})], ids=["encoder", "hidden"]
+)
+def test_random_starts_after_the_hyper_guide_are_those_of_svi_init(model, options, hyper):
+    """`hyper` is started apart, so the compiled start does not ask for the random keys of that; the others stay what they are."""
+    (one, compiled), (other, expected) = (start(model, compiled=c, hyper=hyper, **options) for c in (True, False))
+    weights = one.get_params(compiled)["weights"]
+    assert_allclose(weights, other.get_params(expected)["weights"], rtol=1e-6)
+    first, second = (svi.update(state, X, Y)[1] for svi, state in ((one, compiled), (other, expected)))
+    assert_allclose(first, second, rtol=1e-5)
+
+
 def test_the_model_runs_under_jit_only():
     counted = Counted(with_params)
     start(counted, compiled=True)

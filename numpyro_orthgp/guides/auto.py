@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_orthgp.errors import check_floating, check_option
 from numpyro_orthgp.guides.declare import RESIDUALS, gp_posterior, latent_inputs_posterior
-from numpyro_orthgp.guides.handlers import InModelOrder, SamePlates, WithoutGPs, hidden_by_mask
+from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.missing import sample_missing
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
 from numpyro_orthgp.math.gaussian import COVARIANCES
@@ -127,6 +127,7 @@ class AutoSparseGP(AutoGuide):
         self._plate_of: dict[str, str] = {}  # of those in one, its name
         self._missing: set[str] = set()  # those of them that `obs_mask` made
         self._preparing = False
+        self._keys_of_start = 0  # that `hyper` took when it was started apart
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run the guide; with the arguments of the model.
@@ -253,9 +254,8 @@ class AutoSparseGP(AutoGuide):
                     check_option(f"{option} key", name, list(self._gps))
 
     def _sample_latents(self, *args: Any, **kwargs: Any) -> None:
-        is_auto = isinstance(self._hyper, AutoGuide)
-        has_started = is_auto and self._hyper.prototype_trace is not None
-        if self._preparing and (has_started or not self._others):
+        is_new = self._hyper_is_new()
+        if self._preparing and not (is_new and self._others):
             raise _Prepared
         plates = self._plates(*args, **kwargs)
         pending: list[tuple[int, Callable[[], Any]]] = []
@@ -271,14 +271,21 @@ class AutoSparseGP(AutoGuide):
                 picked[plate.name] = index
         with InModelOrder(self._order, pending) as in_order:
             if self._others:
-                # Before `hyper` starts, which takes random keys at its first call and not at later ones.
                 in_order.emit(before=min(map(self._order.index, self._others)))
-                starting = self._rest.only(self._others) if is_auto and not has_started else nullcontext()
-                with SamePlates(picked), starting:
+                starting = self._rest.only(self._others) if is_new else nullcontext()
+                for _ in range(self._keys_of_start):
+                    numpyro.prng_key()
+                self._keys_of_start = 0
+                with SamePlates(picked), starting, KeysUsed(self._hyper_is_new) as used:
                     self._hyper(*args, **kwargs)
                 if self._preparing:
+                    self._keys_of_start = used.count
                     raise _Prepared
         in_order.emit()
+
+    def _hyper_is_new(self) -> bool:
+        """Whether it is one of NumPyro's that has not started: its first call takes random keys that later ones do not."""
+        return isinstance(self._hyper, AutoGuide) and self._hyper.prototype_trace is None
 
     def _sample_gp(self, name: str) -> None:
         sites = self._gps[name]

@@ -13,7 +13,7 @@ from numpyro_orthgp.likelihoods.base import is_expected
 from numpyro_orthgp.primitives.messages import input_site_of, site_of
 from numpyro_orthgp.types import Array
 
-__all__ = ["InModelOrder", "SamePlates", "WithoutGPs", "hidden_by_mask"]
+__all__ = ["InModelOrder", "KeysUsed", "SamePlates", "WithoutGPs", "hidden_by_mask"]
 
 
 def hidden_by_mask(name: str, names: Container[str]) -> bool:
@@ -93,6 +93,23 @@ class InModelOrder(Messenger):
     def emit(self, before: int | None = None) -> None:
         while self.pending and (before is None or self.pending[0][0] < before):
             self.pending.pop(0)[1]()
+
+
+class KeysUsed(Messenger):
+    """Counts the random keys that are asked for while a condition holds."""
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        super().__init__()
+        self.condition, self.count = condition, 0
+
+    def __enter__(self) -> KeysUsed:
+        super().__enter__()
+        return self
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        # One that an inner handler has given already costs nothing outside.
+        if msg["type"] == "prng_key" and msg["kwargs"]["rng_key"] is None and self.condition():
+            self.count += 1
 
 
 class SamePlates(Messenger):

@@ -138,7 +138,9 @@ def _temporary(path: Path) -> Path:
 def prepare(path: Path) -> None:
     """Make the folder and try to write there, rather than fail after an hour; remove what a crash while writing may have left.
 
-    :raises ValueError: if ``path`` is itself a folder, or cannot be written.
+    A file that is there may be all that is wanted of a folder that cannot be written any more.
+
+    :raises ValueError: if ``path`` is itself a folder, or can neither be read nor written.
     """
     if path.is_dir():
         raise ValueError(f"`checkpoint` must be a file; {path} is a folder. Did you mean {path / 'run.npz'}?")
@@ -148,7 +150,8 @@ def prepare(path: Path) -> None:
         temporary.write_bytes(b"")
         temporary.unlink()
     except OSError as error:
-        raise ValueError(f"`checkpoint` {path} cannot be written: {error}.") from error
+        if not path.is_file():
+            raise ValueError(f"`checkpoint` {path} cannot be written: {error}.") from error
 
 
 def read(path: Path) -> bytes | None:

@@ -59,8 +59,7 @@ def fit(
 
     **What a step sees.** Every epoch is all N rows once, in an order of its own; batches follow each other without regard to the
     ends of epochs, so none is smaller. Without ``batch_size`` every step sees all the data, in the order that they have, and the
-    fit takes the same steps as ``SVI.run``, but for other random starts of what a guide makes after its ``hyper`` guide, such as an
-    encoder.
+    fit takes the same steps as ``SVI.run``.
 
     **What is guaranteed.** With ``checkpoint="run.npz"`` the same call, repeated after a crash, a kill or Ctrl-C, goes on from the
     last checkpoint and ends with the same bits as a run without interruption; after it has ended it returns its result at
@@ -115,7 +114,8 @@ def fit(
     :return: parameters, state, losses, how it ended, and after how many steps.
     :raises TypeError: if ``svi``, ``data`` or ``mesh`` are not what they should be.
     :raises ValueError: if not exactly one of ``num_epochs`` and ``num_steps`` is given; for sizes that do not fit each other; for
-        a checkpoint that is damaged, a folder, or of another run: other data shapes, ``batch_size``, key, parameters or windows.
+        a checkpoint that is damaged, a folder, cannot be written, or is of another run: other data shapes, ``batch_size``, key,
+        parameters or windows.
     :raises FloatingPointError: if the very first loss is not finite.
     """
     _check_types(svi, early_stopping, callback, init_params, init_state)
