@@ -322,13 +322,19 @@ class TestAdditive:
         np.testing.assert_array_equal(S.covariance(kernel, F0), np.zeros((S.num, 7)))
 
     def test_terms_may_share_a_kernel(self):
-        """What tells terms apart is where they are in the sum, also under `jit`, where one object stays one."""
-        shared, sets = kernels.Matern32(0.8), [FourierFeatures(3, -2.0, 2.0, dim=c) for c in (0, 1)]
-        X = jnp.asarray([[0.3, -0.4], [2.5, 1.0]])
-        expected = residual_covariance(kernels.Matern32(0.8).on(0) + kernels.Matern32(0.8).on(1), as_sets(sets)[0], X)
-        for wrap in (lambda f: f, jax.jit):
-            ours = wrap(lambda X: residual_covariance(shared.on(0) + shared.on(1), as_sets(sets)[0], X))(X)
-            np.testing.assert_allclose(ours, expected, rtol=1e-12)
+        """What tells terms apart is where they are in the sum: where the lengthscale is traced, one object stays one."""
+        F0, F1 = (FourierFeatures(3, -2.0, 2.0, dim=c) for c in (0, 1))
+
+        def covariances(lengthscale):
+            kernel = kernels.Matern32(lengthscale)
+            shared = kernel.on(0) + kernel.on(1)
+            return F0.covariance(shared, F0), F0.covariance(shared, F1)
+
+        K = F0.covariance(kernels.Matern32(0.8).on(0), F0)
+        for function in (covariances, jax.jit(covariances)):
+            K_00, K_01 = function(jnp.asarray(0.8))
+            np.testing.assert_allclose(K_00, K, rtol=1e-12)
+            np.testing.assert_array_equal(K_01, np.zeros((7, 7)))
 
     def test_columns_are_those_of_nested_restrictions(self, rng):
         X = jnp.asarray(rng.normal(size=(5, 3)))
