@@ -129,11 +129,12 @@ def _mean_shift(
     if natural:
         weights = precondition(weights, *_root_of_fisher(kernel, features, blocks, points))
     projected = project_shift(kernel, features, blocks, points, weights)
-    columns, scaled = _columns(mean_only, weights)
-    (product,) = weigh_points(kernel, [InducingPoints(points[..., columns, :])], points, weights)
-    quadratic = jnp.sum(scaled * product)
-    cost = (quadratic - sum(jnp.sum(p**2) for p in projected)) / 2
-    numpyro.factor(f"{name}_kl", -cost)
+    drawn, scaled = _drawn(mean_only, weights)
+    (product,) = weigh_points(kernel, [InducingPoints(drawn)], points, weights)
+    # Of the same columns as the product: a^T K a and what the sets explain of it are large and cancel, column by column.
+    of_drawn = projected if drawn is points else project_shift(kernel, features, blocks, drawn, scaled)
+    explained = sum(jnp.sum(s * p) for s, p in zip(of_drawn, projected, strict=True))
+    numpyro.factor(f"{name}_kl", (explained - jnp.sum(scaled * product)) / 2)
     return MeanShift(points, weights, projected)
 
 
@@ -152,11 +153,11 @@ def _root_of_fisher(
     return lax.stop_gradient(inverse_cholesky(C, scale)), False
 
 
-def _columns(mean_only: MeanOnly, weights: Array) -> tuple[Any, Array]:
-    """Columns of C that enter the penalty, and their weights scaled so that the sum stays unbiased."""
-    H, size = mean_only.num, mean_only.subsample_size or mean_only.num
+def _drawn(mean_only: MeanOnly, weights: Array) -> tuple[Array, Array]:
+    """Points whose columns of C enter the penalty, and their weights scaled so that the sum stays unbiased."""
+    points, H, size = mean_only.points, mean_only.num, mean_only.subsample_size or mean_only.num
     rng_key = None if size == H else numpyro.prng_key()
     if rng_key is None:
-        return slice(None), weights
+        return points, weights
     columns = jax.random.choice(rng_key, H, (size,), replace=False)
-    return columns, weights[..., columns] * (H / size)
+    return points[..., columns, :], weights[..., columns] * (H / size)
