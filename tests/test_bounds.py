@@ -118,10 +118,10 @@ def test_mean_only_set(rng, sizes):
     np.testing.assert_allclose(value, expected, rtol=1e-9)
 
 
-def subsampled_value(rng, H):
+def subsampled_value(rng, explained):
     """The bound as a function of how many columns of the penalty are drawn, and with which key."""
     X, y, Zs, qs = setting(rng, [5])
-    H = Zs[0][:H] if isinstance(H, int) else H
+    H = Zs[0][:4] if explained else problems.sets(rng, [6])[0]
     params = problems.q_params(qs) | {"f.u1_weights": jnp.asarray(0.5 * rng.normal(size=len(H)))}
 
     def value(size, key):
@@ -134,7 +134,7 @@ def subsampled_value(rng, H):
 
 
 def test_mean_only_columns_subsampled_without_bias(rng):
-    value = subsampled_value(rng, problems.sets(rng, [6])[0])
+    value = subsampled_value(rng, explained=False)
     exact = value(None, 0)
     assert value(6, 1) == pytest.approx(float(exact), rel=1e-12)
     draws = np.array(jax.vmap(lambda key: value(2, key))(jnp.arange(4000)))
@@ -144,7 +144,7 @@ def test_mean_only_columns_subsampled_without_bias(rng):
 
 def test_mean_only_columns_are_of_what_the_sets_leave(rng):
     """Where the sets explain the mean-only points, every draw of columns gives the same: no noise from terms that cancel."""
-    value = subsampled_value(rng, 4)
+    value = subsampled_value(rng, explained=True)
     draws = np.array(jax.vmap(lambda key: value(2, key))(jnp.arange(50)))
     np.testing.assert_allclose(draws, value(None, 0), rtol=1e-6)
 

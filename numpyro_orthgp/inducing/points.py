@@ -64,7 +64,7 @@ class MeanOnly:
 
     :param points: inputs Gamma, shape (H, D) or (P, H, D), same units as the data's inputs.
     :param subsample_size: how many columns of the H x H matrix C enter the penalty at each step; a random choice
-        (unbiased) where the model has a random key. ``None`` takes all of them. A few hundred do where H is in the thousands.
+        (unbiased) where the model has a random key. ``None`` takes all of them.
     :raises ValueError: if ``subsample_size`` is not between 1 and H.
     """
 
