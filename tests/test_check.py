@@ -174,6 +174,8 @@ def test_collapsed_regression():
     share = 1 - np.diag(k(X, Z) @ np.linalg.solve(k(Z, Z), k(Z, X)))
     np.testing.assert_allclose(report.functions["y"].residual, share, atol=1e-8)
     assert report.khat.num_samples == 100
+    assert "predict them from y, CollapsedGP(...).posterior(y)(X_test)" in str(report)
+    assert "held_out=" not in str(report)
     with pytest.raises(ValueError, match=r"Those of `y`, a CollapsedGP, are not.*posterior\(y\)\(X_test\)"):
         ogp.check(model, guide, params, X, jnp.sin(3 * X[:, 0]), X[::3], held_out=(X, jnp.sin(3 * X[:, 0])))
 

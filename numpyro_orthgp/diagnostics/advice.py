@@ -32,6 +32,7 @@ def advise(
     convergence: Convergence | None,
     held_out: Mapping[str, Calibration],
     nuts: Comparison | None,
+    collapsed: tuple[str, ...],
 ) -> Iterator[str]:
     """Sentences, most urgent first."""
     if convergence is not None:
@@ -51,7 +52,7 @@ def advise(
                 f"The tightened bound of {name} wants less residual than the prior has (v = {np.median(v):.2g}): more points would "
                 "pay."
             )
-    yield from _on_weights(khat, held_out, nuts)
+    yield from _on_weights(khat, held_out, nuts, collapsed)
 
 
 def _on_loss(convergence: Convergence) -> Iterator[str]:
@@ -132,13 +133,15 @@ def _on_nuts(nuts: Comparison) -> Iterator[str]:
             yield f"q and NUTS disagree about {name} itself: standard deviations are {ratio:.2f} of NUTS's. Has the fit converged?"
 
 
-def _on_weights(khat: ParetoK | str, held_out: Mapping[str, Calibration], nuts: Comparison | None) -> Iterator[str]:
+def _on_weights(
+    khat: ParetoK | str, held_out: Mapping[str, Calibration], nuts: Comparison | None, collapsed: tuple[str, ...]
+) -> Iterator[str]:
     if isinstance(khat, str) or khat.khat < khat.threshold:
         return
     if khat.khat < LIMIT:
         yield "k-hat needs more draws: num_samples=4000."
         return
-    tells = [] if held_out else ["Held-out data tell (held_out=)."]
+    tells = [] if held_out else ["Held-out data tell" + ("." if collapsed else " (held_out=).")]
     tells += [] if nuts is not None else ["For few data NUTS tells (nuts=200)."]
     if tells:
         fine = "k-hat judges q as a whole, and is large for many inducing variables even where means and variances are fine."

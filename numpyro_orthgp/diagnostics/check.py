@@ -106,6 +106,7 @@ def check(
         convergence,
         {} if held_args is None else calibrate(model, guide, params, *held_args, num_samples, test_key),
         None if nuts is None else compare(replay, nuts, nuts_key),
+        layout.collapsed,
     )
 
 

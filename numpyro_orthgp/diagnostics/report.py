@@ -32,6 +32,7 @@ class Report:
     :param convergence: of the loss; ``None`` if no losses were given.
     :param held_out: predictions of held-out data, by name of the output.
     :param nuts: the guide beside NUTS; ``None`` if that was not asked for.
+    :param collapsed: names of outputs that are a :class:`~numpyro_orthgp.CollapsedGP`, which has no held-out data.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -40,6 +41,7 @@ class Report:
     convergence: Convergence | None
     held_out: Mapping[str, Calibration]
     nuts: Comparison | None
+    collapsed: tuple[str, ...] = ()
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -52,6 +54,7 @@ class Report:
                 self.convergence,
                 self.held_out,
                 self.nuts,
+                self.collapsed,
             )
         )
 
@@ -72,7 +75,9 @@ class Report:
             spread = f"{v.item():.3g}" if v.size == 1 else f"median {np.median(v):.3g}, {v.min():.3g} to {v.max():.3g}"
             yield f"v of the tightened bound, {name}: {spread}"
         yield str(self.khat) if isinstance(self.khat, ParetoK) else f"k-hat: none. {self.khat}"
-        if not self.held_out:
+        if self.collapsed:
+            yield f"held-out data: not looked at; predict them from {self.collapsed[0]}, CollapsedGP(...).posterior(y)(X_test)"
+        elif not self.held_out:
             yield "held-out data: not looked at; pass held_out=(X_test, y_test)"
         if self.nuts is None:
             yield "NUTS: not run; for few data pass nuts=200"
