@@ -79,18 +79,21 @@ def as_kernel(kernel: Any) -> Any:
     return Partial(kernel) if opaque else kernel
 
 
-def check_latents(num_latents: int | None, kernel: KernelLike, feature: Feature) -> int | None:
+def check_latents(
+    num_latents: int | None, kernel: KernelLike, features: Sequence[Feature], X: Array | None = None
+) -> int | None:
     """The number P of latent functions: what the user says, or what hyperparameters or points have a leading axis of.
 
+    :param features: all sets: an inter-domain feature knows of one term of the kernel only.
+    :param X: inputs, shape (B, D), whose variances tell too.
     :raises ValueError: if these disagree, or the kernel returns no matrix.
     """
-    shape, num = jax.eval_shape(lambda: feature.covariance(kernel, feature)).shape, feature.num
-    if len(shape) not in (2, 3) or shape[-2:] != (num, num):
-        raise ValueError(
-            f"`kernel(Z, Z)` must have shape (M, M) or (P, M, M) with M = {num}; got {shape}. Do the kernel's "
-            "hyperparameters have shape (), (D,), or a leading axis of one entry per latent function?"
-        )
-    batch = shape[0] if len(shape) == 3 else None
+    shapes = [_batch_of(kernel, feature) for feature in features]
+    if X is not None:
+        shapes.append(jax.eval_shape(lambda: kernel(X)).shape[:-1])
+    batch = next(
+        (shape[0] for shape in shapes if shape), None
+    )  # sets and kernel agree, or their covariances have raised
     if num_latents is None:
         return batch
     if isinstance(num_latents, bool) or not isinstance(num_latents, int) or num_latents < 1:
@@ -101,6 +104,17 @@ def check_latents(num_latents: int | None, kernel: KernelLike, feature: Feature)
             f"{batch}."
         )
     return num_latents
+
+
+def _batch_of(kernel: KernelLike, feature: Feature) -> tuple[int, ...]:
+    """The shape of leading axes of a set's own covariance, () or (P,)."""
+    shape, num = jax.eval_shape(lambda: feature.covariance(kernel, feature)).shape, feature.num
+    if len(shape) not in (2, 3) or shape[-2:] != (num, num):
+        raise ValueError(
+            f"`kernel(Z, Z)` must have shape (M, M) or (P, M, M) with M = {num}; got {shape}. Do the kernel's "
+            "hyperparameters have shape (), (D,), or a leading axis of one entry per latent function?"
+        )
+    return shape[:-2]
 
 
 def check_jitter(jitter: float | None, dtype: Any, *, expectations: bool = False) -> float:

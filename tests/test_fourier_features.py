@@ -503,3 +503,40 @@ def test_other_features_of_the_same_term_are_refused():
         F.covariance(M32(1.0), G)
     with pytest.raises(TypeError, match="inducing variables are float64"):
         ogp.CollapsedGP(M32(1.0), jnp.ones((4, 1), jnp.float32), F, 0.1)
+
+
+# ---------------------------------------------------------------- edges, and latent functions beside features
+
+
+@pytest.mark.parametrize("name", ["matern32", "matern52"])
+def test_the_slope_at_an_edge_is_that_on_both_sides(name):
+    """A point may start on an edge, where the covariance changes its formula but has no kink."""
+    feature, kernel = FourierFeatures(2, LOWER, UPPER), MATERNS[name](LENGTHSCALE)
+    for edge in (LOWER, UPPER):
+        slope = jax.jacobian(lambda x: feature.covariance_with_inputs(kernel, x[None, None])[:, 0])
+        found, step = slope(jnp.asarray(edge)), 1e-9
+        assert np.abs(found[3:]).min() > 0.1  # that of sines is not zero
+        for near in (edge - step, edge + step):
+            np.testing.assert_allclose(found, slope(jnp.asarray(near)), atol=1e-6)
+
+
+def test_latent_functions_that_features_do_not_know_of(rng):
+    """The leading axis is in another term than the features', or in the points of a later set."""
+    X = jnp.asarray(rng.uniform(size=(6, 2)))
+    Y = jnp.asarray(rng.normal(size=(6, 2)))
+    v = jnp.asarray([1.0, 2.0])
+
+    def kernel(v):
+        return kernels.Matern32(1.0).on(0) + v * kernels.RBF(1.0)
+
+    F = FourierFeatures(2, -0.5, 1.5, dim=0)
+    for inducing in (F, [F, X[:2]], [F, jnp.stack([X[:2], X[:2]])]):
+        with pytest.raises(ValueError, match=r"must have shape \(N, 2\)"):
+            ogp.CollapsedGP(kernel(v), X, inducing, 0.1).log_prob(Y[:, 0])
+        plain = inducing if inducing is F else [F, X[:2]]
+        each = [ogp.CollapsedGP(kernel(v[p]), X, plain, 0.1).log_prob(Y[:, p]) for p in range(2)]
+        np.testing.assert_allclose(ogp.CollapsedGP(kernel(v), X, inducing, 0.1).log_prob(Y), sum(each), rtol=1e-10)
+    with handlers.seed(rng_seed=0):
+        assert ogp.gp("f", kernel(v), [F, X[:2]])(X).mean.shape == (6, 2)
+        with pytest.raises(ValueError, match=r"a leading axis of 3, .* the kernel's hyperparameters one of 2"):
+            ogp.gp("g", kernel(v), [F, jnp.stack(3 * [X[:2]])])

@@ -520,6 +520,11 @@ VECTOR = ComposeTransform([StickBreakingTransform()])
     ("build", "error", "message"),
     [
         (lambda: L.Gaussian(jnp.zeros(4), 1.0), TypeError, r"Gaussian needs the marginals of a function, f\(X\)"),
+        (
+            lambda: L.Bernoulli(ogp.Marginals(*jnp.ones((3, 4), int))),
+            TypeError,
+            r"marginals of a floating dtype; .* int",
+        ),
         (lambda: L.Weibull(jnp.zeros(4), 1.0), TypeError, r"Weibull needs the marginals of a function, f\(X\)"),
         (
             of(L.Likelihood, lambda f: dist.Normal(f, jnp.ones((B, 1)))),

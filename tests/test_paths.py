@@ -38,7 +38,7 @@ def function(kernel, inducing, qs, *, jitter=1e-10, dtype=jnp.float64) -> GPFunc
         products = [s.covariance_with_inputs(kernel, mean_only.points) @ weights for s in features]
         projected = tuple(p[..., 0] for p in project(blocks, [p[..., None] for p in products]))
         shift = MeanShift(mean_only.points, weights, projected)
-    return GPFunction(kernel, features, blocks, tuple(qs), shift, num_latents=check_latents(None, kernel, features[0]))
+    return GPFunction(kernel, features, blocks, tuple(qs), shift, num_latents=check_latents(None, kernel, features))
 
 
 def full(rng, M, batch=()) -> Whitened:

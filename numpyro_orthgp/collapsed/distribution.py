@@ -130,7 +130,7 @@ class CollapsedGP(dist.Distribution):
         self.loc = checks.check_loc(loc, N)
         self.jitter = check_jitter(jitter, features[0].dtype, expectations=uncertain)
         self.block_size, self.num_points = checks.check_block_size(block_size), num_points
-        self._separate = check_latents(None, self.kernel, features[0])
+        self._separate = check_latents(None, self.kernel, features, None if uncertain else checked)
         self.num_outputs = self._check_num_outputs(num_outputs)
         shape = (N,) if self.num_outputs is None else (N, self.num_outputs)
         super().__init__((), shape, validate_args=validate_args)

@@ -12,7 +12,7 @@ from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.math.blocks import sum_blocks
 from numpyro_orthgp.math.bounds import Moments, Statistics, statistics
 from numpyro_orthgp.math.gaussian import Whitened, spread
-from numpyro_orthgp.math.linalg import PRECISION, matmul
+from numpyro_orthgp.math.linalg import PRECISION, join, matmul
 from numpyro_orthgp.math.projection import Block, project, residual_variance
 from numpyro_orthgp.prior import expect_covariances
 from numpyro_orthgp.types import Array
@@ -93,7 +93,7 @@ def _block(prior: Prior, rows: Rows, bound: str, alpha: float) -> Statistics:
         A = project_inputs(prior, rows.X)
         residual = residual_variance(prior.kernel(rows.X), A)
         Y, explained = without_orthogonal(prior.given or (), A[1:] if prior.given else (), Y)
-        moments = Moments(A[0] if prior.given is not None else jnp.concatenate(A, -2), residual)
+        moments = Moments(A[0] if prior.given is not None else join(A, -2, event_dim=2), residual)
     explained = jnp.broadcast_to(explained, Y.shape)
     if precision.ndim == 1 and moments.residual.ndim == 1:
         return statistics(moments, Y, precision, explained.sum(-1), bound, alpha)

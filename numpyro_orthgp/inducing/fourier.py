@@ -147,10 +147,12 @@ class FourierFeatures:
             )
         a, b, basis = self.lower, self.upper, self._basis(term.kernel)
         x = x[..., None, :, 0]  # (..., 1, B)
-        inside = self._waves(jnp.clip((x - a) / (b - a), 0, 1))
+        is_inside = (a <= x) & (x <= b)
+        # Not `clip`, which passes half of the derivative at the edges.
+        inside = self._waves(jnp.where(is_inside, (x - a) / (b - a), 0))
         distance = jnp.clip(basis.rate * jnp.maximum(a - x, x - b), 0, _FADED)
         outside = self._continuation(basis, distance, jnp.sign(x - a))
-        return term.scaled(jnp.where((a <= x) & (x <= b), inside, outside) / basis.deviation)
+        return term.scaled(jnp.where(is_inside, inside, outside) / basis.deviation)
 
     @property
     def _harmonics(self) -> np.ndarray:

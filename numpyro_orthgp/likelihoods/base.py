@@ -122,6 +122,11 @@ class ExpectedLikelihood(dist.Distribution):
                 f"{type(self).__name__} needs the marginals of a function, f(X); got {type(marginals).__name__}. For plain arrays "
                 "use numpyro.distributions."
             )
+        if not jnp.issubdtype(marginals.mean.dtype, jnp.floating):
+            raise TypeError(
+                f"{type(self).__name__} needs marginals of a floating dtype; their mean is of {marginals.mean.dtype}. Convert it: "
+                "jnp.asarray(mean, float)."
+            )
         if isinstance(marginals, AveragedMarginals) and not self.moments_suffice:
             raise ValueError(
                 f"{type(self).__name__} needs more than the two moments that f.expected(X) knows, and would not give a bound. "

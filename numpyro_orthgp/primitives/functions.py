@@ -81,7 +81,7 @@ def gp(
     """
     features, mean_only = as_sets(inducing)
     kernel = as_kernel(kernel)
-    num_latents = check_latents(num_latents, kernel, features[0])
+    num_latents = check_latents(num_latents, kernel, features)
     jitter = check_jitter(jitter, features[0].dtype)
 
     batch = () if num_latents is None else (num_latents,)
