@@ -22,7 +22,7 @@ from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, real
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.linalg import safe_sqrt
-from numpyro_orthgp.math.quadrature import gauss_hermite, quasi_normal
+from numpyro_orthgp.math.quadrature import gauss_hermite, log_normal_expectation, quasi_normal
 from numpyro_orthgp.sites import prng_key
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -169,8 +169,22 @@ class ExpectedLikelihood(dist.Distribution):
         return self.expected_log_density(y) - self.tightening_cost
 
     def log_predictive(self, value: ArrayLike) -> Array:
-        """log E_q(f)[p(y | f)], the log density of y with the latent function integrated out, shape of the batch."""
+        """log E_q(f)[p(y | f)], the log density of y with the latent function integrated out, shape of the batch.
+
+        Where y depends on one function, ``GaussHermite`` gives way to nodes about the peak of p(y | f) q(f): a density that is
+        narrow beside q(f), as that of a large count, would pass between its own.
+        """
         y = self._checked(value)
+        if isinstance(self.integrator, GaussHermite) and not self.mixes:
+            m = self.marginals
+            scale = safe_sqrt(m.variance)
+            shape = y.shape[: y.ndim - len(self.event_shape)]
+            dtype = m.mean.dtype  # NumPyro may make values in its default dtype
+
+            def log_density(t: Array) -> Array:
+                return self.log_density(m.mean + scale * t, y).astype(dtype)
+
+            return log_normal_expectation(log_density, shape, dtype)
         f, weights = self._values(y)
         return log_expectation(weights, self.log_density(f, y))
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.scipy.special import ndtri
 
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["gauss_hermite", "quasi_normal"]
+__all__ = ["gauss_hermite", "log_normal_expectation", "quasi_normal"]
+
+# Of the rule with nodes about a peak: where the peak may be, how far nodes go beyond it and the origin, and how narrow it may be
+# (the logarithm), in standard deviations; the number of nodes on either side; of points, sections and bisections that look for
+# peak and width.
+_FARTHEST, _REACH, _LOG_NARROWEST = 50.0, 10.0, -18.0
+_HALF, _GRID, _SECTIONS, _BISECTIONS = 64, 65, 40, 12
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @functools.lru_cache(maxsize=64)
@@ -26,6 +36,89 @@ def gauss_hermite(num_points: int, dim: int = 1) -> tuple[np.ndarray, np.ndarray
     nodes = np.stack(np.meshgrid(*[x] * dim, indexing="ij"), axis=-1).reshape(-1, dim)
     weights = np.stack(np.meshgrid(*[w / w.sum()] * dim, indexing="ij"), axis=-1).reshape(-1, dim).prod(-1)
     return nodes, weights
+
+
+def log_normal_expectation(log_density: Callable[[Array], Array], shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    r"""log E[p(t)], t ~ N(0, 1), for a density that may be far narrower than the normal one, or far from its middle.
+
+    With the peak :math:`t_0` of :math:`p(t) \phi(t)` and its half-width w, the trapezoidal rule in u for
+    :math:`t = t_0 + w \sinh u`: as fine as the peak there, and coarser with the distance from it, where Gauss-Hermite nodes would
+    pass between a narrow peak. Nodes are constants for derivatives. Peaks are looked for within 50 standard deviations.
+
+    :param log_density: log p elementwise, from t of the given shape, or of several more axes in front.
+    :return: the logarithm, of that shape.
+    """
+
+    def joint(t: Array) -> Array:
+        value = log_density(t) - 0.5 * t**2
+        return jnp.where(jnp.isnan(value), -jnp.inf, value)
+
+    peak = lax.stop_gradient(_peak(log_density, joint, shape, dtype))
+    width = lax.stop_gradient(_half_width(joint, peak))
+    top = joint(peak)
+    limit = jnp.arcsinh((_REACH + jnp.abs(peak)) / width)
+    least = lax.stop_gradient(top) + 2 * math.log(jnp.finfo(dtype).eps)
+
+    def add(total: Array, share: Array) -> tuple[Array, None]:
+        u = share * limit
+        t, log_slope = peak + width * jnp.sinh(u), jnp.log(jnp.cosh(u))
+        # Far out derivatives may be infinite, and a weight that has vanished would make them NaN.
+        vanishes = lax.stop_gradient(joint(t)) + log_slope < least
+        value = joint(jnp.where(vanishes, peak, t)) + log_slope
+        return jnp.logaddexp(total, jnp.where(vanishes, -jnp.inf, value)), None
+
+    # One node after the other: an array of all would have 2 _HALF times the size of the result. The peak, a node itself, begins.
+    shares = jnp.linspace(0, 1, _HALF + 1, dtype=dtype)[1:]
+    total, _ = lax.scan(add, top, jnp.concatenate([-shares, shares]))
+    return total + jnp.log(width * limit / _HALF) - 0.5 * math.log(2 * math.pi)
+
+
+def _peak(
+    log_density: Callable[[Array], Array], joint: Callable[[Array], Array], shape: tuple[int, ...], dtype: jnp.dtype
+) -> Array:
+    """Where ``joint`` is largest: of the points of a grid, then by golden sections between those beside the best.
+
+    Heavy tails make two peaks, and a narrow one about the output may pass between the points, so the points beside the largest
+    density are another place to look.
+    """
+    grid = jnp.asarray(_FARTHEST * np.sinh(np.linspace(-3, 3, _GRID)) / np.sinh(3), dtype)
+
+    def look(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        index, most = found
+        t = jnp.broadcast_to(grid[i], shape)
+        value = jnp.stack([joint(t), log_density(t)])
+        return jnp.where(value > most, i, index), jnp.fmax(value, most)
+
+    both = (2, *shape)
+    start = (jnp.full(both, _GRID // 2), jnp.full(both, -jnp.inf, dtype))
+    index, _ = lax.fori_loop(0, _GRID, look, start)
+
+    def section(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        inner = _GOLDEN * (high - low)
+        left, right = joint(jnp.stack([high - inner, low + inner]))
+        return jnp.where(left > right, low, high - inner), jnp.where(left > right, low + inner, high)
+
+    ends = (grid[jnp.maximum(index - 1, 0)], grid[jnp.minimum(index + 1, _GRID - 1)])
+    low, high = lax.fori_loop(0, _SECTIONS, section, ends)
+    places = 0.5 * (low + high)
+    values = joint(places)
+    return jnp.where(values[1] > values[0], places[1], places[0])
+
+
+def _half_width(joint: Callable[[Array], Array], peak: Array) -> Array:
+    """The distance from its peak, at most 1, at which ``joint`` is lower by 1/2, by bisection of its logarithm."""
+    lower = joint(peak) - 0.5
+
+    def bisect(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        near, far = ends
+        middle = 0.5 * (near + far)
+        distance = jnp.exp(middle)
+        is_far = joint(jnp.stack([peak - distance, peak + distance])).min(0) < lower
+        return jnp.where(is_far, near, middle), jnp.where(is_far, middle, far)
+
+    ends = (jnp.full_like(peak, _LOG_NARROWEST), jnp.zeros_like(peak))
+    return jnp.exp(lax.fori_loop(0, _BISECTIONS, bisect, ends)[1])
 
 
 def quasi_normal(rng_key: PRNGKey, num_points: int, shape: tuple[int, ...], dim: int, dtype: jnp.dtype) -> Array:
