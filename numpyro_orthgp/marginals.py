@@ -9,11 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 from jax.tree_util import Partial
 
 from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_sqrt
-from numpyro_orthgp.sites import Names, prng_key
+from numpyro_orthgp.sites import Names, charge, prng_key
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["Marginals", "stack"]
@@ -136,7 +135,7 @@ class Marginals:
                 "has no randomness (NUTS) cannot sample f; use a likelihood of numpyro_orthgp, which integrates it out."
             )
         if self.tight and self.names is not None:
-            numpyro.factor(self.names.fresh(), -self.point_cost)
+            charge(self.names.fresh(), self.point_cost)
         return self.draw(rng_key, sample_shape)
 
     def draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from numpyro_orthgp.constraints import Natural
+from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.math.natural import natural_step
 from numpyro_orthgp.types import Array, ArrayLike
@@ -25,7 +27,7 @@ class _State(NamedTuple):
 
 def natural_gradient(
     others: optax.GradientTransformation,
-    learning_rate: float | Callable[[Array], Any],
+    learning_rate: ArrayLike | Callable[[Array], Any],
     *,
     ramp_up: int = 0,
     mean_only: optax.GradientTransformation | None = None,
@@ -86,8 +88,8 @@ def natural_gradient(
     2. Salimbeni, Eleftheriadis, Hensman. Natural Gradients in Practice. 2018.
     3. Salimbeni, Cheng, Boots, Deisenroth. Orthogonally Decoupled Variational Gaussian Processes. 2018. Eqs. 16-17.
     """
-    if not callable(learning_rate) and not learning_rate > 0:
-        raise ValueError(f"`learning_rate` must be positive; got {learning_rate}.")
+    if not callable(learning_rate):
+        inspect(_refuse_not_positive, learning_rate)
     if ramp_up < 0:
         raise ValueError(f"`ramp_up` must be a number of steps, 0 for none; got {ramp_up}.")
     optimizers = [
@@ -128,6 +130,11 @@ def natural_gradient(
         return merged, _State(state.step + 1, *states)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _refuse_not_positive(learning_rate: ArrayLike) -> None:
+    if not np.asarray(learning_rate) > 0:
+        raise ValueError(f"`learning_rate` must be positive; got {learning_rate}.")
 
 
 class _Gaussian(NamedTuple):

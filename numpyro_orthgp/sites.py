@@ -1,14 +1,16 @@
-"""What a function needs of the model that it is in: a random key, and names for sites of its own."""
+"""What a function needs of the model that it is in: a random key, names for sites of its own, and where its rows lie."""
 
 from __future__ import annotations
 
 import warnings
 
 import numpyro
+from numpyro.distributions import Unit
+from numpyro.primitives import _PYRO_STACK
 
-from numpyro_orthgp.types import PRNGKey
+from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["Names", "prng_key"]
+__all__ = ["Names", "charge", "prng_key"]
 
 
 def prng_key() -> PRNGKey | None:
@@ -16,6 +18,21 @@ def prng_key() -> PRNGKey | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return numpyro.prng_key()
+
+
+def charge(name: str, cost: Array) -> None:
+    """Subtract a cost of each row from the model's log density: once for each, along the plate of the rows.
+
+    Where that plate is not the rightmost one, ``numpyro.factor`` would lay the costs along another and repeat them.
+
+    :param cost: shape (B,).
+    """
+    plates = [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
+    of_rows = max((p for p in plates if p.subsample_size == len(cost)), key=lambda p: p.dim, default=None)
+    others = [] if of_rows is None else [p.name for p in plates if p is not of_rows]
+    dim = -1 if of_rows is None else of_rows.dim
+    fn = Unit(-cost.reshape(-1, *(1,) * (-dim - 1)))
+    numpyro.sample(name, fn, obs=fn.sample(None), infer={"block_plates": others})
 
 
 class Names:

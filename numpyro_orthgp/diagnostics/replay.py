@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro_orthgp.diagnostics.draws import Arguments, Draws, check_params
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, layout_of
 from numpyro_orthgp.math.blocks import map_blocks
-from numpyro_orthgp.primitives.messages import CollectFunctions
+from numpyro_orthgp.primitives.messages import collected_functions
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, PRNGKey
 
@@ -138,11 +138,11 @@ def run(
 
     args, kwargs = arguments
     known = handlers.substitute(handlers.seed(model, rng_key), substitute_fn=pick)
-    with handlers.block(), CollectFunctions() as collected:
+    with handlers.block(), collected_functions() as functions:
         sites = handlers.trace(known).get_trace(*args, **kwargs)
     for name in sites.keys() & values.keys():
         _check_shape(name, values[name], sites[name]["value"].shape)
-    return sites, collected.functions
+    return sites, functions
 
 
 def _check_shape(name: str, drawn: Array, shape: tuple[int, ...]) -> None:

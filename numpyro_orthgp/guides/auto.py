@@ -16,7 +16,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_orthgp.errors import check_floating, check_option
-from numpyro_orthgp.guides.declare import RESIDUALS, gp_posterior, latent_inputs_posterior
+from numpyro_orthgp.guides.declare import RESIDUALS, SetOfQ, declare_sets, latent_inputs_posterior, per_set
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.missing import sample_missing
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
@@ -122,7 +122,7 @@ class AutoSparseGP(AutoGuide):
         self._rest = WithoutGPs(model)
         self._hyper = hyper(self._rest)
         self._order: list[str] = []  # latent sites, as the model has them
-        self._gps: dict[str, list[Site]] = {}
+        self._gps: dict[str, list[Site]] = {}  # all sets, those too that are conditioned on
         self._inputs: dict[str, InputSite] = {}
         self._plate_of: dict[str, str] = {}  # of those in one, its name
         self._missing: set[str] = set()  # those of them that `obs_mask` made
@@ -191,7 +191,8 @@ class AutoSparseGP(AutoGuide):
 
     @property
     def _inducing_sites(self) -> list[str]:
-        return [f"{gp}.u{site.position}" for gp, sites in self._gps.items() for site in sites]
+        names = [f"{gp}.u{site.position}" for gp, sites in self._gps.items() for site in sites]
+        return [name for name in names if name in self._order]
 
     @property
     def _others(self) -> set[str]:
@@ -214,15 +215,15 @@ class AutoSparseGP(AutoGuide):
         for name, message in messages.items():
             if message["type"] != "sample":
                 continue
+            site, inputs = site_of(message), input_site_of(message)
+            if site is not None:
+                self._gps.setdefault(name.removesuffix(f".u{site.position}"), []).append(site)
             if message["is_observed"]:
                 check_observed(name, message["fn"], message["value"])
                 continue
-            site, inputs = site_of(message), input_site_of(message)
             if inputs is not None:
                 self._inputs[name] = inputs
                 self._note_plates(name, message)
-            if site is not None:
-                self._gps.setdefault(name.removesuffix(f".u{site.position}"), []).append(site)
             if site is not None or name in self._missing or not is_expected(message["fn"]):
                 self._order.append(name)
         self._check_names()
@@ -260,8 +261,10 @@ class AutoSparseGP(AutoGuide):
         plates = self._plates(*args, **kwargs)
         pending: list[tuple[int, Callable[[], Any]]] = []
         for name, sites in self._gps.items():
-            first = self._order.index(f"{name}.u{sites[0].position}")
-            pending.append((first, partial(self._sample_gp, name)))
+            latent = [site.position for site in sites if f"{name}.u{site.position}" in self._order]
+            if latent:
+                first = self._order.index(f"{name}.u{latent[0]}")
+                pending.append((first, partial(self._sample_gp, name, latent)))
         for name in self._inputs:
             emit = partial(self._sample_inputs, name, plates.get(self._plate_of.get(name, "")), *args, **kwargs)
             pending.append((self._order.index(name), emit))
@@ -287,20 +290,20 @@ class AutoSparseGP(AutoGuide):
         """Whether it is one of NumPyro's that has not started: its first call takes random keys that later ones do not."""
         return isinstance(self._hyper, AutoGuide) and self._hyper.prototype_trace is None
 
-    def _sample_gp(self, name: str) -> None:
+    def _sample_gp(self, name: str, latent: Sequence[int]) -> None:
         sites = self._gps[name]
-        shape = sites[0].shape
-        gp_posterior(
+        kinds = per_set("covariance", _of(name, self.covariance, "full"), len(sites))
+        residual = check_option("residual", _of(name, self.residual, "prior"), RESIDUALS)
+        sets = [SetOfQ(s.position, s.shape[-1], k) for s, k in zip(sites, kinds, strict=True) if s.position in latent]
+        declare_sets(
             name,
-            [s.shape[-1] for s in sites],
-            covariance=_of(name, self.covariance, "full"),
-            residual=_of(name, self.residual, "prior"),
+            sets,
+            tight=residual == "tight" and sites[0].position == 0,  # else the first is integrated out, and v with it
+            batch=sites[0].shape[:-1],
             natural=_of(name, self.natural, False),
-            num_latents=shape[0] if len(shape) == 2 else None,
             analytic=self.analytic,
             init_scale=_of(name, self.init_scale, 1.0),
             dtype=sites[0].dtype,
-            first=sites[0].position,
         )
 
     def _sample_inputs(self, name: str, plate: numpyro.plate | None, *args: Any, **kwargs: Any) -> None:

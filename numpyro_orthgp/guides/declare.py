@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from numpyro_orthgp.math.gaussian import COVARIANCES, Whitened
 from numpyro_orthgp.primitives.messages import Belief, InputBelief
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["RESIDUALS", "gp_posterior", "latent_inputs_posterior"]
+__all__ = ["RESIDUALS", "SetOfQ", "declare_sets", "gp_posterior", "latent_inputs_posterior", "per_set"]
 
 RESIDUALS = ("prior", "tight")
 
@@ -62,18 +62,55 @@ def gp_posterior(
     :raises ValueError: for an unknown option or a wrong number of them.
     """
     sizes = [num_inducing] if isinstance(num_inducing, int) else list(num_inducing)
-    kinds = _per_set("covariance", covariance, len(sizes))
+    kinds = per_set("covariance", covariance, len(sizes))
     check_option("residual", residual, RESIDUALS)
-    inspect(_refuse_no_scale, init_scale)
-    dtype = jnp.dtype(dtype or jnp.result_type(float))
+    sets = [SetOfQ(i, size, kind) for i, (size, kind) in enumerate(zip(sizes, kinds, strict=True), start=first)]
     batch = () if num_latents is None else (num_latents,)
+    return declare_sets(
+        name,
+        sets,
+        tight=residual == "tight" and first == 0,  # where the first set is integrated out, so is v
+        batch=batch,
+        natural=natural,
+        analytic=analytic,
+        init_scale=init_scale,
+        dtype=jnp.dtype(dtype or jnp.result_type(float)),
+    )
+
+
+class SetOfQ(NamedTuple):
+    """One Gaussian to be declared.
+
+    :param position: of its set in the gp.
+    :param size: number of inducing variables.
+    :param covariance: "full", "diagonal" or "prior".
+    """
+
+    position: int
+    size: int
+    covariance: str
+
+
+def declare_sets(
+    name: str,
+    sets: Sequence[SetOfQ],
+    *,
+    tight: bool,
+    batch: tuple[int, ...],
+    natural: bool,
+    analytic: bool,
+    init_scale: float,
+    dtype: Any,
+) -> list[Array]:
+    """:func:`gp_posterior` for some of a gp's sets, of which others may be conditioned on."""
+    inspect(_refuse_no_scale, init_scale)
     v = None
-    if residual == "tight" and first == 0:  # where the first set is integrated out, so is v
+    if tight:
         v = numpyro.param(f"{name}_residual_scale", jnp.ones(batch, dtype), constraint=constraints.positive)
     values = []
-    for i, (size, kind) in enumerate(zip(sizes, kinds, strict=True), start=first):
-        q = _family(f"{name}.u{i}", (*batch, size), kind, natural, jnp.asarray(init_scale, dtype))
-        belief = Belief(q if analytic else None, v if i == first else None, natural)
+    for i, size, covariance in sets:
+        q = _family(f"{name}.u{i}", (*batch, size), covariance, natural, jnp.asarray(init_scale, dtype))
+        belief = Belief(q if analytic else None, v if i == sets[0].position else None, natural)
         values.append(numpyro.sample(f"{name}.u{i}", WhitenedGaussian(q), infer=belief.as_infer()))
     return values
 
@@ -131,7 +168,11 @@ def _scaled_identity(scale: Array, shape: tuple[int, ...]) -> Array:
     return scale * jnp.broadcast_to(jnp.eye(shape[-1], dtype=scale.dtype), (*shape, shape[-1]))
 
 
-def _per_set(option: str, value: str | Sequence[str], num_sets: int) -> list[str]:
+def per_set(option: str, value: str | Sequence[str], num_sets: int) -> list[str]:
+    """What an option says about each set.
+
+    :raises ValueError: for another number of values, or unknown ones.
+    """
     values = [value] * num_sets if isinstance(value, str) else list(value)
     if len(values) != num_sets:
         raise ValueError(f"`{option}` must be one name or one per set, {num_sets} here; got {len(values)}: {values}.")

@@ -10,7 +10,7 @@ import jax
 from numpyro import handlers
 
 from numpyro_orthgp.collapsed import CollapsedGP
-from numpyro_orthgp.primitives.messages import CollectFunctions
+from numpyro_orthgp.primitives.messages import collected_functions
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import PRNGKey
 
@@ -26,6 +26,9 @@ def posterior(
     **kwargs: Any,
 ) -> dict[str, GPFunction]:
     """The fitted functions of a model, ready to be called at test inputs. Works under ``jax.jit``, where it is much faster.
+
+    Inside another model they are constants of it. A guide that has yet to be fitted, and whose ``hyper`` has sites, should be
+    called outside of ``jit`` first, as NumPyro's guides: what they see at their first call they keep.
 
     With a guide of this package the functions carry its Gaussians: means and variances are exact, with no sampling over
     inducing variables. Other latent sites are drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide
@@ -74,13 +77,16 @@ def fitted_trace(
     """The sites of a fitted model as it sees its guide, and the functions of its ``gp`` statements, as they are while fitting."""
     guide_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
     guide_trace: dict[str, Any] = {}
-    if guide is not None:
-        fitted_guide = handlers.substitute(handlers.seed(guide, guide_key), params)
-        guide_trace = handlers.trace(fitted_guide).get_trace(*args, **kwargs)
-    fitted = handlers.substitute(handlers.replay(handlers.seed(model, model_key), guide_trace), params)
-    with handlers.block(), CollectFunctions() as collected:
+    with (
+        handlers.block(),
+        collected_functions() as functions,
+    ):  # inside another model its sites are none of that model's
+        if guide is not None:
+            fitted_guide = handlers.substitute(handlers.seed(guide, guide_key), params)
+            guide_trace = handlers.trace(fitted_guide).get_trace(*args, **kwargs)
+        fitted = handlers.substitute(handlers.replay(handlers.seed(model, model_key), guide_trace), params)
         sites = handlers.trace(fitted).get_trace(*args, **kwargs)
-    return sites, collected.functions
+    return sites, functions
 
 
 def _collapsed(site: dict[str, Any]) -> bool:

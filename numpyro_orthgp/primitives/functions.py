@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import numpyro
 from jax import lax
 from numpyro.distributions import constraints
-from numpyro.primitives import apply_stack
 
 from numpyro_orthgp.constraints import natural as natural_constraint
 from numpyro_orthgp.inducing import Feature, InducingPoints, MeanOnly, as_sets, covariance_of_points
 from numpyro_orthgp.math.cholesky import inverse_cholesky
-from numpyro_orthgp.math.linalg import add_jitter, default_jitter
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
 from numpyro_orthgp.math.natural import precondition
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance
-from numpyro_orthgp.primitives.messages import MESSAGE, Site, belief_of, inducing_site, known
+from numpyro_orthgp.primitives.messages import Site, announce, belief_of, inducing_site, known
 from numpyro_orthgp.prior import as_kernel, check_jitter, check_latents, decompose_sets
 from numpyro_orthgp.process import GPFunction, MeanShift, project_shift, weigh_points
 from numpyro_orthgp.sites import Names
@@ -88,7 +87,8 @@ def gp(
     messages = [inducing_site(f"{name}.u{i}", Site(i, (*batch, s.num), s.dtype)) for i, s in enumerate(features)]
     blocks = decompose_sets(kernel, features, jitter)
     beliefs = tuple(known(message) for message in messages)
-    belief = belief_of(messages[0])
+    # Of the first set that has one: those before it may be conditioned on.
+    belief = next((b for message in messages if (b := belief_of(message)) is not None), None)
     natural = belief is not None and belief.natural
     full_name = messages[0]["name"].removesuffix(".u0")
     f = GPFunction(
@@ -100,9 +100,9 @@ def gp(
         residual_scale=None if belief is None else belief.residual_scale,
         num_latents=num_latents,
         pointwise=belief is not None,
-        names=Names(name),
+        names=Names(full_name),
     )
-    apply_stack({"type": MESSAGE, "site": full_name, "value": f, "fn": None, "args": (), "kwargs": {}})
+    announce(full_name, f)
     return f
 
 
@@ -145,7 +145,7 @@ def _root_of_fisher(
     diagonal = points.shape[-2] > MAX_EXACT_FISHER
     A = project(blocks, [s.covariance_with_inputs(kernel, points) for s in features])
     variance = kernel(points)
-    scale = variance.mean(-1)
+    scale = jitter_scale(variance)
     jitter = default_jitter(variance.dtype) * scale
     if diagonal:
         return lax.stop_gradient(1 / jnp.sqrt(residual_variance(variance, A) + jitter[..., None])), True

@@ -8,6 +8,9 @@ Gaussian, with none they take the value.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpyro
@@ -20,11 +23,11 @@ from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "MESSAGE", "Belief", "CollectFunctions", "InputBelief", "InputSite", "Site", "belief_of", "inducing_site", "input_site_of",
-    "known", "refuse_importance_weights", "sample_and_read", "site_of",
+    "MESSAGE", "Belief", "InputBelief", "InputSite", "Site", "announce", "belief_of", "collected_functions", "inducing_site",
+    "input_site_of", "known", "refuse_importance_weights", "sample_and_read", "site_of",
 ]  # fmt: skip
 
-# The key of `infer`, and the type of the messages that announce finished functions.
+# The key of `infer`.
 MESSAGE = "numpyro_orthgp"
 
 
@@ -56,7 +59,8 @@ class Belief(NamedTuple):
     """What a guide writes there, for the model to read.
 
     :param q: the Gaussian that the site's value was drawn from; ``None`` asks the model to use the value.
-    :param residual_scale: v, shape () or (P,), on the first site of a gp whose residual is tightened; else ``None``.
+    :param residual_scale: v, shape () or (P,), on the first site that a guide declares of a gp whose residual is tightened; else
+        ``None``.
     :param natural: whether the gp's parameters are stepped along natural gradients; then those of mean-only weights are
         preconditioned.
     """
@@ -113,20 +117,26 @@ class _LastMessage(Messenger):
             self.message = msg
 
 
-class CollectFunctions(Messenger):
-    """Collects the functions that a model's ``gp`` statements make, by their full names."""
+# Those of the innermost `collected_functions`. Not a message of NumPyro's: a user's handlers would see it, and it is no site.
+_collected: ContextVar[dict[str, GPFunction] | None] = ContextVar("collected", default=None)
 
-    def __init__(self, fn: Any = None) -> None:
-        super().__init__(fn)
-        self.functions: dict[str, GPFunction] = {}
 
-    def __enter__(self) -> CollectFunctions:
-        super().__enter__()
-        return self
+@contextmanager
+def collected_functions() -> Iterator[dict[str, GPFunction]]:
+    """The functions that ``gp`` statements make meanwhile, by their full names."""
+    functions: dict[str, GPFunction] = {}
+    token = _collected.set(functions)
+    try:
+        yield functions
+    finally:
+        _collected.reset(token)
 
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == MESSAGE:
-            self.functions[msg["site"]] = msg["value"]
+
+def announce(name: str, function: GPFunction) -> None:
+    """Tell who collects them of a finished function, by its full name."""
+    functions = _collected.get()
+    if functions is not None:
+        functions[name] = function
 
 
 def sample_and_read(name: str, fn: Any, site: Site | InputSite) -> dict[str, Any]:
