@@ -162,6 +162,11 @@ class _Row:
     def _log_densities(self, x: Array, y: Array, observed: Array, fixed: Array) -> Array:
         """Expected log densities of the observed entries at latent inputs (n, Q), shape (n,)."""
         likelihood = self.likelihood(self._functions(x, fixed))
+        if likelihood.batch_shape != (len(x), *y.shape):
+            raise ValueError(
+                "`likelihood` must have a density for each entry of y, so that missing ones can be left out: batch shape "
+                f"{(len(x), *y.shape)} here; got {likelihood.batch_shape}. Leave out `.to_event(1)`."
+            )
         log_density = likelihood.log_prob(jnp.broadcast_to(y, (len(x), *y.shape)))
         return jnp.sum(jnp.where(observed, log_density, 0), -1)
 

@@ -162,7 +162,7 @@ def _whitened(
     noisy = []
     for u, own, block in zip(values, jnp.split(noise, np.cumsum(sizes)[:-1], axis=-1), blocks, strict=True):
         # Functions go last: they are projected as inputs are.
-        noisy.append(jnp.moveaxis(u + safe_sqrt(block.jitter)[..., None] * own, 0, -1))
+        noisy.append(jnp.moveaxis(u + safe_sqrt(block.jitter) * own, 0, -1))
     return project(blocks, noisy)
 
 

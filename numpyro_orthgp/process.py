@@ -27,6 +27,8 @@ from numpyro_orthgp.math.linalg import (
     clip_rounding,
     combine,
     default_jitter,
+    diagonal,
+    jitter_scale,
     join,
     matmul,
     with_derivative_of,
@@ -190,7 +192,7 @@ class GPFunction:
     def _joint_moments(self, X: Array) -> tuple[Array, Array]:
         A = self.project(X)
         K = self.kernel(X, X)
-        scale = jnp.diagonal(K, axis1=-2, axis2=-1).mean(-1)
+        scale = jitter_scale(diagonal(K))
         L = safe_cholesky(add_jitter(self.covariance(K, A), default_jitter(K.dtype) * scale), scale)
         return self.mean([InducingPoints(X)], A), self._per_latent(L, event_dim=2)
 

@@ -97,6 +97,10 @@ def test_errors(curve):
     y = truth(np.array([[0.3]]))
     with pytest.raises(ValueError, match=r"`y` must have shape \(n, 6\)"):
         ogp.infer_latents(f, y[:, :4], NOISE)
+    with pytest.raises(
+        ValueError, match=r"`likelihood` must have a density for each entry.*Leave out `.to_event\(1\)`"
+    ):
+        ogp.infer_latents(f, y, lambda m: likelihoods.Gaussian(m, NOISE).to_event(1))
     with pytest.raises(ValueError, match="row 0 has none"):
         ogp.infer_latents(f, np.full((1, D), np.nan), NOISE)
     with pytest.raises(ValueError, match="`observed` must be boolean of the shape"):

@@ -91,6 +91,33 @@ def test_conditioning_a_fit_is_dense_conditioning_of_its_process(problem):
     close_joint(f, Xs, mean[:7], cov[:7, :7])
 
 
+def test_joined_variables_keep_the_jitter_of_their_sets(problem):
+    X, y, Zs, _, _ = problem
+    with handlers.block(), handlers.seed(rng_seed=0):
+        f = ogp.gp("f", kernel(), Zs, jitter=0.05)
+    f = ogp.GPFunction(
+        f.kernel, f.features, f.blocks, tuple(Whitened(jnp.zeros_like(q.loc), None, "prior") for q in f.beliefs)
+    )
+    (block,) = online.condition(f, X, y, gaussian, num_steps=1, jitter=1e-3).blocks
+    points = np.concatenate([*Zs, X])
+    noise = np.repeat([1.3 * 0.05, 1.3 * 1e-3], [9, 16])
+    np.testing.assert_allclose(block.jitter, noise, rtol=1e-12)
+    whitened = block.whitener @ (KERNEL(points, points) + np.diag(noise)) @ block.whitener.T
+    np.testing.assert_allclose(whitened, np.eye(25), atol=1e-9)
+
+
+def test_paths_after_conditioning_have_the_variance_of_the_function(problem):
+    X, y, _, _, _ = problem
+    Z = X[:6]
+    d = ogp.CollapsedGP(kernel(), jnp.asarray(X), jnp.asarray(Z), NOISE, jitter=0.05)
+    f = online.condition(
+        d.posterior(jnp.asarray(y)), jnp.asarray([[3.0, 3.0]]), jnp.asarray([0.5]), gaussian, num_steps=1
+    )
+    draws = jax.jit(lambda f: f.sample_paths(jax.random.PRNGKey(0), 20_000, num_features=8)(Z))(f)
+    # Paths have more than Gaussian kurtosis with so few features; a tenth is far from what the wrong jitter does (a quarter).
+    np.testing.assert_allclose(draws.var(0) / f(Z).variance, 1, atol=0.1)
+
+
 def test_mean_only_points_are_kept(problem):
     X, y, Zs, qs, Xs = problem
     G, a = np.array([[0.5, 0.5], [-1.0, 1.5], [1.2, -0.7]]), np.array([0.8, -0.6, 0.4])

@@ -95,6 +95,47 @@ def test_extreme_hyperparameters(kernel, dtype):
             assert all_finite(loss(lengthscale, noise))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_set_that_knows_nothing_changes_nothing(dtype):
+    """A varying coefficient: the function is zero where its covariate is, and so are inducing variables there."""
+    rng = np.random.default_rng(0)
+    X = jnp.asarray(np.stack([rng.uniform(-2, 2, 30), np.arange(30) % 2], -1), dtype)
+    y = jnp.asarray(rng.normal(size=30), dtype)
+    kernel = kernels.RBF(jnp.ones((), dtype)).on(0) * kernels.Linear(jnp.ones((), dtype)).on(1)
+    treated, control = X[1::2][:5], X[::2][:4]
+
+    def bound(scale, sets):
+        return ogp.CollapsedGP(scale * kernel, X, sets, 0.5).log_prob(y)
+
+    runs = [
+        jax.jit(jax.value_and_grad(bound))(jnp.ones((), dtype), s)
+        for s in (treated, [treated, control], [control, treated])
+    ]
+    for run in runs[1:]:
+        np.testing.assert_allclose(run, runs[0], atol=1e-3 if dtype == jnp.float32 else 1e-8)
+
+    value, gradient = value_and_gradient(
+        X, y, [treated, control], lambda l: kernels.RBF(l[0]).on(0) * kernels.Linear(l[1]).on(1)
+    )()
+    assert all_finite((value, gradient))
+
+    f = ogp.CollapsedGP(kernel, X, treated, 0.5).posterior(y)
+    for draw in (f(control).sample(jax.random.PRNGKey(0)), f.joint(control).sample(jax.random.PRNGKey(0))):
+        np.testing.assert_allclose(draw, 0, atol=0.02)  # jitter of a zero matrix is that of a variance of one
+    given = ogp.init.greedy_variance(kernel, X, 6, given=control)
+    np.testing.assert_array_equal(given, ogp.init.greedy_variance(kernel, X, 6))
+    conditioned = ogp.online.condition(f, control[:1], y[:1], lambda m: likelihoods.Gaussian(m, 0.5), num_steps=1)
+    np.testing.assert_allclose(conditioned(X).mean, f(X).mean, atol=1e-4 if dtype == jnp.float32 else 1e-9)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_kernel_of_next_to_no_variance_is_finite(dtype):
+    tiny = 1e-38 if dtype == jnp.float32 else 1e-300
+    X, y, sets = hard_cases(dtype)["second set inside the first"]
+    scaled = lambda lengthscale: jnp.asarray(tiny, dtype) * kernels.RBF(lengthscale)  # noqa: E731
+    assert all_finite(value_and_gradient(X, y, sets, scaled)())
+
+
 def test_float32_fits_stay_finite():
     """Adam from starts that break other libraries' kernel matrices: 30 steps, and every loss and parameter is finite."""
     rng = np.random.default_rng(0)

@@ -20,7 +20,7 @@ from numpyro_orthgp.math.bounds import Statistics, conditional_gain, log_evidenc
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.gaussian import Whitened, spread
-from numpyro_orthgp.math.linalg import add_jitter, default_jitter, matmul
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, diagonal, jitter_scale, matmul
 from numpyro_orthgp.math.projection import Block, residual_covariance
 from numpyro_orthgp.prior import as_kernel, check_jitter, check_latents, decompose_sets
 from numpyro_orthgp.process import GPFunction
@@ -219,7 +219,7 @@ class CollapsedGP(dist.Distribution):
             )
         X = jnp.asarray(self.X)
         K, D = self.kernel(X, X), self.num_outputs or 1
-        scale = jnp.diagonal(K, axis1=-2, axis2=-1).mean(-1)
+        scale = jitter_scale(diagonal(K))
         L = safe_cholesky(add_jitter(K, default_jitter(K.dtype) * scale), scale)
         f_key, noise_key = jax.random.split(key)
         f = matmul(L, jax.random.normal(f_key, (*sample_shape, D, N, 1), X.dtype))[..., 0]

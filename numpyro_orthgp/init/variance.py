@@ -13,7 +13,7 @@ from jax import lax
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.init.counts import check_count, subset
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.linalg import add_jitter, default_jitter, matmul, solve_lower
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale, matmul, solve_lower
 from numpyro_orthgp.types import Array, KernelLike, PRNGKey
 
 __all__ = ["greedy_variance"]
@@ -117,6 +117,6 @@ def _project(kernel: KernelLike, X: Array, given: Array | None, P: int) -> Array
         return jnp.zeros((P, 0, X.shape[0]), X.dtype)
     M = given.shape[0]
     K = kernel(given, given).reshape(P, M, M)
-    scale = kernel(given).reshape(P, M).mean(axis=-1)
+    scale = jitter_scale(kernel(given).reshape(P, M))
     L = safe_cholesky(add_jitter(K, default_jitter(X.dtype) * scale), scale)
     return solve_lower(L, kernel(given, X).reshape(P, M, X.shape[0]))

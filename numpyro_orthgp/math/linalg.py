@@ -14,8 +14,8 @@ from numpyro_orthgp.types import Array
 
 __all__ = [
     "add_jitter", "clip_rounding", "combine", "combine_columns", "copied_transpose", "default_jitter", "diagonal", "gram",
-    "gram_transposed", "join", "linear_matmul", "matmul", "matmul_transposed", "one_by_one", "plain_matmul", "safe_sqrt",
-    "solve_lower", "transpose", "transposed_symmetric", "with_derivative_of",
+    "gram_transposed", "jitter_scale", "join", "linear_matmul", "matmul", "matmul_transposed", "one_by_one", "plain_matmul",
+    "safe_sqrt", "solve_lower", "transpose", "transposed_symmetric", "with_derivative_of",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -53,6 +53,16 @@ def default_jitter(dtype: jnp.dtype, *, expectations: bool = False) -> float:
     :param expectations: for kernel expectations under uncertain inputs: 1e-4 and 1e-6.
     """
     return (_JITTER_OF_EXPECTATIONS if expectations else _DEFAULT_JITTER).get(jnp.dtype(dtype).name, 1e-3)
+
+
+def jitter_scale(variances: Array) -> Array:
+    """What jitter is relative to: the mean of prior variances (..., M), shape (...).
+
+    One where they vanish, as a linear kernel's at the origin: whatever the jitter, such variables say nothing then.
+    """
+    scale = variances.mean(-1)
+    info = jnp.finfo(variances.dtype)
+    return jnp.where(scale > float(info.tiny) / float(info.eps), scale, 1)
 
 
 @jax.custom_jvp

@@ -26,10 +26,10 @@ import jax.numpy as jnp
 from numpyro_orthgp.math.blocks import keep
 from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
 from numpyro_orthgp.math.linalg import (
-    add_jitter,
     clip_rounding,
     diagonal,
     gram_transposed,
+    jitter_scale,
     join,
     matmul,
     matmul_transposed,
@@ -59,8 +59,8 @@ class Block:
     :param whitener: the inverse :math:`L_i^{-1}` of the Cholesky factor of its covariance given the sets before it, shape
         (..., M_i, M_i).
     :param before: the projections :math:`A_j(Z_i)` of its points on each set before it, shapes (..., M_j, M_i).
-    :param jitter: variance of the independent noise on its inducing variables, shape (...). What a factor that failed took
-        beyond that is not in it.
+    :param jitter: variance of the independent noise on its inducing variables, shape (..., 1), or (..., M_i) where that differs
+        among them. What a factor that failed took beyond that is not in it.
     :param carrier: zeros that carry the whitener's derivative to what it multiplies, shape (..., M_i, M_i), see
         :func:`~numpyro_orthgp.math.cholesky.relative_carrier`; or ``None``: the whitener does so itself.
     :param triangular: whether the whitener is lower triangular, as :func:`decompose` makes it; :func:`turn` does not keep that.
@@ -94,8 +94,8 @@ def extend(blocks: Sequence[Block], row: Sequence[Array], jitter: float) -> tupl
     """
     before, K = project(blocks, row[:-1]), row[-1]
     # Relative to the prior's scale, not to C's: C vanishes where a set repeats points of an earlier one.
-    scale = diagonal(K).mean(-1)
-    noise = jnp.asarray(jitter * scale, K.dtype)
+    scale = jitter_scale(diagonal(K))
+    noise = jnp.asarray(jitter * scale, K.dtype)[..., None]
     C = conditional_covariance(K, before, noise)
     W = inverse_cholesky(C, scale)
     return (*blocks, Block(W, before, noise, relative_carrier(C, W)))
@@ -106,8 +106,10 @@ def conditional_covariance(K: Array, before: Sequence[Array], noise: Array) -> A
 
     :param K: its prior covariance.
     :param before: the projections of its points on each set before it, shapes (..., M_j, M_i).
+    :param noise: variance of that noise, shape (..., 1) or (..., M_i).
     """
-    return add_jitter(K - sum((gram_transposed(A) for A in before), start=jnp.zeros((), K.dtype)), noise)
+    K = K - sum((gram_transposed(A) for A in before), start=jnp.zeros((), K.dtype))
+    return K + noise[..., None] * jnp.eye(K.shape[-1], dtype=K.dtype)
 
 
 def joint_whitener(blocks: Sequence[Block]) -> Array:

@@ -191,7 +191,9 @@ def _given(f: GPFunction, grown: _Grown, root: Array, sites: _Sites) -> GPFuncti
     if shift is not None:
         shift = replace(shift, projected=(join(shift.projected, -1, event_dim=1),))
     triangular = all(b.triangular for b in grown.blocks)
-    block = Block(joint_whitener(grown.blocks), (), grown.blocks[-1].jitter, triangular=triangular)
+    sizes = (b.whitener.shape[-1] for b in grown.blocks)
+    jitters = [jnp.broadcast_to(b.jitter, (*b.jitter.shape[:-1], M)) for b, M in zip(grown.blocks, sizes, strict=True)]
+    block = Block(joint_whitener(grown.blocks), (), join(jitters, -1, event_dim=1), triangular=triangular)
     return GPFunction(
         f.kernel,
         (InducingPoints(join(grown.points, -2, event_dim=2)),),

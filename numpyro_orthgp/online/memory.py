@@ -84,7 +84,7 @@ def log_ratio(f: GPFunction, past: GPFunction) -> Array:
     # The old variables carry independent noise, their jitter.
     noise = jnp.concatenate(
         [
-            jnp.broadcast_to(b.jitter[..., None], (*b.jitter.shape, s.num))
+            jnp.broadcast_to(b.jitter, (*b.jitter.shape[:-1], s.num))
             for b, s in zip(past.blocks, past.features, strict=True)
         ],
         -1,
