@@ -1,23 +1,28 @@
-"""What the device that JAX finds gives: precision of float32, times of steps, prediction and collapsed bounds, memory.
+"""What the device that JAX finds gives: precision of float32, times of steps, predictions, bounds and whole fits, memory.
 
-    python -m benchmarks.accelerator [--sizes 128,256,512,1024,2048] [--dtype float32,float64] [--quick]
+    python -m benchmarks.accelerator [--sizes 128,256,512,1024,2048] [--dtype float32,float64] [--fits 25600x100,1300000x1]
+        [--quick]
 
 Runs on CPUs too, where no product is rounded to fewer bits and JAX reports no memory. Precision: relative errors against float64
 NumPy of a matrix product and of a whole bound, as the library computes them, and as plain JAX does at JAX's default precision,
 which on recent GPUs is TF32 for float32 and on TPUs bfloat16. Times: medians of blocks of steps, made up data of kin40k's shape.
-The tasks are those of ``benchmarks.peers``; without peers, and in one process, so "peak" is the most memory since the start.
+The tasks are those of ``benchmarks.peers``; without peers, and in one process, so "peak" is the most memory since the start. Fits
+are ``ogp.fit`` on so many rows in host memory for so many epochs, float32, in seconds from its call to its result, compiling
+included.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import numpyro_orthgp as ogp
 from benchmarks.peers import floor, ours, problem
 from benchmarks.peers.problem import JITTER, NOISE, VARIANCE, Problem
 from benchmarks.peers.timing import block_times
@@ -108,9 +113,37 @@ def measure(dtype: str, args: argparse.Namespace, rows: tuple[np.ndarray, np.nda
     return found
 
 
+def fits(args: argparse.Namespace) -> dict[str, float]:
+    """Seconds of whole fits of SVGP, printed as they are found."""
+    print(f"\nfits, SVGP ({args.fit_inducing}), batches of {args.batch_size}, float32")
+    print(f"{'':34s}{'s':>10s}{'steps/s':>10s}{'last loss / N':>16s}")
+    found = {}
+    for num_rows, num_epochs in args.fits:
+        p = problem.make(*problem.load(None, num_rows), "float32", batch=num_rows, num_inducing=args.fit_inducing)
+        begin = time.perf_counter()
+        result = ogp.fit(
+            ours.inference(),
+            jax.random.PRNGKey(0),
+            (p.X, p.y),
+            batch_size=args.batch_size,
+            num_epochs=num_epochs,
+            progress_bar=False,
+            problem=p,
+            sets=[p.Z],
+        )
+        name = f"{num_rows} rows, {num_epochs} epochs"
+        found[name] = time.perf_counter() - begin
+        per_second, loss = len(result.losses) / found[name], result.losses[-1] / num_rows
+        print(f"{name:34s}{found[name]:10.1f}{per_second:10.1f}{loss:16.4f}", flush=True)
+    return found
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     def integers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
+
+    def pairs(text: str) -> list[tuple[int, int]]:
+        return [(int(rows), int(epochs)) for rows, epochs in (part.split("x") for part in text.split(",") if part)]
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=integers, default=[128, 256, 512, 1024, 2048], help="M")
@@ -119,6 +152,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-data", type=int, default=20_000, help="rows for a collapsed bound, inputs to predict at")
     parser.add_argument("--num-inducing", type=int, default=512, help="M for these")
     parser.add_argument("--dtype", type=lambda text: text.split(","), default=["float32", "float64"])
+    parser.add_argument("--fits", type=pairs, default="25600x100,1300000x1", help="rows x epochs; '' for none")
+    parser.add_argument("--fit-inducing", type=int, default=1024, help="M for these")
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.3, help="of a block")
     parser.add_argument("--quick", action="store_true", help="small sizes and few blocks: does it run?")
@@ -126,6 +161,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if args.quick:
         args.sizes, args.mean_only, args.batch_size = [32, 64], [32, 128], 128
         args.num_data, args.num_inducing, args.blocks, args.seconds = 1000, 64, 3, 0.02
+        args.fits, args.fit_inducing = [(1000, 2), (2000, 1)], 32
     return args
 
 
@@ -141,6 +177,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
         for dtype in args.dtype:
             jax.config.update("jax_enable_x64", dtype == "float64")
             found[dtype] = measure(dtype, args, rows)
+        jax.config.update("jax_enable_x64", False)
+        found["fits"] = fits(args)
     finally:
         jax.config.update("jax_enable_x64", enabled)
     return found

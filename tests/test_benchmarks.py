@@ -83,3 +83,4 @@ def test_accelerator_runs_on_what_there_is():
     assert found["errors"]["product, this library"] < 1e-5
     assert found["errors"]["bound, this library"] < 1e-4
     assert all(ms > 0 for dtype in ("float32", "float64") for ms in found[dtype].values())
+    assert len(found["fits"]) == 2

@@ -18,7 +18,8 @@ prediction  means and variances at --num-data inputs of a fitted SVGP.
 startup     from the start of the process to the end of the first training step.
 restart     the same with JAX's persistent cache, which a process before has filled. The peers that are not on JAX have none.
 
-The same minibatch comes again and again, and is where the library wants it: reading data is not part of a step.
+The same minibatch comes again and again, and is where the library wants it: reading data is not part of a step. Each library runs
+on the accelerator that it finds; printed is which.
 """
 
 from __future__ import annotations

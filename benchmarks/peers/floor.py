@@ -30,6 +30,11 @@ def floor_ms(M: int, B: int, product_ms: float) -> float:
     return step_flops(M, B) * product_ms / product_flops()
 
 
+def device() -> str:
+    """What JAX computes on, by name."""
+    return jax.devices()[0].device_kind
+
+
 def step(problem: Problem, variant: str) -> Callable[[int], float]:
     """A jitted product of two matrices of SIZE x SIZE, in the problem's dtype."""
     A, B = jax.random.normal(jax.random.PRNGKey(0), (2, SIZE, SIZE), problem.dtype)

@@ -15,6 +15,12 @@ from benchmarks.peers.problem import LEARNING_RATE, NOISE, VARIANCE, Problem
 Run = Callable[[int], float]
 
 
+def device() -> str:
+    """What it computes on, by name."""
+    gpus = tf.config.list_physical_devices("GPU")
+    return tf.config.experimental.get_device_details(gpus[0])["device_name"] if gpus else "cpu"
+
+
 def configure(problem: Problem) -> None:
     gpflow.config.set_default_float(problem.dtype)
     gpflow.config.set_default_jitter(problem.jitter)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.peers.floor import device as device
 from benchmarks.peers.problem import LEARNING_RATE, NOISE, VARIANCE, Problem
 
 Run = Callable[[int], float]

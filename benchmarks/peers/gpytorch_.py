@@ -2,7 +2,7 @@
 
 Variants: "default" leaves the settings alone but for Cholesky factors up to size 4096 (instead of conjugate gradients from 800 on);
 "Cholesky" turns off all other iterative methods too; "one dtype" factors in the dtype of the data where the default is float64;
-"one thread" instead of one per core, in which torch's threads do not wait for each other.
+"one thread" instead of one per core, in which torch's threads do not wait for each other. On a GPU if torch finds one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ from gpytorch import settings
 from benchmarks.peers.problem import LEARNING_RATE, NOISE, VARIANCE, Problem
 
 Run = Callable[[int], float]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device() -> str:
+    """What it computes on, by name."""
+    return torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
 
 
 def chosen(problem: Problem, variant: str) -> ExitStack:
@@ -67,13 +73,13 @@ def svgp(problem: Problem) -> tuple[SVGP, gpytorch.likelihoods.GaussianLikelihoo
     torch.set_default_dtype(torch.as_tensor(problem.X).dtype)
     model, likelihood = SVGP(problem), gpytorch.likelihoods.GaussianLikelihood()
     set_hyperparameters(problem, model.covar_module, likelihood)
-    return model, likelihood
+    return model.to(DEVICE), likelihood.to(DEVICE)
 
 
 def step(problem: Problem, variant: str) -> Run:
     """A training step: loss, gradients of all parameters, torch's Adam."""
     model, likelihood = svgp(problem)
-    X, y = torch.as_tensor(problem.X), torch.as_tensor(problem.y)
+    X, y = (torch.as_tensor(a, device=DEVICE) for a in (problem.X, problem.y))
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=problem.num_data)
     optimizer = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=LEARNING_RATE)
     model.train(), likelihood.train()
@@ -117,6 +123,7 @@ def collapsed(problem: Problem, variant: str) -> Run:
     likelihood = gpytorch.likelihoods.GaussianLikelihood()
     model = SGPR(problem, likelihood)
     set_hyperparameters(problem, model.base, likelihood)
+    model.to(DEVICE)  # the likelihood is a part of it
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
     X, y = model.train_inputs[0], model.train_targets
     model.train(), likelihood.train()
@@ -135,7 +142,7 @@ def collapsed(problem: Problem, variant: str) -> Run:
 def prediction(problem: Problem, variant: str) -> Run:
     """Means and variances in eval mode, which caches the Cholesky factor, without gradients."""
     model, _ = svgp(problem)
-    X = torch.as_tensor(problem.X)
+    X = torch.as_tensor(problem.X, device=DEVICE)
     model.eval()
 
     def run(num: int) -> float:

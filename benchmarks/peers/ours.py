@@ -12,6 +12,7 @@ import optax
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
+from benchmarks.peers.floor import device as device
 from benchmarks.peers.problem import LEARNING_RATE, NOISE, VARIANCE, Problem
 from benchmarks.step_time import plain_jax_step
 from numpyro_orthgp import kernels, likelihoods

@@ -47,11 +47,6 @@ def versions(library: str) -> dict[str, str]:
     return found
 
 
-def prepare(contender: Contender, task: str, problem: problems.Problem) -> Callable[[int], float]:
-    module = importlib.import_module(f"benchmarks.peers.{LIBRARIES[contender.library].module}")
-    return getattr(module, task)(problem, contender.variant)
-
-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("library", "variant", "task"):
@@ -61,20 +56,22 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--started", type=float, required=True, help="when the process was started, seconds since 1970")
     args = parser.parse_args(argv)
-    run = prepare(Contender(args.library, args.variant), args.task, problems.read(args.problem))
+    module = importlib.import_module(f"benchmarks.peers.{LIBRARIES[args.library].module}")
+    run = getattr(module, args.task)(problems.read(args.problem), args.variant)
     value = run(1)
     times = [1e3 * (time.time() - args.started)]
     if args.task not in STARTS:
         times = block_times(run, args.blocks, args.seconds)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     found = {"value": value, "ms": statistics.median(times), "peak": peak, "versions": versions(args.library)}
+    found["versions"] |= {f"{args.library} on": module.device()}
     print(json.dumps(found))
 
 
 def measure(
     python: str, contender: Contender, task: str, problem: Path, dtype: str, blocks: int, seconds: float
 ) -> dict[str, Any]:
-    """What a fresh process finds: the value at the start, milliseconds, the most memory it had in GB, versions."""
+    """What a fresh process finds: the value at the start, milliseconds, the most memory of its host in GB, versions, device."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_ENABLE_X64": str(int(dtype == "float64"))}
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Threads of OpenMP, torch's, spin while they wait. Beside any other work a step of GPyTorch then takes up to 30 times as long.
