@@ -193,6 +193,19 @@ def test_distances_by_products_and_differences_agree(rng):
         np.testing.assert_allclose(squared_distance_by_differences(A, B, scale), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("span", [10.0, 100.0, 1000.0])
+def test_distances_by_products_round_by_the_square_of_the_span(rng, span):
+    """What docs/guide/trouble.md says of long inputs in float32."""
+    A, B = rng.uniform(0, 1, (2, 200, 4)) * [span, 1, 1, 1]
+    B[:100] = A[:100] + 0.01 * rng.standard_normal((100, 4))
+    A, B = A.astype(np.float32), B.astype(np.float32)
+    exact = ((A.astype(float)[:, None] - B.astype(float)) ** 2).sum(-1)
+    error = np.abs(squared_distance(jnp.asarray(A), jnp.asarray(B), jnp.float32(1.0)) - exact).max()
+    assert error < 4e-7 * (1 + span**2)
+    by_differences = squared_distance_by_differences(jnp.asarray(A), jnp.asarray(B), jnp.float32(1.0))
+    np.testing.assert_allclose(by_differences, exact, rtol=1e-6)
+
+
 def test_matern12_gradient_in_many_dimensions(rng):
     A, B = jnp.asarray(rng.standard_normal((3, 10))), jnp.asarray(rng.standard_normal((4, 10)))
     W = rng.standard_normal((3, 4))
