@@ -33,7 +33,11 @@ class WhitenedPrior(dist.Independent):
         super().__init__(dist.Normal(jnp.zeros(shape, dtype), jnp.ones(shape, dtype)), len(shape))
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
-        assert key is not None
+        if key is None:
+            raise ValueError(
+                "gp() and orthogonal() belong in a model, which inference calls; here there is no random key. To run a model by "
+                "itself wrap it, numpyro.handlers.seed(model, 0); fitted functions come from posterior(model, guide, params, ...)."
+            )
         return jax.random.normal(key, sample_shape + self.event_shape, self.base_dist.loc.dtype)
 
     def sample_with_intermediates(

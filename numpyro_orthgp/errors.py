@@ -6,7 +6,7 @@ looked at when they are concrete arrays: now, or, of a program of :func:`with_ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Any, TypeVar
@@ -17,8 +17,8 @@ import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 __all__ = [
-    "check_finite", "check_floating", "check_inputs", "check_integer", "check_option", "check_same_dtype", "inspect", "is_concrete",
-    "no_function", "run_checked", "with_checks",
+    "check_finite", "check_floating", "check_inputs", "check_integer", "check_option", "check_params", "check_same_dtype",
+    "inspect", "is_concrete", "no_function", "run_checked", "with_checks",
 ]  # fmt: skip
 
 _Result = TypeVar("_Result")
@@ -121,6 +121,20 @@ def check_integer(name: str, value: Any, least: int | None = 1) -> int:
         wanted = {None: "an integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
         raise ValueError(f"`{name}` must be {wanted}; got {value!r}.")
     return number
+
+
+def check_params(of: str, sites: dict[str, Any], params: Mapping[str, Any]) -> None:
+    """Refuse parameters that would stay at their starting values unnoticed.
+
+    :param of: whose sites these are, "model" or "guide".
+    :raises ValueError: naming those that ``params`` lacks.
+    """
+    missing = [name for name, site in sites.items() if site["type"] == "param" and name not in params]
+    if missing:
+        raise ValueError(
+            f"`params` must hold all parameters of the {of}; it lacks {', '.join(repr(n) for n in missing)}. Pass those of the "
+            "fit: svi_result.params, or svi.get_params(state)."
+        )
 
 
 def check_floating(name: str, x: Any) -> jax.Array:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +12,12 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro import handlers
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.loop import seed_of
 from numpyro_orthgp.training.plan import Plan
@@ -419,3 +424,63 @@ def test_errors(name, tmp_path, monkeypatch):
 def test_errors_of_early_stopping(options, message):
     with pytest.raises(ValueError, match=message):
         ogp.EarlyStopping(**options)
+
+
+# ---------------------------------------------------------------- what is local to a row
+
+
+def local_effects(y, *, N):
+    """An effect for each row: its posterior given y is Gaussian and known."""
+    with numpyro.plate("rows", N, subsample_size=len(y)):
+        effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(effect, 0.5), obs=y)
+
+
+def test_plates_of_the_data_pick_the_rows_of_the_batch():
+    N = 40
+    y = np.random.default_rng(0).normal(size=N) * 2
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.05, 4000))
+    svi = SVI(local_effects, AutoNormal(local_effects), optimizer, TraceMeanField_ELBO())
+    result = ogp.fit(svi, jax.random.PRNGKey(0), (y,), batch_size=8, num_steps=4000, progress_bar=False, N=N)
+    np.testing.assert_allclose(result.params["effect_auto_loc"], y / 1.25, atol=0.15)
+    np.testing.assert_allclose(result.params["effect_auto_scale"], np.sqrt(0.2), rtol=0.2)
+
+
+def test_latent_inputs_are_those_of_the_batch():
+    rng = np.random.default_rng(1)
+    N = 60
+    x = rng.uniform(-2, 2, (N, 1))
+    Y = np.concatenate([np.sin(x), np.cos(x), x / 2], 1) + 0.05 * rng.normal(size=(N, 3))
+    Z = np.linspace(-2.5, 2.5, 8)[:, None]
+
+    def model(Y, *, N):
+        f = ogp.gp("f", kernels.RBF(1.0), Z, num_latents=3)
+        with numpyro.plate("rows", N, subsample_size=len(Y)):
+            latent = ogp.latent_inputs("latent", N, 1)
+            numpyro.sample("Y", likelihoods.Gaussian(f(latent), 0.1).to_event(1), obs=Y)
+
+    guide = ogp.AutoSparseGP(model, latents={"latent": (ogp.init.pca(Y, 1), 0.1)})
+    svi = SVI(model, guide, optax.adam(0.02), TraceMeanField_ELBO())
+    result = ogp.fit(svi, jax.random.PRNGKey(0), (Y,), batch_size=20, num_steps=1500, progress_bar=False, N=N)
+    assert abs(np.corrcoef(result.params["latent_loc"][:, 0], x[:, 0])[0, 1]) > 0.98
+
+
+@pytest.mark.parametrize("plate", [True, False])
+def test_a_batch_that_counts_as_all_the_data_is_warned_of(plate):
+    def model(y):
+        mean = numpyro.param("mean", 0.0)
+        with numpyro.plate("rows", len(y)) if plate else nullcontext():
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    svi = SVI(model, lambda y: None, optax.adam(0.1), Trace_ELBO())
+    options = {"num_steps": 2, "progress_bar": False}
+    with pytest.warns(
+        UserWarning,
+        match=r"`y` counts its 5 observations as all the data.*numpyro.plate\('data', 20, subsample_size=5\)",
+    ):
+        ogp.fit(svi, jax.random.PRNGKey(0), (np.zeros(20),), batch_size=5, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ogp.fit(svi, jax.random.PRNGKey(0), (np.zeros(20),), **options)
+        scaled = SVI(handlers.scale(model, 4.0), lambda y: None, optax.adam(0.1), Trace_ELBO())
+        ogp.fit(scaled, jax.random.PRNGKey(0), (np.zeros(20),), batch_size=5, **options)

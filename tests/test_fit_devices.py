@@ -98,7 +98,8 @@ assert_close(tuple(result[:3]), tuple(one[:3]), rtol=1e-10)
 assert_close(fit(mesh=mesh, batch_size=None).losses, fit(batch_size=None).losses, rtol=1e-10)
 np.take = spy
 assert_same_bits(fit(mesh=mesh, num_steps=10, steps_per_call=5).losses, result.losses[:10])
-assert read == [(5, 2)] * 8  # two calls, two arrays, two devices of this process: a quarter of a batch for each
+# Two calls, two arrays and the numbers of rows, two devices of this process: a quarter of a batch for each.
+assert read == [(5, 2)] * 12
 stopped = fit(mesh=mesh, early_stopping=ogp.EarlyStopping(2, every=5, metric=metric))
 assert (stopped.status, stopped.num_steps, len(stopped.losses)) == ("stopped early", 5, 15)
 try:

@@ -12,10 +12,11 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import MCMC
 
+from numpyro_orthgp.errors import check_params
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["Arguments", "Draws", "GuideDraws", "check_params", "density", "draws_of_mcmc"]
+__all__ = ["Arguments", "Draws", "GuideDraws", "density", "draws_of_mcmc"]
 
 DRAWS_AT_ONCE = 256  # of a guide, whose sites are small beside what the model makes of them
 
@@ -128,19 +129,6 @@ def density(site: dict[str, Any], log_prob: Callable[[Any, Any], Array] | None =
     else:
         terms = fn.log_prob(value, site["intermediates"]) if site["intermediates"] else fn.log_prob(value)
     return terms if site["scale"] is None else site["scale"] * terms
-
-
-def check_params(of: str, sites: dict[str, Any], params: Mapping[str, Any]) -> None:
-    """Refuse parameters that would stay at their starting values unnoticed.
-
-    :raises ValueError: naming those that ``params`` lacks.
-    """
-    missing = [name for name, site in sites.items() if site["type"] == "param" and name not in params]
-    if missing:
-        raise ValueError(
-            f"`params` must hold all parameters of the {of}; it lacks {', '.join(repr(n) for n in missing)}. Pass those of the "
-            "fit: svi_result.params, or svi.get_params(state)."
-        )
 
 
 def _is_input(leaf: Any) -> bool:

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_orthgp.diagnostics.draws import Arguments, Draws, check_params
+from numpyro_orthgp.diagnostics.draws import Arguments, Draws
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, layout_of
+from numpyro_orthgp.errors import check_params
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.primitives.messages import collected_functions
 from numpyro_orthgp.process import GPFunction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,8 @@ import jax
 from numpyro import handlers
 
 from numpyro_orthgp.collapsed import CollapsedGP
-from numpyro_orthgp.primitives.messages import collected_functions
+from numpyro_orthgp.errors import check_params
+from numpyro_orthgp.primitives.messages import collected_functions, site_of
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import PRNGKey
 
@@ -60,6 +61,8 @@ def posterior(
     :param rng_key: for the latent sites that the guide draws; default ``jax.random.PRNGKey(0)``.
     :return: a :class:`GPFunction` for each gp, by full name (with the prefix of ``handlers.scope``), and for each observed
         :class:`CollapsedGP`, by the name of its site.
+    :raises TypeError: if ``params`` is not a dictionary.
+    :raises ValueError: if it lacks parameters, or values of inducing variables where there is no guide.
     """
     sites, found = fitted_trace(model, guide, params, args, kwargs, rng_key)
     functions = {name: replace(f, pointwise=False, residual_scale=None) for name, f in found.items()}
@@ -75,6 +78,11 @@ def fitted_trace(
     rng_key: PRNGKey | None = None,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, GPFunction]]:
     """The sites of a fitted model as it sees its guide, and the functions of its ``gp`` statements, as they are while fitting."""
+    if not isinstance(params, Mapping):
+        raise TypeError(
+            "`params` must be a dictionary of parameters by their names, result.params or svi.get_params(state); got "
+            f"{type(params).__name__}."
+        )
     guide_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
     guide_trace: dict[str, Any] = {}
     with (
@@ -84,9 +92,23 @@ def fitted_trace(
         if guide is not None:
             fitted_guide = handlers.substitute(handlers.seed(guide, guide_key), params)
             guide_trace = handlers.trace(fitted_guide).get_trace(*args, **kwargs)
+            check_params("guide", guide_trace, params)
         fitted = handlers.substitute(handlers.replay(handlers.seed(model, model_key), guide_trace), params)
         sites = handlers.trace(fitted).get_trace(*args, **kwargs)
+    _check_model(sites, guide_trace, params)
     return sites, functions
+
+
+def _check_model(sites: dict[str, Any], guide_trace: dict[str, Any], params: Mapping[str, Any]) -> None:
+    if guide_trace:
+        check_params("model", sites, params)
+    unknown = [n for n, s in sites.items() if site_of(s) is not None and n not in guide_trace and n not in params]
+    unknown = [name for name in unknown if not sites[name]["is_observed"]]
+    if unknown:
+        raise ValueError(
+            f"Nothing says what {', '.join(map(repr, unknown))} are, and the function would be a draw of its prior. Without a "
+            "guide `params` must hold a value for each; a guide must be one of this model."
+        )
 
 
 def _collapsed(site: dict[str, Any]) -> bool:

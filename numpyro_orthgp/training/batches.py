@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,20 @@ import numpy as np
 
 from numpyro_orthgp.errors import check_integer
 
-__all__ = ["Batches", "as_arguments"]
+__all__ = ["Batch", "Batches", "as_arguments"]
 
 # Puts rows on devices, given their shape, dtype, batch axis, and what reads the part of them at an index.
 Put = Callable[[tuple[int, ...], Any, int, Callable[[tuple[slice, ...]], np.ndarray]], jax.Array]
+
+
+class Batch(NamedTuple):
+    """
+    :param data: rows of the data, as the user gave them.
+    :param rows: their numbers, shape (B,).
+    """
+
+    data: Any
+    rows: jax.Array
 
 
 def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -60,6 +70,7 @@ class Batches:
             )
         self.is_full = self.batch_size == self.num_rows
         self.seed = seed
+        self._numbers = np.arange(self.num_rows)
         self._orders: dict[int, np.ndarray] = {}
 
     @property
@@ -88,7 +99,7 @@ class Batches:
             start += last - first
         return np.concatenate(parts).reshape(num, self.batch_size)
 
-    def stacked(self, step: int, num: int, capacity: int, put: Put) -> Any:
+    def stacked(self, step: int, num: int, capacity: int, put: Put) -> Batch:
         """Batches of ``num`` steps from ``step`` on, arrays of shape (capacity, B, ...) of which the rest is zeros."""
         rows = self.row_numbers(step, num)
 
@@ -100,20 +111,23 @@ class Batches:
 
         arrays = [
             put((capacity, self.batch_size, *a.shape[1:]), d, 1, partial(read, a, d))
-            for a, d in zip(self.arrays, self.dtypes, strict=True)
+            for a, d in zip((*self.arrays, self._numbers), (*self.dtypes, np.int32), strict=True)
         ]
-        return jax.tree.unflatten(self.tree, arrays)
+        return self._batch(arrays)
 
-    def everything(self, put: Put) -> Any:
+    def everything(self, put: Put) -> Batch:
         """All the data, in the order that they have."""
         arrays = [
             put(a.shape, d, 0, lambda index, a=a, d=d: np.asarray(a[index], d))  # type: ignore[misc]
-            for a, d in zip(self.arrays, self.dtypes, strict=True)
+            for a, d in zip((*self.arrays, self._numbers), (*self.dtypes, np.int32), strict=True)
         ]
-        return jax.tree.unflatten(self.tree, arrays)
+        return self._batch(arrays)
+
+    def _batch(self, arrays: list[jax.Array]) -> Batch:
+        return Batch(jax.tree.unflatten(self.tree, arrays[:-1]), arrays[-1])
 
     def first(self) -> Any:
-        """The batch of the first step."""
+        """The data of the first step."""
         rows = slice(None) if self.is_full else self.row_numbers(0, 1)[0]
         return jax.tree.unflatten(
             self.tree, [jnp.asarray(np.asarray(a[rows], d)) for a, d in zip(self.arrays, self.dtypes, strict=True)]

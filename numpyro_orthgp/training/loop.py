@@ -55,7 +55,9 @@ def fit(
         f = ogp.posterior(model, guide, result.params, X[:1], N=len(X), Z=Z)["f"]
 
     Each step is one ``svi.update(state, *batch, **kwargs)``. The model says itself how many points a batch stands for, in
-    ``numpyro.plate("data", N, subsample_size=len(X))``. Rates that change are optax's schedules.
+    ``numpyro.plate("data", N, subsample_size=len(X))``; a model that forgets gets a warning. Plates of that kind pick the rows of
+    the batch, so latent variables of single rows (``latent_inputs``) are those of the batch too. Rates that change are optax's
+    schedules.
 
     **What a step sees.** Every epoch is all N rows once, in an order of its own; batches follow each other without regard to the
     ends of epochs, so none is smaller. Without ``batch_size`` every step sees all the data, in the order that they have, and the
@@ -139,7 +141,7 @@ def fit(
     plan = _plan(num_steps, periods, steps_per_call, batches, devices)
     return Run(
         svi=svi,
-        steps=compile_steps(svi, plan.capacity, batches.is_full, kwargs, devices.replicated),
+        steps=compile_steps(svi, plan.capacity, batches.num_rows, batches.is_full, kwargs, devices.replicated),
         batches=batches,
         full=batches.everything(devices.put_rows) if batches.is_full and now.step < num_steps else None,
         plan=plan,

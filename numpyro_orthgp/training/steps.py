@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import Sharding
 
 from numpyro_orthgp.training.batches import as_arguments
+from numpyro_orthgp.training.plates import PlatesOfBatch
 
 __all__ = ["Steps", "compile_steps", "strongly_typed"]
 
@@ -20,11 +21,14 @@ __all__ = ["Steps", "compile_steps", "strongly_typed"]
 Steps = Callable[[Any, Any, int], tuple[Any, jax.Array, jax.Array]]
 
 
-def compile_steps(svi: Any, capacity: int, is_full: bool, kwargs: dict[str, Any], replicated: Sharding | None) -> Steps:
+def compile_steps(
+    svi: Any, capacity: int, num_rows: int, is_full: bool, kwargs: dict[str, Any], replicated: Sharding | None
+) -> Steps:
     """Up to ``capacity`` steps of ``svi.update``, whose number is not known to the compiler.
 
     It is a pure function and gives the same bits however steps are grouped into calls: the body of its loop is one step.
 
+    :param num_rows: of all the data.
     :param is_full: whether every step sees the same rows; otherwise batches are stacked along a first axis.
     :param kwargs: further keyword arguments of model and guide, constants of the program.
     :param replicated: sharding of what comes out.
@@ -38,8 +42,9 @@ def compile_steps(svi: Any, capacity: int, is_full: bool, kwargs: dict[str, Any]
                 batch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), batches)
                 # Without it the reading may be fused into the step, differently for different capacities.
                 batch = lax.optimization_barrier(batch)
-            args, keywords = as_arguments(batch)
-            state, loss = svi.update(state, *args, **keywords, **kwargs)
+            args, keywords = as_arguments(batch.data)
+            with PlatesOfBatch(batch.rows, num_rows):
+                state, loss = svi.update(state, *args, **keywords, **kwargs)
             return state, losses.at[i].set(jnp.asarray(loss, losses.dtype))
 
         state, losses = lax.fori_loop(0, num, step, (state, jnp.zeros(capacity)))
