@@ -13,7 +13,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods, online
-from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.math.gaussian import Whitened, log_density
 from tests import oracles, problems
 
 KERNEL = problems.kernel_oracle("matern52", 1.3, 0.9)
@@ -341,3 +341,32 @@ def test_errors(problem):
         online.condition(f, X[:, :1], y, gaussian)
     with pytest.raises(ValueError, match="no MeanOnly points"):
         online.compress(f, [X[:3], ogp.MeanOnly(X[3:])])
+
+
+# ---- several outputs that share a covariance
+
+
+@pytest.mark.parametrize("sizes", [1, 2], ids=["one set", "two sets"])
+def test_outputs_with_one_covariance_count_it_each(problem, sizes):
+    X, y, Zs, _, _ = problem
+    Y = np.stack([y, y[::-1], 0.5 * y**2], -1)
+    inducing = [jnp.asarray(Z) for Z in Zs[:sizes]]
+    d = ogp.CollapsedGP(kernel(), jnp.asarray(X), inducing, NOISE, bound="titsias2009", jitter=0.0)
+    f = d.posterior(jnp.asarray(Y))
+    each = [d.posterior(jnp.asarray(column)) for column in Y.T]
+    divergences = sum(np.asarray(online.divergences(g)) for g in each)
+    np.testing.assert_allclose(online.divergences(f), divergences, rtol=1e-9)
+    for belief, *single in zip(f.beliefs, *(g.beliefs for g in each), strict=True):
+        values = np.random.default_rng(0).normal(size=belief.loc.shape)
+        expected = sum(log_density(q, v) for q, v in zip(single, values, strict=True))
+        np.testing.assert_allclose(log_density(belief, values), expected, rtol=1e-9)
+
+    def model(X, Y):
+        g = ogp.gp("f", kernel(), inducing, num_latents=3, jitter=0.0)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(g(X), NOISE).to_event(1), obs=Y)
+
+    params = online.start_from("f", f)
+    assert params["f.u0_scale_tril"].shape == (3, 5, 5)
+    loss = TraceMeanField_ELBO().loss(jax.random.PRNGKey(0), params, model, ogp.AutoSparseGP(model), jnp.asarray(X), Y)
+    np.testing.assert_allclose(-loss, d.log_prob(jnp.asarray(Y)), rtol=1e-9)

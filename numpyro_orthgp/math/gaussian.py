@@ -79,7 +79,7 @@ def kl_from_prior(q: Whitened) -> Array:
     # tr S - M entry by entry: exact zero at S = I, with no large terms to cancel.
     unit = jnp.eye(q.scale.shape[-1], dtype=q.scale.dtype) if q.covariance == "full" else 1
     trace = jnp.sum(q.scale**2 - unit)
-    return (shift + trace) / 2 - jnp.sum(jnp.log(jnp.abs(_diagonal(q))))
+    return (shift + _sharing(q) * trace) / 2 - _sharing(q) * jnp.sum(jnp.log(jnp.abs(_diagonal(q))))
 
 
 def sample(q: Whitened, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -102,9 +102,14 @@ def log_density(q: Whitened, value: Array) -> Array:
     elif q.scale is not None:
         centred = centred / q.scale
     if q.scale is not None:
-        logdet = jnp.sum(jnp.log(jnp.abs(_diagonal(q))))
+        logdet = _sharing(q) * jnp.sum(jnp.log(jnp.abs(_diagonal(q))))
     event = tuple(range(-q.loc.ndim, 0))
     return -jnp.sum(centred**2, event) / 2 - logdet - q.loc.size * jnp.log(2 * jnp.pi) / 2
+
+
+def _sharing(q: Whitened) -> int:
+    """How many functions have each covariance: those of a ``CollapsedGP`` with several outputs may have one together."""
+    return q.loc.size // _diagonal(q).size
 
 
 def _diagonal(q: Whitened) -> Array:

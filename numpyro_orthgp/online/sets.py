@@ -150,8 +150,9 @@ def start_from(name: str, f: GPFunction) -> dict[str, Array]:
     params = {}
     for i, q in enumerate(f.beliefs):
         params[f"{name}.u{i}_loc"] = q.loc
-        if q.scale is not None:
-            params[f"{name}.u{i}_{suffix[q.covariance]}"] = q.scale
+        if q.scale is not None:  # which functions may share
+            own = q.loc.shape[:-1] + q.scale.shape[-2 if q.covariance == "full" else -1 :]
+            params[f"{name}.u{i}_{suffix[q.covariance]}"] = jnp.broadcast_to(q.scale, own)
     if f.shift is not None:
         params[f"{name}.u{len(f.beliefs)}_weights"] = f.shift.weights
     return params
