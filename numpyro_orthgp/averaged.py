@@ -26,7 +26,7 @@ from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.math.linalg import PRECISION, join, matmul
 from numpyro_orthgp.math.projection import Block
 from numpyro_orthgp.prior import expect_covariances
-from numpyro_orthgp.types import Array
+from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["AveragedMarginals", "average"]
 
@@ -39,6 +39,12 @@ class AveragedMarginals(Marginals):
     For likelihoods that need two moments only, :class:`~numpyro_orthgp.likelihoods.Gaussian`. ``explained`` holds the variance
     of the mean too.
     """
+
+    def draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> NoReturn:
+        raise TypeError(
+            "f.expected(X) cannot be drawn: averaged over uncertain inputs f is a mixture that is not Gaussian. Draw at a draw of "
+            "the inputs: f(X).sample()."
+        )
 
     def __matmul__(self, W: Any) -> NoReturn:
         raise TypeError(

@@ -86,6 +86,10 @@ class DeepGP:
         inner = len(self.layers) - 1
         if inner < 0:
             raise ValueError("`layers` must hold at least one function; got none.")
+        if hasattr(self.means, "shape") or callable(self.means):
+            raise TypeError(
+                "`means` must be a list, one entry for each inner layer; got a single mean. Did you mean `means=[W]`?"
+            )
         if isinstance(self.means, list | tuple) and len(self.means) != inner:
             raise ValueError(
                 f"`means` must have one entry for each inner layer, {inner} for {inner + 1} layers; got {len(self.means)}. The "
@@ -139,7 +143,8 @@ class DeepGP:
             log_weights, repeats = log_weights + weights.reshape(B, num_samples), 1
             H = H.reshape(B, num_samples, H.shape[-1])
         H = jnp.broadcast_to(H, (B, num_samples, H.shape[-1]))
-        return self.layers[-1](H.reshape(B * num_samples, -1)), log_weights
+        # Draws of one point are none of one function.
+        return self.layers[-1](H.reshape(B * num_samples, -1)).independent(), log_weights
 
     def sample_paths(self, rng_key: PRNGKey, num: int, *, num_features: int = 1024) -> Callable[[ArrayLike], Array]:
         """Functions drawn from the whole stack: paths of each layer, evaluated at those of the layer before.

@@ -143,11 +143,6 @@ class Marginals:
         if self.joint is None:
             nodes = jax.random.normal(rng_key, sample_shape + self.explained.shape, self.mean.dtype)
             return self.at(nodes)
-        if self.shape[0] > MAX_JOINT_DRAW:
-            raise ValueError(
-                f"A joint draw at B = {self.shape[0]} inputs needs a B x B Cholesky factor; the limit is {MAX_JOINT_DRAW}. Predict "
-                "in batches, use the `mean` and `variance` of posterior(...), or draw point by point: f(X).independent()."
-            )
         return self.joint(rng_key, sample_shape)
 
     def independent(self) -> Marginals:
@@ -240,10 +235,22 @@ class Marginals:
         return outputs[..., 0] if self.mean.ndim == 1 else outputs
 
 
+def check_joint_draw(B: int) -> None:
+    """
+    :raises ValueError: if so many inputs are too many for a factor of their covariance.
+    """
+    if B > MAX_JOINT_DRAW:
+        raise ValueError(
+            f"A joint draw at B = {B} inputs needs a B x B Cholesky factor; the limit is {MAX_JOINT_DRAW}. Predict in batches, use "
+            "the `mean` and `variance` of posterior(...), or draw point by point: f(X).independent()."
+        )
+
+
 def stack(marginals: Sequence[Marginals]) -> Marginals:
     """Put single functions side by side: P marginals of shape (B,) become one of shape (B, P).
 
-    :param marginals: marginals of *different* functions at the same inputs (different functions are independent).
+    :param marginals: marginals of *different* functions at the same inputs (different functions are independent). Not one
+        function at two inputs, ``f(a)`` and ``f(b)``: their covariance would be lost, and nothing here can tell.
     :raises ValueError: if they are not all of shape (B,), one is an output of ``f(X) @ W``, or only some are tightened.
     """
     marginals = list(marginals)
@@ -270,8 +277,8 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
 def _operand(symbol: str, value: Any, dtype: Any) -> Array:
     if isinstance(value, Marginals):
         raise TypeError(
-            f"Marginals {symbol} Marginals: sums of functions are not kept, since they need the covariance between them. Use a "
-            "kernel that is a sum (k1 + k2), or stack([f(X), g(X)]) @ jnp.ones((2, 1)) for independent functions."
+            f"Marginals {symbol} Marginals: what is made of two functions needs the covariance between them. Use a kernel that "
+            "is a sum (k1 + k2), or for independent functions (stack([f(X), g(X)]) @ jnp.ones((2, 1)))[..., 0]."
         )
     value = jnp.asarray(value)
     # Integers become real first: unsigned ones would wrap around when negated or squared.

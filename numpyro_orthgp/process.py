@@ -17,7 +17,7 @@ from numpyro_orthgp.averaged import AveragedMarginals, average
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
 from numpyro_orthgp.inducing import Feature, InducingPoints, input_dim, weighted_covariance
 from numpyro_orthgp.inputs import LatentInputs
-from numpyro_orthgp.marginals import Marginals, draw_stacked
+from numpyro_orthgp.marginals import Marginals, check_joint_draw, draw_stacked
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks, sum_blocks
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
@@ -315,21 +315,21 @@ class GPFunction:
 
 
 def draw_process(f: GPFunction, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    check_joint_draw(len(X))
     # NumPyro draws in the default dtype, whatever that of the function.
     draws = f.joint(X).sample(rng_key, shape).astype(X.dtype)
     return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
 
 
-def drawn_functions(joint: Any, rng_key: PRNGKey) -> Iterator[tuple[GPFunction, Array, PRNGKey]]:
-    """What ``Marginals.joint`` draws with a key: each function beneath, its inputs, and the key of its own draw."""
+def drawn_functions(joint: Any) -> Iterator[tuple[GPFunction, Array]]:
+    """What ``Marginals.joint`` draws: each function beneath, and its inputs."""
     if not isinstance(joint, Partial):
         return
     if joint.func is draw_process:
-        f, X = joint.args
-        yield f, X, rng_key
+        yield joint.args
     elif joint.func is draw_stacked:
         (marginals,) = joint.args
-        for m, key in zip(marginals, jax.random.split(rng_key, len(marginals)), strict=True):
-            yield from drawn_functions(m.joint, key)
-    else:  # arithmetic on marginals hands on its key; patches are no function at the inputs themselves
-        yield from drawn_functions(joint.args[0], rng_key)
+        for m in marginals:
+            yield from drawn_functions(m.joint)
+    else:  # arithmetic on marginals; patches are no function at the inputs themselves
+        yield from drawn_functions(joint.args[0])

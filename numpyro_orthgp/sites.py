@@ -23,12 +23,14 @@ def prng_key() -> PRNGKey | None:
 def charge(name: str, cost: Array) -> None:
     """Subtract a cost of each row from the model's log density: once for each, along the plate of the rows.
 
-    Where that plate is not the rightmost one, ``numpyro.factor`` would lay the costs along another and repeat them.
+    Where that plate is not the rightmost one, ``numpyro.factor`` would lay the costs along another and repeat them. Of several
+    plates of that size it is the one that subsamples, whose scale the costs have; which of others is the same in sum.
 
     :param cost: shape (B,).
     """
     plates = [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
-    of_rows = max((p for p in plates if p.subsample_size == len(cost)), key=lambda p: p.dim, default=None)
+    fitting = [p for p in plates if p.subsample_size == len(cost)]
+    of_rows = max(fitting, key=lambda p: (p.size != p.subsample_size, p.dim), default=None)
     others = [] if of_rows is None else [p.name for p in plates if p is not of_rows]
     dim = -1 if of_rows is None else of_rows.dim
     fn = Unit(-cost.reshape(-1, *(1,) * (-dim - 1)))

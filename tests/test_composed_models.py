@@ -22,6 +22,7 @@ from tests import oracles, problems
 SIZES = [4, 3, 5]
 VALUE = 0.3  # of variables that are conditioned on
 NOISE = 0.35
+HYPER = {"variance": jnp.asarray(1.3), "lengthscale": jnp.full(2, 0.9)}
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_a_gp_of_known_sets_alone_needs_no_parameters(setting):
 
 def test_a_fitted_function_is_a_constant_of_another_model(setting):
     X, y, Zs, qs = setting
-    params = problems.q_params(qs[:2])
+    params = problems.q_params(qs[:2]) | HYPER
     arguments = {"inducing": Zs[:2], "likelihood": problems.gaussian(NOISE)}
     fitted = partial(ogp.posterior, problems.model, ogp.AutoSparseGP(problems.model), params, X, y, **arguments)
 
@@ -199,6 +200,22 @@ def rows_and_outputs(X, sets, layout):
             numpyro.sample("y", dist.Normal(f(X).sample(), NOISE), obs=jnp.zeros(N))
 
 
+def test_of_two_plates_as_large_as_the_batch_the_one_that_subsamples_holds_the_rows(setting):
+    X, _, Zs, _ = setting
+    N = len(X)
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(0.9), Zs[0], num_latents=N)
+        with numpyro.plate("rows", 4 * N, subsample_size=N, dim=-2), numpyro.plate("outputs", N, dim=-1):
+            numpyro.sample("y", dist.Normal(f(X).sample(), NOISE), obs=jnp.zeros((N, N)))
+
+    guide = ogp.AutoSparseGP(model, residual="tight")
+    guide_trace = handlers.trace(handlers.seed(guide, 0)).get_trace()
+    sites = handlers.trace(handlers.replay(handlers.seed(model, 0), guide_trace)).get_trace()
+    assert sites["f.residual_cost0"]["scale"] == 4
+    assert sites["f.residual_cost0"]["fn"].batch_shape == (N, 1)
+
+
 @pytest.mark.parametrize("layout", ["rows left", "one function", "one draw within both", "rows alone"])
 def test_a_tightened_draw_pays_once_for_each_row_however_plates_lie(setting, layout):
     X, _, Zs, _ = setting
@@ -213,3 +230,38 @@ def test_a_tightened_draw_pays_once_for_each_row_however_plates_lie(setting, lay
     cost = sites["f.residual_cost0"]
     paid = cost["scale"] * cost["fn"].log_prob(cost["value"]).sum()
     assert_allclose(-paid, 4 * len(X) * (3 if layout == "rows left" else 1) * oracles.residual_cost(0.3, 1), rtol=1e-12)
+
+
+# ---------------------------------------------------------------- parameters that are not those of the fit
+
+
+def test_posterior_refuses_parameters_that_are_not_the_fits(setting):
+    X, y, Zs, qs = setting
+    arguments = {"inducing": Zs, "likelihood": problems.gaussian(NOISE)}
+    guide, params = ogp.AutoSparseGP(problems.model), problems.q_params(qs)
+    params |= HYPER
+
+    def fitted(params, guide=guide):
+        return ogp.posterior(problems.model, guide, params, X, y, **arguments)["f"]
+
+    assert fitted(params)(X).shape == X.shape[:1]
+    with pytest.raises(ValueError, match=r"`params` must hold all parameters of the guide; it lacks 'f.u0_loc'"):
+        fitted({})
+    with pytest.raises(ValueError, match="`params` must hold all parameters of the model; it lacks 'variance'"):
+        fitted({name: value for name, value in params.items() if name != "variance"})
+    svi = SVI(problems.model, guide, optax.adam(0.1), TraceMeanField_ELBO())
+    result = svi.run(jax.random.PRNGKey(0), 2, X, y, progress_bar=False, **arguments)
+    for wrong in (result, result.state):
+        with pytest.raises(TypeError, match=r"`params` must be a dictionary .*result.params.*; got SVI"):
+            fitted(wrong)
+    values = {f"f.u{i}": jnp.full(size, VALUE) for i, size in enumerate(SIZES)}
+    assert fitted(values, None)(X).shape == X.shape[:1]
+    with pytest.raises(ValueError, match=r"Nothing says what 'f.u1' are"):
+        fitted({name: value for name, value in values.items() if name != "f.u1"}, None)
+    with pytest.raises(ValueError, match=r"Nothing says what 'f.u0', 'f.u1', 'f.u2' are"):
+        fitted(params, lambda *args, **kwargs: numpyro.sample("other", dist.Normal(0, 1)))
+
+
+def test_a_gp_outside_of_a_model_says_where_it_belongs(setting):
+    with pytest.raises(ValueError, match=r"gp\(\) and orthogonal\(\) belong in a model"):
+        ogp.gp("f", kernels.RBF(0.9), setting[2][0])

@@ -325,6 +325,9 @@ def test_fit_predict_and_draw(problem):
     np.testing.assert_allclose(draws.mean(0), mixture.mean, atol=0.06)
     np.testing.assert_allclose(draws.var(0), mixture.variance, rtol=0.15)
     assert mixture.log_predictive(jnp.asarray(y[:4])).shape == (4,)
+    # 16,000 particles: point by point, whatever the limit of joint draws.
+    drawn = jax.jit(lambda k: mixture.sample(k, (100,)))(jax.random.PRNGKey(4))
+    np.testing.assert_allclose(drawn.mean(0), mixture.mean, atol=5 * np.sqrt(np.asarray(mixture.variance).max() / 100))
     paths = jax.jit(lambda k: deep.sample_paths(k, 4000, num_features=32)(X[:4]))(jax.random.PRNGKey(3))
     assert paths.shape == (4000, 4)
     np.testing.assert_allclose(paths.mean(0), mixture.mean, atol=0.06)
@@ -404,6 +407,9 @@ def test_errors(problem):
         ogp.DeepGP([lambda X: f(X), f]).particles(X, 2, rng_key=jax.random.PRNGKey(0))
     with pytest.raises(ValueError, match="needs a random key"):
         ogp.DeepGP([f]).particles(X, 2)
+    for mean in (jnp.eye(1), lambda X: X):
+        with pytest.raises(TypeError, match=r"`means` must be a list.*Did you mean `means=\[W\]`"):
+            ogp.DeepGP([f, f], means=mean)
     with pytest.raises(ValueError, match="`init_scale` must be positive"):
         ogp.gp_posterior("f", 3, init_scale=0.0)
     with pytest.raises(ValueError, match="Unknown `init_scale key` 'g'"):

@@ -439,6 +439,10 @@ def test_averaged_moments_refuse_what_is_not_known(problem):
     guide = guide_at(averaged, loc, scale)
     with pytest.raises(ValueError, match=r"StudentT needs more than the two moments that f.expected\(X\) knows"):
         elbo(averaged, guide, Y, Z, likelihood=lambda m, s: likelihoods.StudentT(m, 4.0, s))
+    with pytest.raises(TypeError, match="needs more than the two moments"):
+        elbo(averaged, guide, Y, Z, mix=lambda m: (likelihoods.Gaussian(m, 0.4).log_predictive(m.mean), m)[1])
+    with pytest.raises(TypeError, match="cannot be drawn"):
+        elbo(averaged, guide, Y, Z, mix=lambda m: (m.sample(jax.random.PRNGKey(0)), m)[1])
     with pytest.raises(TypeError, match="cannot be mixed by `@ W`"):
         elbo(averaged, guide, Y, Z, mix=lambda m: m @ jnp.eye(D))
     with pytest.raises(ValueError, match="not known with MeanOnly points"):

@@ -154,6 +154,11 @@ def test_pictures(curve, tmp_path):
     ax.figure.savefig(tmp_path / "latent.png")
     mesh = ax.images[0].get_array()
     assert mesh.min() < 0.3 and mesh.max() > 0.9  # certain at the data, the prior far from it
+    left, right, bottom, top = ax.images[0].get_extent()  # edges; values were computed at the middles of cells
+    rows, columns = mesh.shape
+    x, y = left + (right - left) * (0.5 + 7) / columns, bottom + (top - bottom) * (0.5 + 40) / rows
+    at = g(np.asarray([[x, y]]))
+    np.testing.assert_allclose(mesh[40, 7], np.sqrt(at.variance).mean(), rtol=1e-6)
     with pytest.raises(ValueError, match="`dims` must be two different dimensions"):
         plots.latent_space(g, points, dims=(0, 0))
     with pytest.raises(ValueError, match="`labels` must have shape"):

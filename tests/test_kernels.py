@@ -612,6 +612,11 @@ def test_structure_outside_its_domain(X):
         RBF().on(-4)(X, X)
     with pytest.raises(ValueError, match=r"`dims` must name at least one column"):
         RBF().on([])
+    for mask in (True, [True, False], np.array([True, False])):
+        with pytest.raises(TypeError, match="`dims` must be an integer or several"):
+            RBF().on(mask)
+    with pytest.raises(ValueError, match=r"`dims` must name each column once; got \(0, 0\)"):
+        RBF().on([0, 0])
     with pytest.raises(TypeError, match="`dims` must be an integer or several"):
         RBF().on([0.5])
     with pytest.raises(TypeError, match="`dims` must be an integer or several"):

@@ -167,6 +167,37 @@ def test_other_likelihoods_are_drawn_in_units_of_y(rng, ax):
     assert "95 % of y" not in labelled(ax) and "95 % of E[y | f]" in labelled(ax)
 
 
+def test_classes_in_order_are_drawn_as_numbers(rng, ax):
+    f, _, _ = line(rng)
+    grid = np.linspace(-2, 2, 20)
+    cuts = jnp.array([-0.5, 0.5])
+    plots.function(f, grid, likelihood=lambda m: likelihoods.Ordinal(m, cuts), num_paths=2, inducing=False, ax=ax)
+    drawn, at = labelled(ax), f(grid[:, None])
+    lower, upper = edges(drawn["95 % of E[y | f]"])
+    z = scipy.stats.norm.ppf([0.025, 0.975])
+    for edge, sign in zip((lower, upper), z, strict=True):  # E[y | f] = P(y > 0) + P(y > 1) rises with f
+        f_at = np.asarray(at.mean) + sign * np.sqrt(at.variance)
+        np.testing.assert_allclose(
+            edge[:, 1], scipy.stats.norm.cdf(f_at[:, None] - np.asarray(cuts)).sum(-1), atol=0.02
+        )
+    paths = [a.get_ydata() for a in ax.lines if a.get_linestyle() == "--"]
+    assert np.isfinite(paths).all() and np.min(paths) >= 0 and np.max(paths) <= 2
+
+
+def test_where_the_mean_given_f_is_not_known_y_is_drawn(rng, ax):
+    f, _, _ = line(rng)
+    grid = np.linspace(-2, 2, 20)
+    transform = dist.transforms.ExpTransform()
+    warped = lambda m: likelihoods.Transformed(likelihoods.Gaussian(m, 0.2), transform)  # noqa: E731
+    plots.function(f, grid, likelihood=warped, inducing=False, ax=ax)
+    drawn, at = labelled(ax), f(grid[:, None])
+    assert "95 % of E[y | f]" not in drawn
+    expected = np.exp(np.asarray(at.mean) + (np.asarray(at.variance) + 0.04) / 2)
+    np.testing.assert_allclose(drawn["mean of y"].get_ydata(), expected, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"`num_paths` needs E\[y given f\], which is not known for Transformed"):
+        plots.function(f, grid, likelihood=warped, num_paths=2)
+
+
 def test_a_likelihood_may_shift_and_scale_the_function(rng):
     """Bands and draws are of f as the likelihood sees it."""
     f, _, _ = line(rng)

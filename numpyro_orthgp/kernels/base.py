@@ -207,13 +207,19 @@ class Scaled(Kernel):
         return per_latent("variance", self.variance, X, axes=1) * self.kernel(X)
 
 
+def _column(dim: Any) -> int:
+    if isinstance(dim, bool):  # a mask of columns would be read as columns 0 and 1
+        raise TypeError
+    return operator.index(dim)
+
+
 class Restricted(Kernel):
     r""":math:`k(x, y) = k_1(x_S, y_S)`, :math:`S` some input dimensions; what ``kernel.on(dims)`` makes.
 
     :param kernel: a kernel.
     :param dims: the dimensions, an integer or several.
     :raises TypeError: if ``dims`` are not integers.
-    :raises ValueError: if there are none, and when called if one is out of range.
+    :raises ValueError: if there are none or one twice, and when called if one is out of range.
     """
 
     kernel: KernelLike
@@ -222,11 +228,13 @@ class Restricted(Kernel):
     def __post_init__(self) -> None:
         dims: Any = self.dims
         try:
-            dims = tuple(map(operator.index, dims if np.iterable(dims) else (dims,)))
+            dims = tuple(map(_column, dims if np.iterable(dims) else (dims,)))
         except TypeError as error:
             raise TypeError(f"`dims` must be an integer or several, such as [0, 2]; got {dims!r}.") from error
         if not dims:
             raise ValueError("`dims` must name at least one column; got none.")
+        if len(set(dims)) < len(dims):
+            raise ValueError(f"`dims` must name each column once; got {dims}.")
         object.__setattr__(self, "dims", dims)
 
     def columns(self, X: Array) -> Array:

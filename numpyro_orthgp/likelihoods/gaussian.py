@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
+from numpyro_orthgp.averaged import AveragedMarginals
 from numpyro_orthgp.errors import check_option
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation, log_expectation
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS
@@ -78,6 +79,11 @@ class Gaussian(ExpectedLikelihood):
         return dist.Normal(self.marginals.mean, self.scale).log_prob(y) - self.marginals.variance / (2 * self.scale**2)
 
     def log_predictive(self, value: ArrayLike) -> Array:
+        if isinstance(self.marginals, AveragedMarginals):
+            raise TypeError(
+                "The predictive density at uncertain inputs needs more than the two moments that f.expected(X) knows. Average it "
+                "over draws of the inputs: the logarithm of the mean of exp(log_predictive) at f(X)."
+            )
         return dist.Normal(self.mean, jnp.sqrt(self.variance)).log_prob(self._checked(value))
 
     @property

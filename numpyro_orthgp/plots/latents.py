@@ -79,7 +79,9 @@ def latent_space(
     sides = [where.positions(None, i, num_grid) for i in range(2)]
     spread = _spread_on_grid(f, where, *np.meshgrid(*sides))
     ax = new_axes(ax)
-    extent = (sides[0][0], sides[0][-1], sides[1][0], sides[1][-1])
+    # `imshow` takes edges of cells, of which these positions are the middles.
+    half = [(side[-1] - side[0]) / (len(side) - 1) / 2 for side in sides]
+    extent = tuple(side[i] + sign * h for side, h in zip(sides, half, strict=True) for i, sign in ((0, -1), (-1, 1)))
     look: Any = {"cmap": "Greys_r", "alpha": 0.6, "interpolation": "bilinear", "aspect": "auto"}
     image = ax.imshow(spread, origin="lower", extent=extent, **look)
     colour_bar(ax, image, "standard deviation of f")

@@ -74,11 +74,20 @@ class Prediction:
         # The same nodes at all inputs, so that quantiles are as smooth as the marginals.
         nodes = quasi_normal(jax.random.PRNGKey(0), NUM_VALUES, (1,), m.num_latents or 1, m.mean.dtype)
         nodes = nodes if m.num_latents else nodes[..., 0]
-        return np.quantile(np.asarray(self.expected(m.at(nodes))), probabilities, axis=0)
+        expected = self.expected(m.at(nodes))
+        return None if expected is None else np.quantile(np.asarray(expected), probabilities, axis=0)
 
-    def expected(self, f: Array) -> Array:
-        """E[y given f] where it is not f itself."""
-        return f if self.plain else self.outcome.conditional(f).mean
+    def expected(self, f: Array) -> Array | None:
+        """E[y given f] where it is not f itself; of classes in order, as numbers. ``None`` where NumPyro does not know it."""
+        if self.plain:
+            return f
+        given = self.outcome.conditional(f)
+        if isinstance(given, dist.CategoricalProbs):
+            return given.probs @ jnp.arange(given.probs.shape[-1], dtype=f.dtype)
+        try:
+            return given.mean
+        except NotImplementedError:
+            return None
 
     def outcomes(self, probabilities: Sequence[float], rng_key: PRNGKey) -> np.ndarray:
         """Quantiles of y, shape (Q, B): exact for Gaussian noise, else of draws."""
@@ -94,7 +103,13 @@ class Prediction:
                 "`num_paths` needs a function whose draws are joint over inputs: one from posterior(...), or arithmetic on what "
                 "it returns. Draws of a stack of layers come from DeepGP(...).sample_paths."
             )
-        return np.asarray(self.expected(self.marginals.draw(rng_key, (num,))))
+        expected = self.expected(self.marginals.draw(rng_key, (num,)))
+        if expected is None:
+            raise ValueError(
+                f"`num_paths` needs E[y given f], which is not known for {type(self.outcome).__name__}. Leave out `likelihood` to "
+                "draw f."
+            )
+        return np.asarray(expected)
 
 
 def predict(f: Callable[[Any], Any], X: Array, output: int | None, likelihood: Callable[..., Any] | None) -> Prediction:
