@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpyro.infer import MCMC
 from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.util import log_density
 from scipy import stats
 
 import numpyro_orthgp as ogp
@@ -19,6 +20,7 @@ from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.diagnostics import comparison
 from numpyro_orthgp.diagnostics.calibration import Calibration, with_held_out
 from numpyro_orthgp.diagnostics.convergence import convergence_of
+from numpyro_orthgp.diagnostics.sites import censored_of, mask_of
 from numpyro_orthgp.diagnostics.words import percent
 from numpyro_orthgp.math.cholesky import inverse_cholesky, rescue_jitter
 from tests import oracles, problems
@@ -197,6 +199,60 @@ def test_residual_scales(sets):
     assert any("wants less residual" in line for line in report.advice)
 
 
+def log_gaussian(m):
+    return likelihoods.Transformed(likelihoods.Gaussian(m, NOISE), dist.transforms.ExpTransform())
+
+
+WRAPPED = {
+    "LogNormal": lambda m: likelihoods.LogNormal(m, NOISE),
+    "Transformed": log_gaussian,
+    "Transformed twice": lambda m: likelihoods.Transformed(log_gaussian(m), dist.transforms.AffineTransform(0.0, 2.0)),
+    "Mixture": lambda m: likelihoods.Mixture(log_gaussian(m), jnp.zeros((9, 1))),
+    "Mixture of events": lambda m: likelihoods.Mixture(
+        likelihoods.Gaussian(ogp.stack([m]), NOISE).to_event(1), jnp.zeros((9, 1))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_residual_scales_of_what_wraps_a_gaussian(sets, name):
+    X, y, Zs, qs = sets
+    y = np.exp(y)[:, None] if "events" in name else np.exp(y)
+    options = {"residual": "tight", "params": {"f_residual_scale": jnp.asarray(0.3)}}
+    found = checked(X, y, Zs, qs, likelihood=WRAPPED[name], **options).residual_scales
+    r = np.diag(oracles.residual_covariance(K, problems.oracle_sets(Zs, qs), X))
+    assert list(found) == ["y"] and found["y"].shape[0] == 9
+    np.testing.assert_allclose(found["y"].ravel(), 1 / (1 + r / NOISE**2), rtol=1e-8)
+
+
+def test_residual_scales_of_censored_times_are_learned(sets):
+    X, y, Zs, qs = sets
+    options = {"residual": "tight", "params": {"f_residual_scale": jnp.asarray(0.3)}}
+    found = checked(X, np.exp(y), Zs, qs, likelihood=lambda m: likelihoods.LogNormal(m, NOISE, y > 0), **options)
+    assert found.residual_scales == {"f": pytest.approx(0.3)}
+
+
+def test_a_learned_v_without_a_say_is_left_out():
+    """One function under Gaussian noise, whose v is each point's own; one of counts; one that is drawn."""
+
+    def model(X, y, counts):
+        f, g, h = (ogp.gp(name, kernels.RBF(0.7), X[::2]) for name in "fgh")
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), NOISE), obs=y)
+            numpyro.sample("counts", likelihoods.Poisson(g(X)), obs=counts)
+            numpyro.sample("others", dist.Poisson(jnp.exp(h(X).sample())), obs=counts)
+
+    params = {
+        f"{name}.u0_{part}": v for name in "fgh" for part, v in (("loc", jnp.zeros(3)), ("scale_tril", jnp.eye(3)))
+    }
+    params |= {f"{name}_residual_scale": jnp.asarray(v) for name, v in (("f", 1.0), ("g", 0.6), ("h", 0.5))}
+    X = jnp.linspace(-1, 1, 6)[:, None]
+    guide = ogp.AutoSparseGP(model, residual="tight")
+    found = ogp.check(model, guide, params, X, X[:, 0], jnp.arange(6), num_samples=25).residual_scales
+    assert found.keys() == {"y", "g", "h"}
+    assert found["y"].shape == (6,) and found["g"] == pytest.approx(0.6) and found["h"] == pytest.approx(0.5)
+
+
 # ---- held-out data
 
 
@@ -263,6 +319,85 @@ def test_classes_and_masks():
     report = ogp.check(model, ogp.AutoSparseGP(model), params, X, labels, held_out=(X, labels), num_samples=25)
     assert report.held_out["y"].pit is None and report.held_out["y"].log_density.shape == (5,)
     assert "classes have no order" in str(report) and report.functions["f"].sets[0].name == "f.u0"
+
+
+def test_masks_of_single_entries():
+    """A mask beneath `to_event` hides what the same mask hides in a plate over outputs."""
+    rng = np.random.default_rng(12)
+    X = jnp.asarray(rng.uniform(-2, 2, (20, 1)))
+    seen = jnp.asarray(rng.uniform(size=(20, 2)) < 0.6).at[3].set(False).at[4, 0].set(False).at[4, 1].set(True)
+    Y = jnp.where(seen, jnp.asarray(rng.normal(size=(20, 2))), 50.0)  # what stands in hidden places must not count
+
+    def function():
+        return ogp.gp("f", kernels.RBF(1.0), X[:3], num_latents=2)
+
+    def event(X, Y):
+        likelihood = likelihoods.Gaussian(function()(X), NOISE)
+        with numpyro.plate("data", 20):
+            numpyro.sample("y", likelihood.mask(seen).to_event(1), obs=Y)
+
+    def plates(X, Y):
+        likelihood = likelihoods.Gaussian(function()(X), NOISE)
+        with numpyro.plate("data", 20, dim=-2), numpyro.plate("outputs", 2):
+            numpyro.sample("y", likelihood.mask(seen), obs=Y)
+
+    params = {"f.u0_loc": jnp.zeros((2, 3)), "f.u0_scale_tril": jnp.stack([jnp.eye(3)] * 2)}
+    of_rows, of_entries = (
+        ogp.check(model, ogp.AutoSparseGP(model), params, X, Y, held_out=(X, Y), num_samples=200).held_out["y"]
+        for model in (event, plates)
+    )
+    np.testing.assert_array_equal(of_rows.pit, of_entries.pit)
+    assert of_rows.pit.shape == of_entries.log_density.shape == (int(seen.sum()),)
+    assert of_rows.log_density.shape == (int(seen.any(1).sum()),) and seen[4].sum() == 1
+    single = np.asarray(seen & (seen.sum(1, keepdims=True) == 1))  # rows of which one entry was seen have its density
+    np.testing.assert_allclose(
+        of_rows.log_density[single.any(1)[np.asarray(seen.any(1))]], of_entries.log_density[single[np.asarray(seen)]]
+    )
+
+
+def test_masks_within_masks():
+    rows, entries = jnp.array([True, True, False]), jnp.array([[True, False]] * 3)
+    normal = dist.Normal(jnp.zeros((3, 2)), 1.0)
+    expected = np.array([[True, False], [True, False], [False, False]])
+    np.testing.assert_array_equal(mask_of(normal.mask(entries).to_event(1).mask(rows)), expected)
+    np.testing.assert_array_equal(mask_of(normal.to_event(1).mask(rows).mask(True)), np.stack([rows, rows], 1))
+    np.testing.assert_array_equal(mask_of(dist.Normal(0, 1).mask(False).expand([4])), np.zeros(4, bool))
+    assert mask_of(normal.to_event(1)) is None
+    m = ogp.Marginals(jnp.zeros((6, 2)), jnp.ones((6, 2)), jnp.ones((6, 2)))  # two draws of each point
+    of_draws = likelihoods.Gaussian(m, 1.0).mask(jnp.repeat(entries, 2, axis=0)).to_event(1)
+    np.testing.assert_array_equal(mask_of(likelihoods.Mixture(of_draws, jnp.zeros((3, 2))).mask(rows)), expected)
+
+
+def test_censored_times_are_lower_bounds():
+    """A function that is zero, hence standard exponential times: transforms are uniform, whoever was cut off."""
+    rng = np.random.default_rng(13)
+    X = rng.uniform(-2, 2, (400, 2))
+    times, ends = rng.exponential(size=400), rng.uniform(0, 2, 400)
+    censored, y = times > ends, np.minimum(times, ends)
+    assert censored.sum() > 150
+    found = checked(
+        X, y, [X[:4]], [(np.zeros(4), 1e-3 * np.eye(4))], likelihood=lambda m: likelihoods.Exponential(m, censored),
+        params={"variance": jnp.asarray(1e-6)}, held_out=(jnp.asarray(X), jnp.asarray(y)), num_samples=1000,
+    ).held_out["y"]  # fmt: skip
+    below, slack = -np.expm1(-y), 4.5 * 0.5 / np.sqrt(1000)
+    np.testing.assert_allclose(found.pit[~censored], below[~censored], atol=slack)
+    above = (found.pit - below) / (1 - below)
+    assert (found.pit > below - slack)[censored].all() and stats.kstest(above[censored], "uniform").pvalue > 1e-3
+    assert stats.kstest(found.pit, "uniform").pvalue > 1e-3
+    np.testing.assert_allclose(found.log_density, -y, atol=0.05)  # that of a density and of a survival function
+
+
+def test_censored_times_beneath_what_wraps_them():
+    censored = jnp.array([True, False, True])
+    m = ogp.Marginals(*(jnp.ones(3) for _ in range(3)))
+    times = likelihoods.Weibull(m, 2.0, censored)
+    np.testing.assert_array_equal(censored_of(times.mask(~censored)), censored)
+    np.testing.assert_array_equal(censored_of(times.to_event(1)), censored)
+    assert censored_of(likelihoods.Weibull(m, 2.0)) is None and censored_of(likelihoods.Gaussian(m, 1.0)) is None
+    of_draws = likelihoods.LogNormal(jax.tree.map(lambda a: jnp.repeat(a, 2), m), 1.0, jnp.repeat(censored, 2))
+    np.testing.assert_array_equal(censored_of(likelihoods.Mixture(of_draws, jnp.zeros((3, 2)))), censored)
+    steps = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), times)
+    np.testing.assert_array_equal(censored_of(likelihoods.Stacked(steps)), [censored, censored])
 
 
 def test_held_out_arguments():
@@ -370,6 +505,30 @@ def test_nuts_agrees_with_the_best_q(monkeypatch):
     assert not any("NUTS" in line and "disagree" in line for line in good.advice)
     assert starts[0].shape == (2, 3) and np.abs(starts[0][0] - starts[0][1]).max() > 0.1  # draws of their own
     assert "NUTS, 2 chains of 400 draws" in str(good)
+
+
+def test_nuts_integrates_missing_outputs_out():
+    X, y, (Z,), qs = best()
+    seen = jnp.arange(12) % 3 > 0
+
+    def model(X, y, missing=True):
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+        likelihood = likelihoods.Gaussian(ogp.gp("f", kernels.Matern52(0.9), jnp.asarray(Z))(X), noise)
+        with numpyro.plate("data", 12):
+            numpyro.sample(
+                "y", likelihood if missing else likelihood.mask(seen), obs=y, obs_mask=seen if missing else None
+            )
+
+    params = problems.q_params(qs) | {"noise_auto_loc": jnp.asarray(NOISE)}
+    args = jnp.asarray(X), jnp.asarray(y)
+    report = ogp.check(model, ogp.AutoSparseGP(model), params, *args, nuts=25, num_samples=25)
+    assert report.nuts.sites.keys() == {"noise"} and report.nuts.functions["f"].loc.shape == (12,)
+    values = {"f.u0": jnp.ones(3), "noise": jnp.asarray(0.3)}
+    whole, left = model, comparison._without(("y_unobserved",), model)
+    expected, _ = log_density(whole, args, {"missing": False}, values)
+    found, sites = log_density(left, args, {}, values)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert "y_unobserved" not in sites
 
 
 @pytest.mark.slow

@@ -253,6 +253,108 @@ def test_missing_outputs_and_other_distributions(rng):
     np.testing.assert_allclose(values(some, "log_likelihood", "a.count"), stats.poisson(3.0).logpmf(count).sum())
 
 
+@pytest.mark.parametrize("likelihood", [likelihoods.Gaussian, lambda m, s: likelihoods.Poisson(m)])
+def test_single_entries_that_are_masked(rng, likelihood):
+    """Rows without any entry are left out; of others hidden entries are NaN. The rest is what a plate over outputs gives."""
+    X = jnp.asarray(rng.uniform(-2, 2, (5, 1)))
+    seen = np.array([[True, False], [True, True], [False, False], [False, True], [True, True]])
+    Y = jnp.where(seen, jnp.asarray(rng.integers(0, 5, (5, 2))), 50)
+
+    def model(X, Y, event, seen=seen):
+        m = likelihood(ogp.gp("f", kernels.Matern52(0.9), X[:2], num_latents=2)(X), 0.4)
+        with numpyro.plate("rows", 5, dim=-1 if event else -2):
+            if event:
+                numpyro.sample("y", m.mask(jnp.asarray(seen)).to_event(1), obs=Y)
+            else:
+                with numpyro.plate("outputs", 2, dim=-1):
+                    numpyro.sample("y", m.mask(jnp.asarray(seen)), obs=Y)
+
+    params = {"f.u0_loc": jnp.ones((2, 2)), "f.u0_scale_tril": jnp.stack([0.5 * jnp.eye(2)] * 2)}
+    of_rows, of_entries = (
+        ogp.to_arviz(model, ogp.AutoSparseGP(model), params, X, Y, event, num_samples=6) for event in (True, False)
+    )
+    kept = seen.any(1)
+    assert of_rows["observed_data"]["y"].dims == ("y_observed", "y_dim_1")
+    assert list(of_rows["observed_data"]["y_observed"].values) == [0, 1, 3, 4]
+    for group in ("observed_data", "posterior_predictive"):
+        found = values(of_rows, group, "y")
+        assert (np.isnan(found) == ~seen[kept]).all()
+        np.testing.assert_array_equal(found[..., seen[kept]], values(of_entries, group, "y"))
+    by_entry = np.zeros((6, 5, 2))
+    by_entry[:, seen] = values(of_entries, "log_likelihood", "y")
+    np.testing.assert_allclose(values(of_rows, "log_likelihood", "y"), by_entry.sum(-1)[:, kept], rtol=1e-10)
+    whole = ogp.to_arviz(model, ogp.AutoSparseGP(model), params, X, Y, True, seen[:, :1] | seen[:, 1:], num_samples=6)
+    assert whole["observed_data"]["y"].shape == (4, 2) and whole["observed_data"]["y"].dtype == Y.dtype  # no NaN needed
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert (az.plot_ppc if BEFORE_1 else az.plot_ppc_dist)(of_rows) is not None
+    matplotlib.pyplot.close("all")
+
+
+def two_columns(X, y):
+    """Two outputs, each of its own latent function of one gp."""
+    f = ogp.gp("f", kernels.Matern52(0.5), jnp.asarray([[-1.0], [1.0]]), num_latents=2)
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("a", likelihoods.Gaussian(f(X)[..., 0], 0.01), obs=y)
+        numpyro.sample("b", likelihoods.Gaussian(f(X)[..., 1] + 1.0, 0.01), obs=y)
+
+
+def one_function(X, y):
+    """Three outputs of the same function, one through a mixture with another, one through a transform."""
+    f, g = (ogp.gp(name, kernels.Matern52(0.5), jnp.asarray([[-1.0], [1.0]])) for name in "fg")
+    exp = dist.transforms.ExpTransform()
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("a", likelihoods.Gaussian(f(X), 0.01), obs=y)
+        numpyro.sample("b", likelihoods.Gaussian((ogp.stack([f(X), g(X)]) @ jnp.ones((2, 1)))[..., 0], 0.01), obs=y)
+        numpyro.sample("c", likelihoods.Transformed(likelihoods.Gaussian(2 * f(X), 0.01), exp), obs=jnp.exp(y))
+
+
+@pytest.mark.parametrize("model", [two_columns, one_function])
+@pytest.mark.parametrize("limit", [8192, 3])
+def test_all_outputs_of_a_draw_belong_to_the_same_function(rng, model, limit, monkeypatch):
+    for module in (sites, ogp.marginals):
+        monkeypatch.setattr(module, "MAX_JOINT_DRAW", limit)
+    X = jnp.asarray(rng.uniform(-2, 2, (8, 1)))
+    params = {
+        f"{name}.u0_{part}": v for name in "fg" for part, v in (("loc", jnp.zeros(2)), ("scale_tril", jnp.eye(2)))
+    }
+    if model is two_columns:
+        params = {"f.u0_loc": jnp.zeros((2, 2)), "f.u0_scale_tril": jnp.stack([jnp.eye(2)] * 2)}
+    data = ogp.to_arviz(model, ogp.AutoSparseGP(model), params, X, jnp.zeros(8), num_samples=500)
+    f, a, b = (
+        values(data, *where) for where in (("posterior", "f"), *(("posterior_predictive", name) for name in "ab"))
+    )
+    if model is two_columns:
+        noise = [a - f[..., 0], b - f[..., 1] - 1.0]
+    else:
+        assert set(data["posterior"].data_vars) == {"f", "g", "f.u0", "g.u0"}
+        g, c = values(data, "posterior", "g"), values(data, "posterior_predictive", "c")
+        noise = [a - f, b - f - g, np.log(c) - 2 * f]
+    for own in noise:
+        np.testing.assert_allclose(own.std(), 0.01, rtol=4.5 / np.sqrt(2 * own.size))
+    assert np.abs(np.corrcoef([own.ravel() for own in noise]) - np.eye(len(noise))).max() < 4.5 / np.sqrt(a.size)
+    assert f.std() > 0.5
+
+
+def test_a_function_at_other_inputs(rng):
+    """Each output has the values of f that it belongs to, under a name of their own where inputs differ."""
+    X, at = jnp.asarray(rng.uniform(-2, 2, (8, 1))), jnp.asarray(rng.uniform(-2, 2, (5, 1)))
+
+    def model(X, at):
+        f = ogp.gp("f", kernels.Matern52(0.5), X[:2])
+        for name, inputs in (("a", X), ("b", at), ("c", at)):
+            with numpyro.plate(f"rows_{name}", len(inputs)):
+                numpyro.sample(name, likelihoods.Gaussian(f(inputs), 0.01), obs=inputs[:, 0])
+
+    data = ogp.to_arviz(
+        model, ogp.AutoSparseGP(model), problems.q_params([problems.random_q(rng, 2)]), X, at, num_samples=50
+    )
+    assert set(data["posterior"].data_vars) == {"f", "f_b", "f.u0"}
+    for name, own in (("a", "f"), ("b", "f_b"), ("c", "f_b")):
+        gap = values(data, "posterior_predictive", name) - values(data, "posterior", own)
+        assert np.abs(gap).max() < 0.06, name
+
+
 def test_beyond_the_limit_of_joint_draws(rng, monkeypatch):
     """More inputs than one joint draw may have: point by point, f and y still belonging together."""
     for module in (sites, ogp.marginals):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.distributions.transforms import AffineTransform
 from scipy import stats
 from scipy.special import gammaln, ndtr
 
@@ -129,3 +130,22 @@ def test_outputs_of_several_draws_at_once():
     d = likelihoods.Poisson(m)
     y = np.array([[0.0, 1.0, 2.0, 3.0, 4.0], [5.0, 0.0, 7.0, 8.0, 9.0]])
     assert_allclose(d.log_predictive(y), [d.log_predictive(row) for row in y], rtol=1e-12)
+
+
+def test_another_unit_of_a_censored_time_changes_densities_and_no_probabilities():
+    m, years = ogp.Marginals(MEAN, VARIANCE, 0 * VARIANCE), np.array([0.3, 1.0, 2.0, 0.7, 5.0])
+    censored = np.array([True, False, True, False, True])
+    in_days = AffineTransform(0.0, 365.0)
+    for ours, expected in (
+        (
+            likelihoods.Transformed(likelihoods.Exponential(m, censored), in_days),
+            likelihoods.Exponential(m + np.log(365.0), censored),
+        ),
+        (
+            likelihoods.Transformed(likelihoods.LogNormal(m, 0.3, censored), in_days),
+            likelihoods.LogNormal(m + np.log(365.0), 0.3, censored),
+        ),
+        (likelihoods.Transformed(likelihoods.Exponential(m), in_days), likelihoods.Exponential(m + np.log(365.0))),
+    ):
+        for method in ("log_prob", "log_predictive"):
+            assert_allclose(getattr(ours, method)(365 * years), getattr(expected, method)(365 * years), rtol=1e-9)

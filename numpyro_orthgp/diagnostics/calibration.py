@@ -15,7 +15,7 @@ from jax.scipy.special import logsumexp
 from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, output_key
 from numpyro_orthgp.diagnostics.replay import Replay, look
-from numpyro_orthgp.diagnostics.sites import mask_of, predictive_draw
+from numpyro_orthgp.diagnostics.sites import censored_of, mask_of, predictive_draw
 from numpyro_orthgp.likelihoods import Categorical
 from numpyro_orthgp.likelihoods.base import log_predictive, unwrap
 from numpyro_orthgp.types import Array, PRNGKey
@@ -29,13 +29,17 @@ LEVELS = (0.5, 0.8, 0.95)  # of the intervals whose coverage is looked at
 class Calibration:
     """Predictions of one output at held-out points.
 
-    :param log_density: log p(y_i | data), the average over draws inside the logarithm, flat, masked points left out.
-    :param pit: probability integral transforms P(y_new <= y_i | data), uniform on [0, 1] where predictions are calibrated, flat; of
-        discrete outputs with a uniform share of P(y_new = y_i) [1]. ``None`` for classes, which have no order.
+    :param log_density: log p(y_i | data), the average over draws inside the logarithm, flat, masked points left out; of a y_i with
+        several entries that of those which are not masked, together. Of a censored time, log P(y_new > y_i | data).
+    :param pit: probability integral transforms P(y_new <= y_i | data), uniform on [0, 1] where predictions are calibrated, flat,
+        one for each entry that is not masked; of discrete outputs with a uniform share of P(y_new = y_i) [1]; of a censored time,
+        which is longer than y_i, uniform on P(y_new <= y_i) to 1 [2]: as uniform as the others, if censoring says nothing about
+        the time. ``None`` for classes, which have no order.
 
     **References:**
 
     1. Czado, Gneiting, Held. Predictive Model Assessment for Count Data. 2009.
+    2. Li, Wu, Feng. Model Diagnostics for Censored Regression via Randomized Survival Probabilities. 2021.
     """
 
     log_density: np.ndarray
@@ -112,7 +116,7 @@ def calibrate(
 
 
 def _predict(sites: Trace, rng_key: PRNGKey, layout: Layout) -> dict[str, tuple[Array | None, Array | None, Array]]:
-    """For each output whether a draw of y lies below the one observed or equals it (``None`` for classes), and log densities."""
+    """For each output whether a draw of y lies below the one observed or may be it (``None`` for classes), and log densities."""
     found: dict[str, tuple[Array | None, Array | None, Array]] = {}
     for i, output in enumerate(layout.outputs):
         fn, y = sites[output.site]["fn"], sites[output.site]["value"]
@@ -121,17 +125,18 @@ def _predict(sites: Trace, rng_key: PRNGKey, layout: Layout) -> dict[str, tuple[
         else:
             new = predictive_draw(fn, output_key(rng_key, i))
             below, equal = new < y, new == y
+            if (censored := censored_of(fn)) is not None:
+                equal = jnp.where(censored, new >= y, equal)  # any longer time may have been the one that was cut off
         found[output.name] = below, equal, log_predictive(fn, y)
     return found
 
 
 def _observed(sites: Trace, layout: Layout) -> dict[str, tuple[Array, Array]]:
-    """Observations and their masks."""
-    masks = {o.name: mask_of(sites[o.site]["fn"]) for o in layout.outputs}
-    shapes = {o.name: sites[o.site]["fn"].batch_shape for o in layout.outputs}
+    """Observations, and which of their entries are not masked."""
+    observed = {o.name: (sites[o.site]["value"], mask_of(sites[o.site]["fn"])) for o in layout.outputs}
     return {
-        o.name: (sites[o.site]["value"], jnp.ones(shapes[o.name], bool) if masks[o.name] is None else masks[o.name])
-        for o in layout.outputs
+        name: (y, jnp.broadcast_to(True if mask is None else mask, jnp.shape(y)))
+        for name, (y, mask) in observed.items()
     }
 
 
@@ -140,8 +145,9 @@ def _calibration(
 ) -> Calibration:
     kept = np.asarray(mask, bool)
     average = np.asarray(logsumexp(log_density, axis=0) - np.log(len(log_density)), float)
+    average = average[kept.any(tuple(range(average.ndim, kept.ndim)))]  # axes of the event, if any, are the last
     if below is None or equal is None:
-        return Calibration(average[kept], None)
+        return Calibration(average, None)
     tie = jax.random.uniform(rng_key, below.shape[1:])
     pit = np.asarray(below.mean(0) + tie * equal.mean(0), float)
-    return Calibration(average[kept], pit[kept].ravel())  # axes of the event, if any, come after those of the mask
+    return Calibration(average, pit[kept])

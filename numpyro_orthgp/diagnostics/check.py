@@ -59,11 +59,13 @@ def check(
     and for the fit
 
     * whether the loss still falls, if ``losses`` are given;
-    * v of the tightened bound: 1 is the prior's residual, smaller values say how much the bound would like to have less of it;
+    * v of the tightened bound: 1 is the prior's residual, smaller values say how much the bound would like to have less of it. It
+      is each point's own under Gaussian noise, also beneath ``LogNormal``, ``Transformed`` and ``Mixture``, else that of a gp;
     * the Pareto k-hat of the guide's importance weights (:func:`khat`);
-    * predictions of held-out data: mean log density, and how many outputs lie in their predictive intervals;
+    * predictions of held-out data: mean log density, and how many outputs lie in their predictive intervals. What is masked does
+      not count, down to single entries; a censored time lies with its probability in what the interval has beyond it;
     * the guide beside a short run of NUTS on the same model, with parameters as they were fitted: hyperparameters, and the function
-      at up to 200 of the data. For few data only: it costs what NUTS costs.
+      at up to 200 of the data. Missing outputs are integrated out. For few data only: it costs what NUTS costs.
 
     The numbers are attributes of the result, also those that the page sums up: ``report.functions["f"].residual``,
     ``report.held_out["y"].pit`` (see ``plots.calibration``), ``report.nuts.sites``, ``report.advice``.
@@ -101,7 +103,7 @@ def check(
     replay = Replay(model, arguments, source.draw(num_samples), layout)
     return Report(
         _functions(replay, guide, model_key),
-        residual_scales(model, guide, params, arguments, draw_key),
+        residual_scales(model, guide, params, arguments, layout, draw_key),
         _khat(replay, model_key),
         convergence,
         {} if held_args is None else calibrate(model, guide, params, *held_args, num_samples, test_key),

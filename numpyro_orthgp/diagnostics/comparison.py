@@ -68,8 +68,9 @@ class Comparison:
 def compare(replay: Replay, num_samples: int, rng_key: PRNGKey) -> Comparison:
     """Run NUTS on the model of draws of a guide, each chain from another of these, and hold the two against each other.
 
-    Parameters are those of the fit. NUTS draws from the best q that any family has for the same bound, in which the residual is the
-    prior's: p(u, theta) exp(E[log p(y | f)]), normalized (Hensman, Matthews, Filippone, Ghahramani 2015).
+    Parameters are those of the fit, and missing outputs are integrated out. NUTS draws from the best q that any family has for the
+    same bound, in which the residual is the prior's: p(u, theta) exp(E[log p(y | f)]), normalized (Hensman, Matthews, Filippone,
+    Ghahramani 2015).
     """
     mcmc_key, points_key, model_key = jax.random.split(rng_key, 3)
     arguments, layout, draws = replay.arguments, replay.layout, replay.draws
@@ -98,7 +99,7 @@ def compare(replay: Replay, num_samples: int, rng_key: PRNGKey) -> Comparison:
 def _run(
     model: Callable[..., Any], arguments: Arguments, draws: Draws, layout: Layout, num_samples: int, rng_key: PRNGKey
 ) -> MCMC:
-    fitted = handlers.substitute(model, data=draws.params)
+    fitted = _without(layout.hidden, handlers.substitute(model, data=draws.params))
     args, kwargs = arguments.join(arguments.arrays)
     # Chains that begin at one point would agree whether or not they have converged.
     starts = [
@@ -116,6 +117,15 @@ def _run(
     start = jax.tree.map(lambda *values: jnp.stack(values), *starts)
     mcmc.run(rng_key, *args, init_params=start, extra_fields=("diverging",), **kwargs)
     return mcmc
+
+
+def _without(hidden: tuple[str, ...], model: Callable[..., Any]) -> Callable[..., Any]:
+    """The model with missing outputs integrated out: sampled under an expected log density, they would bias all else."""
+
+    def fixed(site: dict[str, Any]) -> Array | None:
+        return jnp.zeros(site["fn"].shape()) if site["name"] in hidden else None
+
+    return handlers.block(handlers.substitute(model, substitute_fn=fixed), hide=list(hidden)) if hidden else model
 
 
 def _picked(rng_key: PRNGKey) -> Callable[[Array], Array]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_orthgp.diagnostics.draws import Arguments, Draws, GuideDraws, draws_of_mcmc
+from numpyro_orthgp.diagnostics.given import given_functions
 from numpyro_orthgp.diagnostics.groups import Groups
 from numpyro_orthgp.diagnostics.importance import check_guide, log_density_of_guide
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data, output_key
@@ -50,8 +51,11 @@ def to_arviz(
 
     * ``posterior``: the latent sites, whitened inducing variables ``f.u0`` included; deterministic sites; and of each gp its values
       at the data, ``f``, with axes (N,) or (N, P). One draw is one function, up to 8192 inputs; beyond, draws are point by point.
-      Only functions that a likelihood of this package depends on are found; of others write ``numpyro.deterministic``.
-    * ``posterior_predictive``: observed sites. The y of a draw belongs to its f.
+      Where outputs see it at several arrays X, those after the first have a name with that of the output, ``f_y``, and draws of
+      their own given the inducing variables. Only functions that a likelihood of this package depends on are found; of others
+      write ``numpyro.deterministic``.
+    * ``posterior_predictive``: observed sites. The y of a draw belongs to its f, of all outputs that see it. Times are drawn as
+      they are when nothing cuts them off.
     * ``log_likelihood``, for ``az.loo`` and ``az.compare``, of each point with its f(x_i) integrated out given the draw,
 
       .. math:: \log p(y_i \mid u_s, \theta_s) = \log \int p(y_i \mid f_i) \, p(f_i \mid u_s, \theta_s) \, df_i,
@@ -64,8 +68,9 @@ def to_arviz(
     * ``observed_data``, and ``constant_data``: inputs ``X`` (``f_X`` where functions have different ones), the model's parameters
       under their names, and inducing points that are not among those, ``f.u0_points``.
 
-    Masked and missing outputs are left out of all groups but the posterior: the axis of the others is ``y_observed``. "/" in
-    names, as ``scope`` writes them, become ".", since ArviZ keeps groups apart by "/".
+    Masked and missing outputs are left out of all groups but the posterior: the axis of the others is ``y_observed``. Single
+    entries of a y, masked beneath ``to_event``, are NaN, and ``log_likelihood`` is that of its other entries. "/" in names, as
+    ``scope`` writes them, become ".", since ArviZ keeps groups apart by "/".
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -160,13 +165,15 @@ def _visit(
     """What one draw adds to the groups."""
     collapsed = bool(layout.collapsed)
     outputs = {} if collapsed else {o.name: sites[o.site] for o in layout.outputs}
-    at_data = functions_at_data(sites, functions, rng_key)
+    at_data = [(name, f, X, key) for name, _, f, X, key in functions_at_data(sites, functions, rng_key)]
+    values = {name: function_draw(f, X, key) for name, f, X, key in at_data}
+    drawn = [(f, X, values[name]) for name, f, X, _ in at_data]
     return {
         "lp": log_joint(sites),
-        "functions": {name: function_draw(f, X, key) for name, _, f, X, key in at_data},
+        "functions": values,
         "deterministic": {name: sites[name]["value"] for name in layout.deterministic},
         "posterior_predictive": {
-            name: predictive_draw(site["fn"], output_key(rng_key, i))
+            name: predictive_draw(given_functions(site["fn"], drawn), output_key(rng_key, i))
             for i, (name, site) in enumerate(outputs.items())
             if posterior_predictive
         },

@@ -99,11 +99,14 @@ class Groups:
     def _add_output(self, output: Output, observed: np.ndarray, mask: Any) -> None:
         dims = self._dims_of(output.name, output.dims)
         name, batch = _clean(output.name), output.batch
-        kept = None if mask is None or np.all(mask) else np.flatnonzero(np.asarray(mask).reshape(-1))
+        mask = np.broadcast_to(True if mask is None else mask, observed.shape)
+        rows = mask.any(tuple(range(batch, mask.ndim)))
+        kept = None if rows.all() else np.flatnonzero(rows)
         if kept is not None:
             entries = f"{name}_observed"
-            labels = self._label(dims[0], np.size(mask)) if batch == 1 else np.arange(np.size(mask))
+            labels = self._label(dims[0], rows.size) if batch == 1 else np.arange(rows.size)
             self._labels[entries] = labels[kept]
+            mask = mask.reshape(-1, *mask.shape[batch:])[kept]
         parts = {"observed_data": observed} | {
             group: values.get(output.name) for group, values in self._outputs.items()
         }
@@ -115,6 +118,8 @@ class Groups:
             if kept is not None:
                 head, tail = values.shape[: len(leading)], values.shape[len(leading) + batch :]
                 values, own = values.reshape(*head, -1, *tail).take(kept, len(leading)), (entries, *own[batch:])
+            if group != "log_likelihood" and not mask.all():
+                values = np.where(mask, values, np.nan)  # single entries of rows that are there
             self._groups.setdefault(group, {})[name] = (*leading, *own), values
 
     def _add(self, group: str, name: str, dims: tuple[str, ...], values: Any) -> None:

@@ -11,15 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.diagnostics.draws import Arguments
-from numpyro_orthgp.diagnostics.layout import Trace, functions_at_data
+from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data
 from numpyro_orthgp.guides.posterior import fitted_trace
 from numpyro_orthgp.inducing import InducingPoints
-from numpyro_orthgp.likelihoods import Gaussian
 from numpyro_orthgp.likelihoods.base import unwrap
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import rescue_jitter
 from numpyro_orthgp.math.gaussian import kl_from_prior
-from numpyro_orthgp.math.linalg import diagonal
+from numpyro_orthgp.math.linalg import diagonal, jitter_scale
 from numpyro_orthgp.math.projection import conditional_covariance
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, PRNGKey
@@ -117,17 +116,25 @@ def inputs_of(sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey) 
 
 
 def residual_scales(
-    model: Callable[..., Any], guide: Callable[..., Any], params: dict[str, Any], arguments: Arguments, rng_key: PRNGKey
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    params: dict[str, Any],
+    arguments: Arguments,
+    layout: Layout,
+    rng_key: PRNGKey,
 ) -> dict[str, np.ndarray]:
     """The v of a tightened bound: by name of the output where each point has its own, else by name of the gp."""
 
     def collect(arrays: Any, params: Any) -> dict[str, Array]:
         sites, functions = fitted_trace(model, guide, params, *arguments.join(arrays), rng_key)
-        outputs = {n: unwrap(s["fn"])[0] for n, s in sites.items() if s["type"] == "sample" and s["is_observed"]}
-        closed = {n: fn.residual_scale for n, fn in outputs.items() if isinstance(fn, Gaussian) and fn.closed_form}
-        # In closed form the learned v has no say.
-        learned = {} if len(closed) == len(outputs) else {n: f.residual_scale for n, f in functions.items()}
-        return closed | {name: v for name, v in learned.items() if v is not None}
+        outputs = {o.name: unwrap(sites[o.site]["fn"])[0] for o in layout.outputs}
+        closed = {name: fn.residual_scale for name, fn in outputs.items() if getattr(fn, "closed_form", False)}
+        # In closed form the learned v has no say: of a function that nothing else sees it stays where it starts.
+        others = {f for name in outputs if name not in closed for f in layout.sources[name]}
+        idle = {f for name in closed for f in layout.sources[name]} - others
+        return closed | {
+            n: f.residual_scale for n, f in functions.items() if f.residual_scale is not None and n not in idle
+        }
 
     found = jax.jit(collect)(arguments.arrays, params)
     return {name: np.asarray(v) for name, v in found.items()}
@@ -138,10 +145,10 @@ def _factors(f: GPFunction) -> list[tuple[Array, Array, Array, Array]]:
     found = []
     for s, block, q in zip(f.features, f.blocks, f.beliefs, strict=True):
         K = s.covariance(f.kernel, s)
-        scale = diagonal(K).mean(-1)
+        scale = jitter_scale(diagonal(K))
         C = conditional_covariance(K, block.before, block.jitter)
         pivots = 1 / (diagonal(block.whitener) ** 2 * scale[..., None])
-        found.append((kl_from_prior(q), pivots, block.jitter / scale, rescue_jitter(C, scale)))
+        found.append((kl_from_prior(q), pivots, block.jitter.max(-1) / scale, rescue_jitter(C, scale)))
     return found
 
 

@@ -33,6 +33,8 @@ __all__ = [
 
 Trace = dict[str, dict[str, Any]]
 
+OF_FUNCTIONS = 2**31  # the number of no output
+
 
 @dataclass(frozen=True)
 class Output:
@@ -62,6 +64,7 @@ class Layout:
     :param outputs: observed sites.
     :param collapsed: observed sites that integrate out their inducing variables.
     :param functions: functions at the data, with the names of their axes.
+    :param sources: names of the gps whose values each output depends on.
     :param num_values: number of values of f that the largest output depends on.
     :param mean_only: functions with mean-only points.
     :param params: names of the model's parameters.
@@ -74,6 +77,7 @@ class Layout:
     outputs: tuple[Output, ...]
     collapsed: tuple[str, ...]
     functions: dict[str, tuple[str, ...]]
+    sources: dict[str, frozenset[str]]
     num_values: int
     mean_only: tuple[str, ...]
     params: tuple[str, ...]
@@ -108,6 +112,7 @@ def layout_of(sites: Trace, functions: dict[str, GPFunction], whole: bool = True
             name: _function_dims(name, output, f, X)
             for name, output, f, X, _ in functions_at_data(sites, functions, jax.random.PRNGKey(0))
         },
+        {o.name: frozenset(_name(f, functions) for f, _ in _functions_of(sites[o.site]["fn"])) for o in outputs},
         max((m.explained.size for o in outputs for m in _marginals(sites[o.site]["fn"])), default=1),
         tuple(name for name, f in functions.items() if f.shift is not None),
         tuple(name for name, site in sites.items() if site["type"] == "param" and hasattr(site["value"], "shape")),
@@ -132,17 +137,23 @@ def outputs_of(sites: Trace) -> tuple[Output, ...]:
 def functions_at_data(
     sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey
 ) -> Iterator[tuple[str, Output, GPFunction, Array, PRNGKey]]:
-    """Each gp whose values the outputs depend on: its name, the output, the function, its inputs, and the key of its draw."""
-    seen: dict[str, Any] = {}
-    for i, output in enumerate(outputs_of(sites)):
-        # The key with which the likelihood draws f: so y was drawn given this f.
-        f_key = jax.random.split(output_key(rng_key, i))[0]
-        for m in _marginals(sites[output.site]["fn"]):
-            for f, X, key in drawn_functions(m.joint, f_key):
-                name = next((n for n, g in functions.items() if g is f), f.names.prefix if f.names else "f")
-                if name not in seen or seen[name] is not X:
-                    yield (name if name not in seen else f"{name}_{output.name}"), output, f, X, key
-                seen.setdefault(name, X)
+    """Each gp whose values the outputs depend on, once for all that see it at the same inputs.
+
+    :return: its name, the first of these outputs, the function, its inputs, and the key of its draw.
+    """
+    f_key = output_key(rng_key, OF_FUNCTIONS)
+    seen: list[tuple[GPFunction, Array]] = []
+    named: set[str] = set()
+    for output in outputs_of(sites):
+        for f, X in _functions_of(sites[output.site]["fn"]):
+            if any(f is g and X is at for g, at in seen):
+                continue
+            name = _name(f, functions)
+            while name in named:
+                name = f"{name}_{output.name}"
+            yield name, output, f, X, jax.random.fold_in(f_key, len(seen))
+            seen.append((f, X))
+            named.add(name)
 
 
 def output_key(rng_key: PRNGKey, i: int) -> PRNGKey:
@@ -179,6 +190,16 @@ def _function_dims(name: str, output: Output, f: GPFunction, X: Array) -> tuple[
     plates = [plate for plate, _ in output.plates]
     over_data = len(plates) == 1 and output.plates[0][1] == len(X)
     return (plates[0] if over_data else f"{name}_dim", *(() if f.num_latents is None else (f"{name}_latent",)))
+
+
+def _functions_of(fn: Any) -> Iterator[tuple[GPFunction, Array]]:
+    """The functions beneath a likelihood, and their inputs."""
+    for m in _marginals(fn):
+        yield from drawn_functions(m.joint)
+
+
+def _name(f: GPFunction, functions: Mapping[str, GPFunction]) -> str:
+    return next((name for name, g in functions.items() if g is f), f.names.prefix if f.names else "f")
 
 
 def _marginals(fn: Any) -> list[Marginals]:

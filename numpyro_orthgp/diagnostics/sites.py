@@ -10,6 +10,7 @@ where its ``log_prob``, made for bounds, has the average outside.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import jax
@@ -18,12 +19,16 @@ import numpyro.distributions as dist
 
 from numpyro_orthgp.diagnostics.draws import density
 from numpyro_orthgp.diagnostics.layout import Trace, is_marginals, is_missing_output
-from numpyro_orthgp.likelihoods.base import is_expected, log_predictive
+from numpyro_orthgp.likelihoods.base import is_expected, log_predictive, unwrap
+from numpyro_orthgp.likelihoods.mixture import Mixture
+from numpyro_orthgp.likelihoods.stacked import Stacked
+from numpyro_orthgp.likelihoods.survival import SurvivalLikelihood
+from numpyro_orthgp.likelihoods.transformed import Transformed
 from numpyro_orthgp.marginals import MAX_JOINT_DRAW
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["function_draw", "log_joint", "mask_of", "predictive_draw"]
+__all__ = ["censored_of", "function_draw", "log_joint", "mask_of", "predictive_draw"]
 
 
 def log_joint(sites: Trace) -> Array:
@@ -36,13 +41,34 @@ def log_joint(sites: Trace) -> Array:
     return sum((jnp.sum(term) for term in terms), start=jnp.zeros(()))
 
 
-def mask_of(fn: Any) -> Any:
-    """The mask of a site's distribution, shape of the batch; ``None`` without one."""
-    mask = None
-    while isinstance(fn, dist.MaskedDistribution):
-        mask = fn._mask if mask is None else mask & fn._mask
-        shape, fn = fn.batch_shape, fn.base_dist
-    return None if mask is None else jnp.broadcast_to(jnp.asarray(mask), shape)
+def mask_of(fn: Any) -> Array | None:
+    """Which entries of a site's value count, shape of the value; ``None`` without a mask.
+
+    A mask beneath ``to_event`` is for single entries, one outside of it for whole events.
+    """
+    masks, shape = [], fn.shape()
+    while isinstance(fn, (dist.MaskedDistribution, dist.Independent, dist.ExpandedDistribution)):
+        if isinstance(fn, dist.MaskedDistribution):
+            own = jnp.asarray(fn._mask)
+            masks.append(own.reshape(own.shape + (1,) * fn.event_dim))
+        fn = fn.base_dist
+    if isinstance(fn, Mixture) and (of_draws := mask_of(fn.components)) is not None:
+        masks.append(of_draws[:: fn.num_samples])  # all draws of a point have its mask
+    return jnp.broadcast_to(reduce(jnp.logical_and, masks), shape) if masks else None
+
+
+def censored_of(fn: Any) -> Array | None:
+    """Which entries of a site's value are lower bounds only, shape of the value; ``None`` where times are not censored."""
+    likelihood, _ = unwrap(fn)
+    censored: Array | None = None
+    if isinstance(likelihood, SurvivalLikelihood | Transformed):
+        censored = likelihood.censored
+    elif isinstance(likelihood, Mixture):
+        censored = censored_of(likelihood.components)
+        censored = None if censored is None else censored[:: likelihood.num_samples]
+    elif isinstance(likelihood, Stacked):
+        censored = jax.vmap(censored_of)(likelihood.steps)
+    return None if censored is None else jnp.broadcast_to(censored, fn.shape())
 
 
 def predictive_draw(fn: Any, rng_key: PRNGKey) -> Array:

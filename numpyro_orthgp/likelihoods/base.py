@@ -216,6 +216,11 @@ class ExpectedLikelihood(dist.Distribution):
         return expectation(weights, given.variance + (given.mean - mean) ** 2)
 
     @property
+    def closed_form(self) -> bool:
+        """Whether the best v of a tightened residual is known for each point, as ``residual_scale``; else one is learned."""
+        return False
+
+    @property
     def tightening_cost(self) -> Array:
         """What ``log_prob`` pays for the tightened residual, broadcastable to the batch shape."""
         return self.marginals.point_cost if self.mixes else self.marginals.tightening_cost

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
-from numpyro_orthgp.likelihoods.base import log_predictive
+from numpyro_orthgp.likelihoods.base import log_predictive, unwrap
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["Mixture"]
@@ -63,6 +63,16 @@ class Mixture(dist.Distribution):
     def log_predictive(self, value: ArrayLike) -> Array:
         """log of the average of E_q(f)[p(y | f)] over draws, shape (B,)."""
         return self._average(log_predictive(self.components, self._repeated(value)))
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether the components are tightened in closed form, as :class:`Gaussian` is."""
+        return getattr(unwrap(self.components)[0], "closed_form", False)
+
+    @property
+    def residual_scale(self) -> Array:
+        """Their v of each draw of a point in that case, shape (B, S) or (B, S, P)."""
+        return self._split(unwrap(self.components)[0].residual_scale)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw y: each draw takes one particle, the same for all points."""

@@ -84,6 +84,21 @@ class Transformed(ExpectedLikelihood):
         z, log_slope = self._inverse(self._checked(value))
         return self.likelihood.log_predictive(z) - log_slope
 
+    @property
+    def censored(self) -> Array | None:
+        """Which y are bounds only, as those of the likelihood of z; ``None`` where it knows of no such thing."""
+        return getattr(self.likelihood, "censored", None)
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether the likelihood of z is tightened in closed form, as :class:`Gaussian` is."""
+        return self.likelihood.closed_form
+
+    @property
+    def residual_scale(self) -> Array:
+        """Its v of each point in that case."""
+        return self.likelihood.residual_scale
+
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw f, then z, and transform it."""
         return self._forward(self.likelihood.sample(key, sample_shape))
@@ -104,12 +119,14 @@ class Transformed(ExpectedLikelihood):
         return z
 
     def _inverse(self, y: Array) -> tuple[Array, Array]:
-        """z = T^-1(y) and log |T'(z)|."""
+        """z = T^-1(y) and log |T'(z)|; that is zero for a censored time, which has a probability and not a density."""
         log_slope: Any = 0.0
         for transform in reversed(self.transforms):
             z = jnp.asarray(transform.inv(y))
             log_slope = log_slope + transform.log_abs_det_jacobian(z, y)
             y = z
+        if self.censored is not None:
+            log_slope = jnp.where(self.censored, 0, log_slope)
         return y, log_slope
 
     def _outputs(self) -> tuple[Array, Array]:
