@@ -464,3 +464,24 @@ def softmax3(mean, var, *, num_nodes=64, width=9.0):
         log_p.append(W @ log_softmax)
         p.append(W @ np.exp(log_softmax))
     return np.array(log_p), np.array(p)
+
+
+def largest_of_normals(mean, scale, c: int, *, num_nodes=16):
+    """P(f_c is the largest) of independent normals f_j, and its derivatives with respect to their means.
+
+    E[prod_j Phi((m_c + s_c t - m_j) / s_j)] by Gauss-Legendre between points half a width apart about each step of the product.
+    """
+    mean, scale = np.asarray(mean, float), np.asarray(scale, float)
+    others = np.delete(np.arange(len(mean)), c)
+    steps = (mean[others, None] - mean[c] + scale[others, None] * np.arange(-10, 10.5, 0.5)) / scale[c]
+    ends = np.unique(np.clip(np.append(steps, np.arange(-12, 12.5, 0.5)), -12, 12))
+    t, w = np.polynomial.legendre.leggauss(num_nodes)
+    half = np.diff(ends)[:, None] / 2
+    nodes, weights = (ends[:-1, None] + half * (1 + t)).ravel(), (half * w).ravel()
+    z = (mean[c] - mean[others] + scale[c] * nodes[:, None]) / scale[others]
+    log_p = log_ndtr(z)
+    weights = weights * np.exp(log_p.sum(1) - nodes**2 / 2) / np.sqrt(2 * np.pi)
+    slopes = weights @ (np.exp(-(z**2) / 2 - log_p) / np.sqrt(2 * np.pi)) / scale[others]
+    gradient = np.zeros(len(mean))
+    gradient[others], gradient[c] = -slopes, slopes.sum()
+    return weights.sum(), gradient

@@ -127,6 +127,8 @@ def test_loss_is_the_sum_of_its_parts(name):
     model, y, expected_log_density, functions = MODELS[name]
     guide = guide_of(**functions)
     params = {k: v for f, P in functions.items() for k, v in gaussian_params(f, P).items()}
+    sites = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(X, y)
+    params |= {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
 
     @quick
     def evaluate(params):

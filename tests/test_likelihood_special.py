@@ -14,6 +14,7 @@ import numpyro_orthgp as ogp
 from numpyro_orthgp import likelihoods
 from numpyro_orthgp.likelihoods import special
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS, PROBABILITY_LINKS
+from tests.oracles import largest_of_normals
 
 # -9 and -18: where the formula changes in float32 and in float64
 X = np.concatenate([-np.logspace(3, -3, 40), [-20.0, -18.0, -9.0, 0.0], np.logspace(-3, 1, 20)])
@@ -239,3 +240,281 @@ def test_robustmax_with_an_error_rate_for_each_point():
     for shape in ((4, 1), (3,), (4, 3), (1,)):
         with pytest.raises(ValueError, match=r"`epsilon` must have shape \(\) or \(4,\), one for each point; got"):
             likelihoods.Categorical(m, "robustmax", jnp.full(shape, 0.1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_stirlings_formula_leaves(dtype):
+    z = np.append(np.logspace(-3, 8, 60), 16.0).astype(dtype)
+    value, (slope, log_slope) = evaluate(special.stirling, z, np.log(z))
+    x, single = z.astype(float), dtype is np.float32
+    few = np.minimum(x, 300)
+    exact = np.where(
+        x < 300,
+        sp.gammaln(few + 1) - (few + 0.5) * np.log(few) + few - np.log(2 * np.pi) / 2,
+        1 / (12 * x) - 1 / (360 * x**3),
+    )
+    assert_allclose(value, exact, rtol=0, atol=6e-6 if single else 1e-12)
+    exact_slope = np.where(x < 300, sp.digamma(few + 1) - np.log(few) - 0.5 / few, -1 / (12 * x**2) + 1 / (120 * x**4))
+    assert_allclose(slope + log_slope / z, exact_slope, rtol=1e-4 if single else 1e-9, atol=2e-6 if single else 1e-12)
+
+
+# Each with counts or a precision up to millions, near where its density is largest and some standard deviations beside it.
+MANY = np.array([0.0, 1.0, 3.0, 15.0, 17.0, 40.0, 5000.0, 200_000.0, 500_000.0, 999_997.0, 1_000_000.0, 3_000_000.0])
+EXPOSURE = np.linspace(0.5, 2.0, len(MANY))
+SIDES = np.array([-8.0, -2.0, 0.0, 0.3, 6.0])[:, None]
+
+
+def log_binomial(log_p, log_not_p, y, n):
+    ways = sp.gammaln(n + 1) - sp.gammaln(y + 1) - sp.gammaln(n - y + 1)
+    return ways + np.where(y > 0, y * log_p, 0) + np.where(y < n, (n - y) * log_not_p, 0)
+
+
+def log_cloglog(f):
+    return np.log(-np.expm1(-np.exp(f)))
+
+
+def log_negative_binomial(f, y, k):
+    odds = y * sp.log_expit(f - np.log(k)) + k * sp.log_expit(np.log(k) - f)
+    return sp.gammaln(y + k) - sp.gammaln(k) - sp.gammaln(y + 1) + odds
+
+
+def near_share(inverse, y, n):
+    """f of the share of successes and some deviations beside it."""
+    q = (y + 0.5) / (n + 1)
+    width = np.abs(inverse(q + 1e-3 * q * (1 - q)) - inverse(q)) * 1e3 / np.sqrt((n + 1) * q * (1 - q))
+    return inverse(q) + SIDES * width
+
+
+TRIALS = {
+    "logit": (sp.logit, sp.log_expit, lambda f: sp.log_expit(-f)),
+    "cloglog": (lambda q: np.log(-np.log1p(-q)), log_cloglog, lambda f: -np.exp(f)),
+}
+# name -> (likelihood of marginals and a parameter, outputs, parameter, f, log density)
+LARGE = {
+    **{
+        f"binomial {link} of {n:.0f}": (
+            lambda m, n, link=link: likelihoods.Binomial(m, n, link),
+            np.minimum(MANY, n),
+            np.full(MANY.shape, n),
+            near_share(inverse, np.minimum(MANY, n), n),
+            lambda f, y, n, p=p, not_p=not_p: log_binomial(p(f), not_p(f), y, n),
+        )
+        for link, (inverse, p, not_p) in TRIALS.items()
+        for n in (20.0, 1e6, 7e6)
+    },
+    **{
+        f"poisson {link}": (
+            lambda m, c, link=link: likelihoods.Poisson(m, c, link),
+            MANY,
+            EXPOSURE,
+            np.log((MANY + 0.5) / EXPOSURE) + SIDES / np.sqrt(MANY + 1)
+            if link == "exp"
+            else (MANY + 0.7 + SIDES * np.sqrt(MANY + 1) / 8) / EXPOSURE,
+            lambda f, y, c, rate=rate: y * np.log(c * rate(f)) - c * rate(f) - sp.gammaln(y + 1),
+        )
+        for link, rate in (("exp", np.exp), ("softplus", lambda f: np.logaddexp(0, f)))
+    },
+    **{
+        f"negative binomial of {k:g}": (
+            likelihoods.NegativeBinomial,
+            MANY,
+            np.full(MANY.shape, k),
+            np.log(MANY + 0.5) + SIDES * np.minimum(np.sqrt(1 / (MANY + 1) + 1 / k), 3),
+            log_negative_binomial,
+        )
+        for k in (0.01, 10.0, 1e6, 1e8)
+    },
+    "beta": (
+        likelihoods.Beta,
+        np.resize([0.5, 0.013, 0.96], len(MANY)),
+        np.logspace(-2, 6, len(MANY)),
+        sp.logit(np.resize([0.5, 0.013, 0.96], len(MANY))) + SIDES / np.sqrt(1 + np.logspace(-2, 6, len(MANY))),
+        lambda f, y, c: stats.beta.logpdf(y, c * sp.expit(f), c * sp.expit(-f)),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LARGE)
+def test_densities_of_large_counts(name, dtype):
+    """In float32 the terms of a million's density are off by more than its logarithm; and the derivatives are right too."""
+    build, y, parameter, f, log_density = LARGE[name]
+    y, parameter, f = y.astype(dtype), parameter.astype(dtype), f.astype(dtype)
+
+    def density(f, parameter):
+        zero = jnp.zeros_like(f)
+        return build(ogp.Marginals(f, zero, zero), parameter).log_density(f, jnp.asarray(y))
+
+    value, slope, second = jax.jit(
+        jax.vmap(
+            lambda f: (
+                density(f, parameter),
+                *jax.jvp(jax.grad(lambda f: density(f, parameter).sum()), (f,), (jnp.ones_like(f),)),
+            )
+        )
+    )(f)
+    by_parameter = jax.jit(jax.grad(lambda f, p: sum(density(row, p).sum() for row in f), 1))(f, parameter)
+    f, y, parameter = (a.astype(float) for a in (f, y, parameter))
+    exact, single = log_density(f, y, parameter), dtype is np.float32
+    size = np.maximum(y, parameter)
+    step = 1e-3 / np.sqrt(1 + (parameter if name == "beta" or ("binomial of" not in name and "of" in name) else y))
+    up, down = (log_density(f + sign * step, y, parameter) for sign in (1, -1))
+    exact_slope = (up - down) / (2 * step)
+    # as right as f is: rounding it changes the density too; and log Gamma functions of scipy are rounded
+    rounding = 4 * np.finfo(dtype).eps * (1 + np.abs(f)) * np.abs(exact_slope) + 1e-14 * size
+    assert value.dtype == dtype
+    assert (np.abs(value - exact) <= (1e-4 if single else 1e-12) * (1 + np.abs(exact)) + rounding).all()
+    width = 1 + np.sqrt(size)
+    assert_allclose(slope / width, exact_slope / width, rtol=5e-3, atol=2e-3)
+    assert np.isfinite(second).all() and np.isfinite(by_parameter).all()
+
+
+def test_expectations_of_large_counts_in_float32():
+    """The closed forms, against the log density integrated in float64."""
+    t, w = np.polynomial.hermite_e.hermegauss(60)
+    w = w[:, None] / w.sum()
+    y, v, n = np.float32(MANY), np.full(len(MANY), 1e-3, np.float32), np.float32(3e6)
+    cloglog = TRIALS["cloglog"]
+    cases = [
+        (likelihoods.Poisson, np.log(y + np.float32(0.5)), LARGE["poisson exp"][4], np.float32(1)),
+        (
+            lambda m, n: likelihoods.Binomial(m, n, "cloglog"),
+            cloglog[0](np.float32(0.999) * (y + np.float32(0.5)) / n),
+            lambda f, y, n: log_binomial(cloglog[1](f), cloglog[2](f), y, n),
+            n,
+        ),
+    ]
+    for build, mean, log_density, parameter in cases:
+        got = build(ogp.Marginals(*map(jnp.asarray, (mean, v, 0 * v))), parameter).log_prob(y)
+        f = mean.astype(float) + np.sqrt(v.astype(float)) * t[:, None]
+        exact = (w * log_density(f, y.astype(float), float(parameter))).sum(0)
+        assert got.dtype == jnp.float32
+        # E[log p] of "cloglog" is integrated by itself, so that rounding in it is times the number of successes
+        atol = 1e-4 if build is likelihoods.Poisson else 1e-4 + 8 * np.finfo(np.float32).eps * y
+        assert (np.abs(got - exact) <= 1e-4 * np.abs(exact) + atol).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_variance_of_weibull_times_does_not_cancel(dtype):
+    k = np.append(np.logspace(-0.5, 4, 40), [5.0, 4.999, 200.0, 1000.0, 5000.0]).astype(dtype)
+    value, (slope,) = evaluate(special.log_gamma_spread, 1 / k)
+    x = 1 / k.astype(float)
+    log_gamma = lambda x: sum(sp.zeta(n) * (-x) ** n / n for n in range(2, 30)) - np.euler_gamma * x  # noqa: E731
+    small = np.minimum(x, 0.05)
+    # a direct difference where that is precise, and the plain Taylor series of log Gamma(1 + x), without its linear term, else
+    series = sum(sp.zeta(n) * (-small) ** n * (2.0**n - 2) / n for n in range(2, 30))
+    assert_allclose(log_gamma(0.05), sp.gammaln(1.05), rtol=1e-13)
+    exact = np.where(x < 0.05, series, sp.gammaln(1 + 2 * x) - 2 * sp.gammaln(1 + x))
+    tol = 1e-12 if dtype is np.float64 else 2e-5
+    assert_allclose(value, exact, rtol=tol)
+    assert_allclose(slope, 2 * (sp.digamma(1 + 2 * x) - sp.digamma(1 + x)), rtol=10 * tol)
+    zero = jnp.zeros(k.shape, dtype)
+    variance = likelihoods.Weibull(ogp.Marginals(zero, zero, zero), k).variance
+    assert_allclose(variance, np.exp(2 * sp.gammaln(1 + x)) * np.expm1(exact), rtol=2 * tol)
+    assert variance.dtype == dtype
+
+
+def test_student_t_noise_has_no_variance_up_to_two_degrees_of_freedom():
+    df = np.array([0.5, 1.0, 1.5, 2.0, 3.0, 30.0])
+    m = ogp.Marginals(*(jnp.full(6, a) for a in (0.3, 0.2, 0.1)))
+    d = likelihoods.StudentT(m, df, 0.7)
+    assert_allclose(d.variance, [np.inf] * 4 + [0.3 + stats.t.var(n, scale=0.7) for n in df[4:]], rtol=1e-12)
+    assert_allclose(d.mean, [np.inf] * 2 + [0.3] * 4, rtol=1e-12)
+
+
+# ---------------------------------------------------------------- the largest of several functions
+
+
+def functions_of_many_widths(rng, num, classes):
+    """Means and standard deviations of which the largest may be 1e4 times the smallest, some far apart, some close."""
+    scale = np.exp(rng.uniform(-1, 1, (num, classes)) * rng.choice([0, 0.5, 1, 2], (num, 1)) * np.log(10))
+    spread = np.stack(
+        [rng.choice([0, 1e-3, 1, 30], num), *[s * rng.choice([0.3, 3], num) for s in (scale.min(1), scale.max(1))]]
+    )
+    return rng.normal(size=(num, classes)) * spread[rng.integers(3, size=num), np.arange(num)][:, None], scale
+
+
+def robustmax(mean, variance, y):
+    d = likelihoods.Categorical(ogp.Marginals(mean, variance, jnp.zeros_like(mean)), "robustmax", 0.5)
+    k = mean.shape[-1] - 1  # p from (1 - e) p + e / k (1 - p)
+    p = lambda x: (x - 0.5 / k) / (0.5 - 0.5 / k)  # noqa: E731
+    return p(jnp.exp(d.log_predictive(y))), p(d.probs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("classes", [3, 10])
+def test_robustmax_of_functions_of_any_width(rng, classes, dtype):
+    mean, scale = (a.astype(dtype) for a in functions_of_many_widths(rng, 200, classes))
+    y = rng.integers(classes, size=200)
+    p, every = jax.jit(robustmax)(mean, scale**2, y)
+    slope = jax.jit(jax.grad(lambda m: robustmax(m, scale**2, y)[0].sum()))(mean)
+    exact, exact_slope = map(
+        np.array, zip(*[largest_of_normals(*row) for row in zip(mean, scale, y, strict=True)], strict=True)
+    )
+    tol = 1e-9 if dtype is np.float64 else 1e-5
+    assert p.dtype == slope.dtype == dtype
+    assert_allclose(p, exact, rtol=0, atol=tol)
+    assert_allclose(every.sum(-1), 1, rtol=0, atol=tol)
+    assert_allclose(np.take_along_axis(every, y[:, None], 1)[:, 0], exact, rtol=0, atol=tol)
+    width = scale[np.arange(200), y][:, None]
+    assert_allclose(slope * width, exact_slope * width, rtol=0, atol=10 * tol)
+
+
+def test_robustmax_of_two_functions_is_a_probit_of_any_width():
+    """Value, and first and second derivatives, in closed form."""
+    ratio = np.logspace(-4, 4, 17)
+    z = np.resize([0.0, -0.7, 2.0, -5.0, 40.0], 17)
+    scale = np.stack([np.ones(17), ratio], -1)
+    mean = np.stack([z * np.sqrt(1 + ratio**2), np.zeros(17)], -1)
+
+    def ours(m, s):
+        m = ogp.Marginals(m[None], s[None] ** 2, jnp.zeros((1, 2)))
+        return likelihoods.Categorical(m, "robustmax", 0.01).log_prob(jnp.zeros(1))[0]
+
+    def closed(m, s):
+        p = jax.scipy.special.ndtr((m[0] - m[1]) / jnp.sqrt((s**2).sum()))
+        return p * jnp.log(0.99) + (1 - p) * jnp.log(0.01)
+
+    def derivatives(fn):
+        # in units of the functions' own widths, in which derivatives are about one
+        def scaled(x, m, s):
+            return fn(m + s * x[:2], s * jnp.exp(x[2:]))
+
+        each = jax.vmap(lambda m, s: [d(scaled)(jnp.zeros(4), m, s) for d in (lambda f: f, jax.grad, jax.hessian)])
+        return jax.jit(each)(mean, scale)
+
+    for got, expected, tol in zip(derivatives(ours), derivatives(closed), (1e-9, 1e-8, 1e-7), strict=True):
+        assert_allclose(got, expected, rtol=0, atol=tol)
+
+
+def test_robustmax_takes_the_integrator_it_is_given():
+    mean, scale, y = np.array([[0.3, 0.0, -0.2]] * 3), np.array([[1.0, 0.05, 0.3]] * 3), np.arange(3)
+    m = ogp.Marginals(*map(jnp.asarray, (mean, scale**2, 0 * mean)))
+    t, w = np.polynomial.hermite_e.hermegauss(20)
+    by_nodes = [
+        (w / w.sum())
+        @ np.prod([sp.ndtr((mean[0, c] + scale[0, c] * t - mean[0, j]) / scale[0, j]) for j in range(3) if j != c], 0)
+        for c in range(3)
+    ]
+    d = likelihoods.Categorical(m, "robustmax", 0.1, integrator=likelihoods.GaussHermite(20))
+    assert_allclose(
+        jnp.exp(d.log_predictive(y)), 0.9 * np.array(by_nodes) + 0.05 * (1 - np.array(by_nodes)), rtol=1e-12
+    )
+    assert np.abs(d.probs[0] - likelihoods.Categorical(m, "robustmax", 0.1).probs[0]).max() > 1e-2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_robustmax_where_some_functions_are_known_exactly(dtype):
+    """A function of variance zero is a step: which of them is the largest, and how often the others exceed that."""
+    mean = np.array([[0.3, 0.0, -1.0], [1.0, 5.0, 4.0], [0.0, 0.0, -3e3], [2.0, 1.0, 1.0]], dtype)
+    scale = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1e-3, 1e-3, 1e3], [0.0, 1.0, 1e-12]], dtype)
+    run = jax.jit(
+        jax.value_and_grad(lambda m, v: (robustmax(m, v, jnp.zeros(4))[1] * jnp.arange(3.0, dtype=dtype)).sum(), (0, 1))
+    )
+    _, slopes = run(mean, scale**2)
+    _, p = robustmax(jnp.asarray(mean), jnp.asarray(scale**2), np.zeros(4))
+    wide = sp.ndtr(-3.0)  # of the last in the third row; it is larger than the others by 1e6 of their widths or lower
+    above = sp.ndtr(1.0)
+    exact = [[sp.ndtr(0.3), sp.ndtr(-0.3), 0], [0, 1, 0], [(1 - wide) / 2, (1 - wide) / 2, wide], [above, 1 - above, 0]]
+    assert_allclose(p, exact, rtol=0, atol=1e-6 if dtype is np.float64 else 1e-5)
+    assert all(np.isfinite(s).all() for s in slopes)

@@ -90,12 +90,12 @@ class ExpectedLikelihood(dist.Distribution):
 
     :param marginals: f(X).
     :param integrator: how to integrate where no closed form is known; by default 20 Gauss-Hermite nodes per latent
-        function for one or two, quasi-Monte Carlo above.
+        function for one or two, quasi-Monte Carlo above; see :meth:`log_predictive` for predictive densities.
     """
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields: tuple[str, ...] = ("marginals", "rng_key")
-    pytree_aux_fields: tuple[str, ...] = ("integrator", "mixes")
+    pytree_aux_fields: tuple[str, ...] = ("integrator", "by_default", "mixes")
     integrates_function = True  # a likelihood of this package, see `is_expected`
     moments_suffice = False  # whether the expectation depends on mean and variance of f only, whatever its distribution
 
@@ -112,6 +112,7 @@ class ExpectedLikelihood(dist.Distribution):
                 "broadcast against f?"
             )
         dim = (marginals.num_latents or 1) if self.mixes else 1
+        self.by_default = integrator is None
         self.integrator = integrator or (GaussHermite() if dim <= 2 else QuasiMonteCarlo())
         self.rng_key = None if isinstance(self.integrator, GaussHermite) else prng_key()
         super().__init__(prototype.batch_shape, prototype.event_shape, validate_args=validate_args)
@@ -171,11 +172,11 @@ class ExpectedLikelihood(dist.Distribution):
     def log_predictive(self, value: ArrayLike) -> Array:
         """log E_q(f)[p(y | f)], the log density of y with the latent function integrated out, shape of the batch.
 
-        Where y depends on one function, ``GaussHermite`` gives way to nodes about the peak of p(y | f) q(f): a density that is
-        narrow beside q(f), as that of a large count, would pass between its own.
+        Where y depends on one function, by default by nodes about the peak of p(y | f) q(f): a density that is narrow beside q(f),
+        as that of a large count, would pass between those of Gauss and Hermite.
         """
         y = self._checked(value)
-        if isinstance(self.integrator, GaussHermite) and not self.mixes:
+        if self.by_default and not self.mixes:
             m = self.marginals
             scale = safe_sqrt(m.variance)
             shape = y.shape[: y.ndim - len(self.event_shape)]

@@ -6,20 +6,31 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.special as jsp
 import numpyro.distributions as dist
 from jax.nn import log_sigmoid, sigmoid
-from jax.scipy.special import ndtr
 from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import check_option
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import INCREASING, OPEN_FRACTION
-from numpyro_orthgp.likelihoods.special import log1mexp, log_ndtr, log_ndtr_difference, standardize
+from numpyro_orthgp.likelihoods.special import (
+    LOG_ROOT_TWO_PI,
+    log1mexp,
+    log_ndtr,
+    log_ndtr_difference,
+    standardize,
+)
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.math.quadrature import rising_edge
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Categorical", "Ordinal"]
+
+# The integral of robustmax takes no standard deviation for less than this one times that of the class in question, nor than so many
+# times the rounding: nodes can be no denser.
+_SHARPEST, _ROUNDINGS = 1e-7, 128
 
 
 class Ordinal(ExpectedLikelihood):
@@ -58,7 +69,7 @@ class Ordinal(ExpectedLikelihood):
         super().__init__(marginals, integrator=integrator, validate_args=validate_args)
 
     def conditional(self, f: Array) -> dist.Distribution:
-        cdf = ndtr if self.link == "probit" else sigmoid
+        cdf = jsp.ndtr if self.link == "probit" else sigmoid
         below = cdf(self.cutpoints - f[..., None])
         ends = jnp.zeros_like(below[..., :1])
         return dist.CategoricalProbs(jnp.diff(jnp.concatenate([ends, below, 1 + ends], -1)))
@@ -114,7 +125,8 @@ class Categorical(ExpectedLikelihood):
 
     .. math:: P(f_c \text{ is the largest}) = E_{f_c}\Big[\prod_{j \ne c} \Phi\big((f_c - m_j) / s_j\big)\Big],
 
-    an integral in one dimension whatever P, by Gauss-Hermite.
+    an integral in one dimension whatever P. The product is a step as narrow as the narrowest function beside f_c, which
+    Gauss-Hermite nodes pass over; by default 112 nodes lie about the step (``math.quadrature.rising_edge``).
 
     The nodes of the quasi-Monte Carlo rule are drawn from a key that is taken when the distribution is made: every class, and
     every call, sees the same ones, so that probabilities sum to one and differences between classes have little noise.
@@ -123,13 +135,13 @@ class Categorical(ExpectedLikelihood):
     :param link: "softmax" or "robustmax".
     :param epsilon: the probability of a label that is not the largest function's, for "robustmax", shape () or (B,).
     :param integrator: for "softmax" by default quasi-Monte Carlo with 128 points, Gauss-Hermite for up to two latent functions; for
-        "robustmax" 20 Gauss-Hermite nodes.
+        "robustmax" nodes about the step, right for any ratio of variances.
     :raises ValueError: for another link; an ``epsilon`` of another shape, or a concrete one that is not between 0 and 1; if
         ``marginals`` has no latent axis, or (for "robustmax") if its outputs mix latent functions.
     """
 
     pytree_data_fields: tuple[str, ...] = ("epsilon",)
-    pytree_aux_fields: tuple[str, ...] = ("link",)
+    pytree_aux_fields: tuple[str, ...] = ("link", "about_step")
 
     def __init__(
         self,
@@ -147,9 +159,10 @@ class Categorical(ExpectedLikelihood):
                 f"Categorical needs f(X) of shape (B, P), one latent function per class; got {marginals.shape}. "
                 "Declare gp(..., num_latents=P)."
             )
+        self.about_step = link == "robustmax" and integrator is None
         if link == "robustmax":
             _check_robustmax(marginals, self.epsilon)
-            integrator = integrator or GaussHermite()
+            integrator = integrator or GaussHermite()  # which needs no key
         super().__init__(marginals, integrator=integrator, validate_args=validate_args)
 
     def conditional(self, f: Array) -> dist.Distribution:
@@ -178,15 +191,27 @@ class Categorical(ExpectedLikelihood):
 
     def _probability_of_largest(self, y: Array) -> Array:
         m, y = self.marginals, y.astype(int)
-        nodes, weights = self._line(y)
+        others = jnp.arange(m.shape[1]) != y[..., None]
 
         def of_class(values: Array) -> Array:
-            return jnp.take_along_axis(jnp.broadcast_to(values, (*y.shape, values.shape[-1])), y[..., None], -1)[..., 0]
+            return jnp.take_along_axis(jnp.broadcast_to(values, (*y.shape, values.shape[-1])), y[..., None], -1)
 
-        f = of_class(m.mean) + safe_sqrt(of_class(m.variance)) * nodes
-        z, _ = standardize(f[..., None] - m.mean, m.variance)
-        others = jnp.arange(m.shape[1]) != y[..., None]
-        return expectation(weights, jnp.exp(jnp.where(others, log_ndtr(z), 0).sum(-1)))
+        mean, variance = of_class(m.mean), of_class(m.variance)
+        if not self.about_step:
+            nodes, weights = self._line(y)
+            f = mean + safe_sqrt(variance) * nodes[..., None]
+            z, _ = standardize(f - m.mean, m.variance)
+            return expectation(weights, jnp.exp(jnp.where(others, log_ndtr(z), 0).sum(-1)))
+        # With f_c = m_c + s_c t the factors are Phi(a_j + b_j t), and one for c itself.
+        sharpest = max(_SHARPEST, _ROUNDINGS * float(jnp.finfo(variance.dtype).eps))
+        sharp = m.variance + sharpest**2 * variance
+        a, b = (standardize(x, sharp)[0] for x in (mean - m.mean, safe_sqrt(variance)))
+        a, b = jnp.where(others, a, 1 / sharpest), jnp.where(others, b, 0)
+        t, steps, weights = rising_edge(a, b)
+        z = a + b * t[..., None] + b * steps[..., None]
+        # JAX's log Phi is faster than ours, which is for tails: where one factor is below 1e-32, nothing is left of the product.
+        log_values = jsp.log_ndtr(jnp.maximum(z, -12)).sum(-1) - (t + steps) ** 2 / 2 - LOG_ROOT_TWO_PI
+        return (weights * jnp.exp(log_values)).sum(0)
 
     @property
     def support(self) -> Any:
@@ -196,7 +221,9 @@ class Categorical(ExpectedLikelihood):
     def probs(self) -> Array:
         """The predictive probabilities of the classes, f integrated out, shape (B, P)."""
         if self.link == "robustmax":
-            return _probs(self, self.marginals.shape[1])
+            # One class after the other: each takes its own nodes, times all classes.
+            every = jnp.broadcast_to(jnp.arange(self.marginals.shape[1])[:, None], self.marginals.shape[::-1])
+            return jnp.exp(jax.lax.map(self.log_predictive, every)).T
         f, weights = self._values()
         return expectation(weights, jax.nn.softmax(f, axis=-1))
 
@@ -209,7 +236,7 @@ class Categorical(ExpectedLikelihood):
         raise NotImplementedError("Classes without an order have no variance: use `.probs`, their probabilities.")
 
 
-def _probs(likelihood: Ordinal | Categorical, num_classes: int) -> Array:
+def _probs(likelihood: Ordinal, num_classes: int) -> Array:
     classes = jnp.arange(num_classes).reshape((-1,) + (1,) * len(likelihood.batch_shape))
     every = jnp.broadcast_to(classes, (num_classes, *likelihood.batch_shape))
     return jnp.exp(jnp.moveaxis(likelihood.log_predictive(every), 0, -1))

@@ -7,13 +7,22 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import gammaln
 from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import check_option
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
 from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS
-from numpyro_orthgp.likelihoods.special import branches, folded_mean, log_ndtr, log_ndtr_scaled, log_rising, standardize
+from numpyro_orthgp.likelihoods.special import (
+    LOG_ROOT_TWO_PI,
+    branches,
+    folded_mean,
+    log_ndtr,
+    log_ndtr_scaled,
+    log_rising,
+    log_tilted,
+    standardize,
+    stirling,
+)
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -54,6 +63,13 @@ class StudentT(ExpectedLikelihood):
         df, z = self.df, (y - f) / self.scale
         constant = log_rising(df / 2, jnp.asarray(0.5, df.dtype)) - jnp.log(df * math.pi) / 2 - jnp.log(self.scale)
         return constant - (df + 1) / 2 * jnp.log1p(z**2 / df)
+
+    @property
+    def variance(self) -> Array:
+        """Infinite for df up to 2; NumPyro's noise has none for df up to 1, where its mean is infinite."""
+        df, heavy = self.df, self.df <= 2
+        noise = jnp.where(heavy, jnp.inf, self.scale**2 * df / jnp.where(heavy, 1, df - 2))
+        return self.marginals.variance + noise
 
 
 class Laplace(ExpectedLikelihood):
@@ -149,12 +165,14 @@ class Beta(ExpectedLikelihood):
         return dist.Beta(jnp.maximum(c * link.p(f), tiny), jnp.maximum(c * link.not_p(f), tiny))
 
     def log_density(self, f: Array, y: Array) -> Array:
+        # The density at mean y by Stirling's formula, times the divergence from there: log Gamma functions of c, c p and c (1 - p)
+        # would cancel. log(c p) is known where c p is too small to be a number.
         link, c = PROBABILITY_LINKS[self.link], self.concentration
-        a, b = c * link.p(f), c * link.not_p(f)
-        # Gamma(a) = Gamma(a + 1) / a, and log a is known where a is too small to be a number
-        log_ab = 2 * jnp.log(c) + link.log_p(f) + link.log_not_p(f)
-        norm = gammaln(c) + log_ab - gammaln(a + 1) - gammaln(b + 1)
-        return norm + (a - 1) * jnp.log(y) + (b - 1) * jnp.log1p(-y)
+        a, b, log_p, log_not_p = c * link.p(f), c * link.not_p(f), link.log_p(f), link.log_not_p(f)
+        log_y, log_rest, log_c = jnp.log(y), jnp.log1p(-y), jnp.log(c)
+        tilted = log_tilted(a, b, log_p, log_not_p, log_y, log_rest)
+        remainder = stirling(c, log_c) - stirling(a, log_c + log_p) - stirling(b, log_c + log_not_p)
+        return tilted + (log_c + log_p + log_not_p) / 2 - LOG_ROOT_TWO_PI + remainder - log_y - log_rest
 
     @property
     def support(self) -> Any:

@@ -7,14 +7,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import nn
-from jax.scipy.special import gammaln
 from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import check_option
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import FRACTION, real
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS, PositiveLink
-from numpyro_orthgp.likelihoods.special import branches, log_rising
+from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, branches, log_binomial, stirling
 from numpyro_orthgp.likelihoods.trials import Binomial
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.types import Array, ArrayLike
@@ -72,7 +71,7 @@ class Poisson(_Rate):
     :param marginals: f(X), shape (B,) or (B, P).
     :param exposure: c > 0, what the rate is per unit of (time, area, population); broadcasts to f(X).
     :param link: "exp" or "softplus", which grows only linearly.
-    :param integrator: for ``log_predictive`` and "softplus"; default 20 Gauss-Hermite nodes.
+    :param integrator: for "softplus" by default 20 Gauss-Hermite nodes; for ``log_predictive`` by default nodes about its peak.
     :raises ValueError: for another link, or if a concrete ``exposure`` is not positive.
     """
 
@@ -91,14 +90,22 @@ class Poisson(_Rate):
         return dist.Poisson(self._rate(f))
 
     def log_density(self, f: Array, y: Array) -> Array:
-        y = real(y, f.dtype)
-        return y * self._log_rate(f) - self._rate(f) - gammaln(y + 1)
+        return self._log_density(self._log_rate(f), 0, real(y, f.dtype))
 
     def expected_log_density(self, y: Array) -> Array:
         if self.link != "exp":
             return super().expected_log_density(y)
-        y = real(y, self.marginals.mean.dtype)
-        return y * self._log_rate(self.marginals.mean) - self.mean - gammaln(y + 1)
+        m = self.marginals
+        return self._log_density(self._log_rate(m.mean), m.variance / 2, real(y, m.mean.dtype))
+
+    def _log_density(self, log_rate: Array, extra: ArrayLike, y: Array) -> Array:
+        """y log rate - rate exp(extra) - log y!, whose terms cancel where y is large: beside their values at the rate y."""
+        some = y > 0
+        y = jnp.where(some, y, 1)
+        log_y = jnp.log(y)
+        d = log_rate - log_y
+        top = -log_y / 2 - LOG_ROOT_TWO_PI - stirling(y, log_y)
+        return jnp.where(some, y * (d - jnp.expm1(d + extra)) + top, -jnp.exp(d + extra))
 
     @property
     def variance(self) -> Array:
@@ -137,10 +144,10 @@ class NegativeBinomial(_Rate):
         return dist.NegativeBinomial2(self._rate(f), self.concentration)
 
     def log_density(self, f: Array, y: Array) -> Array:
+        # The density of y successes before k failures: k / (y + k) times that of y successes among y + k trials.
         y, k = real(y, f.dtype), self.concentration
         log_odds = self._log_rate(f) - jnp.log(k)
-        odds = y * nn.log_sigmoid(log_odds) + k * nn.log_sigmoid(-log_odds)
-        return odds + log_rising(*jnp.broadcast_arrays(k, y)) - gammaln(y + 1)
+        return log_binomial(y, k, nn.log_sigmoid(log_odds), nn.log_sigmoid(-log_odds)) - jnp.log1p(y / k)
 
     @property
     def variance(self) -> Array:
@@ -187,8 +194,10 @@ class ZeroInflated(ExpectedLikelihood):
             )
         self.likelihood = likelihood
         self.gate = self._parameter(likelihood.marginals, "gate", gate, FRACTION)
+        by_default = integrator is None and likelihood.by_default
         integrator = integrator or likelihood.integrator
         super().__init__(likelihood.marginals, integrator=integrator, validate_args=validate_args)
+        self.by_default = by_default
 
     def conditional(self, f: Array) -> dist.Distribution:
         return dist.ZeroInflatedDistribution(self.likelihood.conditional(f), gate=self.gate)

@@ -13,12 +13,16 @@ from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = [
-    "branches", "folded_mean", "log1mexp", "log_gammaincc", "log_ndtr", "log_ndtr_difference", "log_ndtr_scaled", "log_rising",
-    "standardize",
+    "binomial_top", "branches", "folded_mean", "log1mexp", "log_binomial", "log_gamma_spread", "log_gammaincc", "log_ndtr",
+    "log_ndtr_difference", "log_ndtr_scaled", "log_rising", "log_tilted", "standardize", "stirling",
 ]  # fmt: skip
 
 LOG_TWO = math.log(2)
 LOG_ROOT_TWO_PI = math.log(2 * math.pi) / 2
+# (zeta(n) - 1) (-1)^n (2^n - 2) / n, highest n first, down to n = 2; zeta by its first terms and Euler-Maclaurin
+_N = np.arange(46.0, 1, -1)
+_ZETA = (np.arange(2.0, 1000) ** -_N[:, None]).sum(1) + 1000**-_N * (1000 / (_N - 1) + 1 / 2 + _N / 12_000)
+_ZETA = _ZETA * (-1) ** _N * (2**_N - 2) / _N
 # (2n - 1)!! (-1)^n, highest n first, of the asymptotic series of the normal distribution function
 _SERIES = np.append(np.cumprod(-np.arange(1.0, 17, 2))[::-1], 0.0)
 
@@ -102,15 +106,80 @@ def folded_mean(mean: Array, variance: Array) -> Array:
     return scale * math.sqrt(2 / math.pi) * jnp.exp(-(z**2) / 2) + mean * jsp.erf(z / math.sqrt(2))
 
 
+def _stirling_series(z: Array) -> Array:
+    return (1 / 12 - (1 / 360 - (1 / 1260 - (1 / 1680 - 1 / (1188 * z**2)) / z**2) / z**2) / z**2) / z
+
+
+def stirling(z: Array, log_z: Array) -> Array:
+    r"""What Stirling's formula leaves of log z!: :math:`\log \Gamma(z + 1) - (z + 1/2) \log z + z - \log(2 \pi) / 2`, about 1/12z.
+
+    Counts that cancel are then never subtracted from one another. ``log_z`` is asked for since it may be a number where z is zero.
+    """
+    below, small, large = branches(z, 16.0)
+    near = jsp.gammaln(small + 1) - (small + 0.5) * jnp.where(below, log_z, 0) + small - LOG_ROOT_TWO_PI
+    return jnp.where(below, near, _stirling_series(large))
+
+
+def log_tilted(y: Array, rest: Array, log_q: Array, log_not_q: Array, log_p: Array, log_not_p: Array) -> Array:
+    r"""log of :math:`(p/q)^y\, ((1 - p)/(1 - q))^r` where q is the share y / (y + r), given the logarithms.
+
+    Near q that is a small difference of large terms; there it is :math:`y \eta - (y + r) \log(1 - q + q e^\eta)` with the
+    difference :math:`\eta` of the log odds.
+    """
+    apart = y * (log_p - log_q) + rest * (log_not_p - log_not_q)
+    shift = log_p - log_not_p - (log_q - log_not_q)
+    close = jnp.abs(shift) < 1
+    mirrored = rest < y  # by the smaller of the two shares
+    low = jnp.where(mirrored, rest, y)
+    shift = jnp.where(close, jnp.where(mirrored, -shift, shift), 0)
+    return jnp.where(close, low * shift - (y + rest) * jnp.log1p(low / (y + rest) * jnp.expm1(shift)), apart)
+
+
+def binomial_top(y: Array, rest: Array) -> tuple[Array, Array, Array]:
+    r"""log q and log(1 - q) of the share q = y / (y + r), and the logarithm of the binomial density of y at p = q (Loader 2000).
+
+    The last is :math:`-\log(2 \pi\, y\, r / (y + r)) / 2` plus what Stirling's formula leaves. Where y or r is zero all are zero.
+    """
+    inner = (y > 0) & (rest > 0)
+    y, rest = jnp.where(inner, y, 1), jnp.where(inner, rest, 1)
+    log_y, log_rest, log_n = jnp.log(y), jnp.log(rest), jnp.log(y + rest)
+    mirrored = rest < y
+    log_low = jnp.where(mirrored, log_rest, log_y) - log_n
+    log_high = jnp.log1p(-jnp.where(mirrored, rest, y) / (y + rest))
+    log_share, log_other = jnp.where(mirrored, log_high, log_low), jnp.where(mirrored, log_low, log_high)
+    remainder = stirling(y + rest, log_n) - stirling(y, log_y) - stirling(rest, log_rest)
+    top = remainder - (log_share + log_rest) / 2 - LOG_ROOT_TWO_PI
+    return jnp.where(inner, log_share, 0), jnp.where(inner, log_other, 0), jnp.where(inner, top, 0)
+
+
+def log_binomial(y: Array, rest: Array, log_p: Array, log_not_p: Array) -> Array:
+    r"""log of :math:`\binom{y + r}{y} p^y (1 - p)^r` for real y and r, in float32 as right for millions as for a few.
+
+    It is :func:`log_tilted` from the share of y to p, plus :func:`binomial_top`.
+    """
+    inner = (y > 0) & (rest > 0)
+    log_share, log_other, top = binomial_top(y, rest)
+    edge = jnp.where(y > 0, y * log_p, 0) + jnp.where(rest > 0, rest * log_not_p, 0)
+    y, rest = jnp.where(inner, y, 1), jnp.where(inner, rest, 1)
+    return jnp.where(inner, log_tilted(y, rest, log_share, log_other, log_p, log_not_p) + top, edge)
+
+
 def log_rising(a: Array, n: Array) -> Array:
     """log(Gamma(a + n) / Gamma(a)) for n >= 0, also where a is so large that the two cancel (Stirling's series)."""
     below, small, large = branches(a, 30.0)
-
-    def remainder(z: Array) -> Array:
-        return (1 / 12 - (1 / 360 - (1 / 1260 - 1 / (1680 * z**2)) / z**2) / z**2) / z
-
-    far = (large - 0.5) * jnp.log1p(n / large) - n + n * jnp.log(large + n) + remainder(large + n) - remainder(large)
+    remainder = _stirling_series(large + n) - _stirling_series(large)
+    far = (large - 0.5) * jnp.log1p(n / large) - n + n * jnp.log(large + n) + remainder
     return jnp.where(below, jsp.gammaln(small + n) - jsp.gammaln(small), far)
+
+
+def log_gamma_spread(x: Array) -> Array:
+    r"""log(Gamma(1 + 2x) / Gamma(1 + x)^2) for x > 0, about :math:`\pi^2 x^2 / 6` where x is small.
+
+    There by :math:`\log \Gamma(1 + x) = -\log(1 + x) + (1 - \gamma) x + \sum_{n \ge 2} (\zeta(n) - 1) (-x)^n / n`.
+    """
+    below, near, far = branches(x, 0.5)
+    series = near**2 * jnp.polyval(jnp.asarray(_ZETA, x.dtype), near) + jnp.log1p(near**2 / (1 + 2 * near))
+    return jnp.where(below, series, jsp.gammaln(1 + 2 * far) - 2 * jsp.gammaln(1 + far))
 
 
 def log_gammaincc(a: Array, log_x: Array) -> Array:

@@ -18,7 +18,7 @@ from numpyro.distributions import constraints
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import check_censored
 from numpyro_orthgp.likelihoods.gaussian import Gaussian
-from numpyro_orthgp.likelihoods.special import log_gammaincc, log_ndtr
+from numpyro_orthgp.likelihoods.special import log_gamma_spread, log_gammaincc, log_ndtr
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -100,7 +100,7 @@ class Weibull(SurvivalLikelihood):
     :param marginals: f(X), shape (B,) or (B, P); :math:`e^f` is in the unit of y.
     :param concentration: k > 0; broadcasts to f(X).
     :param censored: boolean, broadcasts to f(X): where True, y is a lower bound of the time.
-    :param integrator: for ``log_predictive``; default 20 Gauss-Hermite nodes.
+    :param integrator: for ``log_predictive``; by default nodes about the peak of what it integrates.
     :raises ValueError: if a concrete ``concentration`` is not positive, or ``censored`` does not broadcast.
     :raises TypeError: if ``censored`` is not boolean.
     """
@@ -144,8 +144,8 @@ class Weibull(SurvivalLikelihood):
 
     @property
     def standard_moments(self) -> tuple[Array, Array]:
-        first, second = (jnp.exp(gammaln(1 + i / self.concentration)) for i in (1, 2))
-        return first, second - first**2
+        first = jnp.exp(gammaln(1 + 1 / self.concentration))
+        return first, first**2 * jnp.expm1(log_gamma_spread(1 / self.concentration))
 
 
 class Exponential(Weibull):
@@ -155,7 +155,7 @@ class Exponential(Weibull):
 
     :param marginals: f(X), shape (B,) or (B, P); :math:`e^f` is the mean of y.
     :param censored: boolean, broadcasts to f(X): where True, y is a lower bound of the time.
-    :param integrator: for ``log_predictive``; default 20 Gauss-Hermite nodes.
+    :param integrator: for ``log_predictive``; by default nodes about the peak of what it integrates.
     :raises ValueError: if ``censored`` does not broadcast.
     :raises TypeError: if it is not boolean.
     """
@@ -184,7 +184,7 @@ class Gamma(SurvivalLikelihood):
     :param marginals: f(X), shape (B,) or (B, P); :math:`k e^f` is the mean of y.
     :param concentration: k > 0; broadcasts to f(X).
     :param censored: boolean, broadcasts to f(X): where True, y is a lower bound of the time.
-    :param integrator: for censored times and ``log_predictive``; default 20 Gauss-Hermite nodes.
+    :param integrator: for censored times by default 20 Gauss-Hermite nodes; for ``log_predictive`` nodes about its peak.
     :raises ValueError: if a concrete ``concentration`` is not positive, or ``censored`` does not broadcast.
     :raises TypeError: if ``censored`` is not boolean.
     """
@@ -269,6 +269,16 @@ class LogNormal(SurvivalLikelihood):
 
     def expected_log_event(self, y: Array) -> Array:
         return self._logarithm.expected_log_density(jnp.log(y)) - jnp.log(y)
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether it is tightened as :class:`Gaussian` is; with censored times it is not."""
+        return self.censored is None and self._logarithm.closed_form
+
+    @property
+    def residual_scale(self) -> Array:
+        """The v of each point in that case."""
+        return self._logarithm.residual_scale
 
     @property
     def _logarithm(self) -> Gaussian:

@@ -6,13 +6,13 @@ from abc import abstractmethod
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import gammaln, ndtr
+from jax.scipy.special import ndtr
 
 from numpyro_orthgp.errors import check_option
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import WHOLE, real, signs
 from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS, ProbabilityLink
-from numpyro_orthgp.likelihoods.special import log_ndtr
+from numpyro_orthgp.likelihoods.special import binomial_top, log_binomial, log_ndtr
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -38,24 +38,28 @@ class _Trials(ExpectedLikelihood):
         return PROBABILITY_LINKS[self.link]
 
     @abstractmethod
-    def _outcomes(self, y: Array) -> tuple[Array, Array, Array | float]:
-        """Numbers of successes and of failures, and the logarithm of the number of ways to arrange them."""
+    def _outcomes(self, y: Array) -> tuple[Array, Array]:
+        """Numbers of successes and of failures."""
+
+    def _log_probabilities(self, f: Array, y: Array) -> tuple[Array, Array]:
+        """log p and log(1 - p); of zero where that did not happen, so that it does not bring in an infinite logarithm."""
+        successes, failures = self._outcomes(y)
+        log_p = self._link.log_p(jnp.where(successes > 0, f, 0))
+        return log_p, self._link.log_not_p(jnp.where(failures > 0, f, 0))
 
     def log_density(self, f: Array, y: Array) -> Array:
-        successes, failures, log_ways = self._outcomes(y)
-        # What did not happen must not bring in an infinite log probability.
-        log_p = self._link.log_p(jnp.where(successes > 0, f, 0))
-        log_not_p = self._link.log_not_p(jnp.where(failures > 0, f, 0))
-        return successes * log_p + failures * log_not_p + log_ways
+        return log_binomial(*self._outcomes(y), *self._log_probabilities(f, y))
 
     def expected_log_density(self, y: Array) -> Array:
         if self.link != "cloglog":
             return super().expected_log_density(y)
-        successes, failures, log_ways = self._outcomes(y)
+        successes, failures = self._outcomes(y)
+        # Beside their values where p is the share of successes, lest large counts cancel against the number of arrangements.
+        log_share, log_other, top = binomial_top(successes, failures)
         f, weights = self._values(y)
-        log_p = expectation(weights, self._link.log_p(jnp.where(successes > 0, f, 0)))
+        excess = expectation(weights, self._log_probabilities(f, y)[0] - log_share)
         rate = jnp.exp(jnp.where(failures > 0, self.marginals.mean + self.marginals.variance / 2, 0))
-        return successes * log_p - failures * rate + log_ways
+        return successes * excess - failures * (rate + log_other) + top
 
     @property
     def _probabilities(self) -> tuple[Array, Array]:
@@ -102,13 +106,14 @@ class Bernoulli(_Trials):
     def conditional(self, f: Array) -> dist.Distribution:
         return dist.BernoulliLogits(f) if self.link == "logit" else dist.BernoulliProbs(self._link.p(f))
 
-    def _outcomes(self, y: Array) -> tuple[Array, Array, Array | float]:
+    def _outcomes(self, y: Array) -> tuple[Array, Array]:
         y = real(y, self.marginals.mean.dtype)
-        return y, 1 - y, 0.0
+        return y, 1 - y
 
     def log_density(self, f: Array, y: Array) -> Array:
         if self.link == "cloglog":
-            return super().log_density(f, y)
+            log_p, log_not_p = self._log_probabilities(f, y)
+            return jnp.where(y > 0, log_p, log_not_p)
         return self._link.log_p(signs(y, f.dtype) * f)  # the other links are symmetric: 1 - p(f) = p(-f)
 
     def log_predictive(self, value: ArrayLike) -> Array:
@@ -155,9 +160,9 @@ class Binomial(_Trials):
         n = self.total_count.astype(int)  # NumPyro draws no other kind
         return dist.BinomialLogits(f, n) if self.link == "logit" else dist.BinomialProbs(self._link.p(f), n)
 
-    def _outcomes(self, y: Array) -> tuple[Array, Array, Array | float]:
-        y, n = real(y, self.marginals.mean.dtype), self.total_count
-        return y, n - y, gammaln(n + 1) - gammaln(y + 1) - gammaln(n - y + 1)
+    def _outcomes(self, y: Array) -> tuple[Array, Array]:
+        y = real(y, self.marginals.mean.dtype)
+        return y, self.total_count - y
 
     @property
     def mean(self) -> Array:

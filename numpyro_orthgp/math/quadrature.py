@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.scipy.special import ndtri
+from jax.scipy.special import log_ndtr, ndtri
 
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["gauss_hermite", "log_normal_expectation", "quasi_normal"]
+__all__ = ["gauss_hermite", "log_normal_expectation", "quasi_normal", "rising_edge"]
 
 # Of the rule with nodes about a peak: where the peak may be, how far nodes go beyond it and the origin, and how narrow it may be
 # (the logarithm), in standard deviations; the number of nodes on either side; of points, sections and bisections that look for
@@ -22,6 +22,10 @@ __all__ = ["gauss_hermite", "log_normal_expectation", "quasi_normal"]
 _FARTHEST, _REACH, _LOG_NARROWEST = 50.0, 10.0, -18.0
 _HALF, _GRID, _SECTIONS, _BISECTIONS = 64, 65, 40, 12
 _GOLDEN = (math.sqrt(5) - 1) / 2
+
+# Of the rule about a rising edge: where a step begins to count, as a share of how far nodes go; the width of the dense nodes, in
+# standard deviations of the step; numbers of Newton's steps and of nodes.
+_BEGIN, _WIDTH, _NEWTON, _NODES = 0.8, 3.0, 8, 112
 
 
 @functools.lru_cache(maxsize=64)
@@ -119,6 +123,50 @@ def _half_width(joint: Callable[[Array], Array], peak: Array) -> Array:
 
     ends = (jnp.full_like(peak, _LOG_NARROWEST), jnp.zeros_like(peak))
     return jnp.exp(lax.fori_loop(0, _BISECTIONS, bisect, ends)[1])
+
+
+def rising_edge(shift: Array, slope: Array) -> tuple[Array, Array, Array]:
+    r"""Nodes t and weights for integrals over the line of :math:`\phi(t) \prod_j \Phi(a_j + b_j t)`, however steep the factors.
+
+    The product climbs from nothing to one, in steps of widths :math:`1 / b_j`. A step far below that of another factor is cut off
+    by it, and what is not cut off lies within a few of its own widths of the lowest step that counts. So the trapezoidal rule in u
+    for :math:`t = t_0 + w \sinh u` sees all of them, with :math:`t_0` and w the place and the width of that lowest step: those of
+    the parabola through :math:`\ell(t) = \log \Phi(t) + \sum_j \log \Phi(a_j + b_j t)` where it begins to count. That is where
+    :math:`\ell` has a value far below zero; Newton's steps from the left go there without ever passing it, since it is concave.
+
+    :param shift: a, the factors along the last axis.
+    :param slope: b >= 0, of the same shape.
+    :return: t_0, shape of the others; t - t_0, in which steep factors are exact where t is not, and weights, with an axis of nodes
+        in front of it. All are constants for derivatives.
+    """
+    a, b = (lax.stop_gradient(x) for x in (shift, slope))
+    # The normal density itself goes as one more factor: it too keeps the nodes from beginning too early.
+    a = jnp.concatenate([a, jnp.zeros_like(a[..., :1])], -1)
+    b = jnp.concatenate([b, jnp.ones_like(b[..., :1])], -1)
+    finfo = jnp.finfo(a.dtype)
+    end = math.sqrt(-2 * math.log(finfo.eps))  # where the density has fallen to rounding
+    begin = _BEGIN * end
+    lowest = log_ndtr(jnp.asarray(-begin, a.dtype))
+
+    def derivatives(t: Array) -> tuple[Array, Array, Array]:
+        z = jnp.maximum(a + b * t[..., None], -2 * end)
+        value = log_ndtr(z)
+        hazard = jnp.exp(-(z**2) / 2 - value - 0.5 * math.log(2 * math.pi))
+        return value.sum(-1), (b * hazard).sum(-1), (b**2 * hazard * jnp.maximum(hazard + z, 0)).sum(-1)
+
+    def newton(_: int, t: Array) -> Array:
+        value, slope, _curvature = derivatives(t)
+        return jnp.minimum(t + jnp.maximum(lowest - value, 0) / slope, end)
+
+    start = ((-begin - a) / jnp.maximum(b, finfo.tiny)).max(-1)  # one factor alone is as low there
+    first = lax.fori_loop(0, _NEWTON, newton, jnp.minimum(start, end))
+    _, slope, curvature = derivatives(first)
+    middle = jnp.minimum(first + slope / curvature, end)
+    width = _WIDTH / jnp.sqrt(curvature)
+    low = -jnp.arcsinh((middle - first) / (_BEGIN * width))
+    high = jnp.arcsinh((end - middle) / width)
+    u = low + (high - low) * jnp.linspace(0, 1, _NODES, dtype=a.dtype).reshape(-1, *(1,) * low.ndim)
+    return middle, width * jnp.sinh(u), width * jnp.cosh(u) * (high - low) / (_NODES - 1)
 
 
 def quasi_normal(rng_key: PRNGKey, num_points: int, shape: tuple[int, ...], dim: int, dtype: jnp.dtype) -> Array:
