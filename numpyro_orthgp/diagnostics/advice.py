@@ -130,7 +130,10 @@ def _on_nuts(nuts: Comparison) -> Iterator[str]:
     for name, m in nuts.functions.items():
         ratio = float(np.median(m.ratio))
         if not NARROW < ratio < WIDE or np.median(m.shift) > FAR:
-            yield f"q and NUTS disagree about {name} itself: standard deviations are {ratio:.2f} of NUTS's. Has the fit converged?"
+            why = "Has the fit converged?"
+            if len(nuts.functions) > 1:
+                why = "The guide has different gps independent: where only their sum is seen, judge the sum."
+            yield f"q and NUTS disagree about {name} itself: standard deviations are {ratio:.2f} of NUTS's. {why}"
 
 
 def _on_weights(
