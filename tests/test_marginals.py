@@ -230,7 +230,7 @@ def test_a_small_residual_is_not_lost_beside_a_large_explained_variance():
             r"broadcasts to the shape \(3, 2\) of f\(X\); got \(3,\).*array\[:, None\]",
         ),
         (lambda f, g: f - np.ones(7), ValueError, r"`f\(X\) \+ array` needs an array"),
-        (lambda f, g: f + f, TypeError, r"Marginals \+ Marginals: sums of functions are not kept"),
+        (lambda f, g: f + f, TypeError, r"Marginals \+ Marginals: what is made of two functions needs the covariance"),
         (lambda f, g: f * f, TypeError, r"Marginals \* Marginals"),
         (
             lambda f, g: f @ W,

@@ -56,13 +56,14 @@ def posterior(
 
     :param model: the model that was fitted.
     :param guide: its guide; ``None`` if ``params`` holds values of latent sites, one draw of ``MCMC`` for one.
-    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``.
+    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``. Parameters of the model that are not among them are at
+        their starting values.
     :param args: arguments of the model; the training inputs, or any inputs of the right shape.
     :param rng_key: for the latent sites that the guide draws; default ``jax.random.PRNGKey(0)``.
     :return: a :class:`GPFunction` for each gp, by full name (with the prefix of ``handlers.scope``), and for each observed
         :class:`CollapsedGP`, by the name of its site.
     :raises TypeError: if ``params`` is not a dictionary.
-    :raises ValueError: if it lacks parameters, or values of inducing variables where there is no guide.
+    :raises ValueError: if it lacks parameters of the guide, or values of inducing variables where there is none.
     """
     sites, found = fitted_trace(model, guide, params, args, kwargs, rng_key)
     functions = {name: replace(f, pointwise=False, residual_scale=None) for name, f in found.items()}
@@ -92,16 +93,16 @@ def fitted_trace(
         if guide is not None:
             fitted_guide = handlers.substitute(handlers.seed(guide, guide_key), params)
             guide_trace = handlers.trace(fitted_guide).get_trace(*args, **kwargs)
-            check_params("guide", guide_trace, params)
+            # A residual's v has no say in what is predicted.
+            needed = {name: site for name, site in guide_trace.items() if not name.endswith("_residual_scale")}
+            check_params("guide", needed, params)
         fitted = handlers.substitute(handlers.replay(handlers.seed(model, model_key), guide_trace), params)
         sites = handlers.trace(fitted).get_trace(*args, **kwargs)
-    _check_model(sites, guide_trace, params)
+    _check_known(sites, guide_trace, params)
     return sites, functions
 
 
-def _check_model(sites: dict[str, Any], guide_trace: dict[str, Any], params: Mapping[str, Any]) -> None:
-    if guide_trace:
-        check_params("model", sites, params)
+def _check_known(sites: dict[str, Any], guide_trace: dict[str, Any], params: Mapping[str, Any]) -> None:
     unknown = [n for n, s in sites.items() if site_of(s) is not None and n not in guide_trace and n not in params]
     unknown = [name for name in unknown if not sites[name]["is_observed"]]
     if unknown:

@@ -219,7 +219,7 @@ class Restricted(Kernel):
     :param kernel: a kernel.
     :param dims: the dimensions, an integer or several.
     :raises TypeError: if ``dims`` are not integers.
-    :raises ValueError: if there are none or one twice, and when called if one is out of range.
+    :raises ValueError: if there are none, and when called if one is out of range.
     """
 
     kernel: KernelLike
@@ -233,8 +233,6 @@ class Restricted(Kernel):
             raise TypeError(f"`dims` must be an integer or several, such as [0, 2]; got {dims!r}.") from error
         if not dims:
             raise ValueError("`dims` must name at least one column; got none.")
-        if len(set(dims)) < len(dims):
-            raise ValueError(f"`dims` must name each column once; got {dims}.")
         object.__setattr__(self, "dims", dims)
 
     def columns(self, X: Array) -> Array:
