@@ -86,10 +86,8 @@ def fitted_trace(
         )
     guide_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
     guide_trace: dict[str, Any] = {}
-    with (
-        handlers.block(),
-        collected_functions() as functions,
-    ):  # inside another model its sites are none of that model's
+    # Inside another model these sites are none of that model's.
+    with handlers.block():
         if guide is not None:
             fitted_guide = handlers.substitute(handlers.seed(guide, guide_key), params)
             guide_trace = handlers.trace(fitted_guide).get_trace(*args, **kwargs)
@@ -97,7 +95,8 @@ def fitted_trace(
             needed = {name: site for name, site in guide_trace.items() if not name.endswith("_residual_scale")}
             check_params("guide", needed, params)
         fitted = handlers.substitute(handlers.replay(handlers.seed(model, model_key), guide_trace), params)
-        sites = handlers.trace(fitted).get_trace(*args, **kwargs)
+        with collected_functions() as functions:
+            sites = handlers.trace(fitted).get_trace(*args, **kwargs)
     _check_known(sites, guide_trace, params)
     return sites, functions
 
