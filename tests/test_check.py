@@ -398,6 +398,9 @@ def test_censored_times_beneath_what_wraps_them():
     np.testing.assert_array_equal(censored_of(likelihoods.Mixture(of_draws, jnp.zeros((3, 2)))), censored)
     steps = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), times)
     np.testing.assert_array_equal(censored_of(likelihoods.Stacked(steps)), [censored, censored])
+    scale = dist.transforms.AffineTransform(0.0, 365.0)
+    np.testing.assert_array_equal(censored_of(likelihoods.Transformed(times, scale)), censored)
+    assert censored_of(likelihoods.Transformed(likelihoods.Gaussian(m, 1.0), scale)) is None
 
 
 def test_held_out_arguments():

@@ -477,6 +477,10 @@ def test_joint_draws_are_of_functions(deep, layer):
     many = jax.eval_shape(lambda f: patchwise(f, jnp.ones((1025, D)), **WHERE), layer)
     with pytest.raises(ValueError, match="joint draw at B = 8200 inputs"):
         jax.eval_shape(lambda m: m.draw(jax.random.PRNGKey(0)), many)
+    # Images that share nothing but inducing variables take no factor, so there may be as many as there are.
+    fitting = dataclasses.replace(layer, pointwise=True)
+    draw = jax.eval_shape(lambda f: patchwise(f, jnp.ones((9000, D)), **WHERE).draw(jax.random.PRNGKey(0)), fitting)
+    assert draw.shape == (9000, 16)
 
 
 @pytest.mark.parametrize("max_entries", [2**20, 100], ids=["whole", "blocks"])
