@@ -7,11 +7,12 @@ import sys
 
 import pytest
 
-from benchmarks import accelerator
+from benchmarks import accelerator, ahead_of_time
 from benchmarks.peers import floor, ours, problem
 from benchmarks.peers.__main__ import check
 from benchmarks.peers.contenders import PEERS, TASKS, Contender, tolerance
 from benchmarks.peers.timing import measure
+from tests.pages import run_python
 
 OURS = {task: [c for c in contenders if c.library == "ours"] for task, contenders in TASKS.items()}
 
@@ -84,3 +85,19 @@ def test_accelerator_runs_on_what_there_is():
     assert found["errors"]["bound, this library"] < 1e-4
     assert all(ms > 0 for dtype in ("float32", "float64") for ms in found[dtype].values())
     assert len(found["fits"]) == 2
+
+
+SMALL = ["--sizes", "8", "--pairs", "", "--batch-size", "20", "--num-data", "30"]
+
+
+def test_no_product_is_rounded_by_programs_compiled_ahead_of_time():
+    control, *programs = ahead_of_time.main(SMALL)["float32"].values()
+    assert (control.products, control.rounded, control.tf32) == (1, 1, None) and len(programs) == 2
+    assert all(p.products > 2 and p.rounded == 0 and p.megabytes > 0 for p in programs)
+
+
+def test_programs_for_an_absent_gpu_have_no_tf32():
+    pytest.importorskip("jax_plugins.xla_cuda12")
+    lines = run_python(["-m", "benchmarks.ahead_of_time", "--target", "h100", *SMALL]).splitlines()[-3:]
+    tf32 = [int(line.split()[-1]) for line in lines]
+    assert lines[0].startswith(ahead_of_time.CONTROL) and tf32[0] > 0 and tf32[1:] == [0, 0]

@@ -77,18 +77,24 @@ def with_priors(problem: Problem):
     return numpyro.handlers.lift(model, {"lengthscale": each, "variance": prior, "noise": prior})
 
 
-def training(
-    problem: Problem, sets, residual: str = "prior", jit_init: bool = True, looped: bool = False, **kwargs
-) -> Run:
-    X, y = jnp.asarray(problem.X), jnp.asarray(problem.y)
+def steps(problem: Problem, sets, residual: str = "prior", **kwargs):
+    """``svi.init`` and ``svi.update`` as functions of arrays: ``init(X, y) -> state``, ``update(state, X, y) -> (state, loss)``."""
     kwargs |= {"problem": problem, "sets": sets}
     svi = inference(residual)
 
     def init(X, y):
         return svi.init(jax.random.PRNGKey(0), X, y, init_params=start(problem, sets), **kwargs)
 
+    return init, lambda state, X, y: svi.update(state, X, y, **kwargs)
+
+
+def training(
+    problem: Problem, sets, residual: str = "prior", jit_init: bool = True, looped: bool = False, **kwargs
+) -> Run:
+    X, y = jnp.asarray(problem.X), jnp.asarray(problem.y)
+    init, update = steps(problem, sets, residual, **kwargs)
     state = (jax.jit(init) if jit_init else init)(X, y)
-    return repeat(jax.jit(lambda state, X, y: svi.update(state, X, y, **kwargs)), state, X, y, looped=looped)
+    return repeat(jax.jit(update), state, X, y, looped=looped)
 
 
 def plain_jax(problem: Problem) -> Run:
@@ -171,31 +177,29 @@ def collapsed(problem: Problem, variant: str) -> Run:
     return run
 
 
-def prediction(problem: Problem, variant: str) -> Run:
-    """Means and variances of the fitted function, which is made once. Diagonalized is what peers' caches are."""
-    X, y = jnp.asarray(problem.X), jnp.asarray(problem.y)
+def predictor(problem: Problem, diagonalized: bool):
+    """``fitted(X, y)``, a function fitted to a few rows, and ``moments(f, X)``, its means and variances at many."""
     kwargs = {"problem": problem, "sets": [problem.Z]}
     guide = ogp.AutoSparseGP(model)
     svi = SVI(model, guide, optax.adam(LEARNING_RATE), TraceMeanField_ELBO())
-    few = X[:10], y[:10]
 
-    @jax.jit
-    def init(X, y):
-        return svi.init(jax.random.PRNGKey(0), X, y, init_params=start(problem, [problem.Z]), **kwargs)
+    def fitted(X, y):
+        state = svi.init(jax.random.PRNGKey(0), X, y, init_params=start(problem, [problem.Z]), **kwargs)
+        f = ogp.posterior(model, guide, svi.get_params(state), X, y, **kwargs)["f"]
+        return f.diagonalized() if diagonalized else f
 
-    params = svi.get_params(init(*few))
-
-    @jax.jit
-    def fitted(params):
-        f = ogp.posterior(model, guide, params, *few, **kwargs)["f"]
-        return f.diagonalized() if variant.endswith("diagonalized") else f
-
-    f = fitted(params)
-
-    @jax.jit
     def moments(f, X):
         marginals = f(X)
         return marginals.mean, marginals.variance
+
+    return fitted, moments
+
+
+def prediction(problem: Problem, variant: str) -> Run:
+    """Means and variances of the fitted function, which is made once. Diagonalized is what peers' caches are."""
+    X, y = jnp.asarray(problem.X), jnp.asarray(problem.y)
+    fitted, moments = map(jax.jit, predictor(problem, variant.endswith("diagonalized")))
+    f = fitted(X[:10], y[:10])
 
     def run(num: int) -> float:
         for _ in range(num):
