@@ -224,6 +224,15 @@ def test_starts():
     assert_same_bits(typed.losses, first.losses)
 
 
+def test_starts_that_no_parameter_has_are_warned_of():
+    start = {"loc": jnp.ones(3), "lok": jnp.ones(3)}
+    with pytest.warns(UserWarning, match=r"`init_params` has 'lok', of which .*They have 'loc'\."):
+        fit(make(), num_steps=1, init_params=start)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(make(), num_steps=1, init_params={"loc": jnp.ones(3)})
+
+
 # ---------------------------------------------------------------- stopping
 
 

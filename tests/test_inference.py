@@ -334,6 +334,25 @@ def test_init_params_start_from_given_values(xy):
         np.testing.assert_allclose(params[name], value, rtol=1e-10)
 
 
+def test_parameters_of_another_number_of_points_are_refused(xy):
+    X, y = xy
+    guide = ogp.AutoSparseGP(regression)
+    svi = SVI(regression, guide, optax.adam(0.02), TraceMeanField_ELBO())
+    message = r"`f.u0_{}` must have shape {}, that of the model's inducing variables; got {}"
+    with pytest.raises(ValueError, match=message.format("loc", r"\(5,\)", r"\(3,\)")):
+        svi.init(jax.random.PRNGKey(0), X, y, init_params={"f.u0_loc": jnp.zeros(3)})
+    params = svi.get_params(svi.init(jax.random.PRNGKey(0), X, y))
+    with pytest.raises(ValueError, match=message.format("scale_tril", r"\(5, 5\)", r"\(6, 6\)")):
+        ogp.posterior(regression, guide, params | {"f.u0_scale_tril": jnp.eye(6)}, X, y)
+
+
+def test_a_guide_that_is_none(xy):
+    X, y = xy
+    mcmc = MCMC(NUTS(regression), num_warmup=1, num_samples=1, progress_bar=False)
+    with pytest.raises(TypeError, match=r"`guide` must be the guide that was fitted, or None .*; got MCMC\."):
+        ogp.posterior(regression, mcmc, {}, X, y)
+
+
 def test_posterior_of_a_random_hyper_guide_maps_over_keys(xy):
     X, y = xy
     guide = ogp.AutoSparseGP(regression, hyper=AutoNormal)

@@ -152,7 +152,13 @@ def _family(name: str, shape: tuple[int, ...], covariance: str, natural: bool, s
     def declare(suffix: str, start: Array, constraint: Any) -> Array:
         # With the prior's covariance the natural gradient is the gradient, for any optimizer to follow.
         own = natural and covariance != "prior"
-        return numpyro.param(f"{name}_{suffix}", start, constraint=natural_constraint if own else constraint)
+        value = numpyro.param(f"{name}_{suffix}", start, constraint=natural_constraint if own else constraint)
+        if jnp.shape(value) != start.shape:
+            raise ValueError(
+                f"`{name}_{suffix}` must have shape {start.shape}, that of the model's inducing variables; got {jnp.shape(value)}. "
+                "Parameters (`init_params`, a result's) of another number of points?"
+            )
+        return value
 
     loc = declare("loc", jnp.zeros(shape, dtype), constraints.real)
     if covariance == "full":

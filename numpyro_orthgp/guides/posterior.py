@@ -62,7 +62,7 @@ def posterior(
     :param rng_key: for the latent sites that the guide draws; default ``jax.random.PRNGKey(0)``.
     :return: a :class:`GPFunction` for each gp, by full name (with the prefix of ``handlers.scope``), and for each observed
         :class:`CollapsedGP`, by the name of its site.
-    :raises TypeError: if ``params`` is not a dictionary.
+    :raises TypeError: if ``params`` is not a dictionary, or ``guide`` cannot be called.
     :raises ValueError: if it lacks parameters of the guide, or values of inducing variables where there is none.
     """
     sites, found = fitted_trace(model, guide, params, args, kwargs, rng_key)
@@ -79,6 +79,11 @@ def fitted_trace(
     rng_key: PRNGKey | None = None,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, GPFunction]]:
     """The sites of a fitted model as it sees its guide, and the functions of its ``gp`` statements, as they are while fitting."""
+    if not (guide is None or callable(guide)):
+        raise TypeError(
+            f"`guide` must be the guide that was fitted, or None where `params` holds values; got {type(guide).__name__}. For a draw of "
+            "MCMC: posterior(model, None, {name: values[i] for name, values in mcmc.get_samples().items()}, ...)."
+        )
     if not isinstance(params, Mapping):
         raise TypeError(
             "`params` must be a dictionary of parameters by their names, result.params or svi.get_params(state); got "

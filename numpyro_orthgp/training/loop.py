@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def fit(
     :param batch_size: rows of a step; by default all N.
     :param num_epochs: how often to go through the data: ceil(num_epochs N / batch_size) steps.
     :param num_steps: number of steps; exactly one of the two is given.
-    :param init_params: values of parameters to start from, as for ``SVI.init``.
+    :param init_params: values of parameters to start from, as for ``SVI.init``; names that no parameter has are warned of.
     :param init_state: an ``SVIState`` to start from; a checkpoint comes before it.
     :param steps_per_call: the most steps that the device takes before Python looks after checkpoints, the bar and Ctrl-C. By
         default about half a second's, at most 1000, and at most 16 MB of batches.
@@ -197,7 +198,19 @@ def _start(
     if state is None or getattr(svi, "constrain_fn", None) is None:
         made = initial_state(svi, rng_key, batches.first(), init_params, kwargs)
         state = made if state is None else state
+        _warn_of_unknown(init_params or {}, svi.get_params(made))
     return strongly_typed(state)
+
+
+def _warn_of_unknown(init_params: dict[str, Any], params: dict[str, Any]) -> None:
+    unknown = [name for name in init_params if name not in params]
+    if unknown:
+        warnings.warn(
+            f"`init_params` has {', '.join(map(repr, unknown))}, of which model and guide have no parameter, so nothing starts there. "
+            f"They have {', '.join(map(repr, sorted(params)))}.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _plan(num_steps: int, periods: list[int], steps_per_call: int | None, batches: Batches, devices: Devices) -> Plan:
