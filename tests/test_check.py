@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
@@ -20,7 +21,7 @@ from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.diagnostics import comparison
 from numpyro_orthgp.diagnostics.calibration import Calibration, with_held_out
 from numpyro_orthgp.diagnostics.convergence import convergence_of
-from numpyro_orthgp.diagnostics.sites import censored_of, mask_of
+from numpyro_orthgp.diagnostics.sites import are_classes, censored_of, mask_of
 from numpyro_orthgp.diagnostics.words import percent
 from numpyro_orthgp.math.cholesky import inverse_cholesky, rescue_jitter
 from tests import oracles, problems
@@ -130,6 +131,20 @@ def test_mean_only_points(sets):
     assert len(said) == 1 and "drop_sets" not in said[0]
 
 
+def test_sets_where_the_prior_has_no_variance():
+    """A linear function at zero: nothing is left to explain, and a second set does not."""
+
+    def model(X, y):
+        f = ogp.gp("f", kernels.Linear(1.0), [jnp.array([[0.5]]), jnp.array([[0.0]])])
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), NOISE), obs=y)
+
+    X, qs = jnp.array([[0.0], [1.0], [2.0]]), [(np.zeros(1), np.eye(1))] * 2
+    health = ogp.check(model, ogp.AutoSparseGP(model), problems.q_params(qs), X, X[:, 0], num_samples=25).functions["f"]
+    np.testing.assert_allclose([s.explained for s in health.sets], [1, 0], atol=1e-9)
+    np.testing.assert_allclose(health.residual, 0, atol=1e-9)
+
+
 @pytest.mark.parametrize("own_kernels", [False, True])
 def test_several_functions(own_kernels):
     rng = np.random.default_rng(4)
@@ -160,6 +175,32 @@ def test_what_cannot_be_seen_is_said():
     report = ogp.check(hidden, ogp.AutoSparseGP(hidden), params, X, jnp.arange(6), X[:2], num_samples=25)
     assert report.functions["f"].residual is None and np.isnan(report.functions["f"].sets[0].explained)
     assert "inputs: not known" in str(report)
+
+
+def regression(X, y, Z):
+    f = ogp.gp("f", kernels.RBF(0.9), Z, jitter=0.0)
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(X), NOISE), obs=y)
+
+
+GUIDES = {
+    "values only": (ogp.AutoSparseGP(regression, analytic=False), {"f.u0_loc": (2,), "f.u0_scale_tril": (2, 2)}),
+    "AutoNormal": (AutoNormal(regression), {"f.u0_auto_loc": (2,), "f.u0_auto_scale": (2,)}),
+}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_guides_that_hand_over_no_gaussian(name):
+    """Their divergence is not known, all else is."""
+    guide, shapes = GUIDES[name]
+    params = {n: jnp.eye(*shape) if len(shape) == 2 else jnp.ones(shape) for n, shape in shapes.items()}
+    X, Z = jnp.linspace(-1, 1, 6)[:, None], jnp.array([[-1.0], [0.5]])
+    report = ogp.check(regression, guide, params, X, X[:, 0], Z, num_samples=25)
+    k, (only,) = oracles.rbf(1.0, 0.9), report.functions["f"].sets
+    A = np.linalg.solve(np.linalg.cholesky(k(Z, Z)), k(Z, X))
+    np.testing.assert_allclose(only.explained, (A**2).sum(0).mean(), rtol=1e-8)
+    assert np.isnan(only.divergence) and "nan" not in str(report)
+    assert not any("does nothing" in line for line in report.advice)
 
 
 def test_collapsed_regression():
@@ -251,6 +292,38 @@ def test_a_learned_v_without_a_say_is_left_out():
     found = ogp.check(model, guide, params, X, X[:, 0], jnp.arange(6), num_samples=25).residual_scales
     assert found.keys() == {"y", "g", "h"}
     assert found["y"].shape == (6,) and found["g"] == pytest.approx(0.6) and found["h"] == pytest.approx(0.5)
+
+
+def test_scales_of_points_in_steps_and_of_particles():
+    """What gives no draws of its functions: the learned v has no say there either."""
+
+    def model(X, y):
+        f, g, h = (ogp.gp(name, kernels.RBF(0.7), X[::3], jitter=0.0) for name in "fgh")
+
+        def step(carry, row):
+            numpyro.sample("y", likelihoods.Gaussian(f(row[0]), row[2]), obs=row[1])
+            return carry, None
+
+        scan(step, None, (X.reshape(2, 3, 1), y.reshape(2, 3), jnp.array([NOISE, 2 * NOISE])))
+        with numpyro.plate("data", len(X)):
+            m, log_weights = ogp.DeepGP([g, h]).particles(X, 4)
+            numpyro.sample("deep", likelihoods.Mixture(likelihoods.Gaussian(m, NOISE), log_weights), obs=y)
+
+    params = {
+        f"{name}.u0_{part}": v for name in "fgh" for part, v in (("loc", jnp.zeros(2)), ("scale_tril", jnp.eye(2)))
+    }
+    params |= {f"{name}_residual_scale": jnp.asarray(v) for name, v in (("f", 1.0), ("g", 0.6), ("h", 1.0))}
+    X = jnp.linspace(-1, 1, 6)[:, None]
+    found = ogp.check(model, ogp.AutoSparseGP(model, residual="tight"), params, X, X[:, 0], num_samples=25)
+    found = found.residual_scales
+    assert found.keys() == {"y", "deep", "g"} and found["g"] == pytest.approx(0.6) and found["deep"].shape == (6, 4)
+    r = np.diag(
+        oracles.residual_covariance(
+            oracles.rbf(1.0, 0.7), problems.oracle_sets([X[::3]], [(np.zeros(2), np.eye(2))]), X
+        )
+    )
+    noise = np.array([[NOISE], [2 * NOISE]])
+    np.testing.assert_allclose(found["y"], 1 / (1 + r.reshape(2, 3) / noise**2), rtol=1e-8)
 
 
 # ---- held-out data
@@ -403,6 +476,66 @@ def test_censored_times_beneath_what_wraps_them():
     assert censored_of(likelihoods.Transformed(likelihoods.Gaussian(m, 1.0), scale)) is None
 
 
+CLASSES = {
+    "own": lambda m: likelihoods.Categorical(m),
+    "general": lambda m: ogp.Likelihood(m, lambda f: dist.Categorical(logits=f)),
+    "NumPyro's": lambda m: dist.Categorical(logits=m.mean),
+    "events": lambda m: ogp.Likelihood(m, lambda f: dist.Categorical(logits=f)).expand([9]).to_event(1),
+    "steps": lambda m: likelihoods.Stacked(jax.tree.map(lambda leaf: leaf[None], likelihoods.Categorical(m))),
+    "mixture": lambda m: likelihoods.Mixture(likelihoods.Categorical(m), jnp.zeros((9, 1))),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_classes_have_no_order_whatever_wraps_them(name):
+    m = ogp.Marginals(*(jnp.ones((9, 3)) for _ in range(3)))
+    assert are_classes(CLASSES[name](m))
+
+
+def test_what_has_an_order():
+    m = ogp.Marginals(*(jnp.ones(9) for _ in range(3)))
+    ordinal = likelihoods.Ordinal(m, jnp.array([0.0, 1.0]))
+    mixed = likelihoods.Mixture(ordinal, jnp.zeros((9, 1)))
+    logistic = ogp.Likelihood(m, lambda f: dist.OrderedLogistic(f, jnp.array([0.0, 1.0])))
+    for fn in (ordinal, mixed, logistic, likelihoods.Poisson(m), dist.Normal(m.mean, 1.0)):
+        assert not are_classes(fn)
+
+
+def test_predictions_of_classes_by_particles():
+    def model(X, y):
+        f = ogp.gp("f", kernels.RBF(0.7), X[:2], num_latents=3)
+        with numpyro.plate("data", len(X)):
+            m, log_weights = ogp.DeepGP([f]).particles(X, 2)
+            numpyro.sample("y", likelihoods.Mixture(likelihoods.Categorical(m), log_weights), obs=y)
+
+    X, y = jnp.linspace(-1, 1, 6)[:, None], jnp.arange(6) % 3
+    params = {"f.u0_loc": jnp.zeros((3, 2)), "f.u0_scale_tril": jnp.stack([jnp.eye(2)] * 3)}
+    report = ogp.check(model, ogp.AutoSparseGP(model), params, X, y, num_samples=25, held_out=(X, y))
+    assert report.held_out["y"].pit is None and report.held_out["y"].log_density.shape == (6,)
+    assert "classes have no order" in str(report)
+
+
+def test_outputs_that_are_masked_as_a_whole():
+    def model(X, y, seen):
+        f = ogp.gp("f", kernels.RBF(0.7), X[:2])
+        with numpyro.plate("data", len(X)):
+            for name, mask in seen.items():
+                numpyro.sample(name, likelihoods.Gaussian(f(X), NOISE).mask(mask), obs=y)
+
+    X = jnp.linspace(-1, 1, 6)[:, None]
+    none, some = np.zeros(6, bool), np.arange(6) > 1
+    args = model, ogp.AutoSparseGP(model), problems.q_params([(np.zeros(2), np.eye(2))]), X, X[:, 0]
+
+    def checked(seen):
+        return ogp.check(*args, {"a": some, "b": some}, held_out={"seen": seen}, num_samples=25)
+
+    report = checked({"a": none, "b": some})
+    assert report.held_out.keys() == {"b"} and len(report.held_out["b"].pit) == 4
+    assert "held out, 4 of b" in str(report) and "of a:" not in str(report)
+    with pytest.raises(ValueError, match=r"`held_out` must hold observations; got masks that hide all of 'a', 'b'"):
+        checked({"a": none, "b": none})
+
+
 def test_held_out_arguments():
     def model(X, y=None, *, N, Z=0):
         pass
@@ -532,6 +665,15 @@ def test_nuts_integrates_missing_outputs_out():
     found, sites = log_density(left, args, {}, values)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert "y_unobserved" not in sites
+
+
+def test_functions_that_are_known_somewhere():
+    """A linear function at zero: neither q nor NUTS has a variance there, which is no difference."""
+    moments = comparison.Moments(
+        *map(np.array, ([0.0, 1.0, 0.0, 3.0], [0.0, 1.0, 1.0, 2.0], [0.0] * 4, [0.0, 2.0, 0.0, 2.0]))
+    )
+    np.testing.assert_array_equal(moments.ratio, [1.0, 0.5, np.inf, 1.0])
+    np.testing.assert_array_equal(moments.shift, [0.0, 0.5, 0.0, 1.5])
 
 
 @pytest.mark.slow

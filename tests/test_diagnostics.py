@@ -16,7 +16,7 @@ from scipy import stats
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
-from numpyro_orthgp.diagnostics import ParetoK, replay, sites
+from numpyro_orthgp.diagnostics import ParetoK, importance, replay, sites
 from tests import oracles, problems
 
 with warnings.catch_warnings():
@@ -291,6 +291,50 @@ def test_single_entries_that_are_masked(rng, likelihood):
     matplotlib.pyplot.close("all")
 
 
+def gaps(X, y, seen, Z, own=dist.Normal):
+    """A covariate with gaps: its missing values are no outputs, since y depends on them."""
+    with numpyro.plate("rows", len(X)):
+        x = numpyro.sample("x", own(jnp.zeros(len(X)), 1.5), obs=X, obs_mask=seen)
+    f = ogp.gp("f", 1.3 * kernels.RBF(0.9), Z, jitter=0.0)
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(x[:, None]), NOISE), obs=y)
+
+
+def gaps_guide(X, y, seen, *others):
+    numpyro.sample("f.u0", dist.Normal(jnp.array([0.2, -0.1]), 0.7).to_event(1))
+    with numpyro.plate("rows", len(X)):
+        numpyro.sample("x_unobserved", dist.Normal(X + 0.3, 0.1).mask(~seen))
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_gaps_of_a_covariate_are_latent(rng, by_hand):
+    X, Z, seen = rng.uniform(-2, 2, 6), np.array([[-1.0], [1.0]]), np.arange(6) % 3 > 0
+    y = np.sin(X)
+    args = *map(jnp.asarray, (X, y, seen)), Z
+    params = {} if by_hand else {"f.u0_loc": jnp.array([0.2, -0.1]), "f.u0_scale_tril": 0.7 * jnp.eye(2)}
+    guide = gaps_guide if by_hand else ogp.AutoSparseGP(gaps)
+    data = ogp.to_arviz(gaps, guide, params, *args, num_samples=300)
+    u, drawn = values(data, "posterior", "f.u0"), values(data, "posterior", "x_unobserved")
+    q = stats.norm(X + 0.3, 0.1) if by_hand else stats.norm(np.zeros(6), 1.5)
+    assert stats.kstest(q.cdf(drawn).ravel(), "uniform").pvalue > 1e-3
+    for s in (0, 299):
+        x = np.where(seen, X, drawn[s])
+        mean, var = given_draw([Z], [u], s, x[:, None], oracles.rbf(1.3, 0.9))
+        log_lik = stats.norm.logpdf(y, mean, np.sqrt(var + NOISE**2))
+        np.testing.assert_allclose(values(data, "log_likelihood", "y")[s], log_lik, rtol=1e-8)
+        prior = stats.norm.logpdf(u[s]).sum() + stats.norm(0, 1.5).logpdf(x).sum()
+        np.testing.assert_allclose(values(data, "sample_stats", "lp")[s], prior + log_lik.sum(), rtol=1e-8)
+        log_q = stats.norm.logpdf(u[s], [0.2, -0.1], 0.7).sum() + q.logpdf(drawn[s])[~seen].sum()
+        np.testing.assert_allclose(values(data, "sample_stats", "log_q")[s], log_q, rtol=1e-8)
+    assert set(data["log_likelihood"].data_vars) == {"x", "y"} and "X" not in data["constant_data"].data_vars
+    if by_hand:
+        match = "Other sites depend on 'x_unobserved', where nothing is observed"
+        with pytest.raises(ValueError, match=match):
+            ogp.khat(
+                gaps, guide, params, *args, lambda loc, scale: likelihoods.Gaussian(ogp.Marginals(*[loc] * 3), scale)
+            )
+
+
 def two_columns(X, y):
     """Two outputs, each of its own latent function of one gp."""
     f = ogp.gp("f", kernels.Matern52(0.5), jnp.asarray([[-1.0], [1.0]]), num_latents=2)
@@ -436,6 +480,40 @@ def test_weights_of_the_exact_posterior_are_the_evidence(rng):
     wide = khat(1.1)  # heavier tails than the posterior's, so weights are bounded
     assert wide.khat < 0.5 and 250 < wide.ess < 500
     np.testing.assert_allclose(np.log(np.exp(wide.log_weights - exact.log_weights.mean()).mean()), 0, atol=0.2)
+
+
+def smoothed_by_hand(log_weights):
+    """k-hat and effective sample size by the formulas of Zhang and Stephens 2009 and Vehtari et al. 2024."""
+    x = log_weights - log_weights.max()
+    S, order = len(x), np.argsort(x)
+    tail, cut = order[-(M := int(np.ceil(min(S / 5, 3 * np.sqrt(S))))) :], np.exp(x[order[-M - 1]])
+    over = np.exp(x[tail]) - cut
+    m = 30 + int(np.sqrt(M))
+    j = np.arange(1, m + 1)
+    theta = 1 / over[-1] + (1 - np.sqrt(m / (j - 0.5))) / (3 * over[int(M / 4 + 0.5) - 1])
+    k = np.log1p(-theta[:, None] * over).mean(1)
+    likelihood = M * (np.log(-theta / k) - k - 1)
+    theta = theta @ np.exp(likelihood - np.logaddexp.reduce(likelihood))
+    k = np.log1p(-theta * over).mean()
+    sigma, k = -k / theta, (M * k + 5) / (M + 10)
+    x[tail] = np.minimum(np.log(stats.genpareto(k, cut, sigma).ppf((np.arange(M) + 0.5) / M)), 0)
+    return k, np.exp(x).sum() ** 2 / np.exp(2 * x).sum()
+
+
+@pytest.mark.parametrize("num", [25, 400, 2500])  # of which a fifth, or the root, is a whole number
+@pytest.mark.parametrize("law", [stats.norm(), stats.t(3, scale=2), stats.uniform(), stats.expon()])
+def test_khat_by_its_formulas(num, law):
+    log_weights = law.rvs(num, random_state=1)
+    found = importance._smoothed(3.0 + log_weights, np.full(num, 3.0), 1e-16)
+    np.testing.assert_allclose((found.khat, found.ess), smoothed_by_hand(log_weights), rtol=1e-6)
+
+
+def test_largest_weights_that_are_equal():
+    """Bounded weights with nothing above the bound, as of draws that are impossible under the model beside equal ones."""
+    for lower, ess in ((-np.inf, 900), (-1.0, (900 + 100 / np.e) ** 2 / (900 + 100 / np.e**2))):
+        found = importance._smoothed(np.where(np.arange(1000) < 100, lower, 0.0), np.zeros(1000), 1e-16)
+        assert found.khat == -np.inf and "good" in str(found)
+        np.testing.assert_allclose(found.ess, ess)
 
 
 def test_khat_says_what_it_means():
@@ -593,6 +671,23 @@ def test_errors(solvegp, mcmc, rng):
         ogp.to_arviz(collapsed, point, {}, *args)
     with pytest.raises(ValueError, match="the same point each time"):
         ogp.khat(collapsed, point, {}, *args)
+
+
+def test_inducing_variables_that_are_given_are_no_output():
+    def model(X, y):
+        shift, f = numpyro.sample("shift", dist.Normal()), ogp.gp("f", kernels.RBF(0.9), X[:2])
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X) + shift, NOISE), obs=y)
+
+    X, u = jnp.linspace(-1, 1, 6)[:, None], jnp.array([0.5, -0.2])
+    given = numpyro.handlers.condition(model, {"f.u0": u})
+    params = {"shift_auto_loc": jnp.zeros(()), "shift_auto_scale": jnp.ones(())}
+    data = ogp.to_arviz(given, AutoNormal(given), params, X, X[:, 0], num_samples=5)
+    for group in ("log_likelihood", "posterior_predictive", "observed_data"):
+        assert set(data[group].data_vars) == {"y"}
+    prior = stats.norm.logpdf(u).sum() + stats.norm.logpdf(values(data, "posterior", "shift"))
+    lp = prior + values(data, "log_likelihood", "y").sum(-1)
+    np.testing.assert_allclose(values(data, "sample_stats", "lp"), lp, rtol=1e-10)
 
 
 def coin(y):

@@ -15,9 +15,8 @@ from jax.scipy.special import logsumexp
 from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, output_key
 from numpyro_orthgp.diagnostics.replay import Replay, look
-from numpyro_orthgp.diagnostics.sites import censored_of, mask_of, predictive_draw
-from numpyro_orthgp.likelihoods import Categorical
-from numpyro_orthgp.likelihoods.base import log_predictive, unwrap
+from numpyro_orthgp.diagnostics.sites import are_classes, censored_of, mask_of, predictive_draw
+from numpyro_orthgp.likelihoods.base import log_predictive
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["LEVELS", "Calibration", "calibrate", "with_held_out"]
@@ -91,15 +90,15 @@ def calibrate(
     num_samples: int,
     rng_key: PRNGKey,
 ) -> dict[str, Calibration]:
-    """Look at the predictions of each output.
+    """Look at the predictions of each output of which anything is not masked.
 
     :param args: arguments of the model: the held-out data, with observations. A plate may be larger than they are.
-    :raises ValueError: if a plate picks rows of them at random.
+    :raises ValueError: if a plate picks rows of them at random, or all of them are masked.
     """
     draw_key, model_key, tie_key = jax.random.split(rng_key, 3)
     arguments = Arguments(args, kwargs)
     source = GuideDraws(guide, params, arguments, draw_key)
-    layout = look(model, arguments, params, source.shapes, fitted=True, whole=False)
+    layout = look(model, arguments, source, fitted=True, whole=False)
     replay = Replay(model, arguments, source.draw(num_samples), layout)
     drawn = replay.map(lambda sites, functions, key: _predict(sites, key, layout), model_key)
     observed, again = replay.ends(lambda sites, functions, key: _observed(sites, layout), model_key)
@@ -109,9 +108,16 @@ def calibrate(
                 f"The observations of `{name}` differ from one run of the model to the next: a plate picks rows at random. Give it "
                 "the number of held-out rows as its size: held_out={'X': X_test, 'y': y_test, 'N': len(X_test)}."
             )
+    seen = {name for name, (_, mask) in observed.items() if np.any(mask)}
+    if not seen:
+        raise ValueError(
+            f"`held_out` must hold observations; got masks that hide all of {', '.join(map(repr, observed))}. Held-out data have a "
+            "mask of their own: held_out={'X': X_test, 'y': y_test, 'mask': mask_test}."
+        )
     return {
         name: _calibration(below, equal, log_density, observed[name][1], jax.random.fold_in(tie_key, i))
         for i, (name, (below, equal, log_density)) in enumerate(drawn.items())
+        if name in seen
     }
 
 
@@ -120,7 +126,7 @@ def _predict(sites: Trace, rng_key: PRNGKey, layout: Layout) -> dict[str, tuple[
     found: dict[str, tuple[Array | None, Array | None, Array]] = {}
     for i, output in enumerate(layout.outputs):
         fn, y = sites[output.site]["fn"], sites[output.site]["value"]
-        if isinstance(unwrap(fn)[0], Categorical):
+        if are_classes(fn):
             below, equal = None, None
         else:
             new = predictive_draw(fn, output_key(rng_key, i))

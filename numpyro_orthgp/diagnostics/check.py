@@ -94,7 +94,7 @@ def check(
     draw_key, model_key, test_key, nuts_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key, 4)
     arguments = Arguments(args, kwargs)
     source = GuideDraws(guide, params, arguments, draw_key)
-    layout = look(model, arguments, params, source.shapes, fitted=True)
+    layout = look(model, arguments, source, fitted=True)
     if held_args is not None and layout.collapsed:
         raise ValueError(
             f"`held_out` is for outputs that are independent given the functions. Those of `{layout.collapsed[0]}`, a "

@@ -38,12 +38,12 @@ class Moments:
     @property
     def shift(self) -> np.ndarray:
         """How far the means are apart, in standard deviations of NUTS."""
-        return np.abs(self.loc_q - self.loc) / self.scale
+        return _relative(np.abs(self.loc_q - self.loc), self.scale, same=0.0)
 
     @property
     def ratio(self) -> np.ndarray:
         """Standard deviations of the guide over those of NUTS."""
-        return self.scale_q / self.scale
+        return _relative(self.scale_q, self.scale, same=1.0)
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,12 @@ def _picked(rng_key: PRNGKey) -> Callable[[Array], Array]:
         return X if len(X) <= MAX_POINTS else X[jnp.sort(rows)]
 
     return pick
+
+
+def _relative(value: np.ndarray, scale: np.ndarray, same: float) -> np.ndarray:
+    """The quotient; ``same`` where both vanish, as they do where a function is known: a linear one at zero."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((value == 0) & (scale == 0), same, value / scale)
 
 
 def _moments(q: Array, exact: Array) -> Moments:

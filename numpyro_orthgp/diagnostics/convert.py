@@ -68,7 +68,8 @@ def to_arviz(
     * ``observed_data``, and ``constant_data``: inputs ``X`` (``f_X`` where functions have different ones), the model's parameters
       under their names, and inducing points that are not among those, ``f.u0_points``.
 
-    Masked and missing outputs are left out of all groups but the posterior: the axis of the others is ``y_observed``. Single
+    Masked and missing outputs are left out of all groups but the posterior: the axis of the others is ``y_observed``. Missing
+    values on which other sites depend, as gaps of a covariate that ``obs_mask`` fills, are latent, ``x_unobserved``. Single
     entries of a y, masked beneath ``to_event``, are NaN, and ``log_likelihood`` is that of its other entries. "/" in names, as
     ``scope`` writes them, become ".", since ArviZ keeps groups apart by "/".
 
@@ -110,7 +111,7 @@ def to_arviz(
     draw_key, model_key, constant_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key, 3)
     arguments = Arguments(args, kwargs)
     source = _source(guide, params, arguments, num_samples, draw_key)
-    layout = look(model, arguments, source.params, source.shapes, fitted=isinstance(source, GuideDraws))
+    layout = look(model, arguments, source, fitted=isinstance(source, GuideDraws))
     if layout.collapsed and (posterior_predictive or log_likelihood):
         raise ValueError(
             f"The outputs of `{layout.collapsed[0]}`, a CollapsedGP, are not independent given a draw. For its "
@@ -169,7 +170,7 @@ def _visit(
     values = {name: function_draw(f, X, key) for name, f, X, key in at_data}
     drawn = [(f, X, values[name]) for name, f, X, _ in at_data]
     return {
-        "lp": log_joint(sites),
+        "lp": log_joint(sites, layout.hidden),
         "functions": values,
         "deterministic": {name: sites[name]["value"] for name in layout.deterministic},
         "posterior_predictive": {

@@ -46,6 +46,10 @@ class Draws:
         """Shapes of one draw."""
         return {name: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for name, v in self.values.items()}
 
+    def first(self) -> dict[str, Array]:
+        """One draw."""
+        return {name: v[0] for name, v in self.values.items()}
+
 
 class Arguments:
     """The arguments of a model, split into what is compiled as input and what stays as it is.
@@ -79,6 +83,10 @@ class GuideDraws:
             with handlers.block():
                 handlers.substitute(handlers.seed(guide, rng_key), params)(*args, **kwargs)
         self.shapes: dict[str, Any] = jax.eval_shape(self._draw, arguments.arrays, params, rng_key)[0]
+
+    def first(self) -> dict[str, Array]:
+        """One draw."""
+        return jax.jit(self._draw)(self.arguments.arrays, self.params, self.rng_key)[0]
 
     def draw(self, num_samples: int) -> Draws:
         """Values of all sites, and the log density of each."""

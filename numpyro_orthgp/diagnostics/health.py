@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.diagnostics.draws import Arguments
-from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data
+from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data, is_marginals
 from numpyro_orthgp.guides.posterior import fitted_trace
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.likelihoods.base import unwrap
+from numpyro_orthgp.likelihoods.stacked import Stacked
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import rescue_jitter
 from numpyro_orthgp.math.gaussian import kl_from_prior
@@ -34,7 +35,8 @@ class SetHealth:
 
     :param name: its site, ``f.u0``.
     :param num: number of inducing variables M, of each latent function.
-    :param divergence: KL[q || prior] in nats, of all latent functions: zero for a set that does nothing.
+    :param divergence: KL[q || prior] in nats, of all latent functions: zero for a set that does nothing; NaN where the
+        guide hands over no Gaussian.
     :param pivots: variance of each variable given all before it, jitter included, relative to the mean of the kernel's diagonal;
         shape (M,) or (P, M). The square roots are the diagonal of the Cholesky factor.
     :param jitter: relative jitter of the policy, or the one that :func:`~numpyro_orthgp.gp` was given.
@@ -128,16 +130,32 @@ def residual_scales(
     def collect(arrays: Any, params: Any) -> dict[str, Array]:
         sites, functions = fitted_trace(model, guide, params, *arguments.join(arrays), rng_key)
         outputs = {o.name: unwrap(sites[o.site]["fn"])[0] for o in layout.outputs}
-        closed = {name: fn.residual_scale for name, fn in outputs.items() if getattr(fn, "closed_form", False)}
+        closed = {name: v for name, fn in outputs.items() if (v := _scales_of_points(fn)) is not None}
+        sources = {name: layout.sources[name] | _named(fn, functions) for name, fn in outputs.items()}
         # In closed form the learned v has no say: of a function that nothing else sees it stays where it starts.
-        others = {f for name in outputs if name not in closed for f in layout.sources[name]}
-        idle = {f for name in closed for f in layout.sources[name]} - others
+        others = {f for name in outputs if name not in closed for f in sources[name]}
+        idle = {f for name in closed for f in sources[name]} - others
         return closed | {
             n: f.residual_scale for n, f in functions.items() if f.residual_scale is not None and n not in idle
         }
 
     found = jax.jit(collect)(arguments.arrays, params)
     return {name: np.asarray(v) for name, v in found.items()}
+
+
+def _scales_of_points(fn: Any) -> Array | None:
+    """The v of each point, where a likelihood knows it in closed form."""
+    if isinstance(fn, Stacked):
+        closed = getattr(fn.steps, "closed_form", False)
+        return jax.vmap(lambda step: step.residual_scale)(fn.steps) if closed else None
+    return fn.residual_scale if getattr(fn, "closed_form", False) else None
+
+
+def _named(fn: Any, functions: Mapping[str, GPFunction]) -> set[str]:
+    """Functions beneath a likelihood also where marginals have lost what draws them, as those of ``scan`` and of particles have."""
+    beneath = [m.names for m in jax.tree.leaves(fn, is_leaf=is_marginals) if is_marginals(m)]
+    prefixes = {names.prefix for names in beneath if names is not None}
+    return {name for name, f in functions.items() if f.names is not None and f.names.prefix in prefixes}
 
 
 def _factors(f: GPFunction) -> list[tuple[Array, Array, Array, Array]]:
@@ -148,7 +166,8 @@ def _factors(f: GPFunction) -> list[tuple[Array, Array, Array, Array]]:
         scale = jitter_scale(diagonal(K))
         C = conditional_covariance(K, block.before, block.jitter)
         pivots = 1 / (diagonal(block.whitener) ** 2 * scale[..., None])
-        found.append((kl_from_prior(q), pivots, block.jitter.max(-1) / scale, rescue_jitter(C, scale)))
+        divergence = jnp.asarray(jnp.nan) if q.covariance == "value" else kl_from_prior(q)
+        found.append((divergence, pivots, block.jitter.max(-1) / scale, rescue_jitter(C, scale)))
     return found
 
 
@@ -158,8 +177,9 @@ def _shares(f: GPFunction, X: Array) -> tuple[Array, Array]:
     def at(X: Array) -> tuple[Array, Array, Array]:
         A = f.project(X)
         prior = f.kernel(X)
-        # Where the prior has no variance nothing is left to explain.
-        shares = jnp.stack([jnp.where(prior > 0, jnp.sum(Ai**2, -2) / prior, 1 / len(A)) for Ai in A], -2)
+        # Where the prior has no variance nothing is left to explain, least of all by sets after the first.
+        parts = [jnp.where(prior > 0, jnp.sum(Ai**2, -2) / prior, float(i == 0)) for i, Ai in enumerate(A)]
+        shares = jnp.stack(parts, -2)
         mean, own = f.mean([InducingPoints(X)], A), replace(f, shift=None).mean([InducingPoints(X)], A)
         return jnp.moveaxis(shares, -1, 0).swapaxes(1, -1), mean.T, (mean - own).T
 

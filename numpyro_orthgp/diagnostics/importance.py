@@ -25,7 +25,8 @@ LIMIT = 0.7  # beyond it not even smoothed weights have a reliable average
 class ParetoK(NamedTuple):
     """What :func:`khat` finds.
 
-    :param khat: shape of the generalized Pareto distribution of the largest weights; minus infinity where all weights are equal.
+    :param khat: shape of the generalized Pareto distribution of the largest weights; minus infinity where the largest weights
+        are equal.
     :param ess: effective sample size of the smoothed weights, at most ``num_samples``.
     :param num_samples: number of draws.
     :param log_weights: log p - log q of each draw, as they are, in nats, shape (num_samples,).
@@ -125,7 +126,7 @@ def khat(
     draw_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
     arguments = Arguments(args, kwargs)
     source = GuideDraws(guide, params, arguments, draw_key)
-    layout = look(model, arguments, params, source.shapes, fitted=True)
+    layout = look(model, arguments, source, fitted=True)
     _check_mean_only(layout)
     return khat_of(Replay(model, arguments, source.draw(num_samples), layout), model_key)
 
@@ -139,7 +140,7 @@ def khat_of(replay: Replay, rng_key: PRNGKey) -> ParetoK:
     _check_mean_only(replay.layout)
     if not replay.varies:
         raise ValueError("The guide draws the same point each time, which is no approximation of a posterior's spread.")
-    log_p = replay.map(lambda sites, functions, key: log_joint(sites), rng_key)
+    log_p = replay.map(lambda sites, functions, key: log_joint(sites, replay.layout.hidden), rng_key)
     log_q = log_density_of_guide(replay.draws, replay.layout)
     return _smoothed(np.asarray(log_p, float), np.asarray(log_q, float), float(jnp.finfo(log_p.dtype).eps))
 
@@ -189,6 +190,14 @@ def _smoothed(log_p: np.ndarray, log_q: np.ndarray, eps: float) -> ParetoK:
     rounding = 100 * eps * max(np.abs(log_q).max(), 1.0, *np.abs(log_p[np.isfinite(log_p)]))
     if np.ptp(log_weights) <= rounding:
         return ParetoK(-np.inf, float(num), num, log_weights)  # there is no tail to fit to
-    smoothed, k = smooth_weights(log_weights)
+    if np.ptp(np.sort(log_weights)[-_tail(num) :]) <= rounding:
+        smoothed, k = log_weights, -np.inf  # nor is there one above many weights that are equal: they are bounded
+    else:
+        smoothed, k = smooth_weights(log_weights)
     weights = np.exp(smoothed - smoothed.max())
     return ParetoK(k, float(weights.sum() ** 2 / (weights**2).sum()), num, log_weights)
+
+
+def _tail(num: int) -> int:
+    """How many of the weights are the largest, to which a distribution is fitted (Vehtari et al. 2024)."""
+    return int(min(num / 5, 3 * np.sqrt(num)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpyro_orthgp.guides.handlers import hidden_by_mask
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.likelihoods.stacked import Stacked
 from numpyro_orthgp.marginals import Marginals
-from numpyro_orthgp.primitives.messages import site_of
+from numpyro_orthgp.primitives.messages import input_site_of, site_of
 from numpyro_orthgp.process import GPFunction, drawn_functions
 from numpyro_orthgp.types import Array, PRNGKey
 
@@ -83,9 +83,12 @@ class Layout:
     params: tuple[str, ...]
 
 
-def layout_of(sites: Trace, functions: dict[str, GPFunction], whole: bool = True) -> Layout:
+def layout_of(
+    sites: Trace, functions: dict[str, GPFunction], whole: bool = True, needed: Container[str] = ()
+) -> Layout:
     """
     :param whole: whether plates must hold all of their rows.
+    :param needed: sites of missing values that are latent like others, since other sites depend on them.
     :raises ValueError: if no site is observed, or a plate has picked some of its rows only.
     """
     for name, site in sites.items():
@@ -99,7 +102,7 @@ def layout_of(sites: Trace, functions: dict[str, GPFunction], whole: bool = True
     if not outputs:
         raise ValueError("The model has no observed site. Pass the observations too, as for the fit: model(X, y).")
     latents = {n: s for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
-    hidden = tuple(name for name, site in latents.items() if is_missing_output(name, site, sites))
+    hidden = tuple(n for n, site in latents.items() if is_missing_output(n, site, sites) and n not in needed)
     restored = {output.name for output in outputs if output.name != output.site}
     return Layout(
         {n: _dims(s, n, s["fn"].event_dim) for n, s in latents.items() if n not in hidden},
@@ -120,10 +123,12 @@ def layout_of(sites: Trace, functions: dict[str, GPFunction], whole: bool = True
 
 
 def outputs_of(sites: Trace) -> tuple[Output, ...]:
-    """The observed sites of a trace but for those of ``numpyro.factor``."""
+    """The observed sites of a trace but for those of ``numpyro.factor``, and for ours that ``condition`` has given values."""
     found = []
     for site_name, site in sites.items():
         if site["type"] != "sample" or not site["is_observed"] or isinstance(site["fn"], dist.Unit):
+            continue
+        if site_of(site) is not None or input_site_of(site) is not None:
             continue
         name = site_name.removesuffix("_observed")
         name = name if hidden_by_mask(f"{name}_unobserved", sites) else site_name

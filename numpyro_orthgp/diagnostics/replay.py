@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_orthgp.diagnostics.draws import Arguments, Draws
+from numpyro_orthgp.diagnostics.draws import Arguments, Draws, GuideDraws, density
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, layout_of
 from numpyro_orthgp.errors import check_params
+from numpyro_orthgp.likelihoods.base import is_expected, log_predictive
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.primitives.messages import collected_functions
 from numpyro_orthgp.process import GPFunction
@@ -81,31 +83,27 @@ class Replay:
 
 
 def look(
-    model: Callable[..., Any],
-    arguments: Arguments,
-    params: dict[str, Any],
-    shapes: dict[str, Any],
-    fitted: bool,
-    whole: bool = True,
+    model: Callable[..., Any], arguments: Arguments, source: GuideDraws | Draws, fitted: bool, whole: bool = True
 ) -> Layout:
-    """What a model has; nothing is computed.
+    """What a model has; nothing is computed, unless values are missing.
 
-    :param shapes: of the draws of each site.
-    :param fitted: whether ``params`` must hold all parameters and no site but those of the model may have been drawn (of MCMC
+    :param source: the draws of each site.
+    :param fitted: whether there must be all parameters and no site but those of the model may have been drawn (of MCMC
         deterministic sites are among the draws).
     :param whole: whether plates must hold all of their rows.
     :raises ValueError: if the draws do not fit the model, or the model is not one that can be looked at.
     """
+    shapes = source.shapes
     found: list[Layout] = []
 
-    def trace(arrays: Any, params: Any, values: Any) -> Array:
+    def trace(needed: Collection[str], arrays: Any, params: Any, values: Any) -> Array:
         sites, functions = run(model, arguments.join(arrays), params, values, jax.random.PRNGKey(0))
         if fitted:
             check_params("model", sites, params)
-        found.append(layout_of(sites, functions, whole))
+        found.append(layout_of(sites, functions, whole, needed))
         return jnp.zeros(())
 
-    jax.eval_shape(trace, arguments.arrays, params, shapes)
+    jax.eval_shape(partial(trace, ()), arguments.arrays, source.params, shapes)
     missing = set(found[0].latents) - set(shapes)
     unknown = set(shapes) - set(found[0].latents) - set(found[0].hidden) if fitted else set()
     if missing or unknown:
@@ -113,7 +111,45 @@ def look(
             f"The draws do not fit the model: it has sites {sorted(missing)} that were not drawn, and no sites "
             f"{sorted(unknown)}. Pass the guide, or the MCMC object, with which this model was fitted."
         )
-    return found[0]
+    if needed := _needed(model, arguments, source, set(found[0].hidden) & set(shapes)):
+        jax.eval_shape(partial(trace, needed), arguments.arrays, source.params, shapes)
+    return found[-1]
+
+
+def _needed(
+    model: Callable[..., Any], arguments: Arguments, source: GuideDraws | Draws, hidden: Collection[str]
+) -> Collection[str]:
+    """Those sites of missing values on which densities of others depend: covariates with gaps are no outputs.
+
+    :raises ValueError: if one of them has a likelihood of this package, which is no distribution of a latent value.
+    """
+    if not hidden:
+        return ()
+    ours: set[str] = set()
+
+    def densities(arrays: Any, params: Any, values: Any) -> dict[str, Array]:
+        sites, _ = run(model, arguments.join(arrays), params, values, jax.random.PRNGKey(0))
+        ours.update(name for name in hidden if is_expected(sites[name]["fn"]))
+        drawn = {name: site for name, site in sites.items() if site["type"] == "sample" and name not in hidden}
+        return {name: density(s, log_predictive if s["is_observed"] else None) for name, s in drawn.items()}
+
+    compiled, values = jax.jit(densities), source.first()
+    as_drawn = compiled(arguments.arrays, source.params, values)
+    needed = []
+    for name in hidden:
+        v = values[name]
+        moved = compiled(
+            arguments.arrays, source.params, values | {name: ~v if v.dtype == bool else v + 1 + jnp.abs(v)}
+        )
+        if not all(_same(as_drawn[n], moved[n]) for n in moved):
+            needed.append(name)
+    if refused := sorted(ours.intersection(needed)):
+        raise ValueError(
+            f"Other sites depend on {', '.join(map(repr, refused))}, where nothing is observed; there must be a NumPyro "
+            "distribution then, not a likelihood of this package, which integrates f out of outputs: dist.Normal(f(X).sample(), "
+            "noise), or for NUTS, with m = f(X), dist.Normal(m.mean, jnp.sqrt(m.variance + noise**2))."
+        )
+    return needed
 
 
 def run(
@@ -144,6 +180,12 @@ def run(
     for name in sites.keys() & values.keys():
         _check_shape(name, values[name], sites[name]["value"].shape)
     return sites, functions
+
+
+def _same(a: Array, b: Array) -> bool:
+    """Up to rounding: some devices do not add up in the same order each time."""
+    slack = 100 * float(jnp.finfo(a.dtype).eps)
+    return np.allclose(a, b, rtol=slack, atol=slack, equal_nan=True)
 
 
 def _check_shape(name: str, drawn: Array, shape: tuple[int, ...]) -> None:

@@ -90,7 +90,7 @@ def _function(name: str, health: FunctionHealth) -> list[str]:
         cells = [
             s.name,
             str(s.num),
-            f"{s.divergence:.3g}",
+            "-" if np.isnan(s.divergence) else f"{s.divergence:.3g}",
             percent(s.explained),
             f"{s.pivots.min():.1e}",
             str(s.repeats),

@@ -10,6 +10,7 @@ where its ``log_prob``, made for bounds, has the average outside.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import reduce
 from typing import Any
 
@@ -18,7 +19,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_orthgp.diagnostics.draws import density
-from numpyro_orthgp.diagnostics.layout import Trace, is_marginals, is_missing_output
+from numpyro_orthgp.diagnostics.layout import Trace, is_marginals
+from numpyro_orthgp.likelihoods import Categorical, Likelihood
 from numpyro_orthgp.likelihoods.base import is_expected, log_predictive, unwrap
 from numpyro_orthgp.likelihoods.mixture import Mixture
 from numpyro_orthgp.likelihoods.stacked import Stacked
@@ -28,15 +30,15 @@ from numpyro_orthgp.marginals import MAX_JOINT_DRAW
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["censored_of", "function_draw", "log_joint", "mask_of", "predictive_draw"]
+__all__ = ["are_classes", "censored_of", "function_draw", "log_joint", "mask_of", "predictive_draw"]
 
 
-def log_joint(sites: Trace) -> Array:
-    """log p(draw) + sum_i log p(y_i | draw), missing outputs integrated out."""
+def log_joint(sites: Trace, hidden: Container[str]) -> Array:
+    """log p(draw) + sum_i log p(y_i | draw), missing outputs, which are ``hidden``, integrated out."""
     terms = [
         density(site, log_predictive if site["is_observed"] else None)
         for name, site in sites.items()
-        if site["type"] == "sample" and not is_missing_output(name, site, sites)
+        if site["type"] == "sample" and name not in hidden
     ]
     return sum((jnp.sum(term) for term in terms), start=jnp.zeros(()))
 
@@ -69,6 +71,19 @@ def censored_of(fn: Any) -> Array | None:
     elif isinstance(likelihood, Stacked):
         censored = jax.vmap(censored_of)(likelihood.steps)
     return None if censored is None else jnp.broadcast_to(censored, fn.shape())
+
+
+def are_classes(fn: Any) -> bool:
+    """Whether a site's values are labels of classes, which have no order."""
+    likelihood, _ = unwrap(fn)
+    if isinstance(likelihood, Stacked):
+        return are_classes(jax.tree.map(lambda leaf: leaf[0], likelihood.steps))
+    if isinstance(likelihood, Mixture):
+        return are_classes(likelihood.components)
+    if isinstance(likelihood, Likelihood):
+        likelihood, _ = unwrap(likelihood.conditional(likelihood.marginals.mean))
+    ordered = isinstance(likelihood, dist.OrderedLogistic)
+    return isinstance(likelihood, Categorical | dist.CategoricalProbs | dist.CategoricalLogits) and not ordered
 
 
 def predictive_draw(fn: Any, rng_key: PRNGKey) -> Array:
