@@ -286,8 +286,12 @@ def test_mixture_is_the_average_of_its_components():
         kept = np.where(keep, getattr(base, name)(repeated), 0).sum(1).reshape(B, S) + log_weights
         np.testing.assert_allclose(getattr(masked, name)(y), np.log(np.exp(kept).mean(1)), rtol=1e-12)
     means, variances = base.mean.reshape(B, S, P), base.variance.reshape(B, S, P)
-    np.testing.assert_allclose(mixture.mean, means.mean(1), rtol=1e-12)
-    np.testing.assert_allclose(mixture.variance, variances.mean(1) + means.var(1), rtol=1e-12)
+    # Moments and draws of the density that log_predictive is, whose weights have a sum of their own.
+    shares = np.exp(log_weights - jax.nn.logsumexp(log_weights, axis=1, keepdims=True))[..., None]
+    mean = (shares * means).sum(1)
+    np.testing.assert_allclose(mixture.mean, mean, rtol=1e-12)
+    spread = variances + (means - mean[:, None]) ** 2
+    np.testing.assert_allclose(mixture.variance, (shares * spread).sum(1), rtol=1e-12)
     draws = mixture.sample(jax.random.PRNGKey(0), (20000,))
     assert draws.shape == (20000, B, P)
     np.testing.assert_allclose(draws.mean(0), mixture.mean, atol=0.05)

@@ -126,6 +126,15 @@ def test_log_gammaincc_in_and_out_of_the_tail(dtype):
     assert_allclose(slope_x, -hazard, rtol=10 * tol, atol=10 * tol)
 
 
+def test_log_gammaincc_of_large_shapes_in_the_tail():
+    """In float32, where a log x and log Gamma(a) are off by more than what they leave."""
+    a, z = (v.ravel().astype(np.float32) for v in np.meshgrid([1e2, 1e3, 1e4, 1e5], [2.1, 3.0, 5.0]))
+    log_x = np.log(a + z * np.sqrt(a) + 1)
+    expected, _ = log_survival(a.astype(float), np.exp(log_x.astype(float)))
+    value, _ = evaluate(special.log_gammaincc, a, log_x)
+    assert_allclose(value, expected, rtol=1e-3)
+
+
 def test_log_gammaincc_is_finite_at_every_scale_of_time():
     log_x = np.array([-1e3, -80, 0, 40, 1e3], np.float32)
     for a in (0.1, 1.0, 30.0):
@@ -331,6 +340,13 @@ LARGE = {
         sp.logit(np.resize([0.5, 0.013, 0.96], len(MANY))) + SIDES / np.sqrt(1 + np.logspace(-2, 6, len(MANY))),
         lambda f, y, c: stats.beta.logpdf(y, c * sp.expit(f), c * sp.expit(-f)),
     ),
+    "gamma": (
+        likelihoods.Gamma,
+        np.resize([0.5, 1.3, 700.0], len(MANY)) * np.logspace(-2, 6, len(MANY)),
+        np.logspace(-2, 6, len(MANY)),
+        np.log(np.resize([0.5, 1.3, 700.0], len(MANY))) + SIDES / np.sqrt(1 + np.logspace(-2, 6, len(MANY))),
+        lambda f, y, k: (k - 1) * np.log(y) - k * f - y * np.exp(-f) - sp.gammaln(k),
+    ),
 }
 
 
@@ -518,3 +534,21 @@ def test_robustmax_where_some_functions_are_known_exactly(dtype):
     exact = [[sp.ndtr(0.3), sp.ndtr(-0.3), 0], [0, 1, 0], [(1 - wide) / 2, (1 - wide) / 2, wide], [above, 1 - above, 0]]
     assert_allclose(p, exact, rtol=0, atol=1e-6 if dtype is np.float64 else 1e-5)
     assert all(np.isfinite(s).all() for s in slopes)
+
+
+@pytest.mark.parametrize("link", ["exp", "softplus"])
+def test_predictive_density_under_an_uncertain_noise_level(link):
+    """Twenty nodes of Gauss and Hermite pass beside the levels at which an outlier is likely."""
+    mean, variance = (
+        np.array([[0.0, -2.0], [0.0, 0.0], [0.3, -2.0], [0.0, -2.0]]),
+        np.array([[1e-4, 1.0], [1e-4, 1.0], [0, 9.0], [1e-2, 0.3]]),
+    )
+    y = np.array([3.0, 10.0, 0.4, 3.0])
+    m = ogp.Marginals(jnp.asarray(mean), jnp.asarray(variance), jnp.zeros((4, 2)))
+    t = np.linspace(-12, 12, 40_001)[:, None]
+    g = mean[:, 1] + np.sqrt(variance[:, 1]) * t
+    scale = np.exp(g) if link == "exp" else np.logaddexp(0, g)
+    given = stats.norm.logpdf(y, mean[:, 0], np.sqrt(variance[:, 0] + scale**2))
+    expected = sp.logsumexp(stats.norm.logpdf(t) + given, axis=0) + np.log(t[1] - t[0])
+    got = likelihoods.HeteroskedasticGaussian(m, link).log_predictive(y)
+    assert_allclose(got, expected, rtol=1e-8)

@@ -23,6 +23,7 @@ from scipy.optimize import minimize_scalar
 import numpyro_orthgp as ogp
 from numpyro_orthgp import GaussHermite, MonteCarlo, QuasiMonteCarlo, likelihoods
 from numpyro_orthgp.likelihoods import ExpectedLikelihood
+from numpyro_orthgp.likelihoods.base import check_observed, log_predictive
 from tests.likelihood_cases import (
     BY_NAME,
     CASES,
@@ -594,6 +595,11 @@ VECTOR = ComposeTransform([StickBreakingTransform()])
             ValueError,
             r"event dimension 0; got 0 for the likelihood, and transforms from 1 to 1",
         ),
+        (
+            lambda: L.Transformed(L.Poisson(marginals()), ExpTransform()),
+            ValueError,
+            r"changes the density of real outputs; those of Poisson are discrete",
+        ),
         (of(ogp.Likelihood, jnp.exp), TypeError, r"`fn` must return a numpyro distribution"),
     ],
 )
@@ -649,3 +655,52 @@ def test_moments_of_a_warped_gaussian():
     log_y = stats.lognorm(s=np.sqrt(variance) / 2, scale=np.exp(0.3 + mean / 2))
     assert_allclose(d.mean, log_y.mean(), rtol=1e-10)
     assert_allclose(d.variance, log_y.var(), rtol=1e-8)
+
+
+# ---------------------------------------------------------------- draws, and what wraps a likelihood
+
+
+@pytest.mark.parametrize("name", ["beta", "gamma"])
+def test_draws_are_outputs_that_may_be_observed(name):
+    """In float32 they round to the edge of the support, where there is no density."""
+    m = ogp.Marginals(
+        *(jnp.asarray([a, b, c], jnp.float32) for a, b, c in [(-9.0, 0.3, 4.0), (1.0, 0.1, 2.0), (0.5, 0.0, 1.0)])
+    )
+    d = L.Beta(m, 0.1) if name == "beta" else L.Gamma(m, 0.01)
+    y = d.sample(jax.random.PRNGKey(0), (2000,))
+    assert y.dtype == jnp.float32 and d.support(y).all()
+    assert np.isfinite(d.log_prob(y)).all()
+
+
+def test_predictive_density_of_what_is_expanded_and_masked():
+    m = marginals()
+    d, keep = L.Weibull(m, 2.0), np.array([True, False, True, True])
+    y, expected = jnp.asarray(TIMES), L.Weibull(m, 2.0).log_predictive(TIMES)
+    several = jnp.broadcast_to(y, (3, 2, B))
+    assert_allclose(log_predictive(d.expand((2, B)), several), np.broadcast_to(expected, (3, 2, B)), rtol=1e-12)
+    missing = jnp.where(keep, y, -1.0)  # no time at all
+    for fn in (d.mask(keep), d.expand((2, B)).mask(keep)):
+        assert_allclose(
+            log_predictive(fn, missing), np.broadcast_to(np.where(keep, expected, 0), fn.batch_shape), rtol=1e-12
+        )
+    assert_allclose(log_predictive(d.mask(False), y), np.zeros(B))
+    assert_allclose(log_predictive(d.mask(True), y), expected)
+    slope = jax.jit(jax.grad(lambda shift: log_predictive(L.Weibull(m + shift, 2.0).mask(keep), missing).sum()))(0.0)
+    assert np.isfinite(slope)
+
+
+def test_what_any_mask_hides_is_not_checked():
+    d = L.Gaussian(marginals(2), 0.5)
+    inner, outer = np.array([[True, False]] * B), np.array([True, False, True, True])
+    y = np.where(inner & outer[:, None], REAL[:, None], np.nan)
+    for fn in (d.mask(inner).mask(outer[:, None]), d.mask(inner).to_event(1).mask(outer)):
+        check_observed("y", fn, y)
+        with pytest.raises(ValueError, match=r"`y` must lie in the support .* got nan at \(0, 0\), 1 in all"):
+            check_observed("y", fn, np.where(np.arange(2 * B).reshape(B, 2) == 0, np.nan, y))
+
+
+def test_stacked_likelihoods_are_not_drawn_along_the_wrong_axis():
+    stacked = jax.vmap(lambda scale: L.Gaussian(marginals(), scale))(jnp.arange(1.0, B + 1))
+    for use in (lambda: stacked.sample(jax.random.PRNGKey(0)), lambda: stacked.log_prob(REAL)):
+        with pytest.raises(ValueError, match=r"its arrays were stacked, as by jax.vmap"):
+            use()

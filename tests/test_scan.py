@@ -20,6 +20,7 @@ from numpyro.infer.util import log_density
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.likelihoods.base import log_predictive
 from tests.likelihood_cases import CASES, B
 
 NUM_STEPS = 3
@@ -80,6 +81,45 @@ def test_parameters_and_wrappers(name):
     scanned, looped, site = both(lambda x, noise: WRAPPED[name](f(x), noise), y)
     assert_allclose(scanned, looped, rtol=1e-12)
     assert site["fn"].shape() == y.shape
+
+
+EXPANDED = {
+    "expanded": lambda m, noise: likelihoods.Gaussian(m, noise).expand((2, B)),
+    "masked, then expanded": lambda m, noise: likelihoods.Gaussian(m, noise).mask(jnp.arange(B) != 1).expand((2, B)),
+    "event, then expanded": lambda m, noise: likelihoods.Gaussian(m, noise).to_event(1).expand((2,)),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_a_plate_around_the_points(name):
+    f, y = posterior(None), np.random.default_rng(2).normal(size=(NUM_STEPS, 2, B))
+    scanned, looped, site = both(lambda x, noise: EXPANDED[name](f(x), noise), y)
+    assert_allclose(scanned, looped, rtol=1e-12)
+    assert site["fn"].shape() == site["fn"].sample(KEY).shape == y.shape
+    expected = [log_predictive(EXPANDED[name](f(X[t]), NOISE[t]), jnp.asarray(y[t])) for t in range(NUM_STEPS)]
+    assert_allclose(log_predictive(site["fn"], y), np.stack(expected), rtol=1e-12)
+
+
+def test_other_distributions_expand_as_before():
+    def model(y):
+        scan(
+            lambda carry, y: (carry, numpyro.sample("y", dist.Normal(jnp.zeros(B), 1.0).expand((2, B)), obs=y)), 0.0, y
+        )
+
+    y = jnp.ones((NUM_STEPS, 2, B))
+    assert_allclose(log_density(model, (y,), {}, {})[0], dist.Normal(0.0, 1.0).log_prob(y).sum(), rtol=1e-12)
+
+
+def test_a_scan_within_a_scan():
+    f, y = posterior(None), np.random.default_rng(2).normal(size=(2, NUM_STEPS, B))
+    likelihood = lambda x, noise: likelihoods.Gaussian(f(x), noise)  # noqa: E731
+
+    def model(y):
+        scan(lambda carry, y: (carry, steps(likelihood, X, y)), 0.0, y)
+
+    got, trace = log_density(model, (jnp.asarray(y),), {}, {})
+    assert_allclose(got, sum(log_density(loop, (likelihood, X, part), {}, {})[0] for part in y), rtol=1e-12)
+    assert trace["y"]["fn"].batch_shape == y.shape
 
 
 @pytest.mark.parametrize("residual", ["prior", "tight"])

@@ -24,8 +24,8 @@ Mixture                                log of an average over draws      log of 
 ====================================== ================================= ==========================================
 
 "Integrated" is by 20 Gauss-Hermite nodes for each latent function that a point mixes; a predictive density with one latent function
-by 129 nodes about the peak of p(y | f) q(f), which may be narrow, and "robustmax" by 112 about its step; all unless ``integrator``
-says otherwise.
+by 129 nodes about the peak of p(y | f) q(f), which may be narrow (of HeteroskedasticGaussian too, by its noise level), and
+"robustmax" by 112 about its step; all unless ``integrator`` says otherwise.
 """
 
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood as ExpectedLikelihood

@@ -7,7 +7,7 @@ there is a closed form, what its expectation is (``expected_log_density``).
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,10 @@ from jax.scipy.special import logsumexp
 from numpyro_orthgp.averaged import AveragedMarginals
 from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, real
+from numpyro_orthgp.likelihoods.integrators import GaussHermite, Integrator, MonteCarlo, QuasiMonteCarlo
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.linalg import safe_sqrt
-from numpyro_orthgp.math.quadrature import gauss_hermite, log_normal_expectation, quasi_normal
+from numpyro_orthgp.math.quadrature import log_normal_expectation
 from numpyro_orthgp.sites import prng_key
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -30,56 +31,6 @@ __all__ = [
     "ExpectedLikelihood", "GaussHermite", "Integrator", "MonteCarlo", "QuasiMonteCarlo", "check_observed", "expectation",
     "is_expected", "log_expectation", "log_predictive", "unwrap",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class GaussHermite:
-    """Integrate by the Gauss-Hermite rule, ``num_points`` nodes for each latent function that a point mixes."""
-
-    num_points: int = 20
-
-    def nodes(
-        self, rng_key: PRNGKey | None, batch: tuple[int, ...], dim: int | None, dtype: Any
-    ) -> tuple[Array, Array]:
-        nodes, weights = gauss_hermite(self.num_points, dim or 1)
-        nodes = nodes.reshape((-1,) + (1,) * len(batch) + ((dim,) if dim else ()))
-        return jnp.asarray(nodes, dtype), jnp.asarray(weights, dtype)
-
-
-@dataclass(frozen=True)
-class QuasiMonteCarlo:
-    """Integrate by ``num_points`` randomly shifted Sobol points, with a shift of its own for each data point."""
-
-    num_points: int = 128
-
-    def nodes(
-        self, rng_key: PRNGKey | None, batch: tuple[int, ...], dim: int | None, dtype: Any
-    ) -> tuple[Array, Array]:
-        nodes = quasi_normal(_or_fixed(rng_key), self.num_points, batch, dim or 1, dtype)
-        return nodes if dim else nodes[..., 0], jnp.full(self.num_points, 1 / self.num_points, dtype)
-
-
-@dataclass(frozen=True)
-class MonteCarlo:
-    """Integrate by ``num_points`` independent draws."""
-
-    num_points: int = 128
-
-    def nodes(
-        self, rng_key: PRNGKey | None, batch: tuple[int, ...], dim: int | None, dtype: Any
-    ) -> tuple[Array, Array]:
-        shape = (self.num_points, *batch, *((dim,) if dim else ()))
-        return jax.random.normal(_or_fixed(rng_key), shape, dtype), jnp.full(
-            self.num_points, 1 / self.num_points, dtype
-        )
-
-
-Integrator = GaussHermite | QuasiMonteCarlo | MonteCarlo
-
-
-def _or_fixed(rng_key: PRNGKey | None) -> PRNGKey:
-    # Without randomness (NUTS) the same nodes each time: a deterministic objective.
-    return jax.random.PRNGKey(0) if rng_key is None else rng_key
 
 
 class ExpectedLikelihood(dist.Distribution):
@@ -192,11 +143,16 @@ class ExpectedLikelihood(dist.Distribution):
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw f, then y given f; jointly over the inputs wherever ``f(X).sample()`` is joint."""
         assert key is not None
+        self._check_not_stacked()
         f_key, y_key = jax.random.split(key)
         f = self.marginals.draw(f_key, sample_shape)
         y = self.conditional(f).sample(y_key)
         # NumPyro draws in the default dtype, whatever that of the parameters.
-        return y.astype(f.dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y
+        return self._rounded(y, f.dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y
+
+    def _rounded(self, y: Array, dtype: Any) -> Array:
+        """Draws in ``dtype``; a subclass whose support is open keeps them inside of it, where rounding would end on its edge."""
+        return y.astype(dtype)
 
     @property
     def support(self) -> Any:
@@ -301,13 +257,25 @@ def log_predictive(fn: Any, y: ArrayLike) -> Array:
     if not is_expected(fn):
         return fn.log_prob(y)
     if isinstance(fn, dist.MaskedDistribution):
-        return jnp.where(fn._mask, log_predictive(fn.base_dist, y), 0.0)
+        return _log_predictive_masked(fn, jnp.asarray(y))
     if isinstance(fn, dist.Independent):
         values = log_predictive(fn.base_dist, y)
         return values.sum(tuple(range(values.ndim - fn.reinterpreted_batch_ndims, values.ndim)))
     if isinstance(fn, dist.ExpandedDistribution):
-        return jnp.broadcast_to(log_predictive(fn.base_dist, y), fn.batch_shape)
+        values = log_predictive(fn.base_dist, y)
+        return jnp.broadcast_to(values, jnp.broadcast_shapes(values.shape, fn.batch_shape))
     return fn.log_predictive(y)
+
+
+def _log_predictive_masked(fn: dist.MaskedDistribution, y: Array) -> Array:
+    if isinstance(fn._mask, bool):
+        values = log_predictive(fn.base_dist, y) if fn._mask else jnp.zeros(y.shape[: y.ndim - fn.event_dim])
+        return jnp.broadcast_to(values, jnp.broadcast_shapes(values.shape, fn.batch_shape))
+    # As NumPyro does for `log_prob`: what is masked may be no output at all, and its derivatives no numbers.
+    with suppress(NotImplementedError):
+        allowed = fn.support.feasible_like(y)
+        y = jnp.where(fn._mask.reshape(fn._mask.shape + (1,) * fn.event_dim), y, allowed)
+    return jnp.where(fn._mask, log_predictive(fn.base_dist, y), 0.0)
 
 
 def check_observed(name: str, fn: Any, value: Any) -> None:
@@ -318,12 +286,17 @@ def check_observed(name: str, fn: Any, value: Any) -> None:
 
 
 def unwrap(fn: Any) -> tuple[Any, Any]:
-    """A distribution beneath masks, expansions and ``to_event``, and the mask, True without one."""
-    mask: Any = True
+    """A distribution beneath masks, expansions and ``to_event``, and what all the masks leave, True without one."""
+    masks: list[tuple[Any, int]] = []
     while isinstance(fn, (dist.MaskedDistribution, dist.Independent, dist.ExpandedDistribution)):
         if isinstance(fn, dist.MaskedDistribution):
-            mask = fn._mask
+            masks.append((fn._mask, fn.event_dim))
         fn = fn.base_dist
+    mask: Any = True
+    for each, event_dim in masks:
+        if np.ndim(each):  # a mask of events is one of all their entries
+            each = each.reshape(each.shape + (1,) * (event_dim - fn.event_dim))
+        mask = each if mask is True else mask & each
     return fn, mask
 
 

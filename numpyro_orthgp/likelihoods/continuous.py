@@ -174,6 +174,10 @@ class Beta(ExpectedLikelihood):
         remainder = stirling(c, log_c) - stirling(a, log_c + log_p) - stirling(b, log_c + log_not_p)
         return tilted + (log_c + log_p + log_not_p) / 2 - LOG_ROOT_TWO_PI + remainder - log_y - log_rest
 
+    def _rounded(self, y: Array, dtype: Any) -> Array:
+        finfo = jnp.finfo(dtype)
+        return jnp.clip(y.astype(dtype), finfo.tiny, 1 - finfo.epsneg)
+
     @property
     def support(self) -> Any:
         return constraints.open_interval(0.0, 1.0)

@@ -15,6 +15,7 @@ from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS
 from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.math.quadrature import log_normal_expectation
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Gaussian", "HeteroskedasticGaussian"]
@@ -112,7 +113,7 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
 
     :param marginals: f(X) of shape (B, 2): ``stack([f(X), g(X)])``, a gp with ``num_latents=2``, or a mixture of others.
     :param link: "exp" or "softplus", from g to the standard deviation of the noise, in units of y.
-    :param integrator: default 20 Gauss-Hermite nodes for g.
+    :param integrator: default 20 Gauss-Hermite nodes for g; for ``log_predictive`` nodes about the peak of what it integrates.
     :raises ValueError: for another link, or if f(X) is not of shape (B, 2).
     """
 
@@ -133,6 +134,7 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
                 "functions side by side with numpyro_orthgp.stack([f(X), g(X)]), or declare gp(..., num_latents=2)."
             )
         super().__init__(marginals, integrator=integrator or GaussHermite(), validate_args=validate_args)
+        self.by_default = integrator is None
 
     def conditional(self, f: Array) -> dist.Distribution:
         return dist.Normal(f[..., 0], POSITIVE_LINKS[self.link].value(f[..., 1]))
@@ -142,16 +144,24 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
             (m_f, m_g), (v_f, v_g), c = self._moments
             square = (y - m_f + 2 * c) ** 2 + v_f
             return -LOG_ROOT_TWO_PI - m_g - square * jnp.exp(2 * (v_g - m_g)) / 2
-        mean, variance, g, weights = self._given_noise(y)
+        nodes, weights = self._line(y)
+        mean, variance, g = self._given_noise(nodes)
         link = POSITIVE_LINKS[self.link]
         fit = ((y - mean) ** 2 + variance) / (2 * link.value(g) ** 2)
         return expectation(weights, -LOG_ROOT_TWO_PI - link.log(g) - fit)
 
     def log_predictive(self, value: ArrayLike) -> Array:
         y = self._checked(value)
-        mean, variance, g, weights = self._given_noise(y)
-        total = variance + POSITIVE_LINKS[self.link].value(g) ** 2
-        return log_expectation(weights, dist.Normal(mean, jnp.sqrt(total)).log_prob(y))
+
+        def log_density(nodes: Array) -> Array:
+            mean, variance, g = self._given_noise(nodes)
+            total = variance + POSITIVE_LINKS[self.link].value(g) ** 2
+            return dist.Normal(mean, jnp.sqrt(total)).log_prob(y)
+
+        if self.by_default:
+            return log_normal_expectation(log_density, y.shape, self.marginals.mean.dtype)
+        nodes, weights = self._line(y)
+        return log_expectation(weights, log_density(nodes))
 
     @property
     def support(self) -> Any:
@@ -166,7 +176,8 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
         (_, m_g), (v_f, v_g), _ = self._moments
         if self.link == "exp":
             return v_f + jnp.exp(2 * (m_g + v_g))
-        _, _, g, weights = self._given_noise()
+        nodes, weights = self._line()
+        _, _, g = self._given_noise(nodes)
         return v_f + expectation(weights, POSITIVE_LINKS[self.link].value(g) ** 2)
 
     @property
@@ -179,10 +190,9 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
             covariance = (m.latent_variance * m.mixing[..., 0] * m.mixing[..., 1]).sum(-1)
         return (mean[:, 0], mean[:, 1]), (variance[:, 0], variance[:, 1]), covariance
 
-    def _given_noise(self, y: Array | None = None) -> tuple[Array, Array, Array, Array]:
-        """Mean and variance of f(x) given values of g(x) at the nodes, those values, and the nodes' weights."""
+    def _given_noise(self, nodes: Array) -> tuple[Array, Array, Array]:
+        """Mean and variance of f(x) given values of g(x) at standard-normal ``nodes``, and those values."""
         (m_f, m_g), (v_f, v_g), c = self._moments
-        nodes, weights = self._line(y)
         s_g = safe_sqrt(v_g)
         slope = c / jnp.where(s_g > 0, s_g, 1)  # no covariance with what does not vary
-        return m_f + slope * nodes, jnp.maximum(v_f - slope**2, 0), m_g + s_g * nodes, weights
+        return m_f + slope * nodes, jnp.maximum(v_f - slope**2, 0), m_g + s_g * nodes

@@ -22,7 +22,8 @@ class Mixture(dist.Distribution):
 
     with the draws :math:`h_s` of one point and their importance weights :math:`w_s` as
     :meth:`DeepGP.particles <numpyro_orthgp.DeepGP.particles>` gives them. :meth:`log_predictive` is the same with
-    :math:`\log E_{q(f)}[p(y \mid f(h_s))]` in the exponent: the density of new data, f and draws integrated out.
+    :math:`\log E_{q(f)}[p(y \mid f(h_s))]` in the exponent: the density of new data, f and draws integrated out. Moments and draws
+    are those of this density divided by the mean weight, which is one on average only.
 
     ::
 
@@ -75,29 +76,42 @@ class Mixture(dist.Distribution):
         return self._split(unwrap(self.components)[0].residual_scale)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw y: each draw takes one particle, the same for all points."""
+        """Draw y: each draw takes one particle, the same for all points whose particles have the same weights."""
         assert key is not None
         pick_key, y_key = jax.random.split(key)
         y = self._split(self.components.sample(y_key, sample_shape))
-        picked = jax.random.randint(pick_key, sample_shape, 0, self.num_samples)
+        # One number for all points says where among the summed weights of its particles each of them looks.
+        shares = self._shares
+        u = jax.random.uniform(pick_key, sample_shape, shares.dtype)[..., None, None]
+        picked = (jnp.cumsum(shares[:, :-1], 1) <= u).sum(-1)
         axis = len(sample_shape) + 1
-        picked = picked.reshape(sample_shape + (1,) * (y.ndim - len(sample_shape)))
+        picked = picked.reshape(picked.shape + (1,) * (y.ndim - len(sample_shape) - 1))
         return jnp.take_along_axis(y, picked, axis=axis).squeeze(axis)
 
     @property
     def mean(self) -> Array:
-        """E[y], shape batch + event."""
-        return self._split(self.components.mean).mean(1)
+        """E[y], particles in proportion to their weights, shape batch + event."""
+        return self._averaged(self._split(self.components.mean))
 
     @property
     def variance(self) -> Array:
         """Var[y] by the law of total variance, shape batch + event."""
         mean = self._split(self.components.mean)
-        return self._split(self.components.variance).mean(1) + mean.var(1)
+        spread = (mean - self.mean[:, None]) ** 2
+        return self._averaged(self._split(self.components.variance) + spread)
 
     @property
     def support(self) -> Any:
         return self.components.support
+
+    @property
+    def _shares(self) -> Array:
+        """Weights that sum to one over the particles of a point, shape (B, S)."""
+        return jax.nn.softmax(self.log_weights, axis=1)
+
+    def _averaged(self, values: Array) -> Array:
+        """The average over particles of values of shape (B, S, *event)."""
+        return (self._shares.reshape(self.log_weights.shape + (1,) * (values.ndim - 2)) * values).sum(1)
 
     def _split(self, values: Array) -> Array:
         """(..., B S, *event) to (..., B, S, *event)."""

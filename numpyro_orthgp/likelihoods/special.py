@@ -190,7 +190,8 @@ def log_gammaincc(a: Array, log_x: Array) -> Array:
     """
     tail = a + 2 * jnp.sqrt(a) + 1
     finfo = jnp.finfo(jnp.result_type(a, log_x))
-    x = jnp.exp(jnp.clip(log_x, math.log(finfo.tiny) + 2, math.log(finfo.max) / 2))
+    log_x = jnp.clip(log_x, math.log(finfo.tiny) + 2, math.log(finfo.max) / 2)
+    x = jnp.exp(log_x)
     below, near, far = branches(x, tail)
 
     def step(i: int, value: Array) -> Array:
@@ -198,5 +199,8 @@ def log_gammaincc(a: Array, log_x: Array) -> Array:
         return far + 2 * n - 1 - a + n * (a - n) / value
 
     fraction = lax.fori_loop(0, 32, step, far + 65 - a)
-    log_far = -far + a * jnp.log(far) - jsp.gammaln(a) - jnp.log(fraction)
+    # x^a e^-x / Gamma(a), whose terms cancel where a is large: beside their values at x = a
+    log_a = jnp.log(a)
+    d = jnp.where(below, jnp.log(tail), log_x) - log_a
+    log_far = a * (d - jnp.expm1(d)) + log_a / 2 - LOG_ROOT_TWO_PI - stirling(a, log_a) - jnp.log(fraction)
     return jnp.where(below, jnp.log(jsp.gammaincc(a, near)), log_far)

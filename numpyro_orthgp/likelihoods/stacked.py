@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions.batch_util import promote_batch_shape
 
-from numpyro_orthgp.likelihoods.base import ExpectedLikelihood
+from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, is_expected, log_predictive
 from numpyro_orthgp.likelihoods.mixture import Mixture
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -22,25 +23,25 @@ class Stacked(dist.Distribution):
     ``scan`` gives each array of a likelihood a leading axis, whatever its rank: f(X) becomes (T, B) and a noise (T,), so they no
     longer broadcast against each other. Each step is therefore worked on by itself, under ``vmap``.
 
-    :param steps: a likelihood whose arrays all have the leading axis.
+    :param steps: a likelihood, expanded by a plate or not, whose arrays all have the leading axis.
     """
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields: tuple[str, ...] = ("steps",)
     integrates_function = True
 
-    def __init__(self, steps: ExpectedLikelihood | Mixture, *, validate_args: bool | None = None) -> None:
+    def __init__(self, steps: dist.Distribution, *, validate_args: bool | None = None) -> None:
         self.steps = steps
         num_steps = len(jax.tree.leaves(steps)[0])
         super().__init__((num_steps, *steps.batch_shape), steps.event_shape, validate_args=validate_args)
 
     def log_prob(self, value: ArrayLike) -> Array:
         """That of each step, shape of the batch."""
-        return self._densities("log_prob", value)
+        return self._densities(lambda step, y: step.log_prob(y), value)
 
     def log_predictive(self, value: ArrayLike) -> Array:
         """That of each step, shape of the batch."""
-        return self._densities("log_predictive", value)
+        return self._densities(log_predictive, value)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw y at each step, independently of the others."""
@@ -64,15 +65,22 @@ class Stacked(dist.Distribution):
         """That of the first step: what kind of values y has."""
         return jax.tree.map(lambda leaf: leaf[0], self.steps).support
 
-    def _densities(self, name: str, value: ArrayLike) -> Array:
+    def _densities(self, density: Callable[[Any, Array], Array], value: ArrayLike) -> Array:
         y, shape = jnp.asarray(value), self.batch_shape + self.event_shape
         leading = y.ndim - len(shape)
         if y.shape[max(leading, 0) :] != shape:
             raise ValueError(f"y must have shape {shape} to match the likelihoods of {shape[0]} steps; got {y.shape}.")
-        density = jax.vmap(lambda step, y: getattr(step, name)(y), in_axes=(0, leading), out_axes=leading)
-        return density(self.steps, y)
+        return jax.vmap(density, in_axes=(0, leading), out_axes=leading)(self.steps, y)
 
 
-# What `scan` asks of each distribution that it has stacked.
-promote_batch_shape.register(ExpectedLikelihood, Stacked)
-promote_batch_shape.register(Mixture, Stacked)
+# What `scan` asks of each distribution that it has stacked; of those of a scan within a scan for the second time.
+for _kind in (ExpectedLikelihood, Mixture, Stacked):
+    promote_batch_shape.register(_kind, Stacked)
+
+_promote_expanded = promote_batch_shape.dispatch(dist.ExpandedDistribution)
+
+
+@promote_batch_shape.register(dist.ExpandedDistribution)
+def _(d: dist.ExpandedDistribution) -> dist.Distribution:
+    # NumPyro's own way gives the arrays of what is expanded more axes, and so would lay them along others, without asking above.
+    return Stacked(d) if is_expected(d) else _promote_expanded(d)

@@ -18,7 +18,7 @@ from numpyro.distributions import constraints
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import check_censored
 from numpyro_orthgp.likelihoods.gaussian import Gaussian
-from numpyro_orthgp.likelihoods.special import log_gamma_spread, log_gammaincc, log_ndtr
+from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, log_gamma_spread, log_gammaincc, log_ndtr, stirling
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -63,12 +63,19 @@ class SurvivalLikelihood(ExpectedLikelihood):
         """Mean and variance of the time at f = 0."""
 
     def log_density(self, f: Array, y: Array) -> Array:
-        event = self.conditional(f).log_prob(y)
+        event = self._log_event(f, y)
         return event if self.censored is None else jnp.where(self.censored, self.log_survival(f, y), event)
+
+    def _log_event(self, f: Array, y: Array) -> Array:
+        """log p(y | f) of a time that was seen."""
+        return self.conditional(f).log_prob(y)
 
     def expected_log_density(self, y: Array) -> Array:
         event = self.expected_log_event(y)
         return event if self.censored is None else jnp.where(self.censored, self.expected_log_survival(y), event)
+
+    def _rounded(self, y: Array, dtype: Any) -> Array:
+        return jnp.maximum(y.astype(dtype), jnp.finfo(dtype).tiny)
 
     @property
     def support(self) -> Any:
@@ -210,8 +217,14 @@ class Gamma(SurvivalLikelihood):
         return log_gammaincc(*jnp.broadcast_arrays(self.concentration, jnp.log(y) - f))
 
     def expected_log_event(self, y: Array) -> Array:
-        k = self.concentration
-        return (k - 1) * jnp.log(y) - k * self.marginals.mean - y * self._moment(-1) - gammaln(k)
+        return self._log_event(self.marginals.mean, y, self.marginals.variance / 2)
+
+    def _log_event(self, f: Array, y: Array, extra: ArrayLike = 0.0) -> Array:
+        """(k - 1) log y - k f - y exp(extra - f) - log Gamma(k), whose terms cancel for large k: beside their values at k e^f."""
+        k, log_y = self.concentration, jnp.log(y)
+        log_k = jnp.log(k)
+        d = log_y - f - log_k
+        return k * (d - jnp.expm1(d + extra)) + log_k / 2 - LOG_ROOT_TWO_PI - stirling(k, log_k) - log_y
 
     @property
     def standard_moments(self) -> tuple[Array, Array]:

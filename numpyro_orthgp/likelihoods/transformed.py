@@ -34,7 +34,7 @@ class Transformed(ExpectedLikelihood):
     :param integrator: for ``mean`` and ``variance``, which are there if ``likelihood`` is :class:`Gaussian`; default 20
         Gauss-Hermite nodes for z.
     :raises TypeError: if ``likelihood`` is no likelihood of this package, or ``transforms`` are not transforms.
-    :raises ValueError: if likelihood or transforms are of vectors.
+    :raises ValueError: if likelihood or transforms are of vectors, or the likelihood is of discrete outputs.
     """
 
     pytree_data_fields: tuple[str, ...] = ("likelihood", "transforms")
@@ -61,6 +61,11 @@ class Transformed(ExpectedLikelihood):
             raise ValueError(
                 "Transformed changes each output on its own: likelihood and transforms must have event dimension 0; got "
                 f"{dims[2]} for the likelihood, and transforms from {dims[0]} to {dims[1]}."
+            )
+        if likelihood.support.is_discrete:  # whose probabilities no Jacobian changes
+            raise ValueError(
+                f"Transformed changes the density of real outputs; those of {type(likelihood).__name__} are discrete. Transform y "
+                "back and use the likelihood itself."
             )
         integrator = integrator or likelihood.integrator
         super().__init__(likelihood.marginals, integrator=integrator, validate_args=validate_args)
