@@ -13,6 +13,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods, online
+from numpyro_orthgp.errors import run_checked
 from numpyro_orthgp.math.gaussian import Whitened, log_density
 from tests import oracles, problems
 
@@ -169,6 +170,60 @@ def test_labels_condition_to_the_variational_optimum(problem):
     np.testing.assert_allclose(variance, at(best, X[1:]).variance, atol=1e-7)
 
 
+MIX = np.array([[1.0, 0.5, 0.5], [0.5, 1.0, 0.5], [0.5, 0.5, 1.0]])
+
+
+def mixed(f):
+    return likelihoods.Gaussian(f @ jnp.asarray(MIX), NOISE)
+
+
+def test_mixed_functions_settle(problem):
+    """Each function's factors are found as if the others stood still: whole steps would grow for ever."""
+    X, y, Zs, _, Xs = problem
+    Y = np.stack([y, y[::-1], 0.5 * y**2 - 1], -1)
+    f = function(Zs, num_latents=3)
+    # The best independent Gaussians have the exact mean.
+    everywhere = np.concatenate([Xs, X])
+    prior = np.kron(np.eye(3), KERNEL(everywhere, everywhere))
+    rows = np.kron(MIX.T, np.eye(23)[7:])
+    gain = prior @ rows.T @ np.linalg.inv(rows @ prior @ rows.T + NOISE**2 * np.eye(48))
+    mean = (gain @ Y.T.ravel()).reshape(3, 23)[:, :7].T
+    np.testing.assert_allclose(at(condition(f, X, Y, mixed, num_steps=300), Xs).mean, mean, atol=1e-4)
+    with pytest.warns(UserWarning, match="has not found the best Gaussian: after 10 steps means still move by up to"):
+        early = run_checked(lambda f: online.condition(f, X, Y, mixed, num_steps=10), f)
+    assert np.abs(at(early, Xs).mean).max() < 2 * np.abs(mean).max()
+
+
+def test_counts_far_from_the_prior(problem):
+    """Whole steps from where the prior is flow over; compared with E[log p] = y m - exp(m + v / 2) at its best."""
+    X, _, Zs, _, _ = problem
+    y, K = np.round(200 * np.exp(np.sin(X[:, 0]))), KERNEL(X, X)
+    m, precision = np.log(y), y
+    for _ in range(200):
+        S = np.linalg.inv(np.linalg.inv(K) + np.diag(precision))
+        rate = np.exp(m + np.diag(S) / 2)
+        m, precision = m + 0.2 * (S @ (y - rate - np.linalg.solve(K, m))), 0.8 * precision + 0.2 * rate
+    found = at(condition(function(Zs), X, y, likelihoods.Poisson, num_steps=40), X)
+    np.testing.assert_allclose(found.mean, m, rtol=1e-6)
+    np.testing.assert_allclose(found.variance, np.diag(S), rtol=1e-6)
+    lost = np.where(y > 500, np.nan, y)  # is not taken for steps that were too long
+    assert np.isnan(at(condition(function(Zs), X, lost, gaussian, num_steps=2), X).mean).all()
+
+
+def test_derivatives_where_a_precision_is_cut_off(problem):
+    X, y, Zs, qs, Xs = problem
+    y = np.where(np.arange(16) == 3, 8.0, y)  # far out, where Student's t is not log-concave
+
+    def at_test_inputs(y):
+        return online.condition(function(Zs, qs), X, y, student, num_steps=80, step_size=0.5)(Xs).mean.sum()
+
+    value, slope = jax.jit(jax.value_and_grad(at_test_inputs))(jnp.asarray(y))
+    direction, h = np.random.default_rng(0).normal(size=16), 1e-4
+    ends = [jax.jit(at_test_inputs)(y + sign * h * direction) for sign in (1, -1)]
+    assert np.isfinite(value)
+    np.testing.assert_allclose(slope @ direction, (ends[0] - ends[1]) / (2 * h), rtol=1e-3)
+
+
 def test_condition_float32(problem):
     X, y, Zs, _, Xs = (jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), part) for part in problem)
     f = function(Zs, kernel=kernel(jnp.float32))
@@ -254,6 +309,64 @@ def test_memory_refuses_what_it_cannot_remember(problem):
             refused()
     with pytest.raises(ValueError, match="not known with residual='tight'"):
         online.remember("past", function(Zs, qs, residual_scale=jnp.ones(())), past)
+
+
+@pytest.mark.parametrize("valued, dtype", [((0,), float), ((0, 1), float), ((1,), jnp.float32)], ids=str)
+def test_values_stay_values_when_conditioned(problem, valued, dtype):
+    """They are joined with what is learned, which hides them from whoever looks at the kind of a covariance."""
+    X, y, Zs, qs, Xs = jax.tree.map(lambda a: jnp.asarray(a, dtype), problem)
+    f = function(Zs, qs, kernel=kernel(dtype))
+    kinds = [Whitened(q.loc, None, "value") if i in valued else q for i, q in enumerate(f.beliefs)]
+    f = ogp.GPFunction(f.kernel, f.features, f.blocks, tuple(kinds))
+    for part in (slice(0, 10), slice(10, 16)):
+        f = condition(f, X[part], y[part], gaussian, num_steps=1)
+    tol = 1e-7 if dtype is float else 2e-3
+    covs = [np.zeros((len(m), len(m))) if i in valued else T @ T.T for i, (m, T) in enumerate(problem[3])]
+    sets = [oracles.WhitenedSet(Z, m, S) for Z, (m, _), S in zip(problem[2], problem[3], covs, strict=True)]
+    mean, cov = oracles.q_f(KERNEL, sets, np.concatenate([problem[4], problem[0]]))
+    mean, cov = dense_condition(mean, cov, problem[1], np.arange(7, 23), NOISE)
+    np.testing.assert_allclose(at(f, Xs).mean, mean[:7], atol=tol)
+    np.testing.assert_allclose(at(f, Xs).variance, np.diag(cov)[:7], atol=tol)
+    new = function(Zs[:1], kernel=kernel(dtype))
+    fixed = sum(len(Zs[i]) for i in valued)
+    for g in (f, f.diagonalized()):
+        with pytest.raises(
+            ValueError, match=f"`remember` needs the Gaussians .* no variance in {fixed} of 25 variables"
+        ):
+            jax.jit(lambda new, g=g: online.remember("past", new, g))(new)  # a constant of a compiled model
+        with pytest.raises(ValueError, match=f"`divergences` needs the Gaussians .* no variance in {fixed} of 25"):
+            online.drop_sets(g)
+    with pytest.raises(ValueError, match=f"`start_from` needs the Gaussians .* no variance in {fixed} of 25"):
+        online.start_from("f", f)
+
+
+@pytest.mark.parametrize("kind", ["full", "diagonal"])
+def test_signs_of_pivots_say_nothing(problem, kind):
+    """With natural=True the pivots are not constrained, and another optimizer may take one across zero."""
+    _, _, Zs, qs, _ = problem
+    m, T = qs[0]
+    signs = np.array([1, -1, 1, 1, -1])
+    roots = (T, T * signs) if kind == "full" else (np.diag(T), np.diag(T) * signs)
+    plain, turned = (
+        ogp.GPFunction(f.kernel, f.features, f.blocks, (Whitened(jnp.asarray(m), jnp.asarray(root), kind),))
+        for f, root in zip([function(Zs[:1])] * 2, roots, strict=True)
+    )
+    new = function(Zs, qs)
+    np.testing.assert_allclose(online.memory.log_ratio(new, turned), online.memory.log_ratio(new, plain), rtol=1e-12)
+    np.testing.assert_allclose(online.divergences(turned), online.divergences(plain), rtol=1e-12)
+    for name, value in online.start_from("f", plain).items():
+        np.testing.assert_allclose(online.start_from("f", turned)[name], value, rtol=1e-12)
+
+
+def test_gaussians_of_little_variance_are_gaussians(problem):
+    _, _, Zs, qs, _ = problem
+    narrow = function(Zs[:1], [(qs[0][0], 1e-9 * qs[0][1])])
+    one_narrow = function(Zs[:1], [(qs[0][0], qs[0][1] * np.geomspace(1e-9, 1, 5)[:, None])])
+    for f in (narrow, one_narrow):
+        assert np.isfinite(online.divergences(f)).all() and set(online.start_from("f", f)) == {
+            "f.u0_loc",
+            "f.u0_scale_tril",
+        }
 
 
 # ---- other points

@@ -7,33 +7,41 @@ parameters are those of conjugate-computation variational inference (Khan and Li
 .. math:: \pi_n = -2\, \partial_{v_n} E, \qquad \lambda_n = \partial_{m_n} E + \pi_n m_n,
     \qquad E = E_{N(f_n; m_n, v_n)}[\log p(y_n \mid f_n)].
 
-With Gaussian noise they are known at once and the result is exact; else they are iterated to the best Gaussian posterior.
+With Gaussian noise they are known at once and the result is exact; else they are iterated to the best Gaussian posterior, on
+shorter ways where the bound would fall: far from the data, and where a likelihood mixes functions, each of which answers the
+same error.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax import lax
 
-from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.errors import check_integer, inspect
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.gaussian import Whitened, spread
-from numpyro_orthgp.math.linalg import join, matmul, solve_lower
+from numpyro_orthgp.math.linalg import diagonal, join, matmul, safe_sqrt, solve_lower
 from numpyro_orthgp.math.projection import Block, extend, joint_whitener, project
 from numpyro_orthgp.prior import check_jitter
 from numpyro_orthgp.process import GPFunction, MeanShift, project_shift
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["condition"]
+
+# Standard deviations, of the function before it knows the data, by which the bound's gradient may still move a mean.
+_SETTLED = 0.01
 
 
 class _Grown(NamedTuple):
@@ -64,6 +72,26 @@ class _Sites(NamedTuple):
     slope: Array
 
 
+class _Iteration(NamedTuple):
+    """Where the search for the factors stands.
+
+    :param best: the factors of the highest bound so far.
+    :param target: what the marginals that they lead to make of them.
+    :param bound: expected log density less divergence, of ``best``, shape ().
+    :param size: the share of the way from ``best`` to ``target`` that is tried next, shape ().
+    :param move: what its gradient would do to each mean by itself, zero at the best Gaussian, shape (..., B).
+    """
+
+    best: _Sites
+    target: _Sites
+    bound: Array
+    size: Array
+    move: Array
+
+    def tried(self) -> _Sites:
+        return jax.tree.map(lambda old, new: old + self.size * (new - old), self.best, self.target)
+
+
 def condition(
     f: GPFunction,
     X: ArrayLike,
@@ -82,7 +110,7 @@ def condition(
         f = condition(f, X_new, labels, likelihoods.Bernoulli)
 
     Costs O((M + B)^3), and the result has M + B inducing points, in one set whose covariance is full: :func:`compress` brings them
-    down again. Hyperparameters stay what they are.
+    down again. Hyperparameters stay what they are, and so do values of inducing variables (a draw of MCMC).
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import CollapsedGP, kernels, likelihoods, online
@@ -97,8 +125,9 @@ def condition(
     :param X: new inputs, shape (B, D).
     :param y: their observations, of the likelihood's shape.
     :param likelihood: from marginals f(X) to the likelihood of y, with each parameter it needs.
-    :param num_steps: how often the factors are found anew; 1 is enough for Gaussian noise of known size.
-    :param step_size: how far they move each time, in (0, 1]; below 1 where the iteration oscillates.
+    :param num_steps: how often the factors are found anew; 1 is enough for Gaussian noise of known size, hundreds may be needed
+        where a likelihood mixes latent functions. Outside of ``jit`` a warning says if they still move.
+    :param step_size: how far they move each time, at most, in (0, 1]; halved by itself where the bound would fall.
     :param jitter: relative jitter of the new points, as for :func:`~numpyro_orthgp.gp`.
     :raises TypeError: if a set of ``f`` is not inducing points, or ``X`` has another dtype.
     :raises ValueError: if shapes do not match, or ``num_steps`` or ``step_size`` is out of range.
@@ -117,10 +146,12 @@ def condition(
         return jnp.sum(likelihood(Marginals(mean, variance, jnp.zeros_like(variance))).log_prob(y))
 
     zeros = jnp.zeros_like(grown.mean)
-    sites = lax.fori_loop(
-        0, num_steps, lambda _, sites: _step(sites, grown.mean, root, expected, step_size), _Sites(zeros, zeros)
-    )
-    return _given(f, grown, root, sites)
+    nothing, size = _Sites(zeros, zeros), jnp.asarray(step_size, zeros.dtype)
+    start = _Iteration(nothing, nothing, jnp.full_like(size, -jnp.inf), size, zeros)
+    last = lax.fori_loop(0, num_steps, lambda _, state: _step(state, grown.mean, root, expected, step_size), start)
+    if num_steps > 1:  # the first one starts from nothing
+        inspect(partial(_warn_unsettled, num_steps), last.move, jnp.sum(root**2, -2))
+    return _given(f, grown, root, last.tried())
 
 
 def _grow(f: GPFunction, points: Sequence[Array], X: Array, jitter: float) -> _Grown:
@@ -158,28 +189,54 @@ def _joint_root(beliefs: Sequence[Whitened], batch: tuple[int, ...]) -> Array:
 
 
 def _step(
-    sites: _Sites, mean: Array, root: Array, expected: Callable[[Array, Array], Array], step_size: float
-) -> _Sites:
-    """The factors at the marginals that the factors so far lead to."""
-    pi = jnp.sqrt(sites.precision)[..., None, :] * root  # (..., M, B)
+    state: _Iteration, mean: Array, root: Array, expected: Callable[[Array, Array], Array], step_size: float
+) -> _Iteration:
+    """Try the next factors: where they make the bound fall, the way to them was too long."""
+    sites = state.tried()
+    pi = safe_sqrt(sites.precision)[..., None, :] * root  # (..., M, B)
     eye = jnp.eye(pi.shape[-1], dtype=pi.dtype)
     L = safe_cholesky(eye + matmul(jnp.swapaxes(pi, -1, -2), pi), jnp.ones(pi.shape[:-2], pi.dtype))
     explained = solve_lower(L, matmul(jnp.swapaxes(pi, -1, -2), root))  # (..., B, B)
     variance = jnp.maximum(jnp.sum(root**2, -2) - jnp.sum(explained**2, -2), 0)
-    pull = (sites.slope - sites.precision * mean)[..., None]
-    own = matmul(jnp.swapaxes(root, -1, -2), matmul(root, pull))
-    moved = own - matmul(jnp.swapaxes(explained, -1, -2), matmul(explained, pull))
-    m = mean + moved[..., 0]
-    slope, curvature = jax.grad(expected, (0, 1))(m, variance)
+    pull = sites.slope - sites.precision * mean
+    own = matmul(jnp.swapaxes(root, -1, -2), matmul(root, pull[..., None]))[..., 0]
+    moved = own - matmul(jnp.swapaxes(explained, -1, -2), matmul(explained, pull[..., None]))[..., 0]
+    m = mean + moved
+    fit, (slope, curvature) = jax.value_and_grad(expected, (0, 1))(m, variance)
+    # Log of the prior's mean of all factors, and their mean log.
+    linear, square = jnp.sum(pull * moved), jnp.sum(sites.precision * (variance + moved**2)) / 2
+    evidence = linear / 2 - jnp.sum(jnp.log(diagonal(L)))
+    bound = lax.stop_gradient(fit - (linear - square - evidence))
+    # `moved` is a small difference of large terms, of which `own` is one.
+    rounding = 100 * jnp.finfo(bound.dtype).eps * lax.stop_gradient(jnp.abs(fit) + jnp.sum(pull * own) + square)
+    # At first nothing is known: what is not finite then is the data's or the likelihood's, and to be seen.
+    better = (bound >= state.bound - rounding) | jnp.isneginf(state.bound)
     # Where the likelihood is not log-concave the factor would have a negative precision; none then.
     precision = jnp.maximum(-2 * curvature, 0)
-    new = _Sites(precision, slope + precision * m)
-    return jax.tree.map(lambda old, new: old + step_size * (new - old), sites, new)
+    target = _Sites(precision, slope + precision * m)
+    move = variance * (slope - sites.slope + sites.precision * m)
+    best, target, bound, move = jax.tree.map(
+        lambda new, old: jnp.where(better, new, old),
+        (sites, target, bound, move),
+        (state.best, state.target, state.bound, state.move),
+    )
+    size = jnp.where(better, jnp.minimum(2 * state.size, step_size), state.size / 2)
+    return _Iteration(best, target, bound, size, move)
+
+
+def _warn_unsettled(num_steps: int, move: Array, variance: Array) -> None:
+    distance = float((np.abs(np.asarray(move)) / np.sqrt(np.maximum(variance, np.finfo(variance.dtype).tiny))).max())
+    if not distance <= _SETTLED:
+        warnings.warn(
+            f"`condition` has not found the best Gaussian: after {num_steps} steps means still move by up to {distance:.2g} "
+            "standard deviations. Give it a larger `num_steps`; a likelihood that mixes latent functions takes hundreds.",
+            stacklevel=4,
+        )
 
 
 def _given(f: GPFunction, grown: _Grown, root: Array, sites: _Sites) -> GPFunction:
     """The function given the factors: one set of all points, whose S'^-1 is S^-1 + A diag(pi) A'."""
-    pi = jnp.sqrt(sites.precision)[..., None, :] * root
+    pi = safe_sqrt(sites.precision)[..., None, :] * root
     Q = jnp.eye(pi.shape[-2], dtype=pi.dtype) + matmul(pi, jnp.swapaxes(pi, -1, -2))
     # T' = T F with F F' = Q^-1 lower triangular: F = J L^-T J for the factor L of Q with both axes reversed by J.
     L = safe_cholesky(jnp.flip(Q, (-2, -1)), jnp.ones(Q.shape[:-2], Q.dtype))

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpyro
 
 from numpyro_orthgp.math.gaussian import Whitened
-from numpyro_orthgp.math.linalg import solve_lower
+from numpyro_orthgp.math.linalg import diagonal, solve_lower
 from numpyro_orthgp.math.projection import project
+from numpyro_orthgp.online.checks import check_gaussians
 from numpyro_orthgp.online.moments import moments_at, split
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array
@@ -55,18 +56,14 @@ def remember(name: str, f: GPFunction, past: GPFunction) -> Array:
     :param f: the model's function.
     :param past: what :func:`~numpyro_orthgp.posterior` returned for the old data; hyperparameters and inducing points of its own.
     :return: the factor's logarithm, shape ().
-    :raises ValueError: if ``past`` has no Gaussian (a draw of MCMC), mean-only points or another number of latent functions; if the
-        guide tightens ``f``, for which the bound is not known.
+    :raises ValueError: if ``past`` carries values (a draw of MCMC, conditioned or not), has mean-only points or another number of
+        latent functions; if the guide tightens ``f``, for which the bound is not known.
     """
     if f.num_latents != past.num_latents:
         raise ValueError(
             f"`past` must have as many latent functions as the model's function, {f.num_latents}; got {past.num_latents}."
         )
-    if any(q.covariance == "value" for q in past.beliefs):
-        raise ValueError(
-            "`past` must carry the Gaussians of a guide; got values of inducing variables. Take it from posterior(model, guide, "
-            "params, ...)."
-        )
+    check_gaussians("`remember`", past)
     if past.shift is not None:
         raise ValueError("`past` must not have MeanOnly points, whose part of the mean no inducing variable holds.")
     if f.residual_scale is not None:
@@ -109,7 +106,7 @@ def _expected_log_ratio(q: Whitened, mean: Array, covariance: Array) -> Array:
     second = covariance + centred[..., :, None] * centred[..., None, :]
     if q.covariance == "diagonal":
         own = jnp.sum(jnp.diagonal(second, axis1=-2, axis2=-1) / q.scale**2, -1)
-        return (prior - own) / 2 - jnp.sum(jnp.log(q.scale), -1)
+        return (prior - own) / 2 - jnp.sum(jnp.log(jnp.abs(q.scale)), -1)
     T = q.scale
     own = jnp.trace(solve_lower(T, jnp.swapaxes(solve_lower(T, second), -1, -2)), axis1=-2, axis2=-1)
-    return (prior - own) / 2 - jnp.sum(jnp.log(jnp.diagonal(T, axis1=-2, axis2=-1)), -1)
+    return (prior - own) / 2 - jnp.sum(jnp.log(jnp.abs(diagonal(T))), -1)

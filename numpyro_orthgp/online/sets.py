@@ -13,8 +13,9 @@ from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.inducing import Feature, as_sets
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.gaussian import Whitened, kl_from_prior
-from numpyro_orthgp.math.linalg import PRECISION, matmul
+from numpyro_orthgp.math.linalg import PRECISION, diagonal, matmul
 from numpyro_orthgp.math.projection import project
+from numpyro_orthgp.online.checks import check_gaussians
 from numpyro_orthgp.online.moments import project_sets, split
 from numpyro_orthgp.prior import check_jitter, decompose_sets
 from numpyro_orthgp.process import GPFunction
@@ -35,10 +36,9 @@ def divergences(f: GPFunction) -> Array:
 
     :param f: a fitted function with the Gaussians of a guide.
     :return: shape (K,), one for each set; mean-only points are not among them.
-    :raises ValueError: if it carries values (a draw of MCMC).
+    :raises ValueError: if it carries values (a draw of MCMC, conditioned or not).
     """
-    if any(q.covariance == "value" for q in f.beliefs):
-        raise ValueError("`divergences` needs the Gaussians of a guide; got values of inducing variables.")
+    check_gaussians("`divergences`", f)
     return jnp.stack([kl_from_prior(q) for q in f.beliefs])
 
 
@@ -138,24 +138,32 @@ def start_from(name: str, f: GPFunction) -> dict[str, Array]:
     :param f: a function with Gaussians, from :func:`~numpyro_orthgp.posterior`, :func:`condition` or :func:`compress`.
     :return: ``{name}.u{i}_loc`` with ``{name}.u{i}_scale_tril`` or ``{name}.u{i}_scale``; for mean-only points
         ``{name}.u{i}_weights``.
-    :raises ValueError: if it carries values (a draw of MCMC), or comes from ``f.diagonalized()``.
+    :raises ValueError: if it carries values (a draw of MCMC, conditioned or not), or comes from ``f.diagonalized()``.
     """
     if not all(block.triangular for block in f.blocks):
         raise ValueError(
             "`start_from` needs a function in a guide's coordinates; got one that f.diagonalized() returned. Give it f."
         )
-    if any(q.covariance == "value" for q in f.beliefs):
-        raise ValueError("`start_from` needs the Gaussians of a guide; got values of inducing variables.")
+    check_gaussians("`start_from`", f)
     suffix = {"full": "scale_tril", "diagonal": "scale"}
     params = {}
     for i, q in enumerate(f.beliefs):
         params[f"{name}.u{i}_loc"] = q.loc
         if q.scale is not None:  # which functions may share
             own = q.loc.shape[:-1] + q.scale.shape[-2 if q.covariance == "full" else -1 :]
-            params[f"{name}.u{i}_{suffix[q.covariance]}"] = jnp.broadcast_to(q.scale, own)
+            params[f"{name}.u{i}_{suffix[q.covariance]}"] = jnp.broadcast_to(_positive(q), own)
     if f.shift is not None:
         params[f"{name}.u{len(f.beliefs)}_weights"] = f.shift.weights
     return params
+
+
+def _positive(q: Whitened) -> Array:
+    """The root of the same covariance with positive pivots, as a guide's parameters have to be: with ``natural=True`` and another
+    optimizer than ``natural_gradient`` they may have crossed zero."""
+    assert q.scale is not None
+    if q.covariance == "diagonal":
+        return jnp.abs(q.scale)
+    return q.scale * jnp.where(diagonal(q.scale) < 0, -1, 1)[..., None, :]
 
 
 def _excess(q: Whitened, V: Array) -> Array:

@@ -1,0 +1,45 @@
+"""What is asked of a function whose Gaussians are to be compared with the prior."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.errors import inspect
+from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.process import GPFunction
+
+__all__ = ["check_gaussians"]
+
+
+def check_gaussians(who: str, f: GPFunction) -> None:
+    """Refuse values of inducing variables, whose divergence from the prior is infinite.
+
+    :param who: what needs Gaussians, for the message.
+    :raises ValueError: if a set has values, or, where this can be looked at, a Gaussian without variance in some direction.
+    """
+    if any(q.covariance == "value" for q in f.beliefs):
+        raise ValueError(_message(who, "values of inducing variables"))
+    for q in f.beliefs:
+        if q.scale is not None:
+            inspect(partial(_refuse_no_variance, who), q)
+
+
+def _refuse_no_variance(who: str, q: Whitened) -> None:
+    # What `condition` makes of values and Gaussians is one set: rows of its root are zero, or singular values to rounding.
+    scale = np.abs(np.asarray(q.scale))
+    pivots = np.diagonal(scale, axis1=-2, axis2=-1) if q.covariance == "full" else scale
+    rounding = 8 * float(jnp.finfo(scale.dtype).eps) * pivots.max(-1, keepdims=True)
+    fixed = int((pivots <= rounding).sum(-1).max())
+    if fixed:
+        came = f"a Gaussian with no variance in {fixed} of {pivots.shape[-1]} variables, values that `condition` joined with others"
+        raise ValueError(_message(who, came))
+
+
+def _message(who: str, came: str) -> str:
+    return (
+        f"{who} needs the Gaussians of a guide; got {came}. Take the function from posterior(model, guide, params, ...), not from "
+        "a draw of MCMC or a model conditioned on values of inducing variables."
+    )
