@@ -35,7 +35,7 @@ from numpyro_orthgp.inducing import Feature, InducingPatches, InducingPoints, in
 from numpyro_orthgp.kernels.components import component
 from numpyro_orthgp.kernels.convolutional import Convolutional
 from numpyro_orthgp.kernels.patch_features import patch_response
-from numpyro_orthgp.kernels.random_features import RandomFunctions, draw_functions
+from numpyro_orthgp.kernels.random_features import RandomFunctions, draw_functions, term_at
 from numpyro_orthgp.math.gaussian import Whitened, sample
 from numpyro_orthgp.math.linalg import PRECISION, safe_sqrt
 from numpyro_orthgp.math.projection import Block, project
@@ -136,9 +136,10 @@ def draw_paths(
     batch = (num,) if num_latents is None else (num, num_latents)
     num_dims = _num_dims(kernel, features)
     prior = draw_functions(prior_key, kernel, batch, num_dims, num_features=num_features, dtype=features[0].dtype)
+    values = [_values(prior, kernel, num_dims, s) for s in features]
 
     changes = []
-    for i, e_hat in enumerate(_whitened(prior, features, blocks, jitter_key)):
+    for i, e_hat in enumerate(_whitened(values, blocks, jitter_key)):
         q = beliefs[i]
         e = sample(q, belief_keys[i], (num,))
         e = e if shift is None else e - shift.projected[i]
@@ -152,12 +153,9 @@ def draw_paths(
     return Paths(kernel, tuple(features), prior, tuple(weights), num_latents)
 
 
-def _whitened(
-    prior: RandomFunctions, features: Sequence[Feature], blocks: Sequence[Block], rng_key: PRNGKey
-) -> tuple[Array, ...]:
-    """The whitened inducing variables of prior functions, exactly N(0, I), shapes (..., M_i, num)."""
-    values = [_values(prior, s) for s in features]
-    sizes = [s.num for s in features]
+def _whitened(values: Sequence[Array], blocks: Sequence[Block], rng_key: PRNGKey) -> tuple[Array, ...]:
+    """Inducing variables of prior functions (num, ..., M_i), whitened: exactly N(0, I), shapes (..., M_i, num)."""
+    sizes = [u.shape[-1] for u in values]
     noise = jax.random.normal(rng_key, (*values[0].shape[:-1], sum(sizes)), values[0].dtype)
     noisy = []
     for u, own, block in zip(values, jnp.split(noise, np.cumsum(sizes)[:-1], axis=-1), blocks, strict=True):
@@ -175,14 +173,15 @@ def _for_each_path(function: Callable[[Any], Array], paths: Any, entries: int) -
     return lax.map(jax.checkpoint(function, prevent_cse=False), paths, batch_size=at_once)
 
 
-def _values(prior: RandomFunctions, feature: Feature) -> Array:
+def _values(prior: RandomFunctions, kernel: KernelLike, num_dims: int, feature: Feature) -> Array:
     """The inducing variables of prior functions, shape (num, ..., M)."""
     if isinstance(feature, InducingPoints):
         Z = feature.points
         return _for_each_path(lambda g: g(Z), prior, Z[..., 0].size * prior.width)
     assert isinstance(feature, InducingPatches)
     patches, locations = feature.patches, feature.locations
-    return _for_each_path(lambda g: patch_response(g, patches, locations), prior, feature.num * prior.width)
+    term = term_at(prior, kernel, num_dims, feature.term(kernel).place)
+    return _for_each_path(lambda g: patch_response(g, patches, locations), term, feature.num * prior.width)
 
 
 def _num_dims(kernel: Any, features: Sequence[Feature]) -> int:

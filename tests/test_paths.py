@@ -100,13 +100,22 @@ def patches(rng, X):
     return own(function(kernel, Z, [full(rng, 4)]), X)
 
 
+def patches_beside_a_product(rng, X):
+    """A product with patches of the same size comes first: the inducing variables are of the second term alone."""
+    X = jnp.asarray(rng.normal(size=(B, 6)))
+    options = {"image_shape": (2, 3), "patch_shape": (2, 2)}
+    product = kernels.Constant(0.3) * kernels.Convolutional(kernels.RBF(3.0), **options)
+    kernel = product + kernels.Convolutional(kernels.RBF(1.0), weights=[0.7, -1.2], **options)
+    return own(function(kernel, InducingPatches(kernels.extract_patches(X, **options)[:, 0]), [full(rng, B)]), X)
+
+
 def collapsed(rng, X):
     data, y = (jnp.asarray(a) for a in problems.data(rng, 20))
     Z = jnp.asarray(rng.uniform(-2, 2, (6, D)))
     return own(jax.jit(lambda y: ogp.CollapsedGP(MATERN, data, Z, 0.3).posterior(y))(y), X)
 
 
-CASES = [three_sets, mean_only, latents, patches, collapsed]
+CASES = [three_sets, mean_only, latents, patches, patches_beside_a_product, collapsed]
 
 
 def diagonalized(rng, X):

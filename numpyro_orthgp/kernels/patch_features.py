@@ -12,7 +12,7 @@ from numpyro_orthgp.kernels.base import Product, Restricted
 from numpyro_orthgp.kernels.convolutional import Convolutional
 from numpyro_orthgp.kernels.hyperparameters import as_array
 from numpyro_orthgp.kernels.patches import PatchGrid
-from numpyro_orthgp.kernels.random_features import Factor, RandomFunctions, draw_functions, register
+from numpyro_orthgp.kernels.random_features import Factor, RandomFunctions, Term, draw_functions, register
 from numpyro_orthgp.kernels.spectral import Draw
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.linalg import PRECISION
@@ -84,17 +84,15 @@ def _convolutional(kernel: Convolutional, draw: Draw) -> list[Factor]:
     return [Patches(responses, jnp.broadcast_to(weights, (*draw.batch, P)), kernel.grid, columns, located)]
 
 
-def patch_response(functions: RandomFunctions, patches: Array, locations: Array | None = None) -> Array:
-    """The patch response function of the one convolutional term whose patches have d entries, times the factor in front of it.
+def patch_response(term: Term, patches: Array, locations: Array | None = None) -> Array:
+    """The patch response function of a convolutional term, times the factor in front of it.
 
-    :param functions: drawn from a kernel that has this term.
+    :param term: drawn from a `Convolutional` kernel alone, in no product.
     :param patches: shape (n, d).
     :param locations: shape (n, 2) if the kernel has a ``location``.
     :return: shape (*batch, n).
     """
     points = patches if locations is None else jnp.concatenate([patches, locations], axis=-1)
-    for term in functions.terms:
-        factor = term.factors[0] if term.factors else None
-        if len(term.factors) == 1 and isinstance(factor, Patches) and factor.grid.patch_dim == patches.shape[-1]:
-            return factor.respond(points)[..., 0] * term.amplitudes
-    raise ValueError(f"The functions have no convolutional term of patches with {patches.shape[-1]} entries.")
+    (factor,) = term.factors
+    assert isinstance(factor, Patches)
+    return factor.respond(points)[..., 0] * term.amplitudes

@@ -59,7 +59,7 @@ from numpyro_orthgp.kernels.white import White
 from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_sqrt
 from numpyro_orthgp.types import Array, KernelLike, PRNGKey
 
-__all__ = ["Draw", "RandomFunctions", "draw_functions", "register"]
+__all__ = ["Draw", "RandomFunctions", "draw_functions", "register", "term_at"]
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "cosine": jnp.cos,
@@ -182,11 +182,21 @@ def draw_functions(
     return RandomFunctions(tuple(map(_draw_term, summands, draws)))
 
 
+def term_at(functions: RandomFunctions, kernel: KernelLike, num_dims: int, place: tuple[str, ...]) -> Term:
+    """That of the ``functions`` drawn from ``kernel`` whose kernel is the one at a ``place`` (of a ``Component``) of the sum."""
+    places = [summand.place for summand in _multiplied_out(kernel, np.arange(num_dims))]
+    return functions.terms[places.index(place)]
+
+
 class _Summand(NamedTuple):
-    """One summand of a kernel: a product of elementary kernels, with the columns that each sees, and of variances."""
+    """One summand of a kernel: a product of elementary kernels, with the columns that each sees, and of variances.
+
+    :param place: where it is in the sum, as a ``Component`` says it; ``None`` for parts of a product.
+    """
 
     kernels: tuple[tuple[Any, Any], ...] = ()
     variances: tuple[Any, ...] = ()
+    place: tuple[str, ...] | None = None
 
     def times(self, other: _Summand) -> _Summand:
         return _Summand(self.kernels + other.kernels, self.variances + other.variances)
@@ -197,23 +207,25 @@ class _Summand(NamedTuple):
         return len(self.kernels) == 1 and type(self.kernels[0][0]) in _SINGLE
 
 
-def _multiplied_out(kernel: Any, columns: Any) -> list[_Summand]:
+def _multiplied_out(kernel: Any, columns: Any, place: tuple[str, ...] = ()) -> list[_Summand]:
     kind = type(kernel)  # not subclasses, which may compute something else
     if kind is Sum:
-        return _multiplied_out(kernel.left, columns) + _multiplied_out(kernel.right, columns)
+        left = _multiplied_out(kernel.left, columns, (*place, "left"))
+        return left + _multiplied_out(kernel.right, columns, (*place, "right"))
     if kind is Product:
         right = _multiplied_out(kernel.right, columns)
         return [a.times(b) for a in _multiplied_out(kernel.left, columns) for b in right]
     if kind is Scaled:
-        return [s.times(_Summand((), (kernel.variance,))) for s in _multiplied_out(kernel.kernel, columns)]
+        scaled = _multiplied_out(kernel.kernel, columns, place)
+        return [s._replace(variances=(*s.variances, kernel.variance)) for s in scaled]
     if kind is Restricted:
-        return _multiplied_out(kernel.kernel, kernel.columns(columns))
+        return _multiplied_out(kernel.kernel, kernel.columns(columns), place)
     if kind is Constant:
         return [_Summand((), (kernel.value,))]
     if kind is Polynomial and kernel.degree == 1:
         return [_Summand(((Linear(kernel.variance), columns),)), _Summand((), (kernel.offset,))]
     _check_known(kernel)
-    return [_Summand(((kernel, columns),))]
+    return [_Summand(((kernel, columns),), place=place)]
 
 
 def _check_known(kernel: Any) -> None:
