@@ -114,6 +114,23 @@ def test_safe_sqrt_and_its_derivatives(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_safe_sqrt_has_forward_derivatives_of_gradients_through_loops(dtype):
+    """As ``jax.hessian`` takes them; JAX forgets custom rules there."""
+    x, dx = jnp.asarray([[0.0, 0.0], [0.3, -0.4]], dtype), jnp.asarray([[1.0, 2.0], [0.5, 3.0]], dtype)
+
+    def distances(x):
+        return jax.lax.map(lambda row: safe_sqrt(jnp.sum(row**2)), x)
+
+    def slope(loop, x):
+        values = distances if loop else jax.vmap(lambda row: safe_sqrt(jnp.sum(row**2)))
+        return jax.grad(lambda t: jnp.sum(t * values(x)))(jnp.ones((), dtype))
+
+    change = [jax.jvp(lambda x, loop=loop: slope(loop, x), (x,), (dx,))[1] for loop in (False, True)]
+    np.testing.assert_allclose(change, (0.3 * 0.5 - 0.4 * 3.0) / 0.5, rtol=1e-6)
+    np.testing.assert_array_equal(distances(x)[0], 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("M, D", [(4, 2), (16, 2), (16, 1), (33, 2)])
 def test_compiled_square_root_beside_a_cholesky_factor(rng, M, D, dtype):
     """XLA's CPU compiler got the diagonal of this matrix wrong (by a third) with the usual `where`-guarded square root."""

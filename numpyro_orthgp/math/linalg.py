@@ -254,15 +254,23 @@ def one_by_one(function: Callable[..., Array], *arrays: Array) -> Array:
 def safe_sqrt(x: Array) -> Array:
     """Square root of ``max(x, 0)`` whose derivatives at zero are zero rather than infinite."""
     # Not the usual pair of `where`s: XLA's CPU compiler (jaxlib 0.10.2) drops the outer one when it fuses them with a
-    # product and an exponential, and a kernel's diagonal comes out wrong; tests/test_linalg.py has the case.
-    return jnp.sqrt(jnp.maximum(x, 0))
+    # product and an exponential, and a kernel's diagonal comes out wrong; tests/test_linalg.py has the case. JAX forgets the rule
+    # below when it takes a forward derivative of a gradient through a loop, so this has finite derivatives of its own too.
+    least = _least_square(x)
+    return jnp.sqrt(jnp.maximum(x, least)) - least**0.5
 
 
 @safe_sqrt.defjvp
 def _safe_sqrt_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    s = safe_sqrt(primals[0])
+    (x,) = primals
+    s = safe_sqrt(x)
     tiny = float(jnp.finfo(s.dtype).tiny) ** 0.25  # whose square still has a finite inverse, for second derivatives
-    return s, tangents[0] * jnp.sign(s) / (2 * jnp.maximum(s, tiny))
+    return s, tangents[0] * jnp.sign(jnp.maximum(x - _least_square(x), 0)) / (2 * jnp.maximum(s, tiny))
+
+
+def _least_square(x: Array) -> float:
+    """What counts as zero: its root is exact, far below the rounding of one, and has a finite second derivative."""
+    return 4.0 ** round(0.325 * float(jnp.finfo(jnp.result_type(x, float)).minexp))
 
 
 @jax.custom_jvp
