@@ -81,8 +81,8 @@ def fitted_trace(
     """The sites of a fitted model as it sees its guide, and the functions of its ``gp`` statements, as they are while fitting."""
     if not (guide is None or callable(guide)):
         raise TypeError(
-            f"`guide` must be the guide that was fitted, or None where `params` holds values; got {type(guide).__name__}. For a draw of "
-            "MCMC: posterior(model, None, {name: values[i] for name, values in mcmc.get_samples().items()}, ...)."
+            f"`guide` must be the guide that was fitted, or None where `params` holds values; got {type(guide).__name__}. For a "
+            "draw of MCMC: posterior(model, None, {name: values[i] for name, values in mcmc.get_samples().items()}, ...)."
         )
     if not isinstance(params, Mapping):
         raise TypeError(

@@ -206,8 +206,8 @@ def _warn_of_unknown(init_params: dict[str, Any], params: dict[str, Any]) -> Non
     unknown = [name for name in init_params if name not in params]
     if unknown:
         warnings.warn(
-            f"`init_params` has {', '.join(map(repr, unknown))}, of which model and guide have no parameter, so nothing starts there. "
-            f"They have {', '.join(map(repr, sorted(params)))}.",
+            f"`init_params` has {', '.join(map(repr, unknown))}, of which model and guide have no parameter, so nothing starts "
+            f"there. They have {', '.join(map(repr, sorted(params)))}.",
             UserWarning,
             stacklevel=4,
         )
