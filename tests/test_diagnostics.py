@@ -500,12 +500,21 @@ def smoothed_by_hand(log_weights):
     return k, np.exp(x).sum() ** 2 / np.exp(2 * x).sum()
 
 
-@pytest.mark.parametrize("num", [25, 400, 2500])  # of which a fifth, or the root, is a whole number
+@pytest.mark.parametrize("num", [30, 400, 2500])  # of which a fifth, or the root, is a whole number
 @pytest.mark.parametrize("law", [stats.norm(), stats.t(3, scale=2), stats.uniform(), stats.expon()])
 def test_khat_by_its_formulas(num, law):
     log_weights = law.rvs(num, random_state=1)
     found = importance._smoothed(3.0 + log_weights, np.full(num, 3.0), 1e-16)
     np.testing.assert_allclose((found.khat, found.ess), smoothed_by_hand(log_weights), rtol=1e-6)
+
+
+def test_a_tail_without_a_distribution_is_not_trusted():
+    log_weights = np.linspace(-1, 0, 1000)
+    log_weights[-95:-20] = log_weights[-95]  # most of the largest weights tie
+    found = importance._smoothed(log_weights, np.zeros(1000), 1e-16)
+    assert not np.isnan(found.khat) and np.isfinite(found.ess) and "nan" not in str(found)
+    few = importance._smoothed(np.random.default_rng(0).normal(size=25), np.zeros(25), 1e-16)
+    assert not np.isnan(few.khat)
 
 
 def test_largest_weights_that_are_equal():

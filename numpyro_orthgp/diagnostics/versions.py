@@ -22,7 +22,7 @@ def tree_of(datasets: Mapping[str, Any]) -> Any:
 
 
 def smooth_weights(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
-    """Pareto-smoothed log weights, and k-hat."""
+    """Pareto-smoothed log weights, and k-hat, infinite where ArviZ finds no such distribution."""
     az, before_1 = _arviz()
     if before_1:
         smoothed, khat = az.psislw(log_weights)
@@ -31,7 +31,8 @@ def smooth_weights(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
 
         # It takes log likelihoods, whose negatives are the log weights of leave-one-out.
         smoothed, khat = array_stats.psislw(-log_weights)
-    return smoothed, float(khat)
+    # NaN of 1.x: a quarter of the tail does not stand out from its end, or there are 25 to 29 draws.
+    return smoothed, np.inf if np.isnan(khat) else float(khat)
 
 
 def _arviz() -> tuple[Any, bool]:
