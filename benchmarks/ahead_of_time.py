@@ -70,7 +70,7 @@ class Program(NamedTuple):
     tf32: int | None
 
 
-def device(target: str) -> Any:
+def device_of(target: str) -> Any:
     if target == "host":
         return jax.devices()[0]
     if target == "v5e":
@@ -146,7 +146,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, Program]]:
     args = parse(argv)
-    where, rows, enabled = device(args.target), problem.load(None), jax.config.jax_enable_x64
+    where, rows, enabled = device_of(args.target), problem.load(None), jax.config.jax_enable_x64
     print(f"JAX {jax.__version__}, for {where.device_kind}, compiled on {jax.default_backend()}")
     found: dict[str, dict[str, Program]] = {}
     try:

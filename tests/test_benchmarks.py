@@ -101,3 +101,9 @@ def test_programs_for_an_absent_gpu_have_no_tf32():
     lines = run_python(["-m", "benchmarks.ahead_of_time", "--target", "h100", *SMALL]).splitlines()[-3:]
     tf32 = [int(line.split()[-1]) for line in lines]
     assert lines[0].startswith(ahead_of_time.CONTROL) and tf32[0] > 0 and tf32[1:] == [0, 0]
+
+
+def test_a_product_that_may_be_rounded_ends_the_script(monkeypatch):
+    monkeypatch.setattr(ahead_of_time, "compiled", lambda *_: ahead_of_time.Program(0.1, 1.0, 3, 2, 0, None))
+    with pytest.raises(SystemExit, match=r"SVGP \(8\): 2 products may be rounded"):
+        ahead_of_time.main(SMALL)
