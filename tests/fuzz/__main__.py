@@ -23,8 +23,7 @@ def look(seed: int) -> dict[str, Any]:
     """One seed: what failed, and the program."""
     import jax
 
-    from tests.fuzz.draw import program
-    from tests.fuzz.programs import source
+    from tests.fuzz.families import program
     from tests.fuzz.properties import check
 
     jax.config.update("jax_enable_x64", True)
@@ -32,7 +31,7 @@ def look(seed: int) -> dict[str, Any]:
     run = check(program(seed))
     jax.clear_caches()
     seconds = time.perf_counter() - start
-    return {"seed": seed, "failures": run.failures, "text": source(run.program), "properties": run.properties, "seconds": seconds}
+    return {"seed": seed, "failures": run.failures, "text": run.program.source(), "properties": run.properties, "seconds": seconds}
 
 
 def seeds_of(text: str) -> range:

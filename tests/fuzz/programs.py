@@ -97,6 +97,10 @@ class Program:
     def sees(self, site: Site) -> Seen:
         return see(site.view, np.array(self.X, float), {g.name: g.num_latents for g in self.gps})
 
+    def source(self) -> str:
+        """The program as it is run."""
+        return source(self)
+
     @property
     def scale(self) -> float:
         """What data terms are weighed with."""

@@ -212,7 +212,7 @@ def data_terms(program: Program, look: Looks, F: Values, tight: bool = True) -> 
         terms = expectations(site, seen, eta, seen.L @ (explained + residual) @ seen.L.T)
         return Bound(*(float(weight @ t) - cost_rows for t in terms))
     if is_tight and closed_form(program, site, seen):
-        s2 = np.broadcast_to(np.repeat(_noise(site), seen.L.shape[0] // program.num), len(eta)) ** 2
+        s2 = noise_of_entries(site, seen) ** 2
         r = np.diag(seen.L @ np.diag(np.diag(prior_v)) @ seen.L.T)
         e = np.diag(seen.L @ explained @ seen.L.T)
         fit = oracles.expected_log_normal(_flat(site, seen), eta, e, s2) - 0.5 * np.log1p(r / s2)
@@ -246,8 +246,10 @@ def point_costs(program: Program, site: Site, seen: Seen, v: np.ndarray) -> np.n
     return np.abs(np.sign(seen.L)).dot(cost).reshape(rows, -1).sum(1)
 
 
-def _noise(site: Site) -> np.ndarray:
-    return np.atleast_1d(np.array(dict(site.numbers)["s"], float))
+def noise_of_entries(site: Site, seen: Seen) -> np.ndarray:
+    """The standard deviation of Gaussian noise of each entry of eta."""
+    rows = len(site.y)
+    return np.repeat(np.broadcast_to(np.array(dict(site.numbers)["s"], float), (rows,)), len(seen.L) // rows)
 
 
 def _flat(site: Site, seen: Seen) -> np.ndarray:
@@ -340,7 +342,7 @@ def evidence(program: Program, params: Params, num: int = 20000) -> Evidence | N
             return None
     if all(look.site.outcome in ("gaussian", "log_normal", "warped") for look in found):
         y = np.concatenate([_flat(k.site, k.seen) for k in found])
-        s2 = np.concatenate([np.repeat(np.broadcast_to(_noise(k.site), len(k.site.y)), len(k.seen.L) // len(k.site.y)) for k in found]) ** 2
+        s2 = np.concatenate([noise_of_entries(k.site, k.seen) for k in found]) ** 2
         keep = np.concatenate([np.repeat(row_mask(k.site), len(k.seen.L) // len(k.site.y)) for k in found])
         change = np.concatenate([jacobian(k.site, k.seen) for k in found])
         exact = oracles.log_normal(y[keep], offset[keep], cov[np.ix_(keep, keep)] + np.diag(s2[keep]))
