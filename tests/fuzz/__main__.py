@@ -31,7 +31,13 @@ def look(seed: int) -> dict[str, Any]:
     run = check(program(seed))
     jax.clear_caches()
     seconds = time.perf_counter() - start
-    return {"seed": seed, "failures": run.failures, "text": run.program.source(), "properties": run.properties, "seconds": seconds}
+    return {
+        "seed": seed,
+        "failures": run.failures,
+        "text": run.program.source(),
+        "properties": run.properties,
+        "seconds": seconds,
+    }
 
 
 def seeds_of(text: str) -> range:
@@ -46,7 +52,15 @@ def in_process(seeds: range) -> list[dict[str, Any]]:
     done = subprocess.run(command, env={**FAST, **os.environ}, stdout=subprocess.PIPE, text=True, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     for seed in seeds[len(found) :]:
-        found.append({"seed": seed, "failures": [f"no answer, exit status {done.returncode}"], "text": "", "properties": [], "seconds": 0.0})
+        found.append(
+            {
+                "seed": seed,
+                "failures": [f"no answer, exit status {done.returncode}"],
+                "text": "",
+                "properties": [],
+                "seconds": 0.0,
+            }
+        )
     return found
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tests.fuzz import covariances
+from tests.fuzz import covariances, witnesses
 from tests.fuzz.covariances import LOW_RANK, Hyper, Tree
 from tests.fuzz.outcomes import OUTCOMES, WHOLE
 from tests.fuzz.programs import GP, Program, Site
@@ -54,9 +55,29 @@ def chance(rng: Rng, p: float) -> bool:
     return bool(rng.uniform() < p)
 
 
+# Beyond these exponentials of eta have averages that no number of draws finds.
+LARGEST_VARIANCE, LARGEST_MEAN = 2.5, 4.0
+
+
 def program(seed: int) -> Program:
-    """The program of a seed."""
-    rng = np.random.default_rng([12, seed])
+    """The program of a seed: the first of its attempts whose functions are of a size that data have."""
+    return next(p for attempt in itertools.count() if moderate(p := attempted(seed, attempt)))
+
+
+def moderate(made: Program) -> bool:
+    """Whether all that y sees has moderate moments."""
+    params = made.values()
+    for look in witnesses.looks(made)[0]:
+        F, L = witnesses.all_values(made, look.seen.calls, params), look.seen.L
+        mean, prior = look.seen.offset + L @ F.mean, np.diag(L @ F.prior @ L.T)
+        given = np.diag(L @ (F.explained + F.residual) @ L.T)
+        if np.abs(mean).max() > LARGEST_MEAN or max(prior.max() / 2, given.max()) > LARGEST_VARIANCE:
+            return False
+    return True
+
+
+def attempted(seed: int, attempt: int) -> Program:
+    rng = np.random.default_rng([12, seed, attempt])
     dtype = "float32" if chance(rng, 0.12) else "float64"
     N, D = int(rng.integers(4, 7)), int(rng.integers(1, 3))
     tasks = D == 2 and chance(rng, 0.15)
@@ -66,11 +87,14 @@ def program(seed: int) -> Program:
     guide = pick(rng, {"auto": 7, "hand": 2, "natural": 1, "sampled": 1, "normal": 1})
     num_gps = 2 if view in ("stacked", "summed", "added", "two sites") else 1
     gps = tuple(draw_gp(rng, "fg"[i], X, P, guide, tasks, dtype) for i in range(num_gps))
-    if view in ("stacked", "summed") and guide not in ("normal",):
+    if view in ("stacked", "summed", "two sites") and guide not in ("normal",):
         gps = tuple(replace(g, residual=gps[0].residual) for g in gps)
     plate = pick(rng, {"rows": 6, "event": 2, "scale": 1, "more": 1})
     sites = tuple(draw_sites(rng, view, X, P, tasks))
-    if not all(site.view.kind in ("plain", "outputs", "shifted", "scaled", "mixed", "picked", "stacked", "summed") for site in sites):
+    if not all(
+        site.view.kind in ("plain", "outputs", "shifted", "scaled", "mixed", "picked", "stacked", "summed")
+        for site in sites
+    ):
         plate = "rows" if plate == "more" else plate
     in_plate = plate in ("rows", "more")
     if not in_plate or guide not in ("auto", "natural"):
@@ -130,7 +154,9 @@ def draw_kernel(rng: Rng, D: int, P: int | None, tasks: bool, name: str, guide: 
 
 
 def draw_other(rng: Rng, D: int) -> Tree:
-    name = pick(rng, {"RBF": 1, "Matern32": 1, "Periodic": 2, "Linear": 2, "Constant": 1, "Polynomial": 1, "ArcCosine": 2})
+    name = pick(
+        rng, {"RBF": 1, "Matern32": 1, "Periodic": 2, "Linear": 2, "Constant": 1, "Polynomial": 1, "ArcCosine": 2}
+    )
     numbers = {
         "Periodic": lambda: (rounded(rng.uniform(0.7, 1.5)), rounded(rng.uniform(1.5, 3.0))),
         "Polynomial": lambda: (2, rounded(rng.uniform(0.2, 0.6)), rounded(rng.uniform(0.3, 1.0))),
@@ -139,12 +165,23 @@ def draw_other(rng: Rng, D: int) -> Tree:
     return (name, *numbers.get(name, lambda: (rounded(rng.uniform(0.5, 1.5)),))())
 
 
+def expectable(rng: Rng) -> Tree:
+    """A kernel of one dimension whose expectations are in closed form."""
+    first = ("RBF", rounded(rng.uniform(0.7, 1.4)))
+    trees = [first, ("sum", first, ("Linear", rounded(rng.uniform(0.3, 1)))), ("sum", first, ("Constant", 0.4))]
+    return ("scaled", trees[rng.integers(3)], rounded(rng.uniform(0.5, 2)))
+
+
 def draw_gp(rng: Rng, name: str, X: Any, P: int | None, guide: str, tasks: bool, dtype: str) -> GP:
     D = len(X[0])
     tree = draw_kernel(rng, D, P, tasks, name, guide)
     own = P is not None and not tasks and chance(rng, 0.2)  # points of each function's own
     sizes = rng.integers(1, 4, pick_count(rng))
-    every = points(rng, int(sizes.sum()) + 3, D, tasks) if not chance(rng, 0.25) else points_of_rows(rng, X, int(sizes.sum()) + 3, D, tasks)
+    every = (
+        points(rng, int(sizes.sum()) + 3, D, tasks)
+        if not chance(rng, 0.25)
+        else points_of_rows(rng, X, int(sizes.sum()) + 3, D, tasks)
+    )
     cuts = np.cumsum(sizes)
     sets = [every[a:b] for a, b in zip([0, *cuts[:-1]], cuts, strict=True)]
     mean_only = every[cuts[-1] : cuts[-1] + int(rng.integers(1, 4))] if chance(rng, 0.12) else None
@@ -211,11 +248,17 @@ def draw_sites(rng: Rng, view: str, X: Any, P: int | None, tasks: bool) -> list[
     if view in drawn:
         return [site("y", drawn[view](), DRAWABLE)]
     if view == "two sites":
-        kinds = [View("plain", ("f",)), View("plain", ("g",)) if chance(rng, 0.5) else View("summed", ("f", "g"), False, (("w", array(2, 1)),))]
+        kinds = [
+            View("plain", ("f",)),
+            View("plain", ("g",)) if chance(rng, 0.5) else View("summed", ("f", "g"), False, (("w", array(2, 1)),)),
+        ]
         return [site(f"y{i}", v, SINGLE) for i, v in enumerate(kinds)]
     if view == "picked":
         W = (("W", array(P, 2)),) if chance(rng, 0.4) else ()
-        return [site(f"y{p}", View("picked", ("f",), False, W if p == 0 else tuple(("W1", w) for _, w in W), p), SINGLE) for p in range(2)]
+        return [
+            site(f"y{p}", View("picked", ("f",), False, W if p == 0 else tuple(("W1", w) for _, w in W), p), SINGLE)
+            for p in range(2)
+        ]
     if view == "classes":
         return [site("y", View("plain", ("f",)), ["categorical"])]
     if view == "outputs":

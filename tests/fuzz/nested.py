@@ -83,27 +83,33 @@ def nested(seed: int) -> Nested:
         tree = (draw.pick(rng, {"RBF": 1, "Matern32": 1}), Hyper("f_lengthscale", 1.0, "sample"))
         gps = (replace(gps[0], tree=("scaled", tree, draw.rounded(rng.uniform(0.5, 2)))),)
     if kind == "expected":
-        gps = tuple(replace(g, mean_only=None, tree=_expectable(rng), sets=tuple(_shared(Z) for Z in g.sets), told=P is not None) for g in gps)
+        gps = tuple(
+            replace(
+                g, mean_only=None, tree=draw.expectable(rng), sets=tuple(_shared(Z) for Z in g.sets), told=P is not None
+            )
+            for g in gps
+        )
     outcome = "gaussian" if kind == "expected" else str(rng.choice(OUTCOMES_HERE))
     numbers = OUTCOMES[outcome].numbers(rng)
     shape = (N,) if P is None else (N, P)
     y = np.asarray(OUTCOMES[outcome].draw(rng, rng.normal(size=shape), **numbers), float)
     y = np.maximum(np.round(y, 2), 0.01) if outcome == "log_normal" else y
     slope = draw.rounded(rng.uniform(-1, 1))
-    made = Nested(seed, kind, X, gps, slope, draw.chance(rng, 0.6), outcome, tuple(numbers.items()), draw.rounded(y), ())
+    made = Nested(
+        seed, kind, X, gps, slope, draw.chance(rng, 0.6), outcome, tuple(numbers.items()), draw.rounded(y), ()
+    )
     params = dict(draw.draw_params(rng, made))  # type: ignore[arg-type]
     if kind in ("latent", "expected"):
-        params |= {"x_loc": draw.rounded(rng.normal(size=(N, 1))), "x_scale": draw.rounded(rng.uniform(0.2, 0.9, (N, 1)))}
+        params |= {
+            "x_loc": draw.rounded(rng.normal(size=(N, 1))),
+            "x_scale": draw.rounded(rng.uniform(0.2, 0.9, (N, 1))),
+        }
     if kind == "hyper":
-        params |= {"f_lengthscale_auto_loc": draw.rounded(rng.normal() * 0.4), "f_lengthscale_auto_scale": draw.rounded(rng.uniform(0.1, 0.6))}
+        params |= {
+            "f_lengthscale_auto_loc": draw.rounded(rng.normal() * 0.4),
+            "f_lengthscale_auto_scale": draw.rounded(rng.uniform(0.1, 0.6)),
+        }
     return replace(made, params=tuple(params.items()))
-
-
-def _expectable(rng: draw.Rng) -> Any:
-    """Kernels whose expectations are in closed form, or not."""
-    first = (draw.pick(rng, {"RBF": 3, "Matern52": 1}), draw.rounded(rng.uniform(0.7, 1.4)))
-    trees = [first, ("sum", first, ("Linear", draw.rounded(rng.uniform(0.3, 1)))), ("sum", first, ("Constant", 0.4))]
-    return ("scaled", trees[rng.integers(3)], draw.rounded(rng.uniform(0.5, 2)))
 
 
 def _shared(Z: Any) -> Any:
@@ -129,7 +135,11 @@ def source(program: Nested) -> str:
     fn += ".to_event(1)" if np.ndim(program.y) == 2 else ""
     lines += [f'    with numpyro.plate("rows", {program.num}):']
     lines += ["        " + line for line in body(program)] + [f'        numpyro.sample("y", {fn}, obs=y)', ""]
-    options = {"latent": ', latents={"x": None}', "expected": ', latents={"x": None}', "hyper": ", hyper=AutoNormal"}.get(program.kind, "")
+    options = {
+        "latent": ', latents={"x": None}',
+        "expected": ', latents={"x": None}',
+        "hyper": ", hyper=AutoNormal",
+    }.get(program.kind, "")
     (line,) = guide(program)  # type: ignore[arg-type]
     lines.append(line.removesuffix(")") + options + ")")
     lines.append(f"params = {{{', '.join(f'{n!r}: A({listed(v)})' for n, v in program.params)}}}")
@@ -166,7 +176,9 @@ def bound(program: Nested, params: witnesses.Params) -> witnesses.Bound:
             if program.kind == "expected":
                 mean, explained, residual, v = moments
                 first = w @ mean
-                moments = tuple(np.atleast_1d(a) for a in (first, w @ (explained + mean**2) - first**2, w @ residual, v))  # type: ignore[assignment]
+                moments = tuple(
+                    np.atleast_1d(a) for a in (first, w @ (explained + mean**2) - first**2, w @ residual, v)
+                )  # type: ignore[assignment]
                 terms = row_terms(program, i, p, *moments)
                 exact, by_nodes = exact + terms[0][0], by_nodes + terms[1][0]
                 continue
@@ -208,7 +220,9 @@ def row_terms(program: Nested, i: int, p: int, mean, explained, residual, v) -> 
         return fit, fit
     sd = np.sqrt(np.maximum(explained + v * residual, 0))
     cost = (v - np.log(v) - 1) / 2
-    both = [w @ density(np.full(len(mean), y), mean + sd * t[:, None], **numbers) - cost for t, w in (FINE, witnesses.NODES)]
+    both = [
+        w @ density(np.full(len(mean), y), mean + sd * t[:, None], **numbers) - cost for t, w in (FINE, witnesses.NODES)
+    ]
     return both[0], both[1]
 
 
@@ -228,7 +242,7 @@ def averaged_over_hyper(program: Nested, params: witnesses.Params) -> witnesses.
     return witnesses.Bound(*(total - kl).tolist())
 
 
-GRID, FINE = witnesses._trapezoid(241, 8.0), witnesses._trapezoid(401, 9.0)
+GRID, FINE = witnesses.trapezoid(241, 8.0), witnesses.trapezoid(401, 9.0)
 
 
 # ---------------------------------------------------------------- log p(y)
@@ -251,10 +265,16 @@ def evidence(program: Nested, params: witnesses.Params, num: int = 2000) -> witn
         kernel = witnesses.belief(g, params, 0).kernel
         if program.kind == "deep":
             K = witnesses.belief(program.gps[0], params, 0).kernel(X, X)
-            inner, log_ratio = program.slope * X[:, 0] + rng.normal(size=(num, N)) @ witnesses._root(K).T, np.zeros(num)
+            inner, log_ratio = (
+                program.slope * X[:, 0] + rng.normal(size=(num, N)) @ witnesses.root_of(K).T,
+                np.zeros(num),
+            )
         else:
             inner, log_ratio = rng.normal(size=(num, N)), np.zeros(num)
-        log_w = np.array([oracles.log_normal(y, 0.0, kernel(h[:, None], h[:, None]) + noise * np.eye(N)) for h in inner]) + log_ratio
+        log_w = (
+            np.array([oracles.log_normal(y, 0.0, kernel(h[:, None], h[:, None]) + noise * np.eye(N)) for h in inner])
+            + log_ratio
+        )
     w = np.exp(log_w - log_w.max())
     if w.sum() ** 2 / (w**2).sum() < 0.03 * num:
         return None

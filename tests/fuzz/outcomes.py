@@ -255,4 +255,14 @@ OUTCOMES = {
     ),
 }
 
-WHOLE = ("bernoulli", "probit", "binomial", "poisson", "softplus_poisson", "negative_binomial", "zero_inflated", "ordinal", "categorical")
+WHOLE = (
+    "bernoulli",
+    "probit",
+    "binomial",
+    "poisson",
+    "softplus_poisson",
+    "negative_binomial",
+    "zero_inflated",
+    "ordinal",
+    "categorical",
+)

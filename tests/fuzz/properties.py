@@ -13,7 +13,8 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.util import log_density
 
 import numpyro_orthgp as ogp
-from tests.fuzz import nested, witnesses
+from tests.fuzz import collapsed, nested, witnesses
+from tests.fuzz.collapsed import Collapsed
 from tests.fuzz.nested import Nested
 from tests.fuzz.programs import Program
 
@@ -32,13 +33,40 @@ class Run:
     :param failures: what was found, a line each.
     """
 
-    program: Program | Nested
+    program: Program | Nested | Collapsed
     properties: tuple[str, ...]
     failures: list[str] = field(default_factory=list)
     space: dict[str, Any] = field(default_factory=dict)
 
     def fail(self, name: str, message: str) -> None:
         self.failures.append(f"{name}: {message}")
+
+    def expect(self, name: str, value: Any, expected: Any, times: float = 1.0) -> None:
+        """Fail unless two arrays are the same up to rounding."""
+        value, expected = np.asarray(value, float), np.asarray(expected, float)
+        allowed = times * RELATIVE[self.program.dtype] * (1 + np.abs(expected).max())
+        if value.shape != expected.shape or not np.abs(value - expected).max() <= allowed:
+            self.fail(name, f"{value.tolist()}, dense formula {expected.tolist()}")
+
+    def slope(self, function: Callable[[Any], float], params: dict[str, Any], gradient: dict[str, Any]) -> None:
+        """Fail unless the gradient is that of differences, along a random direction."""
+        rng = np.random.default_rng(self.program.seed)
+        # Entries of factors above the diagonal are no parameters.
+        direction = {
+            n: np.tril(d) if n.endswith("scale_tril") else d
+            for n, d in ((n, rng.normal(size=v.shape)) for n, v in params.items())
+        }
+
+        def at(step: float) -> float:
+            return function({n: v + step * direction[n] for n, v in params.items()})
+
+        slope, h = sum(float(np.sum(gradient[n] * direction[n])) for n in params), 1e-5
+        first, second = ((at(k * h) - at(-k * h)) / (2 * k * h) for k in (1, 2))
+        differences, doubt = (4 * first - second) / 3, abs(first - second)
+        size = abs(slope) + abs(at(0.0)) + 1
+        # Where draws cross a kink of the kernel within a step the two differ by as much.
+        if not abs(slope - differences) <= 1e-6 * size + doubt:
+            self.fail("gradient", f"slope {slope:.9g}, by differences {differences:.9g} ({first:.9g} and {second:.9g})")
 
 
 def execute(program: Program) -> dict[str, Any]:
@@ -51,12 +79,24 @@ def execute(program: Program) -> dict[str, Any]:
 def chosen(program: Program) -> tuple[str, ...]:
     """The properties that a seed looks at, beside the bound."""
     rng = np.random.default_rng([34, program.seed])
-    often = {"gradient": 0.3, "posterior": 0.3, "minibatch": 0.12, "potential": 0.1, "loose": 0.1, "trace": 0.12}
+    often = {
+        "gradient": 0.3,
+        "fitted": 0.4,
+        "posterior": 0.27,
+        "minibatch": 0.12,
+        "potential": 0.1,
+        "loose": 0.1,
+        "trace": 0.12,
+    }
     drawn = {name for name, p in often.items() if rng.uniform() < p}
-    if isinstance(program, Nested):
-        return tuple(sorted(drawn & {"gradient", "trace"}))
-    if program.guide == "natural" or program.dtype == "float32":
+    if program.dtype == "float32" or program.guide == "natural":  # whose gradient is that of another thing
         drawn.discard("gradient")
+    if "gradient" not in drawn or (isinstance(program, Nested) and program.kind == "hyper"):
+        drawn.discard("fitted")
+    if isinstance(program, Collapsed):
+        return tuple(sorted(drawn & {"gradient"}))
+    if isinstance(program, Nested):
+        return tuple(sorted(drawn & {"gradient", "fitted", "trace"}))
     by_row = all(program.sees(s).by_row for s in program.sites)
     if not by_row or program.plate != "rows" or program.num % 2 or any(s.mask is not None for s in program.sites):
         drawn.discard("minibatch")
@@ -72,6 +112,9 @@ def check(program: Program) -> Run:
     run = Run(program, chosen(program))
     try:
         run.space = execute(program)
+        if isinstance(program, Collapsed):
+            collapsed.look_at(run)
+            return run
         values = compute(run)
         compare_bound(run, values)
         for name in run.properties:
@@ -92,8 +135,13 @@ def compute(run: Run) -> Values:
     """Everything at once, as one compiled program."""
     function = jax.jit(whole(run))
     run.space["function"] = function
-    keys = jax.random.split(jax.random.PRNGKey(run.program.seed), NUM_KEYS if run.program.random else 1)
+    keys = keys_of(run, run.program.seed)
     return jax.tree.map(np.asarray, function(params_of(run), keys))
+
+
+def keys_of(run: Run, seed: int) -> Any:
+    """Keys to average over; one for a loss that is exact."""
+    return jax.random.split(jax.random.PRNGKey(seed), NUM_KEYS if is_random(run) else 1)
 
 
 def params_of(run: Run) -> dict[str, Any]:
@@ -158,7 +206,9 @@ def latents(program: Program) -> dict[str, jnp.ndarray]:
     for g in program.gps:
         batch = () if g.num_latents is None else (g.num_latents,)
         for i, Z in enumerate(g.sets):
-            values[f"{g.name}.u{i}"] = jnp.asarray(np.round(rng.normal(size=(*batch, np.shape(Z)[-2])), 2), program.dtype)
+            values[f"{g.name}.u{i}"] = jnp.asarray(
+                np.round(rng.normal(size=(*batch, np.shape(Z)[-2])), 2), program.dtype
+            )
     return values
 
 
@@ -183,7 +233,9 @@ def compare_bound(run: Run, values: Values) -> None:
     for name, wrong in (("bound", different(run, losses, bound)), ("evidence", too_high(run, losses, bound, params))):
         if wrong and again:
             losses_again = again[0]()
-            wrong = different(run, losses_again, bound) if name == "bound" else too_high(run, losses_again, bound, params)
+            wrong = (
+                different(run, losses_again, bound) if name == "bound" else too_high(run, losses_again, bound, params)
+            )
         if wrong:
             run.fail(name, wrong)
     return None
@@ -197,7 +249,7 @@ def more_losses(run: Run, params: Any) -> np.ndarray:
     """Twenty times as many."""
     parts = []
     for i in range(20):
-        keys = jax.random.split(jax.random.PRNGKey(10_000 + 100 * run.program.seed + i), NUM_KEYS if run.program.random else 1)
+        keys = keys_of(run, 10_000 + 100 * run.program.seed + i)
         parts.append(np.asarray(run.space["function"](params, keys)["losses"], float))
     return np.concatenate(parts)
 
@@ -228,7 +280,9 @@ def too_high(run: Run, losses: np.ndarray, bound: witnesses.Bound, params: witne
     if evidence is None:
         return ""
     value, error = _estimate(losses)
-    allowed = tolerance(program, value) + SIGMAS * np.hypot(error, evidence.error) + max(bound.by_nodes - bound.exact, 0)
+    allowed = (
+        tolerance(program, value) + SIGMAS * np.hypot(error, evidence.error) + max(bound.by_nodes - bound.exact, 0)
+    )
     if value <= evidence.value + allowed:
         return ""
     return f"ELBO {value:.6g} (se {error:.2g}) above log p(y) {evidence.value:.6g} (se {evidence.error:.2g})"
@@ -236,25 +290,8 @@ def too_high(run: Run, losses: np.ndarray, bound: witnesses.Bound, params: witne
 
 def compare_gradient(run: Run, values: Values) -> None:
     """The gradient is that of differences, along a random direction."""
-    rng, params = np.random.default_rng(run.program.seed), params_of(run)
-    gradient = values["gradient"]
-    # Entries of factors above the diagonal are no parameters.
-    direction = {n: np.tril(d) if n.endswith("scale_tril") else d for n, d in ((n, rng.normal(size=v.shape)) for n, v in params.items())}
-    keys = jax.random.split(jax.random.PRNGKey(run.program.seed), NUM_KEYS if run.program.random else 1)
-    function = run.space["function"]
-
-    def at(step: float) -> float:
-        moved = {n: v + step * direction[n] for n, v in params.items()}
-        return float(function(moved, keys)["losses"].mean())
-
-    slope = sum(float(np.sum(gradient[n] * direction[n])) for n in params)
-    h = 1e-5
-    first, second = ((at(k * h) - at(-k * h)) / (2 * k * h) for k in (1, 2))
-    differences, doubt = (4 * first - second) / 3, abs(first - second)
-    size = abs(slope) + abs(float(values["losses"].mean())) + 1
-    # Where draws cross a kink of the kernel within a step the two differ by as much.
-    if not abs(slope - differences) <= 1e-6 * size + doubt:
-        run.fail("gradient", f"slope {slope:.9g}, by differences {differences:.9g} ({first:.9g} and {second:.9g})")
+    keys = keys_of(run, run.program.seed)
+    run.slope(lambda p: float(run.space["function"](p, keys)["losses"].mean()), params_of(run), values["gradient"])
 
 
 def compare_posterior(run: Run, values: Values) -> None:
@@ -265,14 +302,27 @@ def compare_posterior(run: Run, values: Values) -> None:
         mean, cov = witnesses.predictions(program, program.values(), g.name, X_new)
         got = values[g.name]
         if g.num_latents is None:
-            got = {"mean": got["mean"][None], "variance": got["variance"][None], "covariance": got["covariance"][None], "draws": got["draws"][:, None]}
+            got = {
+                "mean": got["mean"][None],
+                "variance": got["variance"][None],
+                "covariance": got["covariance"][None],
+                "draws": got["draws"][:, None],
+            }
         else:
-            got = {**got, "mean": got["mean"].T, "variance": got["variance"].T, "draws": np.moveaxis(got["draws"], -1, 1)}
+            got = {
+                **got,
+                "mean": got["mean"].T,
+                "variance": got["variance"].T,
+                "draws": np.moveaxis(got["draws"], -1, 1),
+            }
         rtol = 10 * RELATIVE[program.dtype]
         for name, expected in (("mean", mean), ("variance", np.diagonal(cov, axis1=1, axis2=2)), ("covariance", cov)):
             wrong = np.abs(got[name] - expected).max()
             if not wrong <= rtol * (1 + np.abs(expected).max()):
-                run.fail("posterior", f"{name} of {g.name} at {X_new.tolist()}: {got[name].tolist()}, dense {expected.tolist()}")
+                run.fail(
+                    "posterior",
+                    f"{name} of {g.name} at {X_new.tolist()}: {got[name].tolist()}, dense {expected.tolist()}",
+                )
         for p in range(g.latents):
             wrong_draws(run, g.name, np.asarray(got["draws"][:, p], float), mean[p], cov[p])
 
@@ -295,7 +345,7 @@ def compare_loose(run: Run, values: Values) -> None:
     # Of noise of each row's own the best v is taken, else v = 1 gives the loose bound.
     one = {n: (np.ones_like(v) if n.endswith("_residual_scale") else v) for n, v in program.values().items()}
     params = {n: jnp.asarray(v, program.dtype) for n, v in one.items()}
-    keys = jax.random.split(jax.random.PRNGKey(run.program.seed), NUM_KEYS if run.program.random else 1)
+    keys = keys_of(run, run.program.seed)
     tight = np.asarray(run.space["function"](params, keys)["losses"], float)
     loose = replace(program, gps=tuple(replace(g, residual="prior") for g in program.gps))
     space = execute(loose)
@@ -312,10 +362,12 @@ def compare_minibatch(run: Run, values: Values) -> None:
     """The mean over halves of the data is the whole."""
     program, space, params = run.program, run.space, params_of(run)
     N, elbo = program.num, TraceMeanField_ELBO()
-    keys = jax.random.split(jax.random.PRNGKey(1), NUM_KEYS if is_random(run) else 1)
+    keys = keys_of(run, 1)
     halves = []
     for rows in (np.arange(0, N, 2), np.arange(1, N, 2)):
-        losses = jax.jit(jax.vmap(lambda key, rows=rows: elbo.loss(key, params, space["model"], space["guide"], rows)))(keys)
+        losses = jax.jit(jax.vmap(lambda key, rows=rows: elbo.loss(key, params, space["model"], space["guide"], rows)))(
+            keys
+        )
         halves.append(np.asarray(losses, float))
     value, error = _estimate(np.concatenate(halves))
     error = np.sqrt(sum(_estimate(h)[1] ** 2 for h in halves)) / 2
@@ -345,8 +397,72 @@ def compare_potential(run: Run, values: Values) -> None:
         run.fail("potential", f"log density {value:.9g}, dense formula {both[0]:.9g}")
 
 
+def compare_fitted(run: Run, values: Values) -> None:
+    """After some steps of Adam the bound is still the dense formula, and below log p(y)."""
+    program, keys = run.program, keys_of(run, run.program.seed)
+    free = {n: to_free(n, v) for n, v in params_of(run).items()}
+    first, second = ({n: np.zeros_like(v) for n, v in free.items()} for _ in range(2))
+    for step in range(1, NUM_STEPS + 1):
+        params = {n: from_free(n, v) for n, v in free.items()}
+        gradient = run.space["function"]({n: jnp.asarray(v, program.dtype) for n, v in params.items()}, keys)[
+            "gradient"
+        ]
+        for n in free:
+            d = np.asarray(gradient[n], float) * slope_of_free(n, params[n])
+            first[n] = 0.8 * first[n] + 0.2 * d
+            second[n] = 0.95 * second[n] + 0.05 * d**2
+            change = first[n] / (1 - 0.8**step) / np.sqrt(second[n] / (1 - 0.95**step) + 1e-12)
+            free[n] = free[n] - 0.1 * np.where(np.isfinite(change), change, 0)
+    params = {n: np.round(from_free(n, v), 2) for n, v in free.items()}
+    params = {n: np.maximum(v, 0.05) if is_positive(n) else v for n, v in params.items()}
+    params = {
+        n: np.where(np.eye(v.shape[-1]) * (v < 0.05), 0.05, v) if n.endswith("scale_tril") else v
+        for n, v in params.items()
+    }
+    again = {n: jnp.asarray(v, program.dtype) for n, v in params.items()}
+    losses = (
+        more_losses(run, again) if is_random(run) else np.asarray(run.space["function"](again, keys)["losses"], float)
+    )
+    bound = dense_bound(program, params)
+    for wrong in (different(run, losses, bound), too_high(run, losses, bound, params)):
+        if wrong:
+            text = ", ".join(f"{n!r}: A({v.tolist()})" for n, v in params.items())
+            run.fail("fitted", f"{wrong}; at params = {{{text}}}")
+
+
+NUM_STEPS = 60
+
+
+def is_positive(name: str) -> bool:
+    sampled = name.endswith("_auto_loc") and ".u" not in name
+    return sampled or name.endswith("_scale") or name.endswith(("_variance", "_lengthscale"))
+
+
+def to_free(name: str, value: Any) -> np.ndarray:
+    """Real coordinates: logarithms of what is positive, of diagonals too."""
+    value = np.asarray(value, float)
+    if name.endswith("scale_tril"):
+        eye = np.eye(value.shape[-1], dtype=bool)
+        return np.where(eye, np.log(np.where(eye, value, 1)), np.tril(value))
+    return np.log(value) if is_positive(name) else value
+
+
+def from_free(name: str, value: np.ndarray) -> np.ndarray:
+    if name.endswith("scale_tril"):
+        return np.where(np.eye(value.shape[-1], dtype=bool), np.exp(np.minimum(value, 3)), np.tril(value))
+    return np.exp(np.minimum(value, 3)) if is_positive(name) else value
+
+
+def slope_of_free(name: str, value: np.ndarray) -> np.ndarray:
+    """Derivative of a parameter for its real coordinate."""
+    if name.endswith("scale_tril"):
+        return np.where(np.eye(value.shape[-1], dtype=bool), value, np.tril(np.ones_like(value)))
+    return value if is_positive(name) else np.ones_like(value)
+
+
 PROPERTIES: dict[str, Callable[[Run, Values], None]] = {
     "gradient": compare_gradient,
+    "fitted": compare_fitted,
     "posterior": compare_posterior,
     "loose": compare_loose,
     "minibatch": compare_minibatch,
