@@ -10,7 +10,6 @@ import warnings
 import jax
 import pytest
 
-import numpyro_orthgp as ogp
 from tests.fuzz.families import program
 from tests.fuzz.properties import check
 

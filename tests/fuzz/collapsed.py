@@ -12,7 +12,6 @@ import numpy as np
 from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.util import log_density
 
-import numpyro_orthgp as ogp
 from tests import oracles
 from tests.fuzz import covariances, draw, witnesses
 from tests.fuzz.covariances import listed
@@ -79,7 +78,7 @@ def collapsed(seed: int) -> Collapsed:
     observed = None if observed is None or sum(observed) < 2 else observed
     y = draw.rounded(rng.normal(size=(N, 2) if draw.chance(rng, 0.3) else N))
     made = Collapsed(seed, X, (g,), bound, noise, loc, observed, latent, 2 if draw.chance(rng, 0.2) else None, y, ())
-    params = {n: v for n, v in draw.draw_params(rng, made) if ".u" not in n}  # type: ignore[arg-type]
+    params = {n: v for n, v in draw.draw_params(rng, made) if ".u" not in n}
     if latent:
         params |= {
             "x_loc": draw.rounded(rng.normal(size=(N, 1))),

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.fuzz import covariances, witnesses
 from tests.fuzz.covariances import LOW_RANK, Hyper, Tree
-from tests.fuzz.outcomes import OUTCOMES, WHOLE
+from tests.fuzz.outcomes import OUTCOMES
 from tests.fuzz.programs import GP, Program, Site
 from tests.fuzz.views import View
 

@@ -98,7 +98,7 @@ def nested(seed: int) -> Nested:
     made = Nested(
         seed, kind, X, gps, slope, draw.chance(rng, 0.6), outcome, tuple(numbers.items()), draw.rounded(y), ()
     )
-    params = dict(draw.draw_params(rng, made))  # type: ignore[arg-type]
+    params = dict(draw.draw_params(rng, made))
     if kind in ("latent", "expected"):
         params |= {
             "x_loc": draw.rounded(rng.normal(size=(N, 1))),
@@ -140,7 +140,7 @@ def source(program: Nested) -> str:
         "expected": ', latents={"x": None}',
         "hyper": ", hyper=AutoNormal",
     }.get(program.kind, "")
-    (line,) = guide(program)  # type: ignore[arg-type]
+    (line,) = guide(program)
     lines.append(line.removesuffix(")") + options + ")")
     lines.append(f"params = {{{', '.join(f'{n!r}: A({listed(v)})' for n, v in program.params)}}}")
     return "\n".join(lines) + "\n"
@@ -178,7 +178,7 @@ def bound(program: Nested, params: witnesses.Params) -> witnesses.Bound:
                 first = w @ mean
                 moments = tuple(
                     np.atleast_1d(a) for a in (first, w @ (explained + mean**2) - first**2, w @ residual, v)
-                )  # type: ignore[assignment]
+                )
                 terms = row_terms(program, i, p, *moments)
                 exact, by_nodes = exact + terms[0][0], by_nodes + terms[1][0]
                 continue

@@ -18,7 +18,7 @@ class Outcome(NamedTuple):
     """A likelihood.
 
     :param ours: its expression as a likelihood of the package, of ``f``; ``None`` where it has none of its own name.
-    :param plain: the same as a NumPyro distribution of values ``f``, for draws and for the general ``Likelihood``; "" if NumPyro has none.
+    :param plain: the same as a NumPyro distribution of values ``f``, for draws and for the general ``Likelihood``; "" if it has none.
     :param log_density: see the module.
     :param draw: y given eta.
     :param columns: how many functions each y depends on.
@@ -118,7 +118,7 @@ def _numbers(**draws: Callable[[Rng], Any]) -> Callable[[Rng], dict[str, Any]]:
 
 
 def _cuts(rng: Rng) -> tuple[float, ...]:
-    return tuple(np.round(np.sort(rng.uniform(-1, 1, 2)) + [-0.2, 0.2], 2).tolist())
+    return tuple(np.round(np.sort(rng.uniform(-1, 1, 2)) + np.array([-0.2, 0.2]), 2).tolist())
 
 
 positive = _scale(0.5, 2.5)

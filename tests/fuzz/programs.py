@@ -1,4 +1,4 @@
-"""A program: a model, its guide and parameters, as choices that are printed as Python of a few lines. What is printed is what is run."""
+"""A program: a model, its guide and parameters, as choices. They are printed as Python of a few lines, which is what is run."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _stacked(view, X, latents, names, arrays):
 def _summed(view, X, latents, names, arrays):
     """(stack([f(X), g(X)]) @ w)[..., 0]."""
     seen, (w,) = _stacked(view, X, latents, names, arrays), arrays
-    N, K = seen.shape
+    N = len(X)
     L = np.kron(np.eye(N), w[:, 0]) @ seen.L
     marginals = seen.expression.removesuffix(".sample()")
     expression = f"({marginals} @ {names[0]})[..., 0]" + _end(view)

@@ -98,8 +98,13 @@ def divergence(b: Belief) -> float:
 
 
 class Values(NamedTuple):
-    """The Gaussian of F: prior covariance, mean, covariance explained by inducing variables, residual covariance with v = 1, and v of
-    each entry."""
+    """The Gaussian of F.
+
+    :param prior: its prior covariance.
+    :param explained: covariance that comes from inducing variables.
+    :param residual: covariance that none explains, with v = 1.
+    :param v: of each entry.
+    """
 
     prior: np.ndarray
     mean: np.ndarray
