@@ -34,6 +34,8 @@ VIEWS = {
     "added": 1,
     "classes": 1,
     "two sites": 1,
+    "two calls": 1,
+    "beside": 1,
 }
 SINGLE = [name for name, o in OUTCOMES.items() if o.columns == 1]
 DRAWABLE = [name for name in SINGLE if OUTCOMES[name].plain]
@@ -55,6 +57,7 @@ def chance(rng: Rng, p: float) -> bool:
     return bool(rng.uniform() < p)
 
 
+BY_ROW = ("plain", "independent", "shifted", "scaled", "mixed", "picked", "stacked", "summed", "added", "beside")
 # Beyond these exponentials of eta have averages that no number of draws finds.
 LARGEST_VARIANCE, LARGEST_MEAN = 2.5, 4.0
 
@@ -85,17 +88,17 @@ def attempted(seed: int, attempt: int) -> Program:
     X = points(rng, N, D, tasks)
     P = {"outputs": 2, "mixed": int(rng.integers(1, 4)), "picked": 2, "classes": 3}.get(view)
     guide = pick(rng, {"auto": 7, "hand": 2, "natural": 1, "sampled": 1, "normal": 1})
-    num_gps = 2 if view in ("stacked", "summed", "added", "two sites") else 1
+    num_gps = 2 if view in ("stacked", "summed", "added", "two sites", "beside") else 1
     gps = tuple(draw_gp(rng, "fg"[i], X, P, guide, tasks, dtype) for i in range(num_gps))
     if view in ("stacked", "summed", "two sites") and guide not in ("normal",):
         gps = tuple(replace(g, residual=gps[0].residual) for g in gps)
     plate = pick(rng, {"rows": 6, "event": 2, "scale": 1, "more": 1})
     sites = tuple(draw_sites(rng, view, X, P, tasks))
-    if not all(
-        site.view.kind in ("plain", "outputs", "shifted", "scaled", "mixed", "picked", "stacked", "summed")
-        for site in sites
-    ):
-        plate = "rows" if plate == "more" else plate
+    if plate == "more":
+        if all(site.view.kind in BY_ROW for site in sites):  # draws outside of the plate would not be weighed with it
+            sites = tuple(replace(s, inside=True) for s in sites)
+        else:
+            plate = "rows"
     in_plate = plate in ("rows", "more")
     if not in_plate or guide not in ("auto", "natural"):
         sites = tuple(replace(s, masked_by="handler" if in_plate else "distribution") for s in sites)
@@ -247,6 +250,11 @@ def draw_sites(rng: Rng, view: str, X: Any, P: int | None, tasks: bool) -> list[
     }
     if view in drawn:
         return [site("y", drawn[view](), DRAWABLE)]
+    if view == "two calls":
+        kinds = [drawn[str(rng.choice(["draws", "bins", "weighed"]))](), View("plain", ("f",))]
+        return [site("y0", kinds[0], DRAWABLE), site("y1", kinds[1], SINGLE)]
+    if view == "beside":
+        return [site("y", View("beside", ("f", "g"), False, (("c", array(N)),)), SINGLE)]
     if view == "two sites":
         kinds = [
             View("plain", ("f",)),
@@ -307,7 +315,8 @@ def draw_site(rng: Rng, name: str, view: View, outcomes: list[str], shape: Any) 
     how = "plain" if view.drawn else "general" if o.plain and chance(rng, 0.12) else "ours"
     ways = {"handler": 1, "distribution": 1, "obs_mask": 0.6 if isinstance(shape, int) and how == "ours" else 0}
     masked_by = pick(rng, ways) if isinstance(shape, int) else "handler"
-    return Site(name, view, outcome, tuple(numbers.items()), how, rounded(y), mask, masked_by)
+    inside = chance(rng, 0.5)
+    return Site(name, view, outcome, tuple(numbers.items()), how, rounded(y), mask, masked_by, inside)
 
 
 # ---------------------------------------------------------------- parameters

@@ -53,6 +53,7 @@ class Site:
     :param numbers: its numbers; a tuple of N is one of each row.
     :param how: "ours", "general" (``Likelihood``) or "plain" (a NumPyro distribution of a draw).
     :param mask: of each row, or ``None``; ``masked_by`` "handler", "distribution" or "obs_mask".
+    :param inside: whether functions are called inside of the plate.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Site:
     y: Rows
     mask: tuple[bool, ...] | None
     masked_by: str
+    inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ class Program:
     @property
     def random(self) -> bool:
         """Whether the loss is an estimate from draws."""
-        drawn = any(site.how == "plain" or site.outcome == "categorical" for site in self.sites)
+        drawn = any(c.drawn for site in self.sites for c in self.sees(site).calls)
+        drawn = drawn or any(site.outcome == "categorical" for site in self.sites)
         # `Likelihood` of more than two functions integrates by random points.
         return drawn or self.guide in ("sampled", "normal") or any(g.latents > 2 for g in self.gps)
 
@@ -199,14 +202,17 @@ def observe(program: Program, site: Site) -> list[str]:
         fn += f".to_event({events})"
     mask = f", obs_mask={site.name}_mask[rows]" if site.mask is not None and site.masked_by == "obs_mask" else ""
     around = []
-    if program.plate in ("rows", "more"):
-        around.append(f'numpyro.plate("rows_{site.name}", {program.total}, subsample_size=len(rows))')
     if program.plate == "scale":
         around.append(f"numpyro.handlers.scale(scale={program.scale!r})")
     if site.mask is not None and site.masked_by == "handler":
         around.append(f"numpyro.handlers.mask(mask={site.name}_mask[rows])")
     statement = f'numpyro.sample("{site.name}", {fn}, obs={site.name}[rows]{mask})'
-    return [*lines, f"with {', '.join(around)}:", f"    {statement}"] if around else [*lines, statement]
+    observed = [f"with {', '.join(around)}:", f"    {statement}"] if around else [statement]
+    if program.plate not in ("rows", "more"):
+        return [*lines, *observed]
+    plate = f'with numpyro.plate("rows_{site.name}", {program.total}, subsample_size=len(rows)):'
+    within = [*lines, *observed] if site.inside else observed
+    return [*([] if site.inside else lines), plate, *("    " + line for line in within)]
 
 
 def show(value: Any) -> str:

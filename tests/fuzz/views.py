@@ -32,10 +32,11 @@ class View:
 
 
 class Call(NamedTuple):
-    """f(X)."""
+    """f(X), or f(X).sample()."""
 
     function: str
     X: np.ndarray
+    drawn: bool = False
 
 
 class Seen(NamedTuple):
@@ -65,7 +66,8 @@ def see(view: View, X: np.ndarray, latents: Mapping[str, int | None]) -> Seen:
     """A view in a model whose functions have so many latents."""
     arrays = {name: np.array(value, float) for name, value in view.arrays}
     names = list(arrays)
-    return KINDS[view.kind](view, X, latents, names, list(arrays.values()))
+    seen = KINDS[view.kind](view, X, latents, names, list(arrays.values()))
+    return seen._replace(calls=[call._replace(drawn=True) for call in seen.calls]) if view.drawn else seen
 
 
 def _end(view: View, drawn: str = ".sample()") -> str:
@@ -174,6 +176,15 @@ def _added(view, X, latents, names, arrays):
     return Seen([], expression, [Call(f, X), Call(g, X)], L, np.zeros(len(X)), (len(X),))
 
 
+def _beside(view, X, latents, names, arrays):
+    """f(X) + c g(X), marginals of one function at a draw of another."""
+    f, g = view.functions
+    (c,) = arrays
+    expression = f"{f}(X[rows]) + {names[0]}[rows] * {g}(X[rows]).sample()"
+    L = np.concatenate([np.eye(len(X)), np.diag(c)], 1)
+    return Seen([], expression, [Call(f, X), Call(g, X, True)], L, np.zeros(len(X)), (len(X),))
+
+
 KINDS = {
     "plain": _plain,
     "independent": _plain,
@@ -187,4 +198,5 @@ KINDS = {
     "weighed": _weighed,
     "difference": _difference,
     "added": _added,
+    "beside": _beside,
 }

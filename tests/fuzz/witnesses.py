@@ -211,27 +211,23 @@ def data_terms(program: Program, look: Looks, F: Values, tight: bool = True) -> 
     explained = F.explained[look.entries, look.entries]
     root = np.sqrt(v)
     residual = root[:, None] * prior_v * root  # v is one number for each function, so this is v C
-    if site.how != "plain" or seen.pointwise:
-        explained, residual = np.diag(np.diag(explained)), np.diag(np.diag(residual))
+    drawn = np.concatenate([np.full(len(c.X) * program.gp(c.function).latents, c.drawn) for c in seen.calls])
+    together = np.outer(drawn, drawn) & (not seen.pointwise) | np.eye(len(drawn), dtype=bool)
+    explained, residual = explained * together, residual * together
     eta = seen.offset + seen.L @ mean
     weight = row_weights(program, site)
-    is_tight = tight and any(program.gp(f).residual == "tight" for f in site.view.functions)
-    cost = np.zeros(len(weight))
-    if site.how == "plain":
-        cost_rows = np.sum((v - np.log(v) - 1) / 2) * program.scale if is_tight else 0.0
-        terms = expectations(site, seen, eta, seen.L @ (explained + residual) @ seen.L.T)
-        return Bound(*(float(weight @ t) - cost_rows for t in terms))
+    is_tight = tight and any(program.gp(c.function).residual == "tight" for c in seen.calls if not c.drawn)
+    paid = np.sum((v - np.log(v) - 1)[drawn]) / 2 * (program.scale if program.plate == "more" else 1)
     if is_tight and closed_form(program, site, seen):
         s2 = noise_of_entries(site, seen) ** 2
-        r = np.diag(seen.L @ np.diag(np.diag(prior_v)) @ seen.L.T)
-        e = np.diag(seen.L @ explained @ seen.L.T)
+        r = np.diag(seen.L @ np.diag(np.where(drawn, 0, np.diag(prior_v))) @ seen.L.T)
+        e = np.diag(seen.L @ (explained + residual * np.outer(drawn, drawn)) @ seen.L.T)
         fit = oracles.expected_log_normal(_flat(site, seen), eta, e, s2) - 0.5 * np.log1p(r / s2)
         fit -= jacobian(site, seen)
-        return Bound(*(2 * (float(weight @ fit.reshape(len(weight), -1).sum(1)),)))
-    if is_tight:
-        cost = point_costs(program, site, seen, v)
+        return Bound(*(2 * (float(weight @ fit.reshape(len(weight), -1).sum(1)) - paid,)))
+    cost = point_costs(program, site, seen, np.where(drawn, 1, v)) if is_tight else np.zeros(len(weight))
     terms = expectations(site, seen, eta, seen.L @ (explained + residual) @ seen.L.T)
-    return Bound(*(float(weight @ (t - cost)) for t in terms))
+    return Bound(*(float(weight @ (t - cost)) - paid for t in terms))
 
 
 def row_weights(program: Program, site: Site) -> np.ndarray:
