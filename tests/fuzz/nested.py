@@ -14,6 +14,7 @@ from scipy.special import logsumexp
 from tests import oracles
 from tests.fuzz import draw, witnesses
 from tests.fuzz.covariances import Hyper, listed
+from tests.fuzz.evidence import Evidence
 from tests.fuzz.outcomes import OUTCOMES
 from tests.fuzz.programs import GP, HEADER, declare, guide, points_of, show
 
@@ -248,7 +249,7 @@ GRID, FINE = witnesses.trapezoid(241, 8.0), witnesses.trapezoid(401, 9.0)
 # ---------------------------------------------------------------- log p(y)
 
 
-def evidence(program: Nested, params: witnesses.Params, num: int = 2000) -> witnesses.Evidence | None:
+def evidence(program: Nested, params: witnesses.Params, num: int = 2000) -> Evidence | None:
     """log p(y) for Gaussian noise and one function, by draws of what is random."""
     if program.outcome not in ("gaussian", "log_normal") or np.ndim(program.y) == 2:
         return None
@@ -278,4 +279,4 @@ def evidence(program: Nested, params: witnesses.Params, num: int = 2000) -> witn
     w = np.exp(log_w - log_w.max())
     if w.sum() ** 2 / (w**2).sum() < 0.03 * num:
         return None
-    return witnesses.Evidence(float(logsumexp(log_w) - np.log(num) + change), float(w.std() / w.mean() / np.sqrt(num)))
+    return Evidence(float(logsumexp(log_w) - np.log(num) + change), float(w.std() / w.mean() / np.sqrt(num)))

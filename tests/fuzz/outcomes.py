@@ -18,7 +18,7 @@ class Outcome(NamedTuple):
     """A likelihood.
 
     :param ours: its expression as a likelihood of the package, of ``f``; ``None`` where it has none of its own name.
-    :param plain: the same as a NumPyro distribution of values ``f``, for draws and for the general ``Likelihood``; "" if it has none.
+    :param plain: the same as a NumPyro distribution of values ``f``, for draws and the general ``Likelihood``; "" if there is none.
     :param log_density: see the module.
     :param draw: y given eta.
     :param columns: how many functions each y depends on.

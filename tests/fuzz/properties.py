@@ -3,77 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.util import log_density
+from numpyro import handlers
+from numpyro.infer import TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from tests.fuzz import collapsed, nested, witnesses
+from tests.fuzz import evidence as exact
 from tests.fuzz.collapsed import Collapsed
+from tests.fuzz.fitting import fitted
 from tests.fuzz.nested import Nested
 from tests.fuzz.programs import Program
-
-NUM_KEYS = 500
-NUM_DRAWS = 400
-# Rounding, relative to the size of what is compared, and standard errors from which on an average of draws is wrong. What is found
-# beyond is looked at again with twenty times as many draws.
-RELATIVE = {"float64": 1e-7, "float32": 3e-4}
-SIGMAS = 5.0
-
-
-@dataclass
-class Run:
-    """A program as it was run.
-
-    :param failures: what was found, a line each.
-    """
-
-    program: Program | Nested | Collapsed
-    properties: tuple[str, ...]
-    failures: list[str] = field(default_factory=list)
-    space: dict[str, Any] = field(default_factory=dict)
-
-    def fail(self, name: str, message: str) -> None:
-        self.failures.append(f"{name}: {message}")
-
-    def expect(self, name: str, value: Any, expected: Any, times: float = 1.0) -> None:
-        """Fail unless two arrays are the same up to rounding."""
-        value, expected = np.asarray(value, float), np.asarray(expected, float)
-        allowed = times * RELATIVE[self.program.dtype] * (1 + np.abs(expected).max())
-        if value.shape != expected.shape or not np.abs(value - expected).max() <= allowed:
-            self.fail(name, f"{value.tolist()}, dense formula {expected.tolist()}")
-
-    def slope(self, function: Callable[[Any], float], params: dict[str, Any], gradient: dict[str, Any]) -> None:
-        """Fail unless the gradient is that of differences, along a random direction."""
-        rng = np.random.default_rng(self.program.seed)
-        # Entries of factors above the diagonal are no parameters.
-        direction = {
-            n: np.tril(d) if n.endswith("scale_tril") else d
-            for n, d in ((n, rng.normal(size=v.shape)) for n, v in params.items())
-        }
-
-        def at(step: float) -> float:
-            return function({n: v + step * direction[n] for n, v in params.items()})
-
-        slope, h = sum(float(np.sum(gradient[n] * direction[n])) for n in params), 1e-5
-        first, second = ((at(k * h) - at(-k * h)) / (2 * k * h) for k in (1, 2))
-        differences, doubt = (4 * first - second) / 3, abs(first - second)
-        size = abs(slope) + abs(at(0.0)) + 1
-        # Where draws cross a kink of the kernel within a step the two differ by as much.
-        if not abs(slope - differences) <= 1e-6 * size + doubt:
-            self.fail("gradient", f"slope {slope:.9g}, by differences {differences:.9g} ({first:.9g} and {second:.9g})")
-
-
-def execute(program: Program) -> dict[str, Any]:
-    """The names that the text of a program defines."""
-    space: dict[str, Any] = {}
-    exec(compile(program.source(), f"<seed {program.seed}>", "exec"), space)
-    return space
+from tests.fuzz.runs import (
+    RELATIVE,
+    SIGMAS,
+    Run,
+    Values,
+    compute,
+    execute,
+    is_random,
+    keys_of,
+    latents,
+    more_losses,
+    only_model,
+    params_of,
+    test_inputs,
+)  # fmt: skip
 
 
 def chosen(program: Program) -> tuple[str, ...]:
@@ -104,6 +63,10 @@ def chosen(program: Program) -> tuple[str, ...]:
         drawn.discard("potential")
     if not any(g.residual == "tight" for g in program.gps):
         drawn.discard("loose")
+    if program.guide not in ("auto", "sampled", "natural"):
+        drawn -= {"scope", "condition"}
+    if all(len(g.sets) < 2 for g in program.gps):
+        drawn.discard("condition")
     return tuple(sorted(drawn))
 
 
@@ -123,99 +86,6 @@ def check(program: Program) -> Run:
     except Exception as error:
         run.fail("raises", f"{type(error).__name__}: {str(error)[:1500]}")
     return run
-
-
-# ---------------------------------------------------------------- what the package says
-
-
-Values = dict[str, Any]
-
-
-def compute(run: Run) -> Values:
-    """Everything at once, as one compiled program."""
-    function = jax.jit(whole(run))
-    run.space["function"] = function
-    keys = keys_of(run, run.program.seed)
-    return jax.tree.map(np.asarray, function(params_of(run), keys))
-
-
-def keys_of(run: Run, seed: int) -> Any:
-    """Keys to average over; one for a loss that is exact."""
-    return jax.random.split(jax.random.PRNGKey(seed), NUM_KEYS if is_random(run) else 1)
-
-
-def params_of(run: Run) -> dict[str, Any]:
-    return {name: jnp.asarray(value) for name, value in run.space["params"].items()}
-
-
-def test_inputs(program: Program) -> np.ndarray:
-    """Inputs of predictions: two of the data, two between."""
-    X = np.array(program.X)
-    return np.concatenate([X[:2], np.round((X[1:3] + X[2:4]) / 2, 2) if not _has_tasks(program) else X[2:4]])
-
-
-def _has_tasks(program: Program) -> bool:
-    from tests.fuzz.covariances import names
-
-    return any("Coregion" in names(g.tree) for g in program.gps)
-
-
-def whole(run: Run) -> Callable[..., Values]:
-    """Losses for keys, and what else the properties need."""
-    program, space = run.program, run.space
-    model, guide = space["model"], space["guide"]
-    elbo = Trace_ELBO() if "trace" in run.properties else TraceMeanField_ELBO()
-    X_new = test_inputs(program).astype(program.dtype)
-
-    def losses(params: Any, keys: Any) -> Any:
-        if not is_random(run):
-            return elbo.loss(keys[0], params, model, guide)[None]
-        return jax.vmap(lambda key: elbo.loss(key, params, model, guide))(keys)
-
-    def function(params: Any, keys: Any) -> Values:
-        values: Values = {}
-        if "gradient" in run.properties:
-            mean = jax.value_and_grad(lambda p: ((each := losses(p, keys)).mean(), each), has_aux=True)
-            (_, values["losses"]), values["gradient"] = mean(params)
-        else:
-            values["losses"] = losses(params, keys)
-        if "posterior" in run.properties:
-            for name, f in ogp.posterior(model, guide, params).items():
-                marginals, joint = f(X_new), f.joint(X_new)
-                values[name] = {
-                    "mean": marginals.mean,
-                    "variance": marginals.variance,
-                    "covariance": joint.covariance_matrix,
-                    "draws": marginals.sample(keys[0], (NUM_DRAWS,)),
-                }
-        if "potential" in run.properties:
-            drawn = {k: v for k, v in latents(program).items()}
-            values["log_density"] = log_density(model, (), {}, {**only_model(params), **drawn})[0]
-        return values
-
-    return function
-
-
-def is_random(run: Run) -> bool:
-    return run.program.random or "trace" in run.properties
-
-
-def latents(program: Program) -> dict[str, jnp.ndarray]:
-    """Values of all inducing variables."""
-    rng, values = np.random.default_rng(program.seed), {}
-    for g in program.gps:
-        batch = () if g.num_latents is None else (g.num_latents,)
-        for i, Z in enumerate(g.sets):
-            values[f"{g.name}.u{i}"] = jnp.asarray(
-                np.round(rng.normal(size=(*batch, np.shape(Z)[-2])), 2), program.dtype
-            )
-    return values
-
-
-def only_model(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters without those of q."""
-    ends = ("_loc", "_scale", "_scale_tril")
-    return {n: v for n, v in params.items() if not (n.endswith(ends) and "lengthscale" not in n)}
 
 
 # ---------------------------------------------------------------- properties
@@ -245,15 +115,6 @@ def dense_bound(program: Program | Nested, params: witnesses.Params) -> witnesse
     return (nested if isinstance(program, Nested) else witnesses).bound(program, params)
 
 
-def more_losses(run: Run, params: Any) -> np.ndarray:
-    """Twenty times as many."""
-    parts = []
-    for i in range(20):
-        keys = keys_of(run, 10_000 + 100 * run.program.seed + i)
-        parts.append(np.asarray(run.space["function"](params, keys)["losses"], float))
-    return np.concatenate(parts)
-
-
 def _estimate(losses: np.ndarray) -> tuple[float, float]:
     """The bound and its standard error."""
     return -losses.mean(), losses.std() / np.sqrt(len(losses)) if len(losses) > 1 else 0.0
@@ -276,7 +137,7 @@ def too_high(run: Run, losses: np.ndarray, bound: witnesses.Bound, params: witne
     program = run.program
     if program.scale != 1:  # weighed rows have no density
         return ""
-    evidence = (nested if isinstance(program, Nested) else witnesses).evidence(program, params)
+    evidence = (nested if isinstance(program, Nested) else exact).evidence(program, params)
     if evidence is None:
         return ""
     value, error = _estimate(losses)
@@ -377,6 +238,45 @@ def compare_minibatch(run: Run, values: Values) -> None:
         run.fail("minibatch", f"halves average to {value:.9g} (se {error:.2g}), the whole is {bound.exact:.9g}")
 
 
+def compare_scope(run: Run, values: Values) -> None:
+    """Another prefix of names changes nothing."""
+    program, space = run.program, run.space
+    scoped = handlers.scope(space["model"], prefix="s")
+    params = {f"s/{n}": v for n, v in params_of(run).items()}
+    compare_other(run, "scope", scoped, params, "s/", witnesses.bound(program, program.values()))
+
+
+def compare_condition(run: Run, values: Values) -> None:
+    """A set whose values are given: no belief, no divergence, its prior density."""
+    program, space = run.program, run.space
+    g = next(g for g in program.gps if len(g.sets) > 1)
+    name = f"{g.name}.u{program.seed % len(g.sets)}"
+    value = latents(program)[name]
+    conditioned = handlers.condition(space["model"], {name: value})
+    params = {n: v for n, v in params_of(run).items() if not n.startswith(name)}
+    dense = {**{n: np.asarray(v, float) for n, v in params.items()}, name: np.asarray(value, float)}
+    compare_other(run, "condition", conditioned, params, "", witnesses.bound(program, dense))
+
+
+def compare_other(run: Run, name: str, model: Callable, params: Values, prefix: str, bound: witnesses.Bound) -> None:
+    """The bound of another model with a guide like the program's."""
+    program = run.program
+    guide = ogp.AutoSparseGP(
+        model,
+        covariance={prefix + g.name: list(g.covariances) for g in program.gps},
+        residual={prefix + g.name: g.residual for g in program.gps},
+        analytic=program.guide != "sampled",
+        natural=program.guide == "natural",
+    )
+    loss = jax.jit(jax.vmap(lambda key: TraceMeanField_ELBO().loss(key, params, model, guide)))
+    keys = keys_of(run, 2)
+    losses = (
+        np.concatenate([np.asarray(loss(keys_of(run, i)), float) for i in range(3)]) if len(keys) > 1 else loss(keys)
+    )
+    if wrong := different(run, np.asarray(losses, float), bound):
+        run.fail(name, wrong)
+
+
 def compare_potential(run: Run, values: Values) -> None:
     """The joint density at values of the inducing variables: their prior and E[log p(y | f)] given them."""
     program = run.program
@@ -386,11 +286,9 @@ def compare_potential(run: Run, values: Values) -> None:
     found, calls = witnesses.looks(given)
     F = witnesses.all_values(given, calls, params)
     terms = [witnesses.data_terms(given, look, F) for look in found]
-    prior = -0.5 * sum(np.sum(u**2) + u.size * np.log(2 * np.pi) for u in drawn.values())
-    for g in given.gps:
-        for p in range(g.latents if g.mean_only is not None else 0):
-            H, a = (b := witnesses.belief(g, params, p, program.dtype)).mean_only
-            prior -= 0.5 * a @ witnesses.oracles.residual_covariance(b.kernel, b.sets, H, b.jitter) @ a
+    prior = -sum(
+        witnesses.divergence(witnesses.belief(g, params, p, program.dtype)) for g in given.gps for p in range(g.latents)
+    )
     both = [prior + sum(t.exact for t in terms), prior + sum(t.by_nodes for t in terms)]
     value, allowed = float(values["log_density"]), tolerance(program, *both)
     if not min(both) - allowed <= value <= max(both) + allowed:
@@ -400,64 +298,18 @@ def compare_potential(run: Run, values: Values) -> None:
 def compare_fitted(run: Run, values: Values) -> None:
     """After some steps of Adam the bound is still the dense formula, and below log p(y)."""
     program, keys = run.program, keys_of(run, run.program.seed)
-    free = {n: to_free(n, v) for n, v in params_of(run).items()}
-    first, second = ({n: np.zeros_like(v) for n, v in free.items()} for _ in range(2))
-    for step in range(1, NUM_STEPS + 1):
-        params = {n: from_free(n, v) for n, v in free.items()}
-        gradient = run.space["function"]({n: jnp.asarray(v, program.dtype) for n, v in params.items()}, keys)[
-            "gradient"
-        ]
-        for n in free:
-            d = np.asarray(gradient[n], float) * slope_of_free(n, params[n])
-            first[n] = 0.8 * first[n] + 0.2 * d
-            second[n] = 0.95 * second[n] + 0.05 * d**2
-            change = first[n] / (1 - 0.8**step) / np.sqrt(second[n] / (1 - 0.95**step) + 1e-12)
-            free[n] = free[n] - 0.1 * np.where(np.isfinite(change), change, 0)
-    params = {n: np.round(from_free(n, v), 2) for n, v in free.items()}
-    params = {n: np.maximum(v, 0.05) if is_positive(n) else v for n, v in params.items()}
-    params = {
-        n: np.where(np.eye(v.shape[-1]) * (v < 0.05), 0.05, v) if n.endswith("scale_tril") else v
-        for n, v in params.items()
-    }
-    again = {n: jnp.asarray(v, program.dtype) for n, v in params.items()}
-    losses = (
-        more_losses(run, again) if is_random(run) else np.asarray(run.space["function"](again, keys)["losses"], float)
-    )
+
+    def as_arrays(params: Values) -> Values:
+        return {n: jnp.asarray(v, program.dtype) for n, v in params.items()}
+
+    params = fitted(lambda p: run.space["function"](as_arrays(p), keys)["gradient"], params_of(run))
+    again = as_arrays(params)
+    losses = more_losses(run, again)
     bound = dense_bound(program, params)
     for wrong in (different(run, losses, bound), too_high(run, losses, bound, params)):
         if wrong:
             text = ", ".join(f"{n!r}: A({v.tolist()})" for n, v in params.items())
             run.fail("fitted", f"{wrong}; at params = {{{text}}}")
-
-
-NUM_STEPS = 60
-
-
-def is_positive(name: str) -> bool:
-    sampled = name.endswith("_auto_loc") and ".u" not in name
-    return sampled or name.endswith("_scale") or name.endswith(("_variance", "_lengthscale"))
-
-
-def to_free(name: str, value: Any) -> np.ndarray:
-    """Real coordinates: logarithms of what is positive, of diagonals too."""
-    value = np.asarray(value, float)
-    if name.endswith("scale_tril"):
-        eye = np.eye(value.shape[-1], dtype=bool)
-        return np.where(eye, np.log(np.where(eye, value, 1)), np.tril(value))
-    return np.log(value) if is_positive(name) else value
-
-
-def from_free(name: str, value: np.ndarray) -> np.ndarray:
-    if name.endswith("scale_tril"):
-        return np.where(np.eye(value.shape[-1], dtype=bool), np.exp(np.minimum(value, 3)), np.tril(value))
-    return np.exp(np.minimum(value, 3)) if is_positive(name) else value
-
-
-def slope_of_free(name: str, value: np.ndarray) -> np.ndarray:
-    """Derivative of a parameter for its real coordinate."""
-    if name.endswith("scale_tril"):
-        return np.where(np.eye(value.shape[-1], dtype=bool), value, np.tril(np.ones_like(value)))
-    return value if is_positive(name) else np.ones_like(value)
 
 
 PROPERTIES: dict[str, Callable[[Run, Values], None]] = {
@@ -467,4 +319,6 @@ PROPERTIES: dict[str, Callable[[Run, Values], None]] = {
     "loose": compare_loose,
     "minibatch": compare_minibatch,
     "potential": compare_potential,
+    "scope": compare_scope,
+    "condition": compare_condition,
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import erf, gammaln, logsumexp
+from scipy.special import erf
 
 from tests import oracles
 from tests.fuzz import covariances
@@ -84,9 +84,12 @@ def _whitened(g: GP, i: int, params: Params, p: int) -> tuple[np.ndarray, np.nda
 
 
 def divergence(b: Belief) -> float:
-    """KL of the whitened sets, and what mean-only points pay."""
+    """KL of the whitened sets, and what mean-only points pay; of values that are given minus their log density."""
     kl = 0.0
     for s in b.sets:
+        if not s.cov.any():
+            kl += 0.5 * (s.loc @ s.loc + len(s.loc) * np.log(2 * np.pi))
+            continue
         kl += 0.5 * (np.trace(s.cov) + s.loc @ s.loc - len(s.loc) - np.linalg.slogdet(s.cov)[1])
     if b.mean_only is not None:
         H, a = b.mean_only
@@ -222,7 +225,7 @@ def data_terms(program: Program, look: Looks, F: Values, tight: bool = True) -> 
         s2 = noise_of_entries(site, seen) ** 2
         r = np.diag(seen.L @ np.diag(np.where(drawn, 0, np.diag(prior_v))) @ seen.L.T)
         e = np.diag(seen.L @ (explained + residual * np.outer(drawn, drawn)) @ seen.L.T)
-        fit = oracles.expected_log_normal(_flat(site, seen), eta, e, s2) - 0.5 * np.log1p(r / s2)
+        fit = oracles.expected_log_normal(on_gaussian_scale(site, seen), eta, e, s2) - 0.5 * np.log1p(r / s2)
         fit -= jacobian(site, seen)
         return Bound(*(2 * (float(weight @ fit.reshape(len(weight), -1).sum(1)) - paid,)))
     cost = point_costs(program, site, seen, np.where(drawn, 1, v)) if is_tight else np.zeros(len(weight))
@@ -258,7 +261,7 @@ def noise_of_entries(site: Site, seen: Seen) -> np.ndarray:
     return np.repeat(np.broadcast_to(np.array(dict(site.numbers)["s"], float), (rows,)), len(seen.L) // rows)
 
 
-def _flat(site: Site, seen: Seen) -> np.ndarray:
+def on_gaussian_scale(site: Site, seen: Seen) -> np.ndarray:
     """y as a row for each entry of eta, on the scale of a Gaussian."""
     y = np.array(site.y, float).ravel()
     return np.log(y) if site.outcome in ("log_normal", "warped") else y
@@ -330,107 +333,6 @@ def _hermite(num: int) -> tuple[np.ndarray, np.ndarray]:
 
 FINE, NODES = trapezoid(4001, 12.0), _hermite(20)
 COARSE = {2: _hermite(40), 3: _hermite(24)}
-
-
-# ---------------------------------------------------------------- log p(y)
-
-
-class Evidence(NamedTuple):
-    """log p(y) with a standard error, zero where it is exact."""
-
-    value: float
-    error: float
-
-
-def evidence(program: Program, params: Params, num: int = 20000) -> Evidence | None:
-    """log p(y, hyperparameters); ``None`` where importance sampling has too few effective draws."""
-    found, calls = looks(program)
-    F = all_values(program, calls, params)
-    prior = log_priors(program, params)
-    L = np.zeros((sum(len(k.seen.L) for k in found), len(F.mean)))
-    offset, start = [], 0
-    for look in found:
-        L[start : start + len(look.seen.L), look.entries] = look.seen.L
-        offset.append(look.seen.offset)
-        start += len(look.seen.L)
-    cov, offset = L @ F.prior @ L.T, np.concatenate(offset)
-    for look in found:  # rows drawn one by one are of functions of their own
-        if look.seen.pointwise:
-            return None
-    if all(look.site.outcome in ("gaussian", "log_normal", "warped") for look in found):
-        y = np.concatenate([_flat(k.site, k.seen) for k in found])
-        s2 = np.concatenate([noise_of_entries(k.site, k.seen) for k in found]) ** 2
-        keep = np.concatenate([np.repeat(row_mask(k.site), len(k.seen.L) // len(k.site.y)) for k in found])
-        change = np.concatenate([jacobian(k.site, k.seen) for k in found])
-        exact = oracles.log_normal(y[keep], offset[keep], cov[np.ix_(keep, keep)] + np.diag(s2[keep]))
-        return Evidence(exact - change[keep].sum() + prior, 0.0)
-    return sampled_evidence(found, offset, cov, prior, num)
-
-
-def row_mask(site: Site) -> np.ndarray:
-    return np.ones(len(site.y), bool) if site.mask is None else np.array(site.mask)
-
-
-def sampled_evidence(found: list[Looks], offset, cov, prior: float, num: int) -> Evidence | None:
-    """Importance sampling from a wide Student around the mode, in coordinates in which the prior of eta is N(0, I)."""
-    values, vectors = np.linalg.eigh(cov)
-    kept = values > 1e-12 * values.max()
-    root = vectors[:, kept] * np.sqrt(values[kept])
-    densities = [log_density(k.site) for k in found]
-    masks = [row_mask(k.site) for k in found]
-
-    def log_joint(z: np.ndarray) -> np.ndarray:
-        eta, total, start = offset + z @ root.T, -0.5 * (z**2).sum(-1) - z.shape[-1] * 0.5 * np.log(2 * np.pi), 0
-        for look, density, mask in zip(found, densities, masks, strict=True):
-            size, columns = len(look.seen.L), OUTCOMES[look.site.outcome].columns
-            part = eta[..., start : start + size]
-            part = part.reshape(*part.shape[:-1], -1, columns) if columns > 1 else part
-            entries = density(part)
-            total = total + (entries.reshape(*entries.shape[:-1], len(mask), -1).sum(-1) * mask).sum(-1)
-            start += size
-        return total
-
-    mode, precision = _mode(log_joint, root.shape[1])
-    rng, d, df = np.random.default_rng(0), root.shape[1], 6.0
-    T = np.linalg.inv(np.linalg.cholesky(precision)).T * 1.05
-    e, chi = rng.normal(size=(num, d)), rng.chisquare(df, num) / df
-    x = e / np.sqrt(chi)[:, None]
-    z = mode + x @ T.T
-    log_q = gammaln((df + d) / 2) - gammaln(df / 2) - d / 2 * np.log(df * np.pi) - np.linalg.slogdet(T)[1]
-    log_q = log_q - (df + d) / 2 * np.log1p((x**2).sum(-1) / df)
-    log_w = log_joint(z) - log_q
-    w = np.exp(log_w - log_w.max())
-    if not np.isfinite(log_w).all() or w.sum() ** 2 / (w**2).sum() < 0.03 * num:
-        return None
-    return Evidence(float(logsumexp(log_w) - np.log(num)) + prior, float(w.std() / w.mean() / np.sqrt(num)))
-
-
-def _mode(log_joint: Callable[[np.ndarray], np.ndarray], d: int) -> tuple[np.ndarray, np.ndarray]:
-    """A maximum by Newton's steps, derivatives by differences, and minus the Hessian there."""
-    z, h = np.zeros(d), 1e-3
-    steps = h * np.eye(d)
-    pairs = [(i, j) for i in range(d) for j in range(i)]
-    for _ in range(30):
-        up, down, here = log_joint(z + steps), log_joint(z - steps), log_joint(z[None])[0]
-        gradient = (up - down) / (2 * h)
-        H = np.diag((up + down - 2 * here) / h**2)
-        if pairs:
-            both = [
-                log_joint(np.array([z + a * steps[i] + b * steps[j] for i, j in pairs]))
-                for a, b in ((1, 1), (1, -1), (-1, 1), (-1, -1))
-            ]
-            for (i, j), value in zip(pairs, (both[0] - both[1] - both[2] + both[3]) / (4 * h**2), strict=True):
-                H[i, j] = H[j, i] = value
-        eigenvalues, vectors = np.linalg.eigh(-H)
-        P = (vectors * np.maximum(eigenvalues, 0.3)) @ vectors.T
-        step = np.linalg.solve(P, gradient)
-        step *= min(1.0, 2.0 / max(np.abs(step).max(), 1e-12))
-        sizes = 0.5 ** np.arange(8)
-        ahead = log_joint(z + sizes[:, None] * step)
-        z = z + sizes[np.nanargmax(ahead)] * step
-        if np.abs(step).max() < 1e-3:
-            break
-    return z, P
 
 
 # ---------------------------------------------------------------- predictions
