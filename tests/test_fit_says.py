@@ -196,6 +196,7 @@ def test_columns_that_are_not_resolved():
         f32(16_000_000 + np.arange(400).repeat(2)),  # whole numbers that float32 holds
         f32(2015 + np.arange(10).repeat(30)),
         f32(np.random.default_rng(0).uniform(size=2**20)),  # many, but not far from zero
+        np.linspace(0, 1, 2000).astype(np.float16),
         np.full(50, 3e9, np.float32),  # a constant
         np.arange(50),
         np.zeros((0, 3)),

@@ -50,13 +50,12 @@ class PlatesOfBatch(Messenger):
         ]
         if picking:
             return self.stands_for if self.stands_for in picking else picking[0]
+        # Of all the data at once a part of the weight may be meant: a power of the likelihood.
         if size == self.stands_for or size not in jnp.shape(msg["value"])[:1]:
             return None
         if scale is None:
             return size
-        # Of all the data at once a part of the weight may be meant: a power of the likelihood.
-        known = isinstance(scale, (int, float)) and size != self.num_rows
-        return round(size * scale, 6) if known else None
+        return round(size * scale, 6) if isinstance(scale, (int, float)) else None
 
     def words(self, msg: dict[str, Any], counted: float) -> str:
         """The warning."""
