@@ -54,7 +54,7 @@ class Data(NamedTuple):
 
 def model(X, y=None, *, sets, link="logit"):
     """A GP classifier; ``sets`` holds one set of inducing points (SVGP) or two (SOLVE-GP)."""
-    positive = dist.constraints.softplus_positive
+    positive = dist.constraints.positive
     lengthscale = numpyro.param("lengthscale", START["lengthscale"], constraint=positive)
     scale = numpyro.param("scale", START["scale"], constraint=positive)
     sets = [numpyro.param(f"Z{i}", points) for i, points in enumerate(sets)]

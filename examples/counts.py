@@ -32,7 +32,7 @@ COUNTS = np.array([  # by calendar year
     2, 1, 1, 1, 1, 3, 0, 0, 1, 0, 1, 1, 0, 0, 3, 1, 0, 3, 2, 2, 0, 1, 1, 1, 0, 1, 0, 1, 0, 0, 0, 2, 1, 0, 0, 0, 1, 1, 0, 2,
     3, 3, 1, 1, 2, 1, 1, 1, 1, 2, 3, 3, 0, 0, 0, 1, 4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 1,
 ])  # fmt: skip
-positive = dist.constraints.softplus_positive
+positive = dist.constraints.positive
 
 
 def poisson(f, exposure):

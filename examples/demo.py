@@ -39,8 +39,8 @@ STYLES = ("-", "-", "--", ":")
 
 def model(X, y=None, *, N, sets, lengthscale):
     """A GP classifier; ``sets`` holds one set of inducing points (SVGP) or two (SOLVE-GP)."""
-    lengthscale = numpyro.param("lengthscale", lengthscale, constraint=dist.constraints.softplus_positive)
-    scale = numpyro.param("scale", START_SCALE, constraint=dist.constraints.softplus_positive)
+    lengthscale = numpyro.param("lengthscale", lengthscale, constraint=dist.constraints.positive)
+    scale = numpyro.param("scale", START_SCALE, constraint=dist.constraints.positive)
     sets = [numpyro.param(f"Z{i}", points) for i, points in enumerate(sets)]
     f = ogp.gp("f", scale**2 * kernels.Matern52(lengthscale), sets)
     with numpyro.plate("data", N, subsample_size=X.shape[0]):

@@ -31,7 +31,7 @@ NUM_TRAIN, BATCH_SIZE, CLASSES = 1200, 200, 10
 
 
 def model(X, y=None, *, N, sets, link):
-    positive = dist.constraints.softplus_positive
+    positive = dist.constraints.positive
     lengthscale = numpyro.param("lengthscale", jnp.asarray(4.0), constraint=positive)
     scale = numpyro.param("scale", jnp.asarray(4.0), constraint=positive)
     sets = [numpyro.param(f"Z{i}", points) for i, points in enumerate(sets)]

@@ -69,11 +69,9 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def model(X, y=None, *, N, inducing):
-    lengthscale = numpyro.param(
-        "lengthscale", 2.0 * jnp.ones(X.shape[1]), constraint=dist.constraints.softplus_positive
-    )
-    variance = numpyro.param("variance", 1.0, constraint=dist.constraints.softplus_positive)
-    noise = numpyro.param("noise", 0.5, constraint=dist.constraints.softplus_positive)
+    lengthscale = numpyro.param("lengthscale", 2.0 * jnp.ones(X.shape[1]), constraint=dist.constraints.positive)
+    variance = numpyro.param("variance", 1.0, constraint=dist.constraints.positive)
+    noise = numpyro.param("noise", 0.5, constraint=dist.constraints.positive)
     points = [numpyro.param(f"Z{i}", Z) for i, Z in enumerate(inducing)]
     f = ogp.gp("f", variance * kernels.Matern32(lengthscale), points)
     with numpyro.plate("data", N, subsample_size=len(X)):

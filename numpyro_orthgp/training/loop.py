@@ -73,9 +73,10 @@ def fit(
     once, and more steps may be asked for. A file is replaced as a whole or not at all, and it is refused by another problem: it
     holds digests of the data (all of them; of a memory map of more than 256 MiB 1024 rows, its size and its time) and of the
     program of the loss (model, guide, objective, and every number and array that is a constant of them), not of the optimizer's
-    rates, which may change. Nothing but the data, ``rng_key``,
-    ``batch_size`` and the start has a say in parameters and losses: not where calls to the device end, nor the progress bar, nor
-    callbacks. Another ``steps_per_call`` is another program: on a CPU the last bits are the same too.
+    rates, which may change. Nothing but the data, ``rng_key``, ``batch_size`` and the start has a say in parameters and losses: not
+    where calls to the device end, nor the progress bar, nor callbacks. Another ``steps_per_call`` is another program: on a CPU the
+    last bits are the same too. NumPyro's ``Trace_ELBO`` adds up sites in the order of a set of names, so that between processes the
+    last bits of losses may depend on ``PYTHONHASHSEED``.
 
     **If a loss is not finite** the fit stops with a RuntimeWarning and returns the last state whose loss was finite. **Ctrl-C** (a
     ``KeyboardInterrupt``, which ``callback`` may raise too) returns the best state so far and leaves a checkpoint of the last.
