@@ -199,12 +199,13 @@ def test_check_says_what_nodes_miss():
 
     def model(X, y, both):
         f = ogp.gp("f", 0.04 * kernels.RBF(0.3), X[::3])
+        g = ogp.gp("g", 0.04 * kernels.RBF(0.3), X[::3], num_latents=2)
         with numpyro.plate("data", len(X)):
             with numpyro.handlers.mask(mask=~jnp.isnan(y)):
                 kinked = ogp.Likelihood(f(X), lambda f: dist.AsymmetricLaplaceQuantile(f, 0.02, 0.5))
                 numpyro.sample("kinked", kinked, obs=y)
             numpyro.sample("closed", likelihoods.AsymmetricLaplace(f(X), 0.02), obs=jnp.zeros(12))
-            pair = likelihoods.StudentT(ogp.stack([f(X), f(X)]), 3.0, 1.0).mask(seen).to_event(1)
+            pair = likelihoods.StudentT(g(X), 3.0, 1.0).mask(seen).to_event(1)
             numpyro.sample("smooth", pair, obs=both)
 
         def step(carry, shift):
@@ -216,6 +217,7 @@ def test_check_says_what_nodes_miss():
 
     guide = ogp.AutoSparseGP(model)
     params = {"f.u0_loc": jnp.zeros(4), "f.u0_scale_tril": jnp.eye(4)}
+    params |= {"g.u0_loc": jnp.zeros((2, 4)), "g.u0_scale_tril": jnp.stack([jnp.eye(4)] * 2)}
     report = ogp.check(model, guide, params, X, y, both, num_samples=25)
     found = report.integration
     assert set(found) == {"kinked", "smooth", "steps"}

@@ -13,6 +13,7 @@ from numpyro_orthgp.diagnostics.health import FunctionHealth, SetHealth
 from numpyro_orthgp.diagnostics.importance import LIMIT, ParetoK
 from numpyro_orthgp.diagnostics.integration import IntegrationError
 from numpyro_orthgp.diagnostics.words import percent
+from numpyro_orthgp.training.resolution import REMEDY
 
 __all__ = ["advise"]
 
@@ -35,9 +36,12 @@ def advise(
     held_out: Mapping[str, Calibration],
     nuts: Comparison | None,
     collapsed: tuple[str, ...],
+    coarse: tuple[str, ...],
     integration: Mapping[str, IntegrationError],
 ) -> Iterator[str]:
     """Sentences, most urgent first."""
+    for words in coarse:
+        yield f"{words}. {REMEDY}"
     if convergence is not None:
         yield from _on_loss(convergence)
     for health in functions.values():
