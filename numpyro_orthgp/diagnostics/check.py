@@ -15,6 +15,7 @@ from numpyro_orthgp.diagnostics.convergence import convergence_of
 from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
 from numpyro_orthgp.diagnostics.health import FunctionHealth, health_of, inputs_of, residual_scales
 from numpyro_orthgp.diagnostics.importance import ParetoK, check_guide, khat_of
+from numpyro_orthgp.diagnostics.integration import integration_errors
 from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.report import Report
@@ -63,6 +64,8 @@ def check(
     * whether the loss still falls, if ``losses`` are given;
     * v of the tightened bound: 1 is the prior's residual, smaller values say how much the bound would like to have less of it. It
       is each point's own under Gaussian noise, also beneath ``LogNormal``, ``Transformed`` and ``Mixture``, else that of a gp;
+    * what Gauss-Hermite nodes miss of each output's expectation, in nats per point, beside some thousands of nodes: where a density
+      is narrow beside f, or has a kink, the bound may be too high. Likelihoods in closed form have no such line;
     * the Pareto k-hat of the guide's importance weights (:func:`khat`);
     * predictions of held-out data: mean log density, and how many outputs lie in their predictive intervals. What is masked does
       not count, down to single entries; a censored time lies with its probability in what the interval has beyond it;
@@ -113,6 +116,7 @@ def check(
         None if nuts is None else compare(replay, nuts, nuts_key),
         layout.collapsed,
         coarse_of(arguments_of(model, args, kwargs) | inputs),
+        integration_errors(model, guide, params, arguments, layout, draw_key),
     )
 
 

@@ -179,7 +179,7 @@ class Categorical(ExpectedLikelihood):
     def expected_log_density(self, y: Array) -> Array:
         if self.link == "softmax":
             return super().expected_log_density(y)
-        p = self._probability_of_largest(y, self._line(y))
+        p = self._probability_of_largest(y, None if self.about_step else self._line(y))
         return p * jnp.log(self._robust(1.0, self.epsilon)) + (1 - p) * jnp.log(self._robust(0.0, self.epsilon))
 
     def log_predictive(self, value: ArrayLike) -> Array:
@@ -187,15 +187,16 @@ class Categorical(ExpectedLikelihood):
             return super().log_predictive(value)
         y = self._checked(value)
         nodes, weights = self._shared_nodes(line=True)
-        return jnp.log(self._robust(self._probability_of_largest(y, (self._aligned(nodes, y), weights)), self.epsilon))
+        rule = None if self.about_step else (self._aligned(nodes, y), weights)
+        return jnp.log(self._robust(self._probability_of_largest(y, rule), self.epsilon))
 
     def _robust(self, p: ArrayLike, epsilon: Array) -> Array:
         """The probability of a class that is the largest with probability p."""
         return (1 - epsilon) * p + epsilon / (self.marginals.shape[1] - 1) * (1 - p)
 
-    def _probability_of_largest(self, y: Array, rule: tuple[Array, Array]) -> Array:
+    def _probability_of_largest(self, y: Array, rule: tuple[Array, Array] | None) -> Array:
         """
-        :param rule: nodes and weights of one dimension, for an ``integrator`` that was given.
+        :param rule: nodes and weights of one dimension, of an ``integrator`` that was given; ``None`` for those about the step.
         """
         m, y = self.marginals, y.astype(int)
         others = jnp.arange(m.shape[1]) != y[..., None]
@@ -204,7 +205,7 @@ class Categorical(ExpectedLikelihood):
             return jnp.take_along_axis(jnp.broadcast_to(values, (*y.shape, values.shape[-1])), y[..., None], -1)
 
         mean, variance = of_class(m.mean), of_class(m.variance)
-        if not self.about_step:
+        if rule is not None:
             nodes, weights = rule
             f = mean + safe_sqrt(variance) * nodes[..., None]
             z, _ = standardize(f - m.mean, m.variance)

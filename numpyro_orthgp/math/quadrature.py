@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy.special import log_ndtr, ndtri
+from scipy.special import roots_hermitenorm
 
 from numpyro_orthgp.types import Array, PRNGKey
 
@@ -36,7 +37,8 @@ def gauss_hermite(num_points: int, dim: int = 1) -> tuple[np.ndarray, np.ndarray
     :param dim: number of axes; the rule has ``num_points ** dim`` nodes.
     :return: nodes, shape (num_points ** dim, dim), and weights that sum to one.
     """
-    x, w = np.polynomial.hermite_e.hermegauss(num_points)
+    # NumPy's weights overflow where there are some hundreds.
+    x, w = np.polynomial.hermite_e.hermegauss(num_points) if num_points <= 150 else roots_hermitenorm(num_points)
     nodes = np.stack(np.meshgrid(*[x] * dim, indexing="ij"), axis=-1).reshape(-1, dim)
     weights = np.stack(np.meshgrid(*[w / w.sum()] * dim, indexing="ij"), axis=-1).reshape(-1, dim).prod(-1)
     return nodes, weights
