@@ -77,12 +77,14 @@ class Moments(NamedTuple):
     :param residual: (expected) residual variances, shape (..., B).
     :param second: where inputs are uncertain :math:`E[k_i k_i^\top]` for each point, :math:`A_i = W k_i`, shape (B, M, M).
     :param whitener: that :math:`W`, shape (M, M).
+    :param spread: where given, the covariance of :math:`A_i`, shape (B, M, M); ``second`` is then what more there is, if anything.
     """
 
     first: Array
     residual: Array
     second: Array | None = None
     whitener: Array | None = None
+    spread: Array | None = None
 
 
 def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, bound: str, alpha: float) -> Statistics:
@@ -99,11 +101,7 @@ def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, b
     log_noise = jnp.where(present, jnp.log1p(inflation) - jnp.log(jnp.where(present, precision, 1)), 0)
     precision = precision / (1 + inflation)
     weighted = precision[..., None] * Y
-    if moments.second is None or moments.whitener is None:
-        outer = gram(moments.first, precision)
-    else:
-        outer = jnp.einsum("...b,bmn->...mn", precision, moments.second, precision=PRECISION)
-        outer = matmul(matmul(moments.whitener, outer), moments.whitener.T)
+    outer = _outer(moments, precision)
     square = jnp.sum(weighted * Y, (-2, -1)) + jnp.sum(precision * explained, -1)
     batch = square.shape
     totals = (
@@ -111,6 +109,23 @@ def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, b
         for x in (log_noise, _charge(ratio, bound, alpha), present.astype(ratio.dtype))
     )
     return Statistics(outer, matmul(moments.first, weighted), square, *totals)
+
+
+def _outer(moments: Moments, precision: Array) -> Array:
+    """Sum over points of E[A A'] times their precision, shape (..., M, M)."""
+    if moments.second is None and moments.spread is None:
+        return gram(moments.first, precision)
+    outer = jnp.zeros((), precision.dtype)
+    if moments.second is not None and moments.whitener is not None:
+        outer = jnp.einsum("...b,bmn->...mn", precision, moments.second, precision=PRECISION)
+        outer = matmul(matmul(moments.whitener, outer), moments.whitener.T)
+    if moments.spread is None:
+        return outer
+    return (
+        outer
+        + gram(moments.first, precision)
+        + jnp.einsum("...b,bmn->...mn", precision, moments.spread, precision=PRECISION)
+    )
 
 
 def _charge(ratio: Array, bound: str, alpha: float) -> Array:
