@@ -51,7 +51,7 @@ class Network(nnx.Module):
 
 
 def positive(name: str, start: float) -> jax.Array:
-    return numpyro.param(name, jnp.asarray(start), constraint=dist.constraints.softplus_positive)
+    return numpyro.param(name, jnp.asarray(start), constraint=dist.constraints.positive)
 
 
 def gp_model(X, y=None, *, Z, network=None):

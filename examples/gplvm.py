@@ -28,7 +28,7 @@ from sklearn.datasets import load_digits
 import numpyro_orthgp as ogp
 from numpyro_orthgp import init, kernels, plots
 
-positive = dist.constraints.softplus_positive
+positive = dist.constraints.positive
 NUM_TEST = 100
 SHOWN = 8
 

@@ -35,7 +35,7 @@ from numpyro_orthgp import init, kernels, likelihoods
 
 COLOURS = ("red", "green", "blue")
 P = len(COLOURS)
-positive = dist.constraints.softplus_positive
+positive = dist.constraints.positive
 
 
 @dataclass

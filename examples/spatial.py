@@ -82,7 +82,7 @@ class Survey(NamedTuple):
 
 
 def model(X, y=None, *, N, sets):
-    positive = dist.constraints.softplus_positive
+    positive = dist.constraints.positive
     lengthscale = numpyro.param("lengthscale", jnp.asarray([2.0, 1.0]), constraint=positive)
     scale = numpyro.param("scale", jnp.ones(2), constraint=positive)
     noise = numpyro.param("noise", jnp.asarray(0.5), constraint=positive)

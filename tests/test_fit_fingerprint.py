@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -189,8 +190,8 @@ def rewritten(path, change):
         (lambda h, a: h.update(format=3), r"damaged.*format 3, known up to 2"),
         (lambda h, a: h.update(format=1), r"run.npz was written by an earlier version of this package.*resume=False"),
         (
-            lambda h, a: h["fingerprint"].update(constants="0", versions={"jax": "0.1", "numpyro": numpyro.__version__}),
-            rf"the version of jax \(0.1 in the file, {jax.__version__} now\), which may trace the same model to another",
+            lambda h, a: h["fingerprint"].update(constants="0", versions={"jax": "0.1"}),
+            rf"the version of jax \(0.1 in the file, {re.escape(jax.__version__)} now\), which may trace the same model to another",
         ),
     ],
 )  # fmt: skip
@@ -300,6 +301,21 @@ def test_an_object_that_is_no_svi(tmp_path):
     assert_same_bits(ogp.fit(Own(0.1), KEY, fitting.data(), **quiet).params, first.params)
     with pytest.raises(ValueError, match="constants of model, guide or objective"):
         ogp.fit(Own(0.2), KEY, fitting.data(), **quiet)
+
+
+def test_an_svi_that_steps_in_its_own_way(tmp_path):
+    class Stable(SVI):
+        def update(self, state, *args, **kwargs):
+            loss = lambda p: (self.loss.loss(state.rng_key, self.constrain_fn(p), self.model, self.guide, *args), None)  # noqa: E731
+            params = self.optim.get_params(state.optim_state)
+            (value, _), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+            return state._replace(optim_state=self.optim.update(gradient, state.optim_state, value)), value
+
+    path = tmp_path / "run.npz"
+    svi = Stable(fitting.model, fitting.guide, optax.adam(0.1), Trace_ELBO())
+    quiet = {"num_steps": 2, "progress_bar": False, "checkpoint": path}
+    first = ogp.fit(svi, KEY, fitting.data(), **quiet)
+    assert_same_bits(ogp.fit(svi, KEY, fitting.data(), **quiet).params, first.params)
 
 
 @pytest.mark.parametrize("loss", [Trace_ELBO(), RenyiELBO(0.5, num_particles=2)])

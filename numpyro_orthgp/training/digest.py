@@ -54,9 +54,9 @@ def digest_of_data(array: np.ndarray, dtype: Any) -> str:
     :param dtype: that JAX casts to.
     """
     file = on_disk(array)
-    if file is None or array.nbytes <= LARGE:
+    if file is None or array.nbytes <= LARGE or not os.path.exists(file):
         return digest_of_array(array, dtype)
     rows = np.unique(np.linspace(0, len(array) - 1, ROWS).astype(int))
     status = os.stat(file)
     time = datetime.fromtimestamp(status.st_mtime, UTC).isoformat()
-    return f"{digest_of_array(array[rows], dtype)}, a file of {status.st_size} bytes changed {time}"
+    return f"{digest_of_array(array[rows], dtype)} of {len(rows)} rows, a file of {status.st_size} bytes changed {time}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
@@ -65,7 +65,7 @@ def fingerprint(
         "constants": program.constants,
         "keywords": {name: _in_words(x) for name, x in kwargs.items()},
         "start": _summary(svi.get_params(state)) if starts else None,
-        "versions": {name: version(name) for name in ("jax", "numpyro")},
+        "versions": {name: _version(name) for name in ("jax", "numpyro", "numpyro_orthgp")},
     }
 
 
@@ -131,6 +131,13 @@ def _of_program(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
         if then.get(k) != v
     ]
     return texts
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a copy that was not installed
+        return "unknown"
 
 
 def _in_words(x: Any) -> str:

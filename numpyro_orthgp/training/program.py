@@ -68,11 +68,16 @@ def loss_only(svi: Any) -> Any:
 
 
 class _NoOptimizer:
+    """An optimizer without its step; what else a subclass of ``SVI`` may ask of it is as it was."""
+
     def __init__(self, optim: Any) -> None:
-        self.get_params = optim.get_params
+        self._optim = optim
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optim, name)
 
     def eval_and_update(self, fn: Callable[[Any], Any], state: Any, **_: Any) -> tuple[Any, Any]:
-        return fn(self.get_params(state)), state
+        return fn(self._optim.get_params(state)), state
 
 
 class _Digests:
