@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.errors import check_inputs, check_integer
 from numpyro_orthgp.grouped import draw_grouped
 from numpyro_orthgp.marginals import Marginals
@@ -95,6 +96,9 @@ class DeepGP:
                 f"`means` must have one entry for each inner layer, {inner} for {inner + 1} layers; got {len(self.means)}. The "
                 "last layer's is added to what comes out: deep(X) + mean."
             )
+        if self.means is not None:
+            means = tuple(as_pytree(mean) if callable(mean) else mean for mean in self.means)
+            object.__setattr__(self, "means", means)
 
     def __call__(self, X: ArrayLike, *, rng_key: PRNGKey | None = None) -> Marginals:
         """The last layer's marginals at one draw of the layers before it.

@@ -20,7 +20,7 @@ PACKAGE = Path(numpyro_orthgp.__file__).parent
 
 # From top to bottom: a room imports only from rooms above it (and from itself, if it is a folder).
 ROOMS = [
-    "types", "errors", "math", "kernels", "inducing", "inputs", "prior", "sites", "runs", "marginals", "stacking", "averaged",
+    "types", "closures", "errors", "math", "kernels", "inducing", "inputs", "prior", "sites", "runs", "marginals", "stacking", "averaged",
     "paths", "mean_shift", "process", "grouped", "images", "constraints", "distributions", "likelihoods", "collapsed",
     "primitives", "guides", "natural", "online", "deep", "training", "init", "latents", "diagnostics", "plots", "__init__",
 ]  # fmt: skip
@@ -94,7 +94,7 @@ def test_public_names():
         "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
         "check", "khat", "patchwise_mean", "posterior", "stack", "to_arviz",
         # submodules, visible because they are imported
-        "averaged", "collapsed", "constraints", "deep", "diagnostics", "distributions", "errors", "grouped", "guides", "images",
+        "averaged", "closures", "collapsed", "constraints", "deep", "diagnostics", "distributions", "errors", "grouped", "guides", "images",
         "inducing", "inputs", "latents", "marginals", "math", "mean_shift", "natural", "paths", "plots", "primitives", "prior",
         "process", "stacking",         "runs", "sites", "training", "types",
     ])  # fmt: skip

@@ -206,7 +206,8 @@ def observe(program: Program, site: Site) -> list[str]:
         around.append(f"numpyro.handlers.scale(scale={program.scale!r})")
     if site.mask is not None and site.masked_by == "handler":
         around.append(f"numpyro.handlers.mask(mask={site.name}_mask[rows])")
-    statement = f'numpyro.sample("{site.name}", {fn}, obs={site.name}[rows]{mask})'
+    labels = ".astype(int)" if site.outcome == "categorical" else ""
+    statement = f'numpyro.sample("{site.name}", {fn}, obs={site.name}[rows]{labels}{mask})'
     observed = [f"with {', '.join(around)}:", f"    {statement}"] if around else [statement]
     if program.plate not in ("rows", "more"):
         return [*lines, *observed]
