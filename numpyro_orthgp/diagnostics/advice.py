@@ -12,6 +12,7 @@ from numpyro_orthgp.diagnostics.convergence import Convergence
 from numpyro_orthgp.diagnostics.health import FunctionHealth, SetHealth
 from numpyro_orthgp.diagnostics.importance import LIMIT, ParetoK
 from numpyro_orthgp.diagnostics.words import percent
+from numpyro_orthgp.training.resolution import REMEDY
 
 __all__ = ["advise"]
 
@@ -33,8 +34,11 @@ def advise(
     held_out: Mapping[str, Calibration],
     nuts: Comparison | None,
     collapsed: tuple[str, ...],
+    coarse: tuple[str, ...],
 ) -> Iterator[str]:
     """Sentences, most urgent first."""
+    for words in coarse:
+        yield f"{words}. {REMEDY}"
     if convergence is not None:
         yield from _on_loss(convergence)
     for health in functions.values():

@@ -33,6 +33,7 @@ class Report:
     :param held_out: predictions of held-out data, by name of the output.
     :param nuts: the guide beside NUTS; ``None`` if that was not asked for.
     :param collapsed: names of outputs that are a :class:`~numpyro_orthgp.CollapsedGP`, which has no held-out data.
+    :param coarse: arguments of the model, and inputs of functions, whose dtype cannot tell neighbours apart, each as a sentence.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -42,6 +43,7 @@ class Report:
     held_out: Mapping[str, Calibration]
     nuts: Comparison | None
     collapsed: tuple[str, ...] = ()
+    coarse: tuple[str, ...] = ()
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -55,6 +57,7 @@ class Report:
                 self.held_out,
                 self.nuts,
                 self.collapsed,
+                self.coarse,
             )
         )
 
@@ -103,9 +106,10 @@ def _function(name: str, health: FunctionHealth) -> list[str]:
     if health.residual is None:
         return [*lines, "  inputs: not known, since no likelihood of this package sees the function itself"]
     share = health.residual
+    distinct = "" if health.num_distinct in (None, len(share)) else f" ({health.num_distinct} distinct)"
     return [
         *lines,
-        f"  left in the residual at {len(share)} inputs, of the prior variance: median {percent(np.median(share))}, 95th "
+        f"  left in the residual at {len(share)} inputs{distinct}, of the prior variance: median {percent(np.median(share))}, 95th "
         f"percentile {percent(np.quantile(share, 0.95))}, most {percent(share.max())} (input {health.worst})",
     ]
 

@@ -14,7 +14,7 @@ from jax.scipy.special import log_ndtr, ndtri
 
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["gauss_hermite", "log_normal_expectation", "quasi_normal", "rising_edge"]
+__all__ = ["gauss_hermite", "log_normal_expectation", "quasi_normal", "rising_edge", "sobol_normal"]
 
 # Of the rule with nodes about a peak: where the peak may be, how far nodes go beyond it and the origin, and how narrow it may be
 # (the logarithm), in standard deviations; the number of nodes on either side; of points, sections and bisections that look for
@@ -182,6 +182,15 @@ def quasi_normal(rng_key: PRNGKey, num_points: int, shape: tuple[int, ...], dim:
     # Keep clear of 0 and 1, where the normal quantile is infinite.
     tiny = jnp.finfo(dtype).eps
     return ndtri(jnp.clip(u - jnp.floor(u), tiny, 1 - tiny))
+
+
+def sobol_normal(num_points: int, dim: int, dtype: jnp.dtype) -> Array:
+    """Sobol points, put into the middles of their cells and mapped to standard normals, the same each time.
+
+    :return: shape (num_points, dim).
+    """
+    cells = 2 ** math.ceil(math.log2(num_points))
+    return ndtri(jnp.asarray(_sobol(num_points, dim) + 0.5 / cells, dtype))
 
 
 @functools.lru_cache(maxsize=64)
