@@ -75,16 +75,20 @@ def average(
     magnified = _SMALLEST_SEEN * (1 + jnp.max(jnp.sum(m**2, -1)))
     psi = expect_covariances(kernel, features, blocks, loc, scale, num_points, magnified)
     mean = jnp.einsum("...m,mb->...b", m, psi.first, precision=PRECISION)
-    if psi.spread is None:
+    if psi.factors is None and psi.spread is None:
         assert psi.second is not None
         square = _contract(_square(beliefs, m, psi.outer), psi.second)
         return mean, jnp.maximum(square - mean**2, 0), psi.residual
     eye = jnp.eye(m.shape[-1], dtype=m.dtype)
     S = _spread(beliefs, eye)
     explained = jnp.sum(psi.first * matmul(S, psi.first), -2)
-    explained = explained + _contract(_square(beliefs, m, eye), psi.spread)
-    if psi.second is not None:
-        explained = explained + _contract(_square(beliefs, m, psi.outer), psi.second)
+    if psi.spread is not None:
+        explained = explained + _contract(_square(beliefs, m, eye), psi.spread)
+        return mean, jnp.maximum(explained, 0), psi.residual
+    assert psi.factors is not None and psi.raw is not None and psi.second is not None
+    explained = explained + _contract(_square(beliefs, m, eye), _outer_products(psi.factors[1:]))
+    # Subtracted before anything large multiplies them.
+    explained = explained + _contract(_square(beliefs, m, psi.outer), psi.second - _outer_products(psi.raw))
     return mean, jnp.maximum(explained, 0), psi.residual
 
 
@@ -97,6 +101,11 @@ def _square(beliefs: Sequence[Whitened], m: Array, W: Array) -> Array:
 def _contract(forms: Array, second: Array) -> Array:
     """Quadratic forms averaged, shape (..., B), of forms (..., M, M) and second moments (B, M, M)."""
     return jnp.einsum("...mn,bmn->...b", forms, second, precision=PRECISION)
+
+
+def _outer_products(factors: Array) -> Array:
+    """The sum of outer products of factors (S, B, M), shape (B, M, M)."""
+    return jnp.einsum("sbm,sbn->bmn", factors, factors, precision=PRECISION)
 
 
 def _spread(beliefs: Sequence[Whitened], W: Array) -> Array:

@@ -13,7 +13,7 @@ from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.errors import inspect, no_function
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
-from numpyro_orthgp.kernels.hermite import whitened_spread
+from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
 from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, jitter_scale, matmul, transpose
@@ -36,19 +36,26 @@ def decompose_sets(kernel: KernelLike, features: Sequence[Feature], jitter: floa
 class Expectations(NamedTuple):
     """What is known of covariances with Gaussian inputs, of all M inducing points of all sets together.
 
-    E[A(x) A(x)'] is ``outer second outer'``, and in float32, where ``spread`` is given, E[A] E[A]' + ``spread`` more than that.
+    E[A(x) A(x)'] is ``outer second outer'`` in float64. In float32 it is that plus F F' - R F F' R' for ``factors`` F and
+    ``kept`` R, or E[A] E[A]' + ``spread``.
 
     :param first: E[A(x)], the projections on all sets, shape (M, B).
     :param outer: what takes ``second`` to projections, shape (M, M).
-    :param second: E[K(Z, x) K(x, Z)] for each input, or what ``spread`` lacks of it, shape (B, M, M); ``None`` for nothing.
+    :param second: E[K(Z, x) K(x, Z)] for each input, shape (B, M, M).
     :param residual: expected variance that no set explains, shape (B,).
-    :param spread: the covariance of A(x), or most of it, shape (B, M, M).
+    :param factors: projections of each of :func:`~numpyro_orthgp.kernels.hermite.hermite_factors`, shape (S, B, M).
+    :param raw: the factors themselves, shape (S, B, M).
+    :param kept: R with ``outer`` = R W for the whitener W, shape (M, M).
+    :param spread: the covariance of A(x), shape (B, M, M).
     """
 
     first: Array
     outer: Array
     second: Array | None
     residual: Array
+    factors: Array | None = None
+    raw: Array | None = None
+    kept: Array | None = None
     spread: Array | None = None
 
 
@@ -76,32 +83,32 @@ def expect_covariances(
     Z = jnp.concatenate(points, -2)
     W = joint_whitener(blocks)
     variance = psi0(kernel, loc, scale, num_points=num_points)
-    mean = psi1(kernel, Z, loc, scale, num_points=num_points)
-    first = matmul(W, mean)
-    outer, second, spread = W, None, None
-    explained = jnp.zeros_like(variance)
-    if jnp.finfo(W.dtype).bits < _BITS_OF_MANY_DIGITS:
-        spread, known = whitened_spread(kernel, W, Z, loc, scale, mean, num_points=num_points)
+    single = jnp.finfo(W.dtype).bits < _BITS_OF_MANY_DIGITS
+    raw = hermite_factors(kernel, Z, loc, scale) if single else None
+    first = matmul(W, psi1(kernel, Z, loc, scale, num_points=num_points) if raw is None else raw[0].T)
+    if single and raw is None:
+        mean = psi1(kernel, Z, loc, scale, num_points=num_points)
+        spread = whitened_spread(kernel, W, Z, loc, scale, mean, num_points=num_points)
         explained = jnp.sum(first**2, 0) + jnp.trace(spread, axis1=-2, axis2=-1)
-        if known is not None:
-            second = (
-                psi2(kernel, Z, loc, scale, num_points=num_points) - mean.T[:, :, None] * mean.T[:, None, :] - known
-            )
-            outer = _above_rounding(W, jitter_scale(kernel(Z)), magnified)
-    else:
-        second = psi2(kernel, Z, loc, scale, num_points=num_points)
-    if second is not None:
-        explained = explained + jnp.einsum("mn,bmn->b", matmul(outer.T, outer), second, precision=PRECISION)
-    return Expectations(first, outer, second, jnp.maximum(variance - explained, 0), spread)
+        return Expectations(first, W, None, jnp.maximum(variance - explained, 0), spread=spread)
+    second = psi2(kernel, Z, loc, scale, num_points=num_points)
+    factors, kept, outer = None, None, W
+    if raw is not None:
+        kept = _above_rounding(W, jitter_scale(kernel(Z)), magnified)
+        factors, outer = matmul(raw, W.T), matmul(kept, W)
+    explained = jnp.einsum("mn,bmn->b", matmul(outer.T, outer), second, precision=PRECISION)
+    if factors is not None and kept is not None:
+        explained = explained + jnp.sum(factors**2 - matmul(factors, kept.T) ** 2, (0, -1))
+    return Expectations(first, outer, second, jnp.maximum(variance - explained, 0), factors, raw, kept)
 
 
 def _above_rounding(W: Array, variance: Array, magnified: ArrayLike) -> Array:
-    r"""W without the directions in which what it whitens is lost in rounding: :math:`(I + c W W^\top)^{-1} W`."""
+    r"""What removes the directions in which what W whitens is lost in rounding: :math:`(I + c W W^\top)^{-1}`."""
     least = jnp.minimum(jnp.finfo(W.dtype).eps * jnp.asarray(magnified, W.dtype), 1) * variance
     least = lax.stop_gradient(least)
     Q = add_jitter(least * matmul(W, transpose(W)), jnp.ones((), W.dtype))
     V = inverse_cholesky(Q, jnp.ones((), W.dtype))
-    return matmul(transpose(V), matmul(V, W))
+    return matmul(transpose(V), V)
 
 
 def as_kernel(kernel: Any) -> Any:

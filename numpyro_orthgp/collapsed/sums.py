@@ -114,4 +114,4 @@ def _block(prior: Prior, rows: Rows, bound: str, alpha: float) -> Statistics:
 
 def _uncertain(prior: Prior, loc: Array, scale: Array) -> Moments:
     psi = expect_covariances(prior.kernel, prior.features, prior.blocks, loc, scale, prior.num_points, prior.magnified)
-    return Moments(psi.first, psi.residual, psi.second, psi.outer, psi.spread)
+    return Moments(psi.first, psi.residual, psi.second, psi.outer, psi.factors, psi.kept, psi.spread)

@@ -19,7 +19,7 @@ lengthscale. Kernels without a closed form are whitened at the nodes of their qu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from itertools import product
 from math import comb
 
@@ -28,13 +28,13 @@ import numpy as np
 
 from numpyro_orthgp.kernels.expectations import by_quadrature, covariances, equal_columns, gram_of_nodes, prepare
 from numpyro_orthgp.kernels.terms import Term
-from numpyro_orthgp.math.linalg import PRECISION, matmul
+from numpyro_orthgp.math.linalg import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["hermite_factors", "whitened_spread"]
 
 # Factors for each input, and their highest degree.
-_MOST_FACTORS = 64
+_MOST_FACTORS = 32
 _MOST_DEGREE = 16
 
 
@@ -42,7 +42,7 @@ def hermite_factors(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: Arr
     """The factors c of :math:`E[k(Z, x) k(x, Z)]`, the first of which is the expectation of k(Z, x).
 
     :param kernel: as for :func:`~numpyro_orthgp.kernels.expectations.psi2`, like the other parameters and what is raised.
-    :return: shape (S, B, M), with at most 64 factors, or 1 + D where that is more; ``None`` without a closed form.
+    :return: shape (S, B, M), with at most 32 factors, or 1 + D where that is more; ``None`` without a closed form.
     """
     Z, loc, scale, expansion = prepare(kernel, Z, loc, scale)
     if expansion is None:
@@ -56,29 +56,18 @@ def hermite_factors(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: Arr
 
 def whitened_spread(
     kernel: KernelLike, W: Array, Z: Array, loc: Array, scale: Array, first: Array, *, num_points: int = 20
-) -> tuple[Array, Array | None]:
-    """The covariance of W k(Z, x), as well as it can be known in few digits.
+) -> Array:
+    """The covariance of W k(Z, x) by quadrature, each node whitened by itself, shape (B, M, M).
 
     :param W: shape (M, M).
     :param first: E[k(Z, x)], shape (M, B).
-    :return: a part of it that is right in small entries too, shape (B, M, M), and what that takes of the covariance of
-        k(Z, x), before W; ``None`` if all.
     """
-    factors = hermite_factors(kernel, Z, loc, scale)
-    if factors is None:
 
-        def centred(w: Array, X: Array) -> Array:
-            K = covariances(kernel, Z, X) - first[:, None]
-            return gram_of_nodes(w, jnp.einsum("nm,msb->nsb", W, K, precision=PRECISION))
+    def centred(w: Array, X: Array) -> Array:
+        K = covariances(kernel, Z, X) - first[:, None]
+        return gram_of_nodes(w, jnp.einsum("nm,msb->nsb", W, K, precision=PRECISION))
 
-        return by_quadrature(centred, loc, scale, num_points, len(Z)), None
-    small = factors[1:]
-    whitened = matmul(small, W.T)
-    return _outer(whitened), _outer(small)
-
-
-def _outer(factors: Array) -> Array:
-    return jnp.einsum("sbm,sbn->bmn", factors, factors, precision=PRECISION)
+    return by_quadrature(centred, loc, scale, num_points, len(Z))
 
 
 def _degrees(num_dims: int) -> np.ndarray:
@@ -96,37 +85,41 @@ def _degrees(num_dims: int) -> np.ndarray:
 
 def _of_term(term: Term, degrees: np.ndarray, Z: Array, loc: Array, scale: Array) -> Array:
     first, q = _polynomials(term, int(degrees.max()) + 2, Z, loc, scale)
-    columns = range(Z.shape[-1])
-
-    def times(of: Callable[[int], Array]) -> Array:
-        value = jnp.ones_like(first)
-        for d in columns:
-            value = value * of(d)[degrees[:, d]]
-        return value
-
-    # What does not matter is left out: a column that no precision and no slope sees has factors of degree zero only.
-    value = times(lambda d: q[:, d])
-    if term.slopes:
+    # Written out, so that gradients need no scatter; what no precision and no slope sees has factors of degree zero only.
+    if not term.slopes:
+        value = jnp.stack([_product(first, [q[n][d] for d, n in enumerate(degree) if n]) for degree in degrees])
+    else:
         slopes, shifted = term.slopes[0], _times_input(q, loc, scale)
-        value = sum(
-            (
-                slopes[d] * Z[:, d] * times(lambda other, d=d: shifted[:, d] if other == d else q[:-1, other])
-                for d in columns
-            ),
-            start=jnp.zeros_like(value),
+        linear = [slopes[d] * Z[:, d] for d in range(Z.shape[-1])]
+        value = jnp.stack(
+            [
+                sum(
+                    (
+                        _product(linear[d] * shifted[n][d], [q[o][e] for e, o in enumerate(degree) if o and e != d])
+                        for d, n in enumerate(degree)
+                    ),
+                    start=jnp.zeros_like(first),
+                )
+                for degree in degrees
+            ]
         )
-    value = term.weight * first * value
+        value = first * value
+    value = term.weight * value
     return value * equal_columns(term, Z, loc, scale) if term.equal else value
 
 
-def _polynomials(term: Term, num: int, Z: Array, loc: Array, scale: Array) -> tuple[Array, Array]:
-    """The expectation of a term's Gaussian factor, shape (B, M), and the q of each column, (num, D, B, M)."""
+def _product(value: Array, factors: Sequence[Array]) -> Array:
+    for factor in factors:
+        value = value * factor
+    return value
+
+
+def _polynomials(term: Term, num: int, Z: Array, loc: Array, scale: Array) -> tuple[Array, list[Array]]:
+    """The expectation of a term's Gaussian factor, shape (B, M), and the q of each degree, of shape (D, B, M)."""
     away = loc.T[:, :, None] - Z.T[:, None, :]  # (D, B, M)
     scale = scale.T[:, :, None]
     if term.precision is None:
-        return jnp.ones_like(away[0]), jnp.concatenate(
-            [jnp.ones_like(away)[None], jnp.zeros((num - 1, *away.shape), away.dtype)]
-        )
+        return jnp.ones_like(away[0]), [jnp.ones_like(away)] + [jnp.zeros_like(away)] * (num - 1)
     p = term.precision[:, None, None]
     r = 1 / (1 + scale**2 * p)
     first = jnp.exp((jnp.log(r) - r * p * away**2).sum(0) / 2)
@@ -134,11 +127,13 @@ def _polynomials(term: Term, num: int, Z: Array, loc: Array, scale: Array) -> tu
     q = [jnp.ones_like(away), slope]
     for j in range(1, num - 1):
         q.append((slope * q[j] + j**0.5 * shrunk * q[j - 1]) / (j + 1) ** 0.5)
-    return first, jnp.stack(q)
+    return first, q
 
 
-def _times_input(q: Array, loc: Array, scale: Array) -> Array:
+def _times_input(q: Sequence[Array], loc: Array, scale: Array) -> list[Array]:
     """The q of x times what has ``q``, one degree fewer."""
-    root = jnp.sqrt(jnp.arange(len(q), dtype=q.dtype))[:, None, None, None]
-    below = jnp.concatenate([jnp.zeros_like(q[:1]), q[:-2]])
-    return loc.T[:, :, None] * q[:-1] + scale.T[:, :, None] * (root[1:] * q[1:] + root[:-1] * below)
+    loc, scale = loc.T[:, :, None], scale.T[:, :, None]
+    shifted = [loc * q[0] + scale * q[1]]
+    for j in range(1, len(q) - 1):
+        shifted.append(loc * q[j] + scale * ((j + 1) ** 0.5 * q[j + 1] + j**0.5 * q[j - 1]))
+    return shifted

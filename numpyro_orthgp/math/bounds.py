@@ -77,13 +77,17 @@ class Moments(NamedTuple):
     :param residual: (expected) residual variances, shape (..., B).
     :param second: where inputs are uncertain :math:`E[k_i k_i^\top]` for each point, :math:`A_i = W k_i`, shape (B, M, M).
     :param whitener: that :math:`W`, shape (M, M).
-    :param spread: where given, the covariance of :math:`A_i`, shape (B, M, M); ``second`` is then what more there is, if anything.
+    :param factors: where given, F, shape (S, B, M), and F F' - R F F' R' belongs to the second moment too.
+    :param kept: that R, shape (M, M).
+    :param spread: the covariance of :math:`A_i`, shape (B, M, M), where there is no ``second``.
     """
 
     first: Array
     residual: Array
     second: Array | None = None
     whitener: Array | None = None
+    factors: Array | None = None
+    kept: Array | None = None
     spread: Array | None = None
 
 
@@ -113,19 +117,18 @@ def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, b
 
 def _outer(moments: Moments, precision: Array) -> Array:
     """Sum over points of E[A A'] times their precision, shape (..., M, M)."""
-    if moments.second is None and moments.spread is None:
+    if moments.spread is not None:
+        spread = jnp.einsum("...b,bmn->...mn", precision, moments.spread, precision=PRECISION)
+        return gram(moments.first, precision) + spread
+    if moments.second is None or moments.whitener is None:
         return gram(moments.first, precision)
-    outer = jnp.zeros((), precision.dtype)
-    if moments.second is not None and moments.whitener is not None:
-        outer = jnp.einsum("...b,bmn->...mn", precision, moments.second, precision=PRECISION)
-        outer = matmul(matmul(moments.whitener, outer), moments.whitener.T)
-    if moments.spread is None:
+    outer = jnp.einsum("...b,bmn->...mn", precision, moments.second, precision=PRECISION)
+    outer = matmul(matmul(moments.whitener, outer), moments.whitener.T)
+    if moments.factors is None or moments.kept is None:
         return outer
-    return (
-        outer
-        + gram(moments.first, precision)
-        + jnp.einsum("...b,bmn->...mn", precision, moments.spread, precision=PRECISION)
-    )
+    S, _, M = moments.factors.shape
+    seen = gram(moments.factors.reshape(-1, M).T, jnp.tile(precision, S))
+    return outer + seen - matmul(matmul(moments.kept, seen), moments.kept.T)
 
 
 def _charge(ratio: Array, bound: str, alpha: float) -> Array:
