@@ -128,7 +128,8 @@ def natural_gradient(
     def init(params: dict[str, Any]) -> _State:
         parts = split(params, _gaussians(params))
         states = (o.init(p) for o, p in zip(optimizers, parts, strict=True))
-        return _State(jnp.zeros((), jnp.int32), *states, _no_past(params))
+        of_others, of_weights = states
+        return _State(jnp.zeros((), jnp.int32), of_others, of_weights, _no_past(params))
 
     def update(
         gradients: dict[str, Any], state: _State, params: dict[str, Any] | None = None, **extra: Any
@@ -156,7 +157,7 @@ def natural_gradient(
             step = _natural_update(q, params, past.params, past.gradients | {q.scale: after_last}, rate)
             last = step[q.scale].value.ravel()[0]
             merged |= step
-        return merged, _State(state.step + 1, *states, past)
+        return merged, _State(state.step + 1, states[0], states[1], past)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -224,6 +225,7 @@ def _natural_update(
         Whitened(tree[q.loc].value, tree[q.scale].value, q.covariance) for tree in (params, start, gradients)
     )
     after = natural_step(before, gradient, rate)
+    assert after.scale is not None
     finite = jnp.isfinite(after.loc).all() & jnp.isfinite(after.scale).all()
     change = jax.tree.map(lambda a, b: jnp.where(finite, a - b, jnp.zeros_like(b)), after, now)
     return {q.loc: Natural(change.loc), q.scale: Natural(change.scale)}

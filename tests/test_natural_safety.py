@@ -95,7 +95,9 @@ def test_a_step_is_taken_back_and_a_quarter_of_it_tried(bad, rng):
         updates, state = optim.update(useless, state, params)
         theta, params = params["theta"], moved(params, updates)
         np.testing.assert_allclose(params["u_loc"].value, natural_step(q, d, length).loc, rtol=1e-12)
-        np.testing.assert_allclose(params["u_scale_tril"].value, natural_step(q, d, length).scale, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(
+            params["u_scale_tril"].value, natural_step(q, d, length).scale, rtol=1e-12, atol=1e-14
+        )
         assert params["theta"] == theta
         jax.tree.map(np.testing.assert_array_equal, state.others, adam)
     updates, state = optim.update(g, state, params)
