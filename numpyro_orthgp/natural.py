@@ -148,15 +148,7 @@ def natural_gradient(
             rate = rate * 10.0 ** (-4 * jnp.maximum(1 - state.step / ramp_up, 0))
         rate = rate * past.length
         merged = {name: value for part in updates for name, value in part.items()}
-        last: Any = 0.0
-        for q in gaussians:
-            # One after the other: where two of them run at once, each with a branch, inside `lax.scan`, the CPU runtime of
-            # jaxlib 0.10.2 can come to wait for ever. With an `optimization_barrier` in place of a dependency it still did.
-            of_scale = past.gradients[q.scale].value
-            after_last = Natural(of_scale + 0 * jnp.asarray(last, of_scale.dtype))
-            step = _natural_update(q, params, past.params, past.gradients | {q.scale: after_last}, rate)
-            last = step[q.scale].value.ravel()[0]
-            merged |= step
+        merged |= _natural_updates(gaussians, params, past, rate)
         return merged, _State(state.step + 1, states[0], states[1], past)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -215,6 +207,22 @@ def _look_back(
     )
     again = past._replace(length=past.length * _SHORTER)
     return jax.tree.map(lambda old, new: jnp.where(too_long, old, new), again, now), too_long
+
+
+def _natural_updates(
+    gaussians: list[_Gaussian], params: dict[str, Any], past: _Past, rate: ArrayLike
+) -> dict[str, Natural]:
+    merged: dict[str, Natural] = {}
+    last: Any = 0.0
+    for q in gaussians:
+        # One after the other: where two of them run at once, each with a branch, inside `lax.scan`, the CPU runtime of
+        # jaxlib 0.10.2 can come to wait for ever. With an `optimization_barrier` in place of a dependency it still did.
+        of_scale = past.gradients[q.scale].value
+        after_last = Natural(of_scale + 0 * jnp.asarray(last, of_scale.dtype))
+        step = _natural_update(q, params, past.params, past.gradients | {q.scale: after_last}, rate)
+        last = step[q.scale].value.ravel()[0]
+        merged |= step
+    return merged
 
 
 def _natural_update(

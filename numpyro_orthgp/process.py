@@ -128,7 +128,8 @@ class GPFunction:
         Formulas in :mod:`numpyro_orthgp.averaged`. In float64 rounding errors grow with the inverse of the jitter: give :func:`gp`
         a ``jitter`` of 1e-6 there. In float32 second moments are whitened as sums of squares
         (:mod:`numpyro_orthgp.kernels.hermite`), and standard deviations are right to about 2 % of themselves or 0.001 at the
-        default jitter, for kernels of variance one. Where no guide has told a Gaussian (NUTS, ``Predictive``), this is f at the draw.
+        default jitter, for kernels of variance one. Where no guide has told a Gaussian (NUTS, ``Predictive``),
+        this is f at the draw.
 
         :param X: what :func:`latent_inputs` returns, B points.
         :param num_points: quadrature nodes per dimension for kernels without closed-form expectations.
