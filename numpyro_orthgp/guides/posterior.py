@@ -10,8 +10,9 @@ import jax
 from numpyro import handlers
 
 from numpyro_orthgp.collapsed import CollapsedGP
-from numpyro_orthgp.errors import check_params
-from numpyro_orthgp.primitives.messages import collected_functions, site_of
+from numpyro_orthgp.guides.asking import Answers, Asking
+from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_model_params
+from numpyro_orthgp.primitives.messages import Belief, belief_of, collected_functions, site_of
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import PRNGKey
 
@@ -94,15 +95,29 @@ def fitted_trace(
     # Inside another model these sites are none of that model's.
     with handlers.block():
         if guide is not None:
-            fitted_guide = handlers.substitute(handlers.seed(guide, guide_key), params)
-            guide_trace = handlers.trace(fitted_guide).get_trace(*args, **kwargs)
-            # A residual's v has no say in what is predicted.
-            needed = {name: site for name, site in guide_trace.items() if not name.endswith("_residual_scale")}
-            check_params("guide", needed, params)
-        fitted = handlers.substitute(handlers.replay(handlers.seed(model, model_key), guide_trace), params)
-        with collected_functions() as functions:
-            sites = handlers.trace(fitted).get_trace(*args, **kwargs)
+            is_new = getattr(guide, "prototype_trace", True) is None
+            seeded = handlers.seed(guide, guide_key)
+            guide_trace = handlers.trace(handlers.substitute(Checked(seeded, params), params)).get_trace(*args, **kwargs)
+            check_guide_sites(guide_trace, params)
+            answers = Answers(guide, seeded, params, guide_trace, args, kwargs, laplace=not is_new)
+
+        def run(inputs: bool = True) -> tuple[Trace, dict[str, GPFunction]]:
+            asking = fitted = Checked(handlers.seed(model, model_key), params)
+            if guide is not None:
+                asking = Asking(fitted, answers, inputs)
+                fitted = handlers.replay(asking, asking.trace)
+            try:
+                with collected_functions() as functions:
+                    return handlers.trace(handlers.substitute(fitted, params)).get_trace(*args, **kwargs), functions
+            except ValueError:
+                # Not every bound of a CollapsedGP can take Gaussians of latent inputs; it was fitted with draws then.
+                if not getattr(asking, "has_inputs", False) or not inputs:
+                    raise
+                return run(inputs=False)
+
+        sites, functions = run()
     _check_known(sites, guide_trace, params)
+    check_model_params(sites, guide_trace, params, guided=guide is not None)
     return sites, functions
 
 
