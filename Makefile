@@ -6,6 +6,7 @@ WORKERS ?= 2
 DEMO ?=
 GALLERY ?=
 PYTEST ?=
+SEEDS ?= 0:1000
 
 # Tests of one file share fits and compiled programs: they stay on one worker.
 WORKING := -n $(WORKERS) --dist loadfile
@@ -25,7 +26,7 @@ UNOPTIMIZED := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0"
 EXAMPLES := regression classification gplvm counts survey survival digits multitask deep deep_kernel convolutional spectral streaming nuts thompson \
 	large spatial
 
-.PHONY: help demo snelson $(EXAMPLES) examples gallery test slow lint typecheck docs site doctest pages check package clean
+.PHONY: help demo snelson $(EXAMPLES) examples gallery test fuzz slow lint typecheck docs site doctest pages check package clean
 
 help:  ## show this list
 	@echo "make <target>, where <target> is one of"
@@ -47,6 +48,9 @@ gallery: $(READY)  ## run the examples and keep their tables and pictures for th
 
 test: $(READY_TEST)  ## the tests, without the slow ones (PYTEST="-k likelihood" etc.)
 	$(CACHED) $(UNOPTIMIZED) $(PY) -m pytest -q $(WORKING) $(PYTEST)
+
+fuzz: $(READY_TEST)  ## random programs beside dense formulas; failing ones are printed (SEEDS=0:5000; SEEDS=17 for one again)
+	$(PY) -m tests.fuzz --seeds $(SEEDS) --workers $(WORKERS)
 
 slow: $(READY_TEST)  ## all tests
 	$(CACHED) $(PY) -m pytest -q $(WORKING) --slow $(PYTEST)

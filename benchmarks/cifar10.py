@@ -241,7 +241,7 @@ class Fit:
         """Predictive probabilities of the classes, shape (B, 10), averaged over draws of the hidden layers."""
         found = ogp.posterior(model, self.guide, params, *self.first, **self.kwargs)
         # Draws that share inducing variables within an image, as in training, and not within all images of a batch.
-        fs = [dataclasses.replace(found[name], pointwise=True) for name in (*self.inner, "f")]
+        fs = [dataclasses.replace(found[name], fitting=True) for name in (*self.inner, "f")]
 
         def draw(key: jax.Array) -> jax.Array:
             h = X

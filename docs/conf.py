@@ -41,7 +41,7 @@ nitpick_ignore_regex = [
         "py:class",
         r"numpyro_orthgp\.(kernels\.components\.Component|kernels\.random_features\.(Factor|Term)|sites\.Names)",
     ),
-    ("py:class", r"numpyro_orthgp\.(math\.compiled\._F|process\.MeanShift)"),
+    ("py:class", r"numpyro_orthgp\.(math\.compiled\._F|mean_shift\.MeanShift)"),
 ]
 
 # Links into NumPyro's and JAX's pages need the network, which a build does without unless it is asked.

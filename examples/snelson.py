@@ -34,7 +34,7 @@ START = {"lengthscale": 1.0, "scale": 0.69, "noise": 0.51}  # Titsias 2025, appe
 
 def hyperparameters() -> tuple[Any, jax.Array]:
     """The kernel, and the standard deviation of the noise."""
-    positive = dist.constraints.positive
+    positive = dist.constraints.softplus_positive
     lengthscale, scale, noise = (numpyro.param(name, value, constraint=positive) for name, value in START.items())
     return scale**2 * kernels.RBF(lengthscale), noise
 

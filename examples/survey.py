@@ -72,7 +72,7 @@ def ordinal(link: str) -> Any:
 
 
 def gaussian(f, num_answers):
-    noise = numpyro.param("noise", jnp.asarray(1.0), constraint=dist.constraints.positive)
+    noise = numpyro.param("noise", jnp.asarray(1.0), constraint=dist.constraints.softplus_positive)
     offset = numpyro.param("offset", jnp.asarray((num_answers - 1) / 2))
     return likelihoods.Gaussian(f + offset, noise)
 

@@ -27,7 +27,7 @@ import numpyro_orthgp as ogp
 from numpyro_orthgp import init, kernels, likelihoods
 
 NOISE = 0.6  # standard deviation of the true log times
-positive = dist.constraints.positive
+positive = dist.constraints.softplus_positive
 
 
 class Study(NamedTuple):

@@ -40,12 +40,12 @@ from numpyro_orthgp.likelihoods import Likelihood as Likelihood
 from numpyro_orthgp.likelihoods import MonteCarlo as MonteCarlo
 from numpyro_orthgp.likelihoods import QuasiMonteCarlo as QuasiMonteCarlo
 from numpyro_orthgp.marginals import Marginals as Marginals
-from numpyro_orthgp.marginals import stack as stack
 from numpyro_orthgp.natural import natural_gradient as natural_gradient
 from numpyro_orthgp.primitives import gp as gp
 from numpyro_orthgp.primitives import latent_inputs as latent_inputs
 from numpyro_orthgp.primitives import orthogonal as orthogonal
 from numpyro_orthgp.process import GPFunction as GPFunction
+from numpyro_orthgp.stacking import stack as stack
 from numpyro_orthgp.training import EarlyStopping as EarlyStopping
 from numpyro_orthgp.training import fit as fit
 

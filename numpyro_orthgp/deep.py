@@ -1,9 +1,9 @@
 r"""Deep Gaussian processes: functions of functions.
 
 The doubly stochastic bound of Salimbeni and Deisenroth 2017 needs marginals only: draw the first layer at the data, evaluate the
-second at the draw, and so on. In a model that is ``f2(f1(X).sample())``. :class:`DeepGP` says it for any number of layers, and
-draws several values for each point, whose average inside the logarithm is a tighter bound (as in Salimbeni, Dutordoir, Hensman,
-Deisenroth 2019). With :math:`\ell_s(u)` the expected log density at the draw :math:`h_s`, given the inducing variables u,
+second at the draw, and so on. In a model that is ``f2(f1(X).independent().sample())``. :class:`DeepGP` says it for any number of
+layers, and draws several values for each point, whose average inside the logarithm is a tighter bound (as in Salimbeni, Dutordoir,
+Hensman, Deisenroth 2019). With :math:`\ell_s(u)` the expected log density at the draw :math:`h_s`, given the inducing variables u,
 
 .. math:: \log p(y) + \mathrm{KL} \ge E_{q(u)} E_{h_1, \dots, h_S \mid u} \log \tfrac1S \sum_s w_s e^{\ell_s(u)}
     \ge E_{h} \log \tfrac1S \sum_s w_s e^{E_{q(u_L)} \ell_s}
@@ -27,12 +27,13 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.errors import check_inputs, check_integer
 from numpyro_orthgp.grouped import draw_grouped
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.linalg import matmul
 from numpyro_orthgp.paths import Paths
-from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.process import GPFunction, drawn_functions
 from numpyro_orthgp.sites import prng_key
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -95,6 +96,9 @@ class DeepGP:
                 f"`means` must have one entry for each inner layer, {inner} for {inner + 1} layers; got {len(self.means)}. The "
                 "last layer's is added to what comes out: deep(X) + mean."
             )
+        if self.means is not None:
+            means = tuple(as_pytree(mean) if callable(mean) else mean for mean in self.means)
+            object.__setattr__(self, "means", means)
 
     def __call__(self, X: ArrayLike, *, rng_key: PRNGKey | None = None) -> Marginals:
         """The last layer's marginals at one draw of the layers before it.
@@ -110,7 +114,7 @@ class DeepGP:
             mean = self._mean(i, H, marginals.shape[1] if len(marginals.shape) == 2 else 1)
             if mean is not None:
                 marginals = marginals + (mean[:, 0] if len(marginals.shape) == 1 else mean)
-            H = _columns(marginals.sample(None if rng_key is None else jax.random.fold_in(rng_key, i)))
+            H = _columns(_row_by_row(marginals).sample(None if rng_key is None else jax.random.fold_in(rng_key, i)))
         return self.layers[-1](H)
 
     def particles(self, X: ArrayLike, num_samples: int, *, rng_key: PRNGKey | None = None) -> tuple[Marginals, Array]:
@@ -207,13 +211,19 @@ def _run_paths(deep: DeepGP, paths: Sequence[Paths], X: ArrayLike) -> Array:
 def _particles(layer: GPFunction, H: Array, rng_key: PRNGKey, repeats: int) -> tuple[Array, Array]:
     """Draws at (B, R, D) inputs, shape (B R repeats, P), and their log weights, (B R repeats)."""
     B, R, D = H.shape
-    if not layer.pointwise:
+    if not layer.fitting:
         values = layer(H.reshape(B * R, D)).independent().draw(rng_key, (repeats,))
         values = _columns(jnp.moveaxis(values, 0, 1).reshape(B * R * repeats, *values.shape[2:]))
         return values, jnp.zeros(B * R * repeats, H.dtype)
     draw = draw_grouped(layer, H, rng_key, repeats)
     values = jnp.moveaxis(draw.values, 0, 2)
     return _columns(values.reshape(B * R * repeats, *values.shape[3:])), jnp.moveaxis(draw.log_weights, 0, 2).ravel()
+
+
+def _row_by_row(marginals: Marginals) -> Marginals:
+    """Marginals whose draws, while fitting, are those of each row by itself: what y sees of a layer is its own row."""
+    fitting = any(f.fitting for f, _ in drawn_functions(marginals.joint))
+    return marginals.independent() if fitting else marginals
 
 
 def _columns(values: Array) -> Array:

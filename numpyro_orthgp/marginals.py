@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,10 +15,12 @@ from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_sqrt
 from numpyro_orthgp.sites import Names, charge, prng_key
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
-__all__ = ["Marginals", "stack"]
+__all__ = ["ARITHMETIC", "Marginals", "check_joint_draw", "draw_columns"]
 
-# A joint draw at B points needs a B x B Cholesky factor; beyond this size the user should say what is meant.
+# A joint draw at B points needs a B x B Cholesky factor; beyond this size the user should say what is meant. In a fit each step has
+# one, and its gradient.
 MAX_JOINT_DRAW = 8192
+MAX_FITTED_DRAW = 2048
 
 
 @jax.tree_util.register_dataclass
@@ -117,15 +119,20 @@ class Marginals:
         return self.mean + self._mixed(safe_sqrt(self.latent_variance) * nodes)
 
     def sample(self, rng_key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw the outputs.
+        """Draw the outputs: values of one function at all B inputs, at a cost of B^3.
 
-        In a model that is being fitted with a guide of this package only marginals matter, so draws are point by point (a
-        doubly stochastic estimate); everywhere else (``Predictive``, ``posterior``, the prior) one draw is one function
-        at all B inputs, which costs B^3; :meth:`independent` opts out.
+        One run of a model sees one function (:mod:`numpyro_orthgp.runs`): the inducing variables are drawn once, and a second call
+        of f gets values that go with those of the first. So one y may depend on f at many inputs, by an average, a difference,
+        an integral, and the bound of a guide of this package stays a bound, also if it is tightened.
+
+        Where each y depends on f at one input, its own row, as in the layers of a deep GP, :meth:`independent` gives a bound too,
+        of less noise and at no cost: ``f(X).independent().sample()``. Within ``scan`` or ``vmap`` draws share the inducing
+        variables, but what those leave undetermined is drawn for each call by itself, as in FITC.
 
         :param rng_key: if ``None``, :func:`numpyro.prng_key` gives one inside a seeded model.
         :return: shape ``sample_shape`` + (B,) or (B, P).
-        :raises ValueError: without a key, or for a joint draw at more than 8192 inputs.
+        :raises ValueError: without a key; for a joint draw at more than 8192 inputs, or 2048 while a guide of this package is
+            fitted.
         """
         if rng_key is None:
             rng_key = prng_key()
@@ -146,16 +153,17 @@ class Marginals:
         return self.joint(rng_key, sample_shape)
 
     def independent(self) -> Marginals:
-        """The same marginals, whose draws are independent between inputs (not draws of one function)."""
+        """The same marginals, whose draws are independent between inputs: not draws of one function.
+
+        For models in which each y depends on f at its own row only.
+        """
         return replace(self, joint=None)
 
     def __getitem__(self, key: Any) -> Marginals:
         """Pick outputs: ``m[..., p]`` is one of them, shape (B,); ``m[..., a:b]`` and ``m[..., [p, q]]`` are several.
 
         So each output can have a likelihood of its own: ``Gaussian(m[..., 0], scale)``, ``Bernoulli(m[..., 1])``. An output
-        that mixes latent functions depends on all L of them, also when it is picked. Every ``numpyro.sample`` has a key of its
-        own, hence draws of its own: under ``Predictive`` two outputs of a mixture share the inducing variables but not what
-        those leave undetermined. For joint draws sample all outputs in one statement.
+        that mixes latent functions depends on all L of them, also when it is picked.
 
         :param key: ``[..., p]`` or ``[:, p]`` with p an integer, a slice, or different integers in the order they are wanted.
         :raises IndexError: if there is no such output.
@@ -163,7 +171,7 @@ class Marginals:
         :raises ValueError: if no output is picked, or one twice.
         """
         columns = _picked(key, self.shape)
-        joint = None if self.joint is None else Partial(_draw_columns, self.joint, columns)
+        joint = None if self.joint is None else Partial(draw_columns, self.joint, columns)
         if self.mixing is None:
             v = self.residual_scale
             v = None if v is None else jnp.broadcast_to(v, self.shape[1:])[columns]
@@ -235,50 +243,31 @@ class Marginals:
         return outputs[..., 0] if self.mean.ndim == 1 else outputs
 
 
-def check_joint_draw(B: int) -> None:
+def check_joint_draw(B: int, *, fitting: bool = False) -> None:
     """
     :raises ValueError: if so many inputs are too many for a factor of their covariance.
     """
-    if B > MAX_JOINT_DRAW:
+    limit = min(MAX_FITTED_DRAW, MAX_JOINT_DRAW) if fitting else MAX_JOINT_DRAW
+    if B <= limit:
+        return
+    needs = f"A joint draw at B = {B} inputs needs a B x B Cholesky factor"
+    if fitting:
         raise ValueError(
-            f"A joint draw at B = {B} inputs needs a B x B Cholesky factor; the limit is {MAX_JOINT_DRAW}. Predict in batches, use "
-            "the `mean` and `variance` of posterior(...), or draw point by point: f(X).independent()."
+            f"{needs} at each step of a fit; the limit is {limit}. Where each y depends on f at its own row only, draw point by "
+            "point: f(X).independent().sample(). Else use minibatches, or fewer inputs (quadrature nodes) for each y."
         )
-
-
-def stack(marginals: Sequence[Marginals]) -> Marginals:
-    """Put single functions side by side: P marginals of shape (B,) become one of shape (B, P).
-
-    :param marginals: marginals of *different* functions at the same inputs (different functions are independent). Not one
-        function at two inputs, ``f(a)`` and ``f(b)``: their covariance would be lost, and nothing here can tell.
-    :raises ValueError: if they are not all of shape (B,), one is an output of ``f(X) @ W``, or only some are tightened.
-    """
-    marginals = list(marginals)
-    shapes = {m.shape for m in marginals}
-    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
-        raise ValueError(f"`stack` needs marginals of one shape (B,); got {[m.shape for m in marginals]}.")
-    if any(m.mixing is not None for m in marginals):
-        raise ValueError(
-            "`stack` needs functions that do not mix others. Stack first and mix then, stack([f(X), g(X)]) @ W; several outputs "
-            "of one mixture are (f(X) @ W)[..., [0, 2]]."
-        )
-    if len({(m.tight, type(m)) for m in marginals}) != 1:
-        raise ValueError(
-            "`stack` needs all functions tightened or none; give AutoSparseGP one `residual` for all of them."
-        )
-    columns = {name: jnp.stack([getattr(m, name) for m in marginals], -1) for name in ("mean", "explained", "residual")}
-    totals = [m.total for m in marginals if m.total is not None]
-    total = jnp.stack(totals, -1) if len(totals) == len(marginals) else None
-    v = jnp.stack([jnp.asarray(m.residual_scale) for m in marginals]) if marginals[0].tight else None
-    joint = Partial(draw_stacked, marginals) if any(m.joint is not None for m in marginals) else None
-    return replace(marginals[0], **columns, total=total, residual_scale=v, joint=joint)  # type: ignore[arg-type]
+    raise ValueError(
+        f"{needs}; the limit is {limit}. Predict in batches, use the `mean` and `variance` of posterior(...), or draw point by "
+        "point: f(X).independent()."
+    )
 
 
 def _operand(symbol: str, value: Any, dtype: Any) -> Array:
     if isinstance(value, Marginals):
         raise TypeError(
             f"Marginals {symbol} Marginals: what is made of two functions needs the covariance between them. Use a kernel that "
-            "is a sum (k1 + k2), or for independent functions (stack([f(X), g(X)]) @ jnp.ones((2, 1)))[..., 0]."
+            "is a sum (k1 + k2), or for independent functions (stack([f(X), g(X)]) @ jnp.ones((2, 1)))[..., 0]. One function at "
+            f"two inputs has values that go together: f(a).sample() {symbol} f(b).sample()."
         )
     value = jnp.asarray(value)
     # Integers become real first: unsigned ones would wrap around when negated or squared.
@@ -330,10 +319,9 @@ def _draw_mixed(draw: Any, W: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -
     return matmul(draw(rng_key, shape), W)
 
 
-def _draw_columns(draw: Any, columns: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+def draw_columns(draw: Any, columns: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     return draw(rng_key, shape)[..., columns]
 
 
-def draw_stacked(marginals: Sequence[Marginals], rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    keys = jax.random.split(rng_key, len(marginals))
-    return jnp.stack([m.draw(key, shape) for m, key in zip(marginals, keys, strict=True)], -1)
+# What `Marginals.joint` may be made of: each draws what its first argument draws, and changes it.
+ARITHMETIC = (_draw_shifted, _draw_scaled, _draw_mixed, draw_columns)

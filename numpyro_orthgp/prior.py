@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import Partial
 
+from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.errors import inspect, no_function
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
@@ -75,8 +75,7 @@ def as_kernel(kernel: Any) -> Any:
             f"`kernel` must be callable as kernel(X1, X2) and kernel(X); got {no_function(kernel)} "
             "Take one of numpyro_orthgp.kernels, a tinygp kernel, or a function."
         )
-    opaque = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(kernel))
-    return Partial(kernel) if opaque else kernel
+    return as_pytree(kernel)
 
 
 def check_latents(

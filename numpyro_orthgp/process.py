@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,74 +13,40 @@ from jax.tree_util import Partial
 
 from numpyro_orthgp.averaged import AveragedMarginals, average
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
-from numpyro_orthgp.inducing import Feature, InducingPoints, input_dim, weighted_covariance
+from numpyro_orthgp.inducing import Feature, InducingPoints, input_dim
 from numpyro_orthgp.inputs import LatentInputs
-from numpyro_orthgp.marginals import Marginals, check_joint_draw, draw_stacked
-from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks, sum_blocks
+from numpyro_orthgp.marginals import Marginals, check_joint_draw
+from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.gaussian import Whitened, principal_axes, spread
 from numpyro_orthgp.math.linalg import (
+    PRECISION,
     add_jitter,
     clip_rounding,
     combine,
     default_jitter,
     diagonal,
+    gram_transposed,
     jitter_scale,
     join,
     matmul,
+    safe_sqrt,
     with_derivative_of,
 )
 from numpyro_orthgp.math.moments import all_moments
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, turn
+from numpyro_orthgp.mean_shift import MeanShift, weigh_points
 from numpyro_orthgp.paths import Paths, draw_paths
+from numpyro_orthgp.runs import DrawInRun, Run, add_draw, project_on_drawn
 from numpyro_orthgp.sites import Names
+from numpyro_orthgp.stacking import draw_stacked
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
-__all__ = ["GPFunction", "MeanShift", "drawn_functions", "project_shift", "weigh_points"]
+__all__ = ["GPFunction", "draw_process", "drawn_functions"]
 
 # Rows worked on at once are no fewer than that, or products of matrices turn into products with vectors.
 MIN_BLOCK = 256
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class MeanShift:
-    """The part of the posterior mean that mean-only points carry.
-
-    :param points: shape (H, D) or (P, H, D).
-    :param weights: the a of Salimbeni et al. 2018, shape (H,) or (P, H).
-    :param projected: for each set the projection A_i(points) weights, shape (..., M_i); cheaper than A_i itself.
-    """
-
-    points: Array
-    weights: Array
-    projected: tuple[Array, ...]
-
-
-def weigh_points(kernel: Any, features: Sequence[Feature], points: Array, weights: Array) -> list[Array]:
-    """K(Z_i, points) weights for each feature, shapes (..., M_i), without ever holding all of a K.
-
-    :param points: shape (H, D) or (P, H, D).
-    :param weights: shape (..., H).
-    """
-
-    def weigh(s: Feature, points: Array, weights: Array) -> Array:
-        return weighted_covariance(kernel, s, jnp.moveaxis(points, 0, -2), jnp.moveaxis(weights, 0, -1))
-
-    # Blocks are cut along first axes.
-    rows, weights = jnp.moveaxis(points, -2, 0), jnp.moveaxis(weights, -1, 0)
-    latents = math.prod(weights.shape[1:])
-    return [sum_blocks(partial(weigh, s), rows, weights, MAX_ENTRIES // (s.num * latents)) for s in features]
-
-
-def project_shift(
-    kernel: Any, features: Sequence[Feature], blocks: Sequence[Block], points: Array, weights: Array
-) -> tuple[Array, ...]:
-    """A_i(points) weights for each set, shapes (..., M_i), by vector solves only."""
-    # As if the weighted sum were one input.
-    products = [p[..., None] for p in weigh_points(kernel, features, points, weights)]
-    return tuple(p[..., 0] for p in project(blocks, products))
 
 
 @jax.tree_util.register_dataclass
@@ -100,7 +64,10 @@ class GPFunction:
     :param shift: mean-only points, or ``None``.
     :param residual_scale: see :class:`Marginals`.
     :param num_latents: P, or ``None`` for a single function.
-    :param pointwise: whether draws are independent between inputs (while fitting), not joint.
+    :param fitting: whether a guide of this package is being fitted, whose draw of the inducing variables is ``values``.
+    :param values: what the whitened inducing variables of each set are in this run of the model, for draws; ``None`` where there is
+        no run, and draws are of q(f).
+    :param run: what this run of the model has drawn of the function.
     """
 
     kernel: Any
@@ -110,8 +77,10 @@ class GPFunction:
     shift: MeanShift | None = None
     residual_scale: Array | None = None
     num_latents: int | None = field(default=None, metadata={"static": True})
-    pointwise: bool = field(default=False, metadata={"static": True})
+    fitting: bool = field(default=False, metadata={"static": True})
     names: Names | None = field(default=None, metadata={"static": True})
+    values: tuple[Array, ...] | None = None
+    run: Run | None = None
 
     def __call__(self, X: ArrayLike | LatentInputs) -> Marginals:
         """Marginals of the function at inputs.
@@ -126,7 +95,7 @@ class GPFunction:
         """
         X = self.checked(X)
         mean, explained, residual, total = self._moments(X)
-        joint = None if self.pointwise else Partial(draw_process, self, X)
+        joint = (DrawInRun if self.fitting else Partial)(draw_process, self, X)
         return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names, total)
 
     @one_program
@@ -134,7 +103,7 @@ class GPFunction:
         """Mean, explained and residual variance and their sum, shapes (B,) or (B, P)."""
         size = max(MAX_ENTRIES // (self.num_inducing * (self.num_latents or 1)), MIN_BLOCK)
         # While fitting a batch is small, and may be spread over devices.
-        return map_blocks(self._moments_at_once, X, len(X) if self.pointwise else size)
+        return map_blocks(self._moments_at_once, X, len(X) if self.fitting else size)
 
     def _moments_at_once(self, X: Array) -> tuple[Array, Array, Array, Array]:
         covariances = [s.covariance_with_inputs(self.kernel, X) for s in self.features]
@@ -196,6 +165,31 @@ class GPFunction:
         L = safe_cholesky(add_jitter(self.covariance(K, A), default_jitter(K.dtype) * scale), scale)
         return self.mean([InducingPoints(X)], A), self._per_latent(L, event_dim=2)
 
+    def _at_values(self) -> GPFunction:
+        """The function of this run: given the values that its inducing variables have in it."""
+        if self.values is None:
+            return self
+        return replace(self, beliefs=tuple(Whitened(value, None, "value") for value in self.values))
+
+    def _draw_in_run(self, run: Run, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+        """Draws given this run's inducing variables and what it has drawn before, shape ``shape`` + (B,) or (P, B)."""
+        f, K = self._at_values(), self.kernel(X, X)
+        A, drawn, on_drawn = f.project(X), run.drawn, None
+        mean, C = f.mean([InducingPoints(X)], A), residual_covariance(K, A, A)
+        if drawn is not None:
+            on_drawn = project_on_drawn(drawn, self.kernel(drawn.X, X), A)
+            mean, C = mean + combine(drawn.noise, on_drawn), C - gram_transposed(on_drawn)
+        scale = jitter_scale(diagonal(K))
+        L = safe_cholesky(add_jitter(C, default_jitter(C.dtype) * scale), scale)
+        mean = self._per_latent(mean, event_dim=1)
+        noise = jax.random.normal(rng_key, (*shape, *mean.shape), X.dtype)
+        if self.residual_scale is not None:  # spherical in the residual's whitened coordinates (Titsias 2025, Sec. 3.3)
+            noise = safe_sqrt(self.residual_scale)[..., None] * noise
+        draws = mean + jnp.einsum("...bc,...c->...b", L, noise, precision=PRECISION)
+        if not shape:
+            run.note(X, draws, lambda: add_draw(drawn, X, A, on_drawn, L, noise))
+        return draws
+
     def diagonalized(self) -> GPFunction:
         r"""The same function in coordinates in which q's covariances are diagonal: faster at very many inputs.
 
@@ -254,7 +248,7 @@ class GPFunction:
             kernel=self.kernel,
             features=self.features,
             blocks=self.blocks,
-            beliefs=self.beliefs,
+            beliefs=self._at_values().beliefs,
             shift=self.shift,
             num_latents=self.num_latents,
         )
@@ -315,15 +309,21 @@ class GPFunction:
 
 
 def draw_process(f: GPFunction, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    check_joint_draw(len(X))
-    # NumPyro draws in the default dtype, whatever that of the function.
-    draws = f.joint(X).sample(rng_key, shape).astype(X.dtype)
+    """Draws of f(X), shape ``shape`` + (B,) or (B, P): in a run of a model of its one function, elsewhere of q(f)."""
+    check_joint_draw(len(X), fitting=f.fitting)
+    if f.run is None:
+        # NumPyro draws in the default dtype, whatever that of the function.
+        draws = f.joint(X).sample(rng_key, shape).astype(X.dtype)
+    elif (known := f.run.values_at(X)) is not None:
+        draws = jnp.broadcast_to(known, (*shape, *known.shape))
+    else:
+        draws = f._draw_in_run(f.run, X, rng_key, shape)
     return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
 
 
 def drawn_functions(joint: Any) -> Iterator[tuple[GPFunction, Array]]:
     """What ``Marginals.joint`` draws: each function beneath, and its inputs."""
-    if not isinstance(joint, Partial):
+    if not isinstance(joint, Partial | DrawInRun) or joint.func is None:
         return
     if joint.func is draw_process:
         yield joint.args

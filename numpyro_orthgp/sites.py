@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpyro
 from numpyro.distributions import Unit
@@ -10,7 +11,7 @@ from numpyro.primitives import _PYRO_STACK
 
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["Names", "charge", "prng_key"]
+__all__ = ["Names", "charge", "model_running", "prng_key"]
 
 
 def prng_key() -> PRNGKey | None:
@@ -20,21 +21,26 @@ def prng_key() -> PRNGKey | None:
         return numpyro.prng_key()
 
 
-def charge(name: str, cost: Array) -> None:
-    """Subtract a cost of each row from the model's log density: once for each, along the plate of the rows.
+def model_running() -> Any:
+    """What tells one run of a model from others, its outermost handler; ``None`` where no model is running."""
+    return _PYRO_STACK[0] if _PYRO_STACK else None
 
-    Where that plate is not the rightmost one, ``numpyro.factor`` would lay the costs along another and repeat them. Of several
-    plates of that size it is the one that subsamples, whose scale the costs have; which of others is the same in sum.
+
+def charge(name: str, cost: Array) -> None:
+    """Subtract a cost of each row from the model's log density: once for each, however many plates there are around.
+
+    ``numpyro.factor`` would lay the costs along the rightmost plate, and repeat them along others. Rows belong to the plate of
+    their size, of several to the one that subsamples, whose scale they have. Where there is none each y sees several rows.
 
     :param cost: shape (B,).
     """
     plates = [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
-    fitting = [p for p in plates if p.subsample_size == len(cost)]
-    of_rows = max(fitting, key=lambda p: (p.size != p.subsample_size, p.dim), default=None)
-    others = [] if of_rows is None else [p.name for p in plates if p is not of_rows]
-    dim = -1 if of_rows is None else of_rows.dim
-    fn = Unit(-cost.reshape(-1, *(1,) * (-dim - 1)))
-    numpyro.sample(name, fn, obs=fn.sample(None), infer={"block_plates": others})
+    of_rows = [p for p in plates if p.subsample_size == len(cost)]
+    whole = not of_rows and any(p.size == len(cost) for p in plates)
+    scale = 1.0 if whole else max((p.size / p.subsample_size for p in of_rows or plates), default=1.0)
+    fn = Unit(-cost.sum())
+    with numpyro.handlers.scale(scale=scale):
+        numpyro.sample(name, fn, obs=fn.sample(None), infer={"block_plates": [p.name for p in plates]})
 
 
 class Names:

@@ -211,6 +211,17 @@ CASES = [
         grid=200_001,
     ),
     Case(
+        "asymmetric laplace",
+        likelihoods.AsymmetricLaplace,
+        REAL,
+        lambda f, y, scale, quantile: (
+            np.log(quantile * (1 - quantile) / scale) - (y - f) / scale * (quantile - (y < f))
+        ),
+        {"scale": 0.4, "quantile": np.array([0.1, 0.5, 0.75, 0.95])},
+        quadrature_rtol=3e-2,
+        grid=200_001,
+    ),
+    Case(
         "beta",
         with_(likelihoods.Beta, link="probit"),
         UNIT,

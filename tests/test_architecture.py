@@ -20,9 +20,10 @@ PACKAGE = Path(numpyro_orthgp.__file__).parent
 
 # From top to bottom: a room imports only from rooms above it (and from itself, if it is a folder).
 ROOMS = [
-    "types", "errors", "math", "kernels", "inducing", "inputs", "prior", "sites", "marginals", "averaged", "paths", "process",
-    "grouped", "images", "constraints", "distributions", "likelihoods", "collapsed", "primitives", "guides", "natural", "online",
-    "deep", "training", "init", "latents", "diagnostics", "plots", "__init__",
+    "types", "closures", "errors", "math", "kernels", "inducing", "inputs", "prior", "sites", "runs", "marginals", "stacking",
+    "averaged", "paths", "mean_shift", "process", "grouped", "images", "constraints", "distributions", "likelihoods",
+    "collapsed", "primitives", "guides", "natural", "online", "deep", "training", "init", "latents", "diagnostics", "plots",
+    "__init__",
 ]  # fmt: skip
 
 # What arrays-in-arrays-out rooms must not know.
@@ -94,9 +95,9 @@ def test_public_names():
         "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
         "check", "khat", "patchwise_mean", "posterior", "stack", "to_arviz",
         # submodules, visible because they are imported
-        "averaged", "collapsed", "constraints", "deep", "diagnostics", "distributions", "errors", "grouped", "guides", "images",
-        "inducing", "inputs", "latents", "marginals", "math", "natural", "paths", "plots", "primitives", "prior", "process",
-        "sites", "training", "types",
+        "averaged", "closures", "collapsed", "constraints", "deep", "diagnostics", "distributions", "errors", "grouped", "guides",
+        "images", "inducing", "inputs", "latents", "marginals", "math", "mean_shift", "natural", "paths", "plots", "primitives",
+        "prior", "process", "runs", "sites", "stacking", "training", "types",
     ])  # fmt: skip
     assert {
         "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace",

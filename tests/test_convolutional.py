@@ -478,7 +478,7 @@ def test_joint_draws_are_of_functions(deep, layer):
     with pytest.raises(ValueError, match="joint draw at B = 8200 inputs"):
         jax.eval_shape(lambda m: m.draw(jax.random.PRNGKey(0)), many)
     # Images that share nothing but inducing variables take no factor, so there may be as many as there are.
-    fitting = dataclasses.replace(layer, pointwise=True)
+    fitting = dataclasses.replace(layer, fitting=True)
     draw = jax.eval_shape(lambda f: patchwise(f, jnp.ones((9000, D)), **WHERE).draw(jax.random.PRNGKey(0)), fitting)
     assert draw.shape == (9000, 16)
 
@@ -486,7 +486,7 @@ def test_joint_draws_are_of_functions(deep, layer):
 @pytest.mark.parametrize("max_entries", [2**20, 100], ids=["whole", "blocks"])
 def test_draws_while_fitting_share_inducing_variables_in_an_image(deep, layer, max_entries):
     params, X, _, sets = deep
-    f = dataclasses.replace(layer, pointwise=True)
+    f = dataclasses.replace(layer, fitting=True)
     draws = jax.jit(lambda f, k: patchwise(f, X[:2], **WHERE, max_entries=max_entries).draw(k, (20000,)))(
         f, jax.random.PRNGKey(0)
     )

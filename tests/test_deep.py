@@ -91,7 +91,7 @@ def test_one_layer_is_the_function_itself(problem):
 
 
 def test_by_hand_and_as_a_stack(problem):
-    """`f2(f1(X).sample() + X W)` is what the stack does, down to the draws, with the cost of a tightened inner layer."""
+    """`f2(f1(X).independent().sample() + X W)` is what the stack does, to the draw, with the cost of a tightened inner layer."""
     X, _, Z2, qs = problem
     W = jnp.asarray([[0.5, 0.1], [-0.2, 0.9]])
 
@@ -99,7 +99,7 @@ def test_by_hand_and_as_a_stack(problem):
         f1 = ogp.gp("f1", kernels.RBF(1.1), jnp.asarray(Z2[0]), num_latents=2)
         f2 = ogp.gp("f2", kernels.Matern52(0.8), Z2)
         with numpyro.plate("data", 24, subsample_size=12):
-            f = f2(f1(X).sample() + X @ W) if by_hand else ogp.DeepGP([f1, f2], means=[W])(X)
+            f = f2(f1(X).independent().sample() + X @ W) if by_hand else ogp.DeepGP([f1, f2], means=[W])(X)
             numpyro.sample("y", likelihoods.Poisson(f), obs=y)
 
     guide = ogp.AutoSparseGP(model, residual={"f1": "tight"}, init_scale={"f1": 0.3})

@@ -86,6 +86,7 @@ LIKELIHOODS = {
     "HeteroskedasticGaussian": law(L.HeteroskedasticGaussian, REAL, 2),
     "StudentT": law(L.StudentT, REAL, df=4.0, scale=0.5),
     "Laplace": law(L.Laplace, REAL, scale=0.5),
+    "AsymmetricLaplace": law(L.AsymmetricLaplace, REAL, scale=0.5, quantile=0.8),
     "Beta": law(L.Beta, [0.2, 0.9, 0.4], concentration=3.0),
     "Bernoulli logit": law(L.Bernoulli, [0, 1, 1]),
     "Bernoulli probit": law(lambda m: L.Bernoulli(m, "probit"), [0, 1, 1]),

@@ -368,19 +368,3 @@ def test_two_tight_draws_in_one_model_have_names_of_their_own():
     params = {"f_residual_scale": jnp.asarray(0.4)}
     loss = TraceMeanField_ELBO().loss(jax.random.PRNGKey(0), params, model, guide)
     assert_allclose(loss, 2 * B * (0.4 - np.log(0.4) - 1) / 2, rtol=1e-10)
-
-
-def test_draws_are_pointwise_while_fitting_and_joint_elsewhere():
-    seen = {}
-
-    def model():
-        seen["joint"] = ogp.gp("f", kernels.Matern32(0.8), Z)(X).joint
-
-    def guide():
-        ogp.gp_posterior("f", len(Z))
-
-    TraceMeanField_ELBO().loss(jax.random.PRNGKey(0), {}, model, guide)
-    assert seen["joint"] is None
-    with numpyro.handlers.seed(rng_seed=0):
-        model()
-    assert seen["joint"] is not None

@@ -125,7 +125,7 @@ def test_mean_only_points_are_kept(problem):
     f = function(Zs, qs)
     products = [s.covariance_with_inputs(f.kernel, G) @ a for s in f.features]
     projected = ogp.math.projection.project(f.blocks, [p[:, None] for p in products])
-    shift = ogp.process.MeanShift(jnp.asarray(G), jnp.asarray(a), tuple(p[:, 0] for p in projected))
+    shift = ogp.mean_shift.MeanShift(jnp.asarray(G), jnp.asarray(a), tuple(p[:, 0] for p in projected))
     f = ogp.GPFunction(f.kernel, f.features, f.blocks, f.beliefs, shift)
     everywhere = np.concatenate([Xs, X])
     mean, cov = oracles.q_f(KERNEL, problems.oracle_sets(Zs, qs), everywhere, mean_only=oracles.MeanOnlySet(G, a))

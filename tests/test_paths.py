@@ -17,8 +17,9 @@ from numpyro_orthgp import kernels, paths
 from numpyro_orthgp.inducing import InducingPatches, InducingPoints, as_sets, covariance_of_points
 from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.math.projection import project
+from numpyro_orthgp.mean_shift import MeanShift
 from numpyro_orthgp.prior import check_latents, decompose_sets
-from numpyro_orthgp.process import GPFunction, MeanShift
+from numpyro_orthgp.process import GPFunction
 from tests import oracles, problems
 from tests.test_random_features import z_scores
 
@@ -254,7 +255,7 @@ def test_fitted_functions(rng):
 
 
 def test_while_a_tightened_bound_is_fitted_paths_are_refused(example):
-    f = replace(example[0], residual_scale=jnp.ones(()), pointwise=True)
+    f = replace(example[0], residual_scale=jnp.ones(()), fitting=True)
     with pytest.raises(ValueError, match=r"while fitting\. Draw from the fitted function: posterior"):
         f.sample_paths(KEY, 2)
 

@@ -11,7 +11,9 @@ from numpyro_orthgp.diagnostics.comparison import Comparison
 from numpyro_orthgp.diagnostics.convergence import Convergence
 from numpyro_orthgp.diagnostics.health import FunctionHealth, SetHealth
 from numpyro_orthgp.diagnostics.importance import LIMIT, ParetoK
+from numpyro_orthgp.diagnostics.integration import IntegrationError
 from numpyro_orthgp.diagnostics.words import percent
+from numpyro_orthgp.training.resolution import REMEDY
 
 __all__ = ["advise"]
 
@@ -23,6 +25,7 @@ NARROW, WIDE = 0.7, 1.4  # standard deviations of q over those of NUTS
 FAR = 0.5  # standard deviations between means
 CLEAR = 3  # standard errors
 CONVERGED = 1.05  # R-hat
+MISSED = 0.01  # nats per point that an integral is off
 
 
 def advise(
@@ -33,13 +36,19 @@ def advise(
     held_out: Mapping[str, Calibration],
     nuts: Comparison | None,
     collapsed: tuple[str, ...],
+    coarse: tuple[str, ...],
+    integration: Mapping[str, IntegrationError],
 ) -> Iterator[str]:
     """Sentences, most urgent first."""
+    for words in coarse:
+        yield f"{words}. {REMEDY}"
     if convergence is not None:
         yield from _on_loss(convergence)
     for health in functions.values():
         for s in health.sets:
             yield from _on_factor(s)
+    for name, found in integration.items():
+        yield from _on_integral(name, found)
     for name, calibration in held_out.items():
         yield from _on_calibration(name, calibration)
     if nuts is not None:
@@ -75,6 +84,17 @@ def _on_factor(s: SetHealth) -> Iterator[str]:
         )
     if s.repeats > MUCH_REPEATED * s.num:
         yield f"{s.repeats} of {s.num} points of {s.name} say nothing that the points before them do not: fewer would do."
+
+
+def _on_integral(name: str, found: IntegrationError) -> Iterator[str]:
+    if found.size < MISSED:
+        return
+    what = "so the bound is none" if found.mean > MISSED else "which a fit may follow"
+    yield (
+        f"{found.num_points} nodes are too few for {name}: they are off by {found.size:.2g} nats per point ({found.mean:+.2g} on "
+        f"average), {what}. Its density is narrow beside f, or has a kink: take a likelihood in closed form (Laplace, "
+        f"AsymmetricLaplace), or more nodes, integrator=ogp.GaussHermite({5 * found.num_points})."
+    )
 
 
 def _on_sets(name: str, health: FunctionHealth) -> Iterator[str]:

@@ -15,9 +15,11 @@ from numpyro_orthgp.diagnostics.convergence import convergence_of
 from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
 from numpyro_orthgp.diagnostics.health import FunctionHealth, health_of, inputs_of, residual_scales
 from numpyro_orthgp.diagnostics.importance import ParetoK, check_guide, khat_of
+from numpyro_orthgp.diagnostics.integration import integration_errors
 from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.report import Report
+from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.guides import posterior
 from numpyro_orthgp.process import GPFunction
@@ -54,13 +56,16 @@ def check(
       to the kernel's; how many *repeat* others, with next to no variance of their own; the jitter, and what the Cholesky factor
       took beyond it;
     * the share of the prior variance that no set explains, over the inputs: where it is large, points are missing. Of a guide
-      that draws hyperparameters both are those of one draw;
+      that draws hyperparameters both are those of one draw. Where inputs repeat it says how many are distinct;
 
     and for the fit
 
+    * columns of the data that their dtype does not resolve, as unix seconds in float32: an offset should be taken off;
     * whether the loss still falls, if ``losses`` are given;
     * v of the tightened bound: 1 is the prior's residual, smaller values say how much the bound would like to have less of it. It
       is each point's own under Gaussian noise, also beneath ``LogNormal``, ``Transformed`` and ``Mixture``, else that of a gp;
+    * what Gauss-Hermite nodes miss of each output's expectation, in nats per point, beside some thousands of nodes: where a density
+      is narrow beside f, or has a kink, the bound may be too high. Likelihoods in closed form have no such line;
     * the Pareto k-hat of the guide's importance weights (:func:`khat`);
     * predictions of held-out data: mean log density, and how many outputs lie in their predictive intervals. What is masked does
       not count, down to single entries; a censored time lies with its probability in what the interval has beyond it;
@@ -101,19 +106,24 @@ def check(
             "CollapsedGP, are not: other data have another prior. Predict from the fit: CollapsedGP(...).posterior(y)(X_test)."
         )
     replay = Replay(model, arguments, source.draw(num_samples), layout)
+    functions, inputs = _functions(replay, guide, model_key)
     return Report(
-        _functions(replay, guide, model_key),
+        functions,
         residual_scales(model, guide, params, arguments, layout, draw_key),
         _khat(replay, model_key),
         convergence,
         {} if held_args is None else calibrate(model, guide, params, *held_args, num_samples, test_key),
         None if nuts is None else compare(replay, nuts, nuts_key),
         layout.collapsed,
+        coarse_of(arguments_of(model, args, kwargs) | inputs),
+        integration_errors(model, guide, params, arguments, layout, draw_key),
     )
 
 
-def _functions(replay: Replay, guide: Callable[..., Any], rng_key: PRNGKey) -> dict[str, FunctionHealth]:
-    """All functions with the guide's Gaussians, at the inputs where the outputs of one draw depend on them."""
+def _functions(
+    replay: Replay, guide: Callable[..., Any], rng_key: PRNGKey
+) -> tuple[dict[str, FunctionHealth], dict[str, Array]]:
+    """All functions with the guide's Gaussians, at the inputs where the outputs of one draw depend on them; and these inputs."""
     arguments, params = replay.arguments, replay.draws.params
 
     def fitted(arrays: Any, params: Any) -> dict[str, GPFunction]:
@@ -128,7 +138,8 @@ def _functions(replay: Replay, guide: Callable[..., Any], rng_key: PRNGKey) -> d
 
     at, _ = replay.ends(inputs, rng_key)
     functions = jax.jit(fitted)(arguments.arrays, params)
-    return {name: health_of(name, f, at.get(name)) for name, f in functions.items()}
+    health = {name: health_of(name, f, at.get(name)) for name, f in functions.items()}
+    return health, {f"inputs of {name}": X for name, X in at.items()}
 
 
 def _khat(replay: Replay, rng_key: PRNGKey) -> ParetoK | str:

@@ -68,12 +68,14 @@ class FunctionHealth:
     :param num_mean_only: number of mean-only points, zero without.
     :param moved: how much of the mean is theirs: standard deviation over the inputs relative to that of the whole mean; NaN
         without inputs.
+    :param num_distinct: number of inputs that differ from each other; ``None`` without inputs.
     """
 
     sets: tuple[SetHealth, ...]
     residual: np.ndarray | None
     num_mean_only: int
     moved: float
+    num_distinct: int | None = None
 
     @property
     def worst(self) -> int:
@@ -104,7 +106,9 @@ def health_of(name: str, f: GPFunction, X: Array | None) -> FunctionHealth:
         for i, (s, (divergence, pivots, jitter, rescue)) in enumerate(zip(f.features, factors, strict=True))
     )
     residual = None if shares is None else np.maximum(1 - shares.sum(1), 0)
-    return FunctionHealth(sets, residual, 0 if f.shift is None else f.shift.points.shape[-2], float(moved))
+    num_distinct = None if X is None else len(np.unique(np.asarray(X), axis=0))
+    num_mean_only = 0 if f.shift is None else f.shift.points.shape[-2]
+    return FunctionHealth(sets, residual, num_mean_only, float(moved), num_distinct)
 
 
 def inputs_of(sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey) -> dict[str, Array]:

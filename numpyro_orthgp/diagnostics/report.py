@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from numpyro_orthgp.diagnostics.comparison import CHAINS, Comparison, Moments
 from numpyro_orthgp.diagnostics.convergence import Convergence
 from numpyro_orthgp.diagnostics.health import FunctionHealth
 from numpyro_orthgp.diagnostics.importance import ParetoK
+from numpyro_orthgp.diagnostics.integration import IntegrationError
 from numpyro_orthgp.diagnostics.words import percent, table
 
 __all__ = ["Report"]
@@ -33,6 +34,8 @@ class Report:
     :param held_out: predictions of held-out data, by name of the output.
     :param nuts: the guide beside NUTS; ``None`` if that was not asked for.
     :param collapsed: names of outputs that are a :class:`~numpyro_orthgp.CollapsedGP`, which has no held-out data.
+    :param coarse: arguments of the model, and inputs of functions, whose dtype cannot tell neighbours apart, each as a sentence.
+    :param integration: what Gauss-Hermite nodes miss, by name of the output; of those that are integrated by them.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -42,6 +45,8 @@ class Report:
     held_out: Mapping[str, Calibration]
     nuts: Comparison | None
     collapsed: tuple[str, ...] = ()
+    coarse: tuple[str, ...] = ()
+    integration: Mapping[str, IntegrationError] = field(default_factory=dict)
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -55,6 +60,8 @@ class Report:
                 self.held_out,
                 self.nuts,
                 self.collapsed,
+                self.coarse,
+                self.integration,
             )
         )
 
@@ -74,6 +81,11 @@ class Report:
         for name, v in self.residual_scales.items():
             spread = f"{v.item():.3g}" if v.size == 1 else f"median {np.median(v):.3g}, {v.min():.3g} to {v.max():.3g}"
             yield f"v of the tightened bound, {name}: {spread}"
+        for name, found in self.integration.items():
+            yield (
+                f"integral of {name}, by {found.num_points} nodes: {found.mean:+.1g} nats per point beside the exact one (most "
+                f"{found.most:.1g} at one)"
+            )
         yield str(self.khat) if isinstance(self.khat, ParetoK) else f"k-hat: none. {self.khat}"
         if self.collapsed:
             yield f"held-out data: not looked at; predict them from {self.collapsed[0]}, CollapsedGP(...).posterior(y)(X_test)"
@@ -103,9 +115,10 @@ def _function(name: str, health: FunctionHealth) -> list[str]:
     if health.residual is None:
         return [*lines, "  inputs: not known, since no likelihood of this package sees the function itself"]
     share = health.residual
+    distinct = "" if health.num_distinct in (None, len(share)) else f" ({health.num_distinct} distinct)"
     return [
         *lines,
-        f"  left in the residual at {len(share)} inputs, of the prior variance: median {percent(np.median(share))}, 95th "
+        f"  left in the residual at {len(share)} inputs{distinct}, of the prior variance: median {percent(np.median(share))}, 95th "
         f"percentile {percent(np.quantile(share, 0.95))}, most {percent(share.max())} (input {health.worst})",
     ]
 

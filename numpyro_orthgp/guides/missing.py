@@ -15,6 +15,8 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_orthgp.guides.handlers import hidden_by_mask
+from numpyro_orthgp.likelihoods.base import is_expected
+from numpyro_orthgp.marginals import Marginals
 
 __all__ = ["sample_missing"]
 
@@ -45,4 +47,13 @@ def sample_missing(model: Callable[..., Any], emitted: dict[str, Any], args: Any
         if hidden_by_mask(name, messages) and not message["is_observed"]:
             # Its plates are the model's; here they are the weight that they give to the site.
             with handlers.scale(scale=1.0 if message["scale"] is None else message["scale"]):
-                numpyro.sample(name, message["fn"])
+                numpyro.sample(name, _row_by_row(message["fn"]))
+
+
+def _row_by_row(fn: Any) -> Any:
+    """A likelihood whose draws need no joint covariance: nothing else sees what is hidden."""
+
+    def independent(leaf: Any) -> Any:
+        return leaf.independent() if isinstance(leaf, Marginals) else leaf
+
+    return jax.tree.map(independent, fn, is_leaf=lambda leaf: isinstance(leaf, Marginals)) if is_expected(fn) else fn

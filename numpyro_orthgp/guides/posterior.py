@@ -67,7 +67,9 @@ def posterior(
     :raises ValueError: if it lacks parameters of the guide, or values of inducing variables where there is none.
     """
     sites, found = fitted_trace(model, guide, params, args, kwargs, rng_key)
-    functions = {name: replace(f, pointwise=False, residual_scale=None) for name, f in found.items()}
+    functions = {
+        name: replace(f, fitting=False, residual_scale=None, values=None, run=None) for name, f in found.items()
+    }
     return functions | {name: site["fn"].posterior(site["value"]) for name, site in sites.items() if _collapsed(site)}
 
 

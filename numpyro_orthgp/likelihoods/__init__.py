@@ -5,7 +5,7 @@ likelihood                             E[log p(y given f)]               log E[p
 ====================================== ================================= ==========================================
 Gaussian                               closed, with the best tightening  closed
 HeteroskedasticGaussian                "exp": closed; "softplus": 1-D    one dimension
-Laplace                                closed                            closed
+Laplace, AsymmetricLaplace             closed                            closed
 StudentT, Beta                         integrated                        integrated
 Bernoulli                              integrated ("cloglog", 0: closed) "probit": closed
 Binomial                               integrated ("cloglog": part)      integrated
@@ -25,7 +25,8 @@ Mixture                                log of an average over draws      log of 
 
 "Integrated" is by 20 Gauss-Hermite nodes for each latent function that a point mixes; a predictive density with one latent function
 by 129 nodes about the peak of p(y | f) q(f), which may be narrow (of HeteroskedasticGaussian too, by its noise level), and
-"robustmax" by 112 about its step; all unless ``integrator`` says otherwise.
+"robustmax" by 112 about its step; all unless ``integrator`` says otherwise. What nodes of a fit miss is in the report of
+:func:`numpyro_orthgp.check`, in nats for each point.
 """
 
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood as ExpectedLikelihood
@@ -34,6 +35,7 @@ from numpyro_orthgp.likelihoods.base import MonteCarlo as MonteCarlo
 from numpyro_orthgp.likelihoods.base import QuasiMonteCarlo as QuasiMonteCarlo
 from numpyro_orthgp.likelihoods.classes import Categorical as Categorical
 from numpyro_orthgp.likelihoods.classes import Ordinal as Ordinal
+from numpyro_orthgp.likelihoods.continuous import AsymmetricLaplace as AsymmetricLaplace
 from numpyro_orthgp.likelihoods.continuous import Beta as Beta
 from numpyro_orthgp.likelihoods.continuous import Laplace as Laplace
 from numpyro_orthgp.likelihoods.continuous import StudentT as StudentT

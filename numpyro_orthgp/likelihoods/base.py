@@ -7,6 +7,7 @@ there is a closed form, what its expectation is (``expected_log_density``).
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,7 +21,16 @@ from jax.scipy.special import logsumexp
 from numpyro_orthgp.averaged import AveragedMarginals
 from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, real
-from numpyro_orthgp.likelihoods.integrators import GaussHermite, Integrator, MonteCarlo, QuasiMonteCarlo
+from numpyro_orthgp.likelihoods.integrators import (
+    FOR_PREDICTIONS,
+    GaussHermite,
+    Integrator,
+    MonteCarlo,
+    QuasiMonteCarlo,
+    by_blocks,
+    expectation,
+    log_expectation,
+)
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
@@ -41,7 +51,8 @@ class ExpectedLikelihood(dist.Distribution):
 
     :param marginals: f(X).
     :param integrator: how to integrate where no closed form is known; by default 20 Gauss-Hermite nodes per latent
-        function for one or two, quasi-Monte Carlo above; see :meth:`log_predictive` for predictive densities.
+        function for one or two, quasi-Monte Carlo above: 128 points in a fit, 2048 in predictions; see :meth:`log_predictive` for
+        predictive densities.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -137,8 +148,7 @@ class ExpectedLikelihood(dist.Distribution):
                 return self.log_density(m.mean + scale * t, y).astype(dtype)
 
             return log_normal_expectation(log_density, shape, dtype)
-        f, weights = self._values(y)
-        return log_expectation(weights, self.log_density(f, y))
+        return self._log_average(lambda f: self.log_density(f, y), y)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw f, then y given f; jointly over the inputs wherever ``f(X).sample()`` is joint."""
@@ -161,16 +171,18 @@ class ExpectedLikelihood(dist.Distribution):
     @property
     def mean(self) -> Array:
         """E[y], f integrated out, shape batch + event."""
-        f, weights = self._values()
-        return expectation(weights, self.conditional(f).mean)
+        return self._average(lambda f: self.conditional(f).mean)
 
     @property
     def variance(self) -> Array:
         """Var[y], f integrated out, by the law of total variance."""
-        f, weights = self._values()
-        given = self.conditional(f)
-        mean = expectation(weights, given.mean)
-        return expectation(weights, given.variance + (given.mean - mean) ** 2)
+        mean = self.mean
+
+        def squared(f: Array) -> Array:
+            given = self.conditional(f)
+            return given.variance + (given.mean - mean) ** 2
+
+        return self._average(squared)
 
     @property
     def closed_form(self) -> bool:
@@ -191,14 +203,39 @@ class ExpectedLikelihood(dist.Distribution):
         dim = m.num_latents if self.mixes else None
         batch = m.shape[:1] if self.mixes else m.shape
         nodes, weights = self.integrator.nodes(self.rng_key, batch, dim, m.mean.dtype)
-        f = m.at(nodes) if self.mixes else m.mean + safe_sqrt(m.variance) * nodes
-        return self._aligned(f, y), weights
+        return self._at(nodes, y, line=False), weights
 
     def _line(self, y: Array | None = None) -> tuple[Array, Array]:
         """Standard-normal nodes of one dimension for each point, shape (S, B) or (S, 1), aligned as those of ``_values``."""
         m = self.marginals
         nodes, weights = self.integrator.nodes(self.rng_key, m.shape[:1], None, m.mean.dtype)
         return self._aligned(nodes, y), weights
+
+    def _average(self, value: Callable[[Array], Array], y: Array | None = None, *, line: bool = False) -> Array:
+        """E_q(f)[value(f)] of a prediction, for latent values with one axis in front: at nodes that all points share.
+
+        :param line: ``value`` is a function of standard-normal nodes of one dimension for each point, not of latent values.
+        """
+        nodes, weights = self._shared_nodes(line)
+        return by_blocks(lambda x, w: expectation(w, value(self._at(x, y, line))), nodes, weights).sum(0)
+
+    def _log_average(self, log_value: Callable[[Array], Array], y: Array | None = None, *, line: bool = False) -> Array:
+        """log E_q(f)[exp(log_value(f))] in the same way."""
+        nodes, weights = self._shared_nodes(line)
+        parts = by_blocks(lambda x, w: log_expectation(w, log_value(self._at(x, y, line))), nodes, weights)
+        return logsumexp(parts, axis=0)
+
+    def _shared_nodes(self, line: bool) -> tuple[Array, Array]:
+        m, rule = self.marginals, self.integrator
+        if self.by_default and isinstance(rule, QuasiMonteCarlo):
+            rule = QuasiMonteCarlo(FOR_PREDICTIONS)  # nothing averages out here, as it does over the steps of a fit
+        mixes = self.mixes and not line
+        return rule.shared_nodes(1 if mixes or line else m.mean.ndim, m.num_latents if mixes else None, m.mean.dtype)
+
+    def _at(self, nodes: Array, y: Array | None, line: bool) -> Array:
+        m = self.marginals
+        f = nodes if line else m.at(nodes) if self.mixes else m.mean + safe_sqrt(m.variance) * nodes
+        return self._aligned(f, y)
 
     def _aligned(self, values: Array, y: Array | None) -> Array:
         leading = 0 if y is None else y.ndim - len(self.batch_shape) - len(self.event_shape)
@@ -230,18 +267,6 @@ class ExpectedLikelihood(dist.Distribution):
             raise ValueError(f"`{name}` must have shape {shape} to match the likelihood; got {y.shape}.{hint}")
         if mask is not False:
             inspect(partial(_refuse_outside, type(self).__name__, name), self.support, y, mask)
-
-
-def expectation(weights: Array, values: Array) -> Array:
-    """The weighted sum over the leading axis of nodes, in the dtype of f: NumPyro may make values in its default dtype."""
-    return jnp.tensordot(weights, values.astype(weights.dtype), 1)
-
-
-def log_expectation(weights: Array, log_values: Array) -> Array:
-    """log of the weighted sum of exp(log_values) over the leading axis of nodes."""
-    # Weights enter as logarithms: in float32 their products with small densities would vanish.
-    log_weights = jnp.log(weights).reshape((-1,) + (1,) * (log_values.ndim - 1))
-    return logsumexp(log_values.astype(weights.dtype) + log_weights, axis=0)
 
 
 def is_expected(fn: Any) -> bool:

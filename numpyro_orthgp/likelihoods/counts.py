@@ -59,8 +59,7 @@ class _Rate(ExpectedLikelihood):
         """Expected counts, shape of f(X)."""
         if self.link == "exp":
             return self.exposure * jnp.exp(self.marginals.mean + self.marginals.variance / 2)
-        f, weights = self._values()
-        return expectation(weights, self._rate(f))
+        return self._average(self._rate)
 
 
 class Poisson(_Rate):
@@ -152,10 +151,13 @@ class NegativeBinomial(_Rate):
     @property
     def variance(self) -> Array:
         if self.link != "exp":
-            f, weights = self._values()
-            rate = self._rate(f)
-            given = rate + rate**2 / self.concentration
-            return expectation(weights, given + (rate - self.mean) ** 2)
+            mean = self.mean
+
+            def squared(f: Array) -> Array:
+                rate = self._rate(f)
+                return rate + rate**2 / self.concentration + (rate - mean) ** 2
+
+            return self._average(squared)
         spread = jnp.expm1(self.marginals.variance)
         return self.mean + self.mean**2 * (spread + (1 + spread) / self.concentration)
 

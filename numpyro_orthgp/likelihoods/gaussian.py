@@ -10,7 +10,7 @@ from numpyro.distributions import constraints
 
 from numpyro_orthgp.averaged import AveragedMarginals
 from numpyro_orthgp.errors import check_option
-from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation, log_expectation
+from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS
 from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI
 from numpyro_orthgp.marginals import Marginals
@@ -160,8 +160,7 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
 
         if self.by_default:
             return log_normal_expectation(log_density, y.shape, self.marginals.mean.dtype)
-        nodes, weights = self._line(y)
-        return log_expectation(weights, log_density(nodes))
+        return self._log_average(log_density, y, line=True)
 
     @property
     def support(self) -> Any:
@@ -176,9 +175,7 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
         (_, m_g), (v_f, v_g), _ = self._moments
         if self.link == "exp":
             return v_f + jnp.exp(2 * (m_g + v_g))
-        nodes, weights = self._line()
-        _, _, g = self._given_noise(nodes)
-        return v_f + expectation(weights, POSITIVE_LINKS[self.link].value(g) ** 2)
+        return v_f + self._average(lambda t: POSITIVE_LINKS[self.link].value(self._given_noise(t)[2]) ** 2, line=True)
 
     @property
     def _moments(self) -> tuple[tuple[Array, Array], tuple[Array, Array], Array]:

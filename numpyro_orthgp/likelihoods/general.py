@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpyro.distributions as dist
-from jax.tree_util import Partial
 
+from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator
 from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.types import Array
@@ -51,8 +50,7 @@ class Likelihood(ExpectedLikelihood):
         integrator: Integrator | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        opaque = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(fn))
-        self.fn: Any = Partial(fn) if opaque else fn
+        self.fn: Any = as_pytree(fn)
         super().__init__(marginals, integrator=integrator, validate_args=validate_args)
 
     def conditional(self, f: Array) -> dist.Distribution:

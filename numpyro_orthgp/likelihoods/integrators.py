@@ -1,17 +1,28 @@
-"""How expectations under Gaussians are integrated: nodes and weights for each latent function, or random ones."""
+"""How expectations under Gaussians are integrated: nodes and weights for each latent function, or random ones.
+
+In a fit random nodes differ from data point to data point, so that errors average out over a batch. A prediction of one point must
+not depend on those beside it: there all points have the same nodes, which never change.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import logsumexp
 
-from numpyro_orthgp.math.quadrature import gauss_hermite, quasi_normal
+from numpyro_orthgp.math.quadrature import gauss_hermite, quasi_normal, sobol_normal
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["GaussHermite", "Integrator", "MonteCarlo", "QuasiMonteCarlo"]
+__all__ = [
+    "FOR_PREDICTIONS", "GaussHermite", "Integrator", "MonteCarlo", "QuasiMonteCarlo", "by_blocks", "expectation", "log_expectation",
+]  # fmt: skip
+
+FOR_PREDICTIONS = 2048  # quasi-Monte Carlo points, for probabilities of up to ten classes that are right to 1e-3
+_BLOCK = 128  # nodes looked at together, where there are many
 
 
 @dataclass(frozen=True)
@@ -27,10 +38,19 @@ class GaussHermite:
         nodes = nodes.reshape((-1,) + (1,) * len(batch) + ((dim,) if dim else ()))
         return jnp.asarray(nodes, dtype), jnp.asarray(weights, dtype)
 
+    def shared_nodes(self, axes: int, dim: int | None, dtype: Any) -> tuple[Array, Array]:
+        """Nodes for predictions, with ``axes`` axes of size one in the place of the batch; those of a fit are no others."""
+        return self.nodes(None, (1,) * axes, dim, dtype)
+
 
 @dataclass(frozen=True)
 class QuasiMonteCarlo:
-    """Integrate by ``num_points`` randomly shifted Sobol points, with a shift of its own for each data point."""
+    """Integrate by ``num_points`` Sobol points.
+
+    In a fit they are randomly shifted, with a shift of its own for each data point. In predictions, that is for moments,
+    probabilities and ``log_predictive``, all data points have the same points, in the middles of their cells: what is predicted for
+    one does not depend on those beside it.
+    """
 
     num_points: int = 128
 
@@ -40,10 +60,14 @@ class QuasiMonteCarlo:
         nodes = quasi_normal(_or_fixed(rng_key), self.num_points, batch, dim or 1, dtype)
         return nodes if dim else nodes[..., 0], jnp.full(self.num_points, 1 / self.num_points, dtype)
 
+    def shared_nodes(self, axes: int, dim: int | None, dtype: Any) -> tuple[Array, Array]:
+        """Nodes for predictions, with ``axes`` axes of size one in the place of the batch."""
+        return _shared(sobol_normal(self.num_points, dim or 1, dtype), axes, dim)
+
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """Integrate by ``num_points`` independent draws."""
+    """Integrate by ``num_points`` independent draws; in predictions by the same ones for all data points, and each time."""
 
     num_points: int = 128
 
@@ -55,8 +79,41 @@ class MonteCarlo:
             self.num_points, 1 / self.num_points, dtype
         )
 
+    def shared_nodes(self, axes: int, dim: int | None, dtype: Any) -> tuple[Array, Array]:
+        """Nodes for predictions, with ``axes`` axes of size one in the place of the batch."""
+        return _shared(jax.random.normal(jax.random.PRNGKey(0), (self.num_points, dim or 1), dtype), axes, dim)
+
 
 Integrator = GaussHermite | QuasiMonteCarlo | MonteCarlo
+
+
+def expectation(weights: Array, values: Array) -> Array:
+    """The weighted sum over the leading axis of nodes, in the dtype of f: NumPyro may make values in its default dtype."""
+    return jnp.tensordot(weights, values.astype(weights.dtype), 1)
+
+
+def log_expectation(weights: Array, log_values: Array) -> Array:
+    """log of the weighted sum of exp(log_values) over the leading axis of nodes."""
+    # Weights enter as logarithms: in float32 their products with small densities would vanish.
+    log_weights = jnp.log(weights).reshape((-1,) + (1,) * (log_values.ndim - 1))
+    return logsumexp(log_values.astype(weights.dtype) + log_weights, axis=0)
+
+
+def by_blocks(function: Callable[[Array, Array], Array], nodes: Array, weights: Array) -> Array:
+    """``function`` of nodes and weights, for some of them at a time where there are many; one leading axis for these parts."""
+    S = len(weights)
+    if S <= 4 * _BLOCK:
+        return function(nodes, weights)[None]
+    padding = -S % _BLOCK  # nodes in the middle, of no weight
+    nodes = jnp.pad(nodes, [(0, padding)] + [(0, 0)] * (nodes.ndim - 1)).reshape(-1, _BLOCK, *nodes.shape[1:])
+    return jax.lax.map(lambda part: function(*part), (nodes, jnp.pad(weights, (0, padding)).reshape(-1, _BLOCK)))
+
+
+def _shared(nodes: Array, axes: int, dim: int | None) -> tuple[Array, Array]:
+    """Nodes of shape (S, D) with ``axes`` axes after the first, and their weights."""
+    S = len(nodes)
+    nodes = nodes.reshape(S, *(1,) * axes, *((dim,) if dim else ()))
+    return nodes, jnp.full(S, 1 / S, nodes.dtype)
 
 
 def _or_fixed(rng_key: PRNGKey | None) -> PRNGKey:

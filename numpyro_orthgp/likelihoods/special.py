@@ -13,8 +13,9 @@ from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = [
-    "binomial_top", "branches", "folded_mean", "log1mexp", "log_binomial", "log_gamma_spread", "log_gammaincc", "log_ndtr",
-    "log_ndtr_difference", "log_ndtr_scaled", "log_rising", "log_tilted", "standardize", "stirling",
+    "binomial_top", "branches", "folded_mean", "log1mexp", "log_binomial", "log_gamma_spread", "log_gammaincc", "log_half_laplace",
+    "log_ndtr", "log_ndtr_difference", "log_ndtr_scaled", "log_rising", "log_tilted", "positive_part_mean", "standardize",
+    "stirling",
 ]  # fmt: skip
 
 LOG_TWO = math.log(2)
@@ -104,6 +105,22 @@ def folded_mean(mean: Array, variance: Array) -> Array:
     r"""E|x| for :math:`x \sim N(m, v)`: :math:`\sqrt{2 v / \pi}\, e^{-m^2 / 2v} + m\,\mathrm{erf}(m / \sqrt{2 v})`."""
     z, scale = standardize(mean, variance)
     return scale * math.sqrt(2 / math.pi) * jnp.exp(-(z**2) / 2) + mean * jsp.erf(z / math.sqrt(2))
+
+
+def positive_part_mean(mean: Array, variance: Array) -> Array:
+    r"""E[max(x, 0)] for :math:`x \sim N(m, v)`: :math:`m\, \Phi(m / \sqrt v) + \sqrt v\, \phi(m / \sqrt v)`."""
+    z, scale = standardize(mean, variance)
+    return mean * jsp.ndtr(z) + scale * jnp.exp(-(z**2) / 2 - LOG_ROOT_TWO_PI)
+
+
+def log_half_laplace(mean: Array, variance: Array, rate: Array) -> Array:
+    r"""log E[exp(-a x); x > 0] for :math:`x \sim N(m, v)`: of :math:`e^{a^2 v / 2 - a m}\, \Phi(m / \sqrt v - a \sqrt v)`."""
+    z, scale = standardize(mean, variance)
+    negative, low, high = branches(z - scale * rate, 0)
+    # Below zero, log Phi is mostly minus half its squared argument, and that leaves -z^2 / 2 of the other terms.
+    below = log_ndtr_scaled(low) - z**2 / 2
+    above = log_ndtr(high) - mean * rate + variance * rate**2 / 2
+    return jnp.where(negative, below, above)
 
 
 def _stirling_series(z: Array) -> Array:

@@ -66,8 +66,7 @@ class _Trials(ExpectedLikelihood):
         """E_q(f)[p(f)] and E_q(f)[1 - p(f)], shape of f(X)."""
         if self.link == "probit":
             return ndtr(self._probit_argument), ndtr(-self._probit_argument)
-        f, weights = self._values()
-        return expectation(weights, self._link.p(f)), expectation(weights, self._link.not_p(f))
+        return self._average(self._link.p), self._average(self._link.not_p)
 
     @property
     def _probit_argument(self) -> Array:
@@ -170,6 +169,10 @@ class Binomial(_Trials):
 
     @property
     def variance(self) -> Array:
-        f, weights = self._values()
-        p, n = self._link.p(f), self.total_count
-        return expectation(weights, n * p * self._link.not_p(f) + (n * p - self.mean) ** 2)
+        mean, n = self.mean, self.total_count
+
+        def squared(f: Array) -> Array:
+            p = self._link.p(f)
+            return n * p * self._link.not_p(f) + (n * p - mean) ** 2
+
+        return self._average(squared)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.tree_util import Partial
 
+from numpyro_orthgp.closures import Closure
 from numpyro_orthgp.errors import is_concrete, with_checks
 
 __all__ = ["one_program"]
@@ -42,7 +43,7 @@ def one_program(function: _F) -> _F:
 
 def _can_be_compiled(args: tuple[Any, ...]) -> bool:
     # A kernel that is a function may be a new one at each call, and would be compiled each time.
-    leaves = jax.tree.leaves(args, is_leaf=lambda leaf: isinstance(leaf, Partial))
+    leaves = jax.tree.leaves(args, is_leaf=lambda leaf: isinstance(leaf, Closure | Partial))
     return all(isinstance(leaf, _ARRAYS) and _is_known(leaf) for leaf in leaves)
 
 

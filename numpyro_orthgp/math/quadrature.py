@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy.special import log_ndtr, ndtri
+from scipy.special import roots_hermitenorm
 
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["gauss_hermite", "log_normal_expectation", "quasi_normal", "rising_edge"]
+__all__ = ["gauss_hermite", "log_normal_expectation", "quasi_normal", "rising_edge", "sobol_normal"]
 
 # Of the rule with nodes about a peak: where the peak may be, how far nodes go beyond it and the origin, and how narrow it may be
 # (the logarithm), in standard deviations; the number of nodes on either side; of points, sections and bisections that look for
@@ -36,7 +37,8 @@ def gauss_hermite(num_points: int, dim: int = 1) -> tuple[np.ndarray, np.ndarray
     :param dim: number of axes; the rule has ``num_points ** dim`` nodes.
     :return: nodes, shape (num_points ** dim, dim), and weights that sum to one.
     """
-    x, w = np.polynomial.hermite_e.hermegauss(num_points)
+    # NumPy's weights overflow where there are some hundreds.
+    x, w = np.polynomial.hermite_e.hermegauss(num_points) if num_points <= 150 else roots_hermitenorm(num_points)
     nodes = np.stack(np.meshgrid(*[x] * dim, indexing="ij"), axis=-1).reshape(-1, dim)
     weights = np.stack(np.meshgrid(*[w / w.sum()] * dim, indexing="ij"), axis=-1).reshape(-1, dim).prod(-1)
     return nodes, weights
@@ -182,6 +184,15 @@ def quasi_normal(rng_key: PRNGKey, num_points: int, shape: tuple[int, ...], dim:
     # Keep clear of 0 and 1, where the normal quantile is infinite.
     tiny = jnp.finfo(dtype).eps
     return ndtri(jnp.clip(u - jnp.floor(u), tiny, 1 - tiny))
+
+
+def sobol_normal(num_points: int, dim: int, dtype: jnp.dtype) -> Array:
+    """Sobol points, put into the middles of their cells and mapped to standard normals, the same each time.
+
+    :return: shape (num_points, dim).
+    """
+    cells = 2 ** math.ceil(math.log2(num_points))
+    return ndtri(jnp.asarray(_sobol(num_points, dim) + 0.5 / cells, dtype))
 
 
 @functools.lru_cache(maxsize=64)

@@ -34,8 +34,9 @@ from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.gaussian import Whitened, spread
 from numpyro_orthgp.math.linalg import diagonal, join, matmul, safe_sqrt, solve_lower
 from numpyro_orthgp.math.projection import Block, extend, joint_whitener, project
+from numpyro_orthgp.mean_shift import MeanShift, project_shift
 from numpyro_orthgp.prior import check_jitter
-from numpyro_orthgp.process import GPFunction, MeanShift, project_shift
+from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["condition"]

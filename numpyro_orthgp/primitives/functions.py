@@ -17,9 +17,11 @@ from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
 from numpyro_orthgp.math.natural import precondition
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance
+from numpyro_orthgp.mean_shift import MeanShift, project_shift, weigh_points
 from numpyro_orthgp.primitives.messages import Site, announce, belief_of, inducing_site, known
 from numpyro_orthgp.prior import as_kernel, check_jitter, check_latents, decompose_sets
-from numpyro_orthgp.process import GPFunction, MeanShift, project_shift, weigh_points
+from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.runs import Run
 from numpyro_orthgp.sites import Names
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
@@ -99,8 +101,10 @@ def gp(
         shift=_mean_shift(f"{name}.u{len(features)}", kernel, features, blocks, mean_only, batch, natural),
         residual_scale=None if belief is None else belief.residual_scale,
         num_latents=num_latents,
-        pointwise=belief is not None,
+        fitting=belief is not None,
         names=Names(full_name),
+        values=tuple(message["value"] for message in messages),
+        run=Run(),
     )
     announce(full_name, f)
     return f

@@ -18,7 +18,7 @@ import numpy as np
 
 from numpyro_orthgp.errors import check_integer
 
-__all__ = ["Batch", "Batches", "as_arguments"]
+__all__ = ["Batch", "Batches", "as_arguments", "on_disk"]
 
 # Puts rows on devices, given their shape, dtype, batch axis, and what reads the part of them at an index.
 Put = Callable[[tuple[int, ...], Any, int, Callable[[tuple[slice, ...]], np.ndarray]], jax.Array]
@@ -46,7 +46,8 @@ class Batches:
     :param batch_size: B; None or N for all the data at every step, in the order that they have.
     :param seed: words that the orders are drawn from.
     :raises TypeError: for data that are not numeric arrays in a tuple or dict.
-    :raises ValueError: if first axes differ or are empty, or ``batch_size`` is not one of 1..N.
+    :raises ValueError: if first axes differ or are empty, ``batch_size`` is not one of 1..N, or numbers do not fit into the dtype
+        that JAX casts them to.
     """
 
     def __init__(self, data: Any, batch_size: int | None, seed: tuple[int, ...]) -> None:
@@ -62,6 +63,8 @@ class Batches:
         self.arrays = [_as_array(name, leaf) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
         self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("=")) for a in self.arrays]
         self.num_rows = _num_rows(self.names, self.arrays)
+        for name, array, dtype in zip(self.names, self.arrays, self.dtypes, strict=True):
+            _check_range(name, array, dtype)
         self.batch_size = self.num_rows if batch_size is None else check_integer("batch_size", batch_size)
         if self.batch_size > self.num_rows:
             raise ValueError(
@@ -148,6 +151,29 @@ def _as_array(name: str, leaf: Any) -> np.ndarray:
     if array.ndim == 0:
         raise ValueError(f"`{name}` must have a first axis of N rows; got a single number. Pass constants as keywords.")
     return array
+
+
+def _check_range(name: str, array: np.ndarray, dtype: Any) -> None:
+    """Refuse integers that JAX would wrap around when it casts them, and numbers that it would make infinite."""
+    if array.dtype == dtype or array.dtype.kind not in "fiu" or not array.size or on_disk(array):
+        return
+    limits = jnp.iinfo(dtype) if jnp.issubdtype(dtype, np.integer) else jnp.finfo(dtype)
+    extremes = [x for x in (array.min().item(), array.max().item()) if np.isfinite(x)]
+    too_large = [x for x in extremes if not limits.min <= x <= limits.max]
+    if too_large:
+        raise ValueError(
+            f"`{name}` is {array.dtype}, which JAX casts to {np.dtype(dtype)}, where {too_large[0]} does not fit. Subtract an "
+            "offset or rescale before, or use 64 bits (numpyro.enable_x64())."
+        )
+
+
+def on_disk(array: np.ndarray) -> str | None:
+    """The file that a memory map, or a view of one, reads from; None for what is in memory."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            return None if array.filename is None else str(array.filename)
+        array = array.base  # type: ignore[assignment]
+    return None
 
 
 def _num_rows(names: list[str], arrays: list[np.ndarray]) -> int:

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.devices import from_host, to_host
+from numpyro_orthgp.training.fingerprint import check_same
 from numpyro_orthgp.training.stopping import Windows
 
-__all__ = ["Snapshot", "dump", "fingerprint", "load", "prepare", "read", "write"]
+__all__ = ["Snapshot", "dump", "load", "prepare", "read", "write"]
 
-FORMAT = 1
+FORMAT = 2  # 1 did not say which data and which program it was of
 
 
 class Snapshot(NamedTuple):
@@ -32,21 +32,6 @@ class Snapshot(NamedTuple):
     step: int
     state: Any
     windows: Windows = Windows()
-
-
-def fingerprint(state: Any, batches: Batches, window: int, score: str) -> dict[str, Any]:
-    """What must be equal in two runs for one to go on from the other."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    arrays = zip(batches.names, batches.arrays, batches.dtypes, strict=True)
-    return {
-        "N": batches.num_rows,
-        "batch_size": batches.batch_size,
-        "seed": list(batches.seed),
-        "every": window,
-        "score": score,
-        "data": [f"{name}: {dtype}{list(a.shape[1:])}" for name, a, dtype in arrays],
-        "state": [f"{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves],
-    }
 
 
 def dump(snapshot: Snapshot, losses: np.ndarray, mark: dict[str, Any]) -> bytes:
@@ -66,12 +51,15 @@ def dump(snapshot: Snapshot, losses: np.ndarray, mark: dict[str, Any]) -> bytes:
     return file.getvalue()
 
 
-def load(content: bytes, name: str, like: Any, mark: dict[str, Any]) -> tuple[Snapshot, np.ndarray]:
+def load(
+    content: bytes, name: str, like: Any, mark: dict[str, Any], anyway: bool = False
+) -> tuple[Snapshot, np.ndarray]:
     """The inverse of :func:`dump`.
 
     :param name: of the file, for messages.
     :param like: a state of the same structure.
     :param mark: the fingerprint that it must have.
+    :param anyway: whether other data and another program are no reason to refuse it.
     :return: the run, and its losses.
     :raises ValueError: if the bytes are not a checkpoint, or one of a run with another fingerprint.
     """
@@ -80,10 +68,19 @@ def load(content: bytes, name: str, like: Any, mark: dict[str, Any]) -> tuple[Sn
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
         header = json.loads(str(arrays["header"]))
-        found, counters, losses = header["fingerprint"], header["windows"], arrays["losses"]
-        if header["format"] != FORMAT:
-            raise ValueError(f"format {header['format']}")
-    _check_same(name, found, mark)
+        number = header["format"]
+        if number not in range(1, FORMAT + 1):
+            raise ValueError(f"format {number}, known up to {FORMAT}")
+        found, counters, losses, step = header["fingerprint"], header["windows"], arrays["losses"], header["step"]
+        if not isinstance(found, dict):
+            raise TypeError("no fingerprint")
+    if number < FORMAT:
+        raise ValueError(
+            f"`checkpoint` {name} was written by an earlier version of this package, whose files do not say which data and "
+            "which model they are of. Finish the run with that version, use another file, or pass resume=False to begin anew and "
+            "overwrite this one."
+        )
+    check_same(name, found, mark, anyway)
 
     def restore(prefix: str) -> Any:
         stored = (arrays[f"{prefix}{i}"] for i in range(len(leaves)))
@@ -91,7 +88,9 @@ def load(content: bytes, name: str, like: Any, mark: dict[str, Any]) -> tuple[Sn
 
     with _damaged(name):
         windows = Windows(best_state=restore("best") if counters["best_step"] else None, **counters)
-        return Snapshot(header["step"], restore("state"), windows), losses
+        if losses.shape != (step,) or not 0 <= windows.best_step <= step:
+            raise ValueError(f"step {step}, best step {windows.best_step} and {losses.size} losses")
+        return Snapshot(step, restore("state"), windows), losses
 
 
 @contextmanager
@@ -112,23 +111,10 @@ def _plain(x: Any) -> np.ndarray:
 
 
 def _restored(array: np.ndarray, like: Any) -> jax.Array:
+    expected = _plain(like)
+    if (array.shape, array.dtype) != (expected.shape, expected.dtype):
+        raise ValueError(f"{array.dtype}{list(array.shape)} where {expected.dtype}{list(expected.shape)} was expected")
     return from_host(array.view(to_host(like).dtype), like)
-
-
-def _check_same(name: str, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    differences = []
-    for key, now in wanted.items():
-        then = found.get(key)
-        if isinstance(now, list) and isinstance(then, list) and key != "seed":
-            only = [sorted(set(a) - set(b)) for a, b in ((then, now), (now, then))]
-            then, now = (entries[0] if entries else "nothing" for entries in only)
-        if then != now:
-            differences.append(f"{key} ({then} in the file, {now} now)")
-    if differences:
-        raise ValueError(
-            f"`checkpoint` {name} is of another run: they differ in {', '.join(differences)}. Use another file, or pass "
-            "resume=False to begin anew and overwrite this one."
-        )
 
 
 def _temporary(path: Path) -> Path:
@@ -142,23 +128,35 @@ def prepare(path: Path) -> None:
 
     :raises ValueError: if ``path`` is itself a folder, or can neither be read nor written.
     """
-    if path.is_dir():
-        raise ValueError(f"`checkpoint` must be a file; {path} is a folder. Did you mean {path / 'run.npz'}?")
     temporary = _temporary(path)
     try:
+        if path.is_dir():
+            raise ValueError(f"`checkpoint` must be a file; {path} is a folder. Did you mean {path / 'run.npz'}?")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(b"")
         temporary.unlink()
     except OSError as error:
-        if not path.is_file():
+        if not _is_file(path):
             raise ValueError(f"`checkpoint` {path} cannot be written: {error}.") from error
 
 
+def _is_file(path: Path) -> bool:
+    with suppress(OSError):  # of a name that is too long
+        return path.is_file()
+    return False
+
+
 def read(path: Path) -> bytes | None:
-    """The file's content, None if there is none."""
-    with suppress(FileNotFoundError):
+    """The file's content, None if there is none.
+
+    :raises ValueError: if it may not be read.
+    """
+    try:
         return path.read_bytes()
-    return None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ValueError(f"`checkpoint` {path} cannot be read: {error}.") from error
 
 
 def write(path: Path, content: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,13 @@ class Devices:
             return value
         words = np.asarray([value], np.float64).view(np.uint32)  # float64 would not get through where JAX has 32 bits
         return float(np.asarray(multihost_utils.broadcast_one_to_all(words), np.uint32).view(np.float64)[0])
+
+    def of_first(self, make: Callable[[], Any]) -> Any:
+        """What the first process makes, in all of them: something that JSON can hold."""
+        if not self.is_distributed:
+            return make()
+        content = self.share(json.dumps(make()).encode() if self.is_first else None)
+        return json.loads(content or b"null")
 
     def share(self, content: bytes | None) -> bytes | None:
         """The first process's bytes, in all of them."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.errors import check_integer, check_option
 from numpyro_orthgp.training.batches import Batches
-from numpyro_orthgp.training.checkpoint import Snapshot, fingerprint
+from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
+from numpyro_orthgp.training.fingerprint import fingerprint
 from numpyro_orthgp.training.plan import Plan
+from numpyro_orthgp.training.resolution import warn_of_coarse
 from numpyro_orthgp.training.result import FitResult, Progress
 from numpyro_orthgp.training.run import Keeper, Run
 from numpyro_orthgp.training.start import initial_state
-from numpyro_orthgp.training.steps import compile_steps, strongly_typed
+from numpyro_orthgp.training.steps import compile_steps, strongly_typed, update_of
 from numpyro_orthgp.training.stopping import EarlyStopping, default_window
 
 __all__ = ["fit"]
@@ -33,6 +36,7 @@ def fit(
     batch_size: int | None = None,
     num_epochs: int | None = None,
     num_steps: int | None = None,
+    stands_for: int | None = None,
     init_params: dict[str, Any] | None = None,
     init_state: Any = None,
     steps_per_call: int | None = None,
@@ -40,7 +44,7 @@ def fit(
     early_stopping: EarlyStopping | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 1000,
-    resume: bool = True,
+    resume: bool | Literal["anyway"] = True,
     mesh: Mesh | None = None,
     callback: Callable[[Progress], Any] | None = None,
     **kwargs: Any,
@@ -56,9 +60,9 @@ def fit(
         f = ogp.posterior(model, guide, result.params, X[:1], N=len(X), Z=Z)["f"]
 
     Each step is one ``svi.update(state, *batch, **kwargs)``. The model says itself how many points a batch stands for, in
-    ``numpyro.plate("data", N, subsample_size=len(X))``; a model that forgets gets a warning. Plates of that kind pick the rows of
-    the batch, so latent variables of single rows (``latent_inputs``) are those of the batch too. Rates that change are optax's
-    schedules.
+    ``numpyro.plate("data", N, subsample_size=len(X))``; a model that forgets gets a warning, and so does one whose N is not the
+    number of rows (see ``stands_for``). Plates of that kind pick the rows of the batch, so latent variables of single rows
+    (``latent_inputs``) are those of the batch too. Rates that change are optax's schedules.
 
     **What a step sees.** Every epoch is all N rows once, in an order of its own; batches follow each other without regard to the
     ends of epochs, so none is smaller. Without ``batch_size`` every step sees all the data, in the order that they have, and the
@@ -66,9 +70,13 @@ def fit(
 
     **What is guaranteed.** With ``checkpoint="run.npz"`` the same call, repeated after a crash, a kill or Ctrl-C, goes on from the
     last checkpoint and ends with the same bits as a run without interruption; after it has ended it returns its result at
-    once, and more steps may be asked for. A file is replaced as a whole or not at all. Nothing but the data, ``rng_key``,
-    ``batch_size`` and the start has a say in parameters and losses: not where calls to the device end, nor the progress bar, nor
-    callbacks. Another ``steps_per_call`` is another program: on a CPU the last bits are the same too.
+    once, and more steps may be asked for. A file is replaced as a whole or not at all, and it is refused by another problem: it
+    holds digests of the data (all of them; of a memory map of more than 256 MiB 1024 rows, its size and its time) and of the
+    program of the loss (model, guide, objective, and every number and array that is a constant of them), not of the optimizer's
+    rates, which may change. Nothing but the data, ``rng_key``, ``batch_size`` and the start has a say in parameters and losses: not
+    where calls to the device end, nor the progress bar, nor callbacks. Another ``steps_per_call`` is another program: on a CPU the
+    last bits are the same too. NumPyro's ``Trace_ELBO`` adds up sites in the order of a set of names, so that between processes the
+    last bits of losses may depend on ``PYTHONHASHSEED``.
 
     **If a loss is not finite** the fit stops with a RuntimeWarning and returns the last state whose loss was finite. **Ctrl-C** (a
     ``KeyboardInterrupt``, which ``callback`` may raise too) returns the best state so far and leaves a checkpoint of the last.
@@ -101,6 +109,8 @@ def fit(
     :param batch_size: rows of a step; by default all N.
     :param num_epochs: how often to go through the data: ceil(num_epochs N / batch_size) steps.
     :param num_steps: number of steps; exactly one of the two is given.
+    :param stands_for: number of observations that the N rows stand for, if it is not N: the size of the model's plate, then. A
+        plate that takes the rows of a batch for another number of them is warned of.
     :param init_params: values of parameters to start from, as for ``SVI.init``; names that no parameter has are warned of.
     :param init_state: an ``SVIState`` to start from; a checkpoint comes before it.
     :param steps_per_call: the most steps that the device takes before Python looks after checkpoints, the bar and Ctrl-C. By
@@ -109,7 +119,8 @@ def fit(
     :param early_stopping: when to give up; see :class:`~numpyro_orthgp.EarlyStopping`.
     :param checkpoint: a file to go on from and to write to: every ``checkpoint_every`` steps and whenever the fit ends.
     :param checkpoint_every: steps between checkpoints.
-    :param resume: False begins anew, and overwrites the file.
+    :param resume: False begins anew, and overwrites the file. "anyway" goes on from a file of another problem, if all shapes are
+        the same: other data, a model that was changed, or a newer JAX.
     :param mesh: devices to divide batches among; their number must divide ``batch_size``.
     :param callback: called with a :class:`~numpyro_orthgp.training.Progress` after each call to the device.
     :param kwargs: further keyword arguments of model and guide, as they are; arrays among them are constants of the compiled step.
@@ -117,32 +128,41 @@ def fit(
     :return: parameters, state, losses, how it ended, and after how many steps.
     :raises TypeError: if ``svi``, ``data`` or ``mesh`` are not what they should be.
     :raises ValueError: if not exactly one of ``num_epochs`` and ``num_steps`` is given; for sizes that do not fit each other; for
-        a checkpoint that is damaged, a folder, cannot be written, or is of another run: other data shapes, ``batch_size``, key,
-        parameters or windows.
+        numbers that do not fit into the dtype that JAX casts them to; for a checkpoint that is damaged, a folder, cannot be
+        written, or is of another run: other data, program, ``batch_size``, key, parameters or windows.
     :raises FloatingPointError: if the very first loss is not finite.
     """
-    _check_types(svi, early_stopping, callback, init_params, init_state)
+    _check_types(svi, early_stopping, callback, init_params, init_state, resume)
     batches = Batches(data, batch_size, seed_of(rng_key))
+    warn_of_coarse(batches.names, batches.arrays, batches.dtypes)
+    stands_for = batches.num_rows if stands_for is None else check_integer("stands_for", stands_for)
     num_steps = _num_steps(num_epochs, num_steps, batches)
     devices = Devices(mesh)
     devices.check_shares(batches.batch_size, batches.is_full)
     window = early_stopping.every if early_stopping is not None else None
     window = window or default_window(batches.num_rows, batches.batch_size)
     state = _start(svi, rng_key, batches, init_params, init_state, kwargs)
-    keeper, found = None, None
+    keeper = None
     if checkpoint is not None:
         score = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
-        mark = fingerprint(state, batches, window, score)
+        rules: dict[str, Any] = {
+            "stands_for": stands_for,
+            "window": window,
+            "score": score,
+            "starts": init_state is None,
+        }
+        mark = devices.of_first(partial(fingerprint, svi, state, batches, kwargs, **rules))
         keeper = Keeper(Path(checkpoint), check_integer("checkpoint_every", checkpoint_every), mark, devices)
-        found = keeper.begin(state, resume)
+    found = None if keeper is None else keeper.begin(state, resume)
     now, before = found or (Snapshot(0, devices.put_state(state)), np.zeros(0))
     periods = [window] if keeper is None else [window, keeper.every]
     losses = np.zeros(max(num_steps, now.step), jax.dtypes.canonicalize_dtype(float))
     losses[: now.step] = before
+    update = update_of(svi, batches.num_rows, stands_for, kwargs)
     plan = _plan(num_steps, periods, steps_per_call, batches, devices)
     return Run(
         svi=svi,
-        steps=compile_steps(svi, plan.capacity, batches.num_rows, batches.is_full, kwargs, devices.replicated),
+        steps=compile_steps(svi, update, plan.capacity, batches.is_full, devices.replicated),
         batches=batches,
         full=batches.everything(devices.put_rows) if batches.is_full and now.step < num_steps else None,
         plan=plan,
@@ -169,7 +189,7 @@ def seed_of(rng_key: Any) -> tuple[int, ...]:
         raise TypeError(f"`rng_key` must be a key, such as jax.random.PRNGKey(0); got {rng_key!r}.") from error
 
 
-def _check_types(svi: Any, early_stopping: Any, callback: Any, init_params: Any, init_state: Any) -> None:
+def _check_types(svi: Any, early_stopping: Any, callback: Any, init_params: Any, init_state: Any, resume: Any) -> None:
     for method in ("init", "update", "get_params"):
         if not callable(getattr(svi, method, None)):
             raise TypeError(f"`svi` must be a numpyro.infer.SVI; got {type(svi).__name__}, which has no `{method}`.")
@@ -177,6 +197,8 @@ def _check_types(svi: Any, early_stopping: Any, callback: Any, init_params: Any,
         raise TypeError(f"`early_stopping` must be an EarlyStopping; got {type(early_stopping).__name__}.")
     if not (callback is None or callable(callback)):
         raise TypeError(f"`callback` must be a function of a Progress; got {type(callback).__name__}.")
+    if isinstance(resume, str):
+        check_option("resume", resume, ("anyway",))
     for name, value, part in (("init_params", init_params, "params"), ("init_state", init_state, "state")):
         if isinstance(value, FitResult):
             raise TypeError(f"`{name}` must be a part of a FitResult, result.{part}; got all of it.")

@@ -17,27 +17,58 @@ class PlatesOfBatch(Messenger):
     """Lets the plates of the data pick the rows that a batch holds, so that what is local to a row is that row's.
 
     Left alone a plate of size N with ``subsample_size`` B draws numbers of its own, and latent variables of other rows would meet
-    the batch. Warns of observations that stand for the batch alone.
+    the batch. Warns of observations that stand for the batch alone, or for another number of them than the data have. Where
+    plates of the same site differ, one that has the right size is enough: another may pick as many of something else.
 
     :param rows: numbers of the batch's rows, shape (B,).
     :param num_rows: N.
+    :param stands_for: number of observations that the N rows stand for.
     """
 
-    def __init__(self, rows: Array, num_rows: int) -> None:
+    def __init__(self, rows: Array, num_rows: int, stands_for: int) -> None:
         super().__init__(None)
-        self.rows, self.num_rows = rows, num_rows
+        self.rows, self.num_rows, self.stands_for = rows, num_rows, stands_for
+        self.sizes: dict[str, tuple[int, int | None]] = {}  # of all plates so far, and how many rows each picks
 
     def process_message(self, msg: dict[str, Any]) -> None:
         size = len(self.rows)
-        if size == self.num_rows:
-            return
-        if msg["type"] == "plate" and msg["args"] == (self.num_rows, size) and msg["value"] is None:
-            msg["value"] = self.rows
-        elif msg["type"] == "sample" and msg["is_observed"] and msg["scale"] is None:
-            if size in jnp.shape(msg["value"])[:1]:
-                warnings.warn(
-                    f"`{msg['name']}` counts its {size} observations as all the data, of which they are a batch: the fit would be "
-                    f"too uncertain. Say how many rows there are: numpyro.plate('data', {self.num_rows}, subsample_size={size}).",
-                    UserWarning,
-                    stacklevel=2,
-                )
+        if msg["type"] == "plate":
+            self.sizes[msg["name"]] = msg["args"]
+            if msg["args"] == (self.stands_for, size) and msg["value"] is None:
+                msg["value"] = self.rows
+        elif msg["type"] == "sample" and msg["is_observed"]:
+            if (counted := self.counted(msg)) not in (None, self.stands_for):
+                warnings.warn(self.words(msg, counted), UserWarning, stacklevel=2)
+
+    def counted(self, msg: dict[str, Any]) -> float | None:
+        """How many observations a site takes the batch for; None if that is not known, or if it is not a batch that it sees."""
+        size, scale = len(self.rows), msg["scale"]
+        picking = [
+            whole
+            for whole, picked in (self.sizes.get(frame.name, (0, None)) for frame in msg["cond_indep_stack"])
+            if picked == size != whole
+        ]
+        if picking:
+            return self.stands_for if self.stands_for in picking else picking[0]
+        # Of all the data at once a part of the weight may be meant: a power of the likelihood.
+        if size == self.stands_for or size not in jnp.shape(msg["value"])[:1]:
+            return None
+        if scale is None:
+            return size
+        return round(size * scale, 6) if isinstance(scale, (int, float)) else None
+
+    def words(self, msg: dict[str, Any], counted: float) -> str:
+        """The warning."""
+        size, wanted = len(self.rows), self.stands_for
+        say = f"numpyro.plate('data', {wanted}, subsample_size={size})"
+        if counted == size:
+            return (
+                f"`{msg['name']}` counts its {size} observations as all the data, of which they are a batch: the fit would be too "
+                f"uncertain. Say how many rows there are: {say}."
+            )
+        why = f"`stands_for` says {wanted}" if wanted != self.num_rows else f"`data` has {wanted} rows"
+        return (
+            f"`{msg['name']}` counts its {size} observations as {counted:g} (the size of a plate, or a scale), but {why}: the fit "
+            f"would be too {'certain' if counted > wanted else 'uncertain'}. Give the plate the number of rows that are fitted, "
+            f"after any split: {say}. If the rows stand for {counted:g} observations, say so: fit(..., stands_for={counted:g})."
+        )

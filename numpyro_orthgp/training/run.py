@@ -47,10 +47,11 @@ class Keeper:
     devices: Devices
     saved: int | None = None
 
-    def begin(self, like: Any, resume: bool) -> tuple[Snapshot, np.ndarray] | None:
+    def begin(self, like: Any, resume: bool | str) -> tuple[Snapshot, np.ndarray] | None:
         """The run so far and its losses; None if there is no file, or if it is not to be read.
 
         :param like: a state of the structure that the file's has.
+        :param resume: False not to read it, "anyway" to go on even from another problem's.
         """
         if self.devices.is_first:
             checkpoint.prepare(self.path)
@@ -59,7 +60,7 @@ class Keeper:
         content = self.devices.share(checkpoint.read(self.path) if self.devices.is_first else None)
         if content is None:
             return None
-        snapshot, losses = checkpoint.load(content, str(self.path), like, self.fingerprint)
+        snapshot, losses = checkpoint.load(content, str(self.path), like, self.fingerprint, resume == "anyway")
         self.saved = snapshot.step
         windows = snapshot.windows
         best = None if windows.best_state is None else self.devices.put_state(windows.best_state)

@@ -11,26 +11,42 @@ import numpy as np
 from jax import lax
 from jax.sharding import Sharding
 
-from numpyro_orthgp.training.batches import as_arguments
+from numpyro_orthgp.training.batches import Batch, as_arguments
 from numpyro_orthgp.training.plates import PlatesOfBatch
 
-__all__ = ["Steps", "compile_steps", "strongly_typed"]
+__all__ = ["Steps", "Update", "compile_steps", "strongly_typed", "update_of"]
 
 # From a state, batches and a number of steps: the state after them, their losses in an array of fixed length, and whether a
 # parameter is NaN.
 Steps = Callable[[Any, Any, int], tuple[Any, jax.Array, jax.Array]]
 
+# From a state and a batch: the state after a step, and its loss.
+Update = Callable[[Any, Batch], tuple[Any, jax.Array]]
 
-def compile_steps(
-    svi: Any, capacity: int, num_rows: int, is_full: bool, kwargs: dict[str, Any], replicated: Sharding | None
-) -> Steps:
-    """Up to ``capacity`` steps of ``svi.update``, whose number is not known to the compiler.
+
+def update_of(svi: Any, num_rows: int, stands_for: int, kwargs: dict[str, Any]) -> Update:
+    """One step of ``svi.update``.
+
+    :param num_rows: of all the data.
+    :param stands_for: number of observations that they stand for.
+    :param kwargs: further keyword arguments of model and guide, constants of the program.
+    """
+
+    def update(state: Any, batch: Batch) -> tuple[Any, jax.Array]:
+        args, keywords = as_arguments(batch.data)
+        with PlatesOfBatch(batch.rows, num_rows, stands_for):
+            return svi.update(state, *args, **keywords, **kwargs)
+
+    return update
+
+
+def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, replicated: Sharding | None) -> Steps:
+    """Up to ``capacity`` steps, whose number is not known to the compiler.
 
     It is a pure function and gives the same bits however steps are grouped into calls: the body of its loop is one step.
 
-    :param num_rows: of all the data.
+    :param update: one step.
     :param is_full: whether every step sees the same rows; otherwise batches are stacked along a first axis.
-    :param kwargs: further keyword arguments of model and guide, constants of the program.
     :param replicated: sharding of what comes out.
     """
 
@@ -42,9 +58,7 @@ def compile_steps(
                 batch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), batches)
                 # Without it the reading may be fused into the step, differently for different capacities.
                 batch = lax.optimization_barrier(batch)
-            args, keywords = as_arguments(batch.data)
-            with PlatesOfBatch(batch.rows, num_rows):
-                state, loss = svi.update(state, *args, **keywords, **kwargs)
+            state, loss = update(state, batch)
             return state, losses.at[i].set(jnp.asarray(loss, losses.dtype))
 
         state, losses = lax.fori_loop(0, num, step, (state, jnp.zeros(capacity)))

@@ -1,0 +1,158 @@
+"""Functions as pytrees: the arrays that a function closes over are its leaves.
+
+A kernel may be a plain function, and what it closes over may be parameters of a model::
+
+    base = kernels.RBF(numpyro.param("lengthscale", 1.0))
+    f = gp("f", lambda X1, X2=None: base(X1) if X2 is None else base(X1, X2), Z)
+
+To JAX a function is opaque, so that it would carry the arrays of a traced model out of ``jit``, where they mean nothing. Here they
+are found in its closure, its default arguments and those of functions that it closes over, and what comes out of a transformation
+closes over those that come out.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+from jax.tree_util import Partial
+
+__all__ = ["Closure", "as_pytree"]
+
+_EMPTY = object()  # a cell without contents
+
+
+def as_pytree(function: Callable[..., Any]) -> Any:
+    """``function`` if it is a pytree, as most kernels are, else a pytree that calls it."""
+    opaque = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(function))
+    return Closure(function) if opaque else function
+
+
+@jax.tree_util.register_pytree_node_class
+class Closure:
+    """A function whose leaves are the JAX arrays that it closes over, in whatever pytrees they are.
+
+    NumPy arrays and objects that are no pytrees stay as they are. Two are of one structure if they have the same code and what else
+    they close over is equal, or of what cannot be compared the same.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"Closure({self.function!r})"
+
+    def tree_flatten(self) -> tuple[list[Any], Any]:
+        arrays: list[Any] = []
+        return arrays, _take_apart(self.function, arrays, {})
+
+    @classmethod
+    def tree_unflatten(cls, structure: Any, arrays: Sequence[Any]) -> Closure:
+        return cls(_put_together(structure, iter(arrays), []))
+
+
+class _Same:
+    """A value beside the arrays, compared by equality where it has one."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        try:
+            self._hash = hash((type(value), value))
+            self._hashable = True
+        except TypeError:
+            self._hash, self._hashable = id(value), False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same):
+            return NotImplemented
+        if self.value is other.value:
+            return True
+        comparable = self._hashable and other._hashable and type(self.value) is type(other.value)
+        return comparable and (self.value == other.value) is True
+
+
+# What is taken apart: functions become ("function", globals, code, names, cells, defaults), and so on; arrays become ("array",).
+
+
+def _take_apart(value: Any, arrays: list[Any], seen: dict[int, int]) -> tuple[Any, ...]:
+    if isinstance(value, jax.Array):
+        arrays.append(value)
+        return ("array",)
+    if isinstance(value, types.FunctionType):
+        return _take_function_apart(value, arrays, seen)
+    if isinstance(value, types.MethodType):
+        return "method", *(_take_apart(part, arrays, seen) for part in (value.__func__, value.__self__))
+    if isinstance(value, partial):
+        parts = value.func, list(value.args), dict(value.keywords)
+        return "partial", type(value), *(_take_apart(part, arrays, seen) for part in parts)
+    leaves, tree = jax.tree.flatten(value, is_leaf=_is_function)
+    if jax.tree_util.treedef_is_leaf(tree):
+        return "other", _Same(value)
+    return "tree", tree, tuple(_take_apart(leaf, arrays, seen) for leaf in leaves)
+
+
+def _take_function_apart(function: types.FunctionType, arrays: list[Any], seen: dict[int, int]) -> tuple[Any, ...]:
+    if id(function) in seen:  # it calls itself
+        return "again", seen[id(function)]
+    seen[id(function)] = len(seen)
+    if function.__closure__ is None and function.__defaults__ is None and function.__kwdefaults__ is None:
+        return "plain", _Same(function)
+    cells = [_contents(cell) for cell in function.__closure__ or ()]
+    parts = tuple(_take_apart(c, arrays, seen) for c in cells)
+    defaults = _take_apart((function.__defaults__, function.__kwdefaults__), arrays, seen)
+    named = _Same((function.__name__, function.__qualname__))
+    attributes = tuple((name, _Same(value)) for name, value in function.__dict__.items())
+    return "function", function.__code__, _Same(function.__globals__), named, attributes, parts, defaults
+
+
+def _put_together(structure: tuple[Any, ...], arrays: Any, made: list[Any]) -> Any:
+    kind, *parts = structure
+    if kind == "array":
+        return next(arrays)
+    if kind == "other":
+        return parts[0].value
+    if kind == "again":
+        return made[parts[0]]
+    if kind == "plain":
+        made.append(parts[0].value)
+        return parts[0].value
+    if kind == "method":
+        function, owner = (_put_together(part, arrays, made) for part in parts)
+        return types.MethodType(function, owner)
+    if kind == "partial":
+        func, args, keywords = (_put_together(part, arrays, made) for part in parts[1:])
+        return parts[0](func, *args, **keywords)
+    if kind == "tree":
+        return jax.tree.unflatten(parts[0], [_put_together(leaf, arrays, made) for leaf in parts[1]])
+    code, scope, named, attributes, cells, defaults = parts
+    empty = tuple(types.CellType() for _ in cells)
+    function = types.FunctionType(code, scope.value, closure=empty)
+    made.append(function)
+    for cell, part in zip(empty, cells, strict=True):
+        contents = _put_together(part, arrays, made)
+        if contents is not _EMPTY:
+            cell.cell_contents = contents
+    function.__defaults__, function.__kwdefaults__ = _put_together(defaults, arrays, made)
+    function.__name__, function.__qualname__ = named.value
+    function.__dict__.update({name: value.value for name, value in attributes})
+    return function
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, types.FunctionType | types.MethodType | partial | Partial)

@@ -1,0 +1,42 @@
+"""Whether the numbers that a model sees can tell one row from the next."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.training.resolution import coarse_columns
+
+__all__ = ["arguments_of", "coarse_of"]
+
+
+def arguments_of(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arrays among a model's arguments, by what the user calls them."""
+    try:
+        given = inspect.signature(model).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # of what has no signature
+        given = {f"argument {i}": a for i, a in enumerate(args)} | kwargs
+    leaves, _ = jax.tree_util.tree_flatten_with_path(given)
+    names = [(path[0].key + jax.tree_util.keystr(path[1:]), leaf) for path, leaf in leaves]
+    return {name: leaf for name, leaf in names if isinstance(leaf, (np.ndarray, jax.Array)) and leaf.ndim}
+
+
+def coarse_of(arrays: Mapping[str, Any]) -> tuple[str, ...]:
+    """A sentence for each array with columns that its dtype does not resolve; of equal ones for the first.
+
+    :param arrays: by name.
+    """
+    found: dict[tuple[Any, ...], str] = {}
+    for name, array in arrays.items():
+        if not jnp.issubdtype(array.dtype, np.floating):
+            continue
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype)  # a model casts what is NumPy's
+        coarse = coarse_columns(np.asarray(array, dtype))
+        if coarse:
+            found.setdefault(tuple(coarse), coarse[0].words(name, dtype))
+    return tuple(found.values())

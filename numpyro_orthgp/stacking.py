@@ -1,0 +1,68 @@
+"""Single functions side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+
+from numpyro_orthgp.marginals import ARITHMETIC, Marginals, draw_columns
+from numpyro_orthgp.runs import DrawInRun
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["draw_stacked", "stack"]
+
+
+def stack(marginals: Sequence[Marginals]) -> Marginals:
+    """Put single functions side by side: P marginals of shape (B,) become one of shape (B, P).
+
+    :param marginals: marginals of *different* functions at the same inputs (different functions are independent). Not one
+        function at two inputs, ``f(a)`` and ``f(b)``: their covariance would be lost. Draws have it.
+    :raises ValueError: if they are not all of shape (B,), one is an output of ``f(X) @ W``, only some are tightened, or two are of
+        one function.
+    """
+    marginals = list(marginals)
+    shapes = {m.shape for m in marginals}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+        raise ValueError(f"`stack` needs marginals of one shape (B,); got {[m.shape for m in marginals]}.")
+    if any(m.mixing is not None for m in marginals):
+        raise ValueError(
+            "`stack` needs functions that do not mix others. Stack first and mix then, stack([f(X), g(X)]) @ W; several outputs "
+            "of one mixture are (f(X) @ W)[..., [0, 2]]."
+        )
+    if len({(m.tight, type(m)) for m in marginals}) != 1:
+        raise ValueError(
+            "`stack` needs all functions tightened or none; give AutoSparseGP one `residual` for all of them."
+        )
+    origins = [origin for m in marginals if (origin := _origin(m)) is not None]
+    if len(set(origins)) < len(origins):
+        raise ValueError(
+            "`stack` puts different functions side by side, which are independent; here one function comes twice. Where y depends "
+            "on one function at several inputs, draw it there: f(a).sample() and f(b).sample() belong to one function. Where each has "
+            "a y of its own, give each a statement."
+        )
+    columns = {name: jnp.stack([getattr(m, name) for m in marginals], -1) for name in ("mean", "explained", "residual")}
+    totals = [m.total for m in marginals if m.total is not None]
+    total = jnp.stack(totals, -1) if len(totals) == len(marginals) else None
+    v = jnp.stack([jnp.asarray(m.residual_scale) for m in marginals]) if marginals[0].tight else None
+    joint = Partial(draw_stacked, marginals) if any(m.joint is not None for m in marginals) else None
+    return replace(marginals[0], **columns, total=total, residual_scale=v, joint=joint)  # type: ignore[arg-type]
+
+
+def _origin(m: Marginals) -> tuple[int, tuple[int, ...]] | None:
+    """The function that marginals of shape (B,) are of, and which of its outputs; ``None`` where that is not known."""
+    joint, picked = m.joint, ()
+    while isinstance(joint, Partial) and joint.func in ARITHMETIC:
+        if joint.func is draw_columns:
+            picked = tuple(np.ravel(joint.args[1]).tolist())
+        joint = joint.args[0]
+    return (id(m.names), picked) if isinstance(joint, Partial | DrawInRun) and m.names is not None else None
+
+
+def draw_stacked(marginals: Sequence[Marginals], rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    keys = jax.random.split(rng_key, len(marginals))
+    return jnp.stack([m.draw(key, shape) for m, key in zip(marginals, keys, strict=True)], -1)

@@ -1,0 +1,171 @@
+"""What tells a run from others: two runs with the same fingerprint solve the same problem in the same steps."""
+
+from __future__ import annotations
+
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_orthgp.training.batches import Batch, Batches
+from numpyro_orthgp.training.devices import to_host
+from numpyro_orthgp.training.digest import digest_of_array, digest_of_data
+from numpyro_orthgp.training.program import loss_only, program_of
+from numpyro_orthgp.training.steps import update_of
+
+__all__ = ["check_same", "fingerprint"]
+
+# Said as they are, and then nothing of what follows from them.
+PLAIN = ("N", "batch_size", "seed", "every", "score", "data", "state")
+TOLERANCE = 1e-3  # of starting values: where they are computed from data not all devices repeat the last bits
+
+
+def fingerprint(
+    svi: Any,
+    state: Any,
+    batches: Batches,
+    kwargs: dict[str, Any],
+    *,
+    stands_for: int,
+    window: int,
+    score: str,
+    starts: bool,
+) -> dict[str, Any]:
+    """What must be equal in two runs for one to go on from the other.
+
+    The optimizer counts by the shapes of its state only: its rates may change.
+
+    :param state: that the run starts from.
+    :param kwargs: further keyword arguments of model and guide.
+    :param window: steps in a window of early stopping.
+    :param score: what a window is judged by.
+    :param starts: whether the state is one that ``svi.init`` made.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    arrays = list(zip(batches.names, batches.arrays, batches.dtypes, strict=True))
+    size = batches.batch_size
+    batch = Batch(
+        jax.tree.unflatten(batches.tree, [jax.ShapeDtypeStruct((size, *a.shape[1:]), d) for _, a, d in arrays]),
+        jax.ShapeDtypeStruct((size,), np.int32),  # type: ignore[arg-type]
+    )
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+    program = program_of(update_of(loss_only(svi), batches.num_rows, stands_for, kwargs), shapes, batch)
+    return {
+        "N": batches.num_rows,
+        "batch_size": size,
+        "seed": list(batches.seed),
+        "every": window,
+        "score": score,
+        "data": [f"{name}: {dtype}{list(a.shape[1:])}" for name, a, dtype in arrays],
+        "state": [f"{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves],
+        "values": {name: digest_of_data(a, dtype) for name, a, dtype in arrays},
+        "operations": program.operations,
+        "constants": program.constants,
+        "keywords": {name: _in_words(x) for name, x in kwargs.items()},
+        "start": _summary(svi.get_params(state)) if starts else None,
+        "versions": {name: _version(name) for name in ("jax", "numpyro", "numpyro_orthgp")},
+    }
+
+
+def check_same(name: str, found: dict[str, Any], wanted: dict[str, Any], anyway: bool = False) -> None:
+    """Refuse a run to go on from a file of another one.
+
+    :param name: of the file.
+    :param found: the file's fingerprint.
+    :param anyway: whether other data and another program are no reason to, but to a warning.
+    :raises ValueError: naming what differs.
+    """
+    differences = [text for key in PLAIN if (text := _difference(key, found.get(key), wanted.get(key)))]
+    same_shapes = not differences
+    if same_shapes:
+        differences = [*_of_data(found, wanted), *_of_program(found, wanted)]
+    if differences and not (anyway and same_shapes):
+        raise ValueError(
+            f"`checkpoint` {name} is of another run: they differ in {', '.join(differences)}. Use another file, or pass "
+            "resume=False to begin anew and overwrite this one"
+            + ("; resume='anyway' takes its parameters as the start of this run." if same_shapes else ".")
+        )
+    if differences:
+        warnings.warn(
+            f"The fit goes on from `checkpoint` {name} of another run: they differ in {', '.join(differences)}.",
+            UserWarning,
+            stacklevel=5,
+        )
+    if moved := _moved(found.get("start"), wanted.get("start")):
+        warnings.warn(
+            f"The starting values of {', '.join(moved)} are not those of the run in `checkpoint` {name}, which goes on from where "
+            "it was. For a fit from these values use another file, or resume=False.",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
+def _difference(key: str, then: Any, now: Any) -> str | None:
+    if isinstance(now, list) and isinstance(then, list) and key != "seed":
+        only = [sorted(set(map(str, a)) - set(map(str, b))) for a, b in ((then, now), (now, then))]
+        then, now = (entries[0] if entries else "nothing" for entries in only)
+    return f"{key} ({then} in the file, {now} now)" if then != now else None
+
+
+def _of_data(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    then, now = found.get("values") or {}, wanted.get("values") or {}
+    return [f"the values of {k} ({then.get(k)} in the file, {v} now)" for k, v in now.items() if then.get(k) != v]
+
+
+def _of_program(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    if found.get("constants") == wanted.get("constants"):
+        return []
+    then, now = found.get("keywords") or {}, wanted.get("keywords") or {}
+    names = [k for k in {**then, **now} if then.get(k) != now.get(k)]
+    texts = [f"the keyword {k} ({then.get(k, 'nothing')} in the file, {now.get(k, 'nothing')} now)" for k in names]
+    if found.get("operations") != wanted.get("operations"):
+        texts.append("what model, guide and objective compute (a kernel, a likelihood, an option)")
+    elif not texts:
+        texts.append("numbers or arrays that are constants of model, guide or objective (a noise, N, inducing points)")
+    then, now = found.get("versions") or {}, wanted.get("versions") or {}
+    texts += [
+        f"the version of {k} ({then.get(k)} in the file, {v} now), which may trace the same model to another program"
+        for k, v in now.items()
+        if then.get(k) != v
+    ]
+    return texts
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a copy that was not installed
+        return "unknown"
+
+
+def _in_words(x: Any) -> str:
+    if hasattr(x, "__array__") and hasattr(x, "shape"):
+        array = to_host(x)
+        return f"{array.dtype}{list(array.shape)} {digest_of_array(array)[:8]}"
+    return repr(x) if isinstance(x, (bool, int, float, complex, str, type(None))) else type(x).__name__
+
+
+def _summary(params: Any) -> dict[str, list[float]]:
+    """Of each parameter its size and a projection onto a fixed direction, which hardly any change leaves as it is."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    found = {}
+    for path, leaf in leaves:
+        x = to_host(leaf).astype(np.float64).ravel()
+        found[jax.tree_util.keystr(path, simple=True, separator=".")] = [
+            float(np.linalg.norm(x)),
+            float(x @ np.cos(np.arange(1.0, x.size + 1))),
+        ]
+    return found
+
+
+def _moved(then: dict[str, list[float]] | None, now: dict[str, list[float]] | None) -> list[str]:
+    if then is None or now is None:
+        return []
+    near = lambda a, b: abs(a - b) <= TOLERANCE * max(abs(a), abs(b))  # noqa: E731
+    return [
+        name
+        for name, (size, projection) in now.items()
+        if name in then and not (near(then[name][0], size) and abs(then[name][1] - projection) <= TOLERANCE * size)
+    ]

@@ -1,0 +1,83 @@
+"""Numbers that lie so far from zero that their dtype cannot tell neighbours apart, as unix seconds in float32."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["REMEDY", "Coarse", "coarse_columns", "warn_of_coarse"]
+
+MAX_ROWS = 2**20  # that are looked at
+FAR = 4  # magnitude over range: nearer to zero a shift gains nothing
+FEW = 4  # units between neighbours, as a rule
+
+REMEDY = (
+    "Subtract an offset and divide by a scale in NumPy's float64, before JAX casts them: X = (X - X.mean(0)) / X.std(0). Or use "
+    "64-bit floats (numpyro.enable_x64())."
+)
+
+
+class Coarse(NamedTuple):
+    """A column whose distinct values are hardly further apart than the dtype's unit, which a shift would make finer.
+
+    :param column: its number; None if there is only one.
+    :param num: number of rows.
+    :param distinct: number of distinct values.
+    :param magnitude: the largest absolute value.
+    :param unit: distance between neighbouring numbers of the dtype there.
+    """
+
+    column: int | None
+    num: int
+    distinct: int
+    magnitude: float
+    unit: float
+
+    def words(self, name: str, dtype: Any) -> str:
+        """What was found, as a sentence without its full stop."""
+        where = name if self.column is None else f"{name}, column {self.column}"
+        return (
+            f"{where}: {self.num} rows hold {self.distinct} distinct values, since near {self.magnitude:.3g} the next number of "
+            f"{dtype} is {self.unit:.2g} away"
+        )
+
+
+def coarse_columns(array: np.ndarray) -> list[Coarse]:
+    """The columns of an array that its dtype does not resolve.
+
+    Values that repeat are no fault by themselves: repeated measurements do. So distinct values must be a few units of the dtype
+    apart and lie far from zero beside their range; whole numbers whose unit is at most 1 are taken to be meant.
+
+    :param array: as the model sees it, shape (N,) or (N, ...); the first 2^20 rows are looked at. Other dtypes than NumPy's
+        floating ones have none.
+    """
+    if array.dtype.kind != "f" or not array.size:
+        return []
+    rows = array[:MAX_ROWS].reshape(len(array[:MAX_ROWS]), -1)
+    low, high = rows.min(0).astype(float), rows.max(0).astype(float)
+    magnitude = np.maximum(np.abs(low), np.abs(high))
+    with np.errstate(invalid="ignore"):
+        suspects = np.isfinite(magnitude) & (high > low) & (magnitude > FAR * (high - low))
+    found = []
+    for column in np.flatnonzero(suspects):
+        values = np.unique(rows[:, column])
+        unit = float(np.spacing(np.abs(values).max()))
+        whole = unit <= 1 and bool((values == np.round(values)).all())
+        if np.median(np.diff(values.astype(float))) <= FEW * unit and not whole:
+            number = int(column) if rows.shape[1] > 1 else None
+            found.append(Coarse(number, len(rows), len(values), float(magnitude[column]), unit))
+    return found
+
+
+def warn_of_coarse(names: Sequence[str], arrays: Sequence[np.ndarray], dtypes: Sequence[Any]) -> None:
+    """Warn of columns that the dtypes to which arrays will be cast do not resolve."""
+    for name, array, dtype in zip(names, arrays, dtypes, strict=True):
+        if array.dtype.kind not in "fiu" or np.dtype(dtype).kind != "f":
+            continue
+        with np.errstate(over="ignore"):
+            found = coarse_columns(array[:MAX_ROWS].astype(dtype, copy=False))
+        if found:
+            warnings.warn(f"{found[0].words(f'`{name}`', np.dtype(dtype))}. {REMEDY}", UserWarning, stacklevel=3)

@@ -1,0 +1,103 @@
+"""``python -m tests.fuzz --seeds 0:5000``: random programs beside dense formulas; a failing one is printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+# Programs are small and run a few times: compiling them is what takes the time.
+FAST = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "OPENBLAS_NUM_THREADS": "1"}
+CHUNK = 50
+
+
+def look(seed: int) -> dict[str, Any]:
+    """One seed: what failed, and the program."""
+    import jax
+
+    from tests.fuzz.families import program
+    from tests.fuzz.properties import check
+
+    jax.config.update("jax_enable_x64", True)
+    start = time.perf_counter()
+    run = check(program(seed))
+    jax.clear_caches()
+    seconds = time.perf_counter() - start
+    return {
+        "seed": seed,
+        "failures": run.failures,
+        "text": run.program.source(),
+        "properties": run.properties,
+        "seconds": seconds,
+    }
+
+
+def seeds_of(text: str) -> range:
+    """One, "17", or "0:5000"."""
+    first, _, last = text.partition(":")
+    return range(int(first), int(last) if last else int(first) + 1)
+
+
+def in_process(seeds: range) -> list[dict[str, Any]]:
+    """Some seeds in a process of their own, whose memory ends with it."""
+    command = [sys.executable, "-m", "tests.fuzz", "--json", "--seeds", f"{seeds.start}:{seeds.stop}"]
+    done = subprocess.run(command, env={**FAST, **os.environ}, stdout=subprocess.PIPE, text=True, check=False)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    for seed in seeds[len(found) :]:
+        found.append(
+            {
+                "seed": seed,
+                "failures": [f"no answer, exit status {done.returncode}"],
+                "text": "",
+                "properties": [],
+                "seconds": 0.0,
+            }
+        )
+    return found
+
+
+def results(seeds: range, workers: int) -> Iterator[dict[str, Any]]:
+    chunks = [seeds[i : i + CHUNK] for i in range(0, len(seeds), CHUNK)]
+    with ThreadPoolExecutor(workers) as pool:
+        for found in pool.map(in_process, chunks):
+            yield from found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=seeds_of, default=range(100), help="one, or first:last")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--show", action="store_true", help="print each program, failing or not")
+    parser.add_argument("--json", action="store_true", help="a line for each seed, in this process")
+    options = parser.parse_args()
+    if options.json:
+        warnings.simplefilter("ignore")
+        for seed in options.seeds:
+            print(json.dumps(look(seed)), flush=True)
+        return
+    failed, spent, start = [], 0.0, time.perf_counter()
+    looked: Counter[str] = Counter()
+    for found in results(options.seeds, options.workers):
+        spent += found["seconds"]
+        looked.update(("bound", *found["properties"]))
+        if found["failures"] or options.show:
+            lines = "".join(f"# {line}\n" for line in found["failures"])
+            print(f"# seed {found['seed']}: {', '.join(found['properties'])}\n{found['text']}{lines}", flush=True)
+        if found["failures"]:
+            failed.append(found["seed"])
+    each = spent / max(len(options.seeds), 1)
+    print(f"{len(options.seeds)} seeds in {time.perf_counter() - start:.0f} s, {each:.2f} s each; {dict(looked)}")
+    print(f"failed: {failed}")
+    raise SystemExit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

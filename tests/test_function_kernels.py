@@ -1,0 +1,206 @@
+"""Kernels, likelihoods and means that are Python functions of parameters: what they close over goes through transformations."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpy.testing import assert_allclose
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.closures import Closure
+
+X = jnp.linspace(0.0, 3.0, 12)[:, None]
+y = jnp.sin(2 * X[:, 0])
+Z = X[::3]
+
+
+class Owner:
+    """No pytree, with a method that is a kernel."""
+
+    def matrix(self, base, A, B=None):
+        return base(A) if B is None else base(A, B)
+
+
+def plain(base):
+    return lambda A, B=None: base(A) if B is None else base(A, B)
+
+
+def of_dict(base):
+    parts = {"base": [base, 2.0]}
+    return lambda A, B=None: parts["base"][0](A) if B is None else parts["base"][0](A, B)
+
+
+def of_default(base):
+    def kernel(A, B=None, base=base):
+        return base(A) if B is None else base(A, B)
+
+    return kernel
+
+
+def nested(base):
+    inner = plain(base)
+
+    def diagonal(A):
+        return inner(A)
+
+    return lambda A, B=None: diagonal(A) if B is None else inner(A, B)
+
+
+def recursive(base):
+    def kernel(A, B=None):
+        if B is None:
+            return jax.vmap(lambda a: kernel(a[None], a[None])[0, 0])(A)
+        return base(A, B)
+
+    return kernel
+
+
+KERNELS = {
+    "closure": plain,
+    "in containers": of_dict,
+    "default argument": of_default,
+    "nested": nested,
+    "recursive": recursive,
+    "partial": lambda base: partial(Owner().matrix, base),
+    "method": lambda base: partial(lambda k, A, B=None: k(A) if B is None else k(A, B), base),
+}
+
+
+def model(X, y=None, *, wrap=None):
+    base = numpyro.param("v", 1.3) * kernels.RBF(numpyro.param("l", 0.8))
+    f = ogp.gp("f", base if wrap is None else wrap(base), Z)
+    with numpyro.plate("d", len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(X), 0.3), obs=y)
+
+
+PARAMS = {
+    "v": jnp.asarray(0.9),
+    "l": jnp.asarray(0.7),
+    "f.u0_loc": jnp.asarray([0.3, -0.5, 1.0, 0.2]),
+    "f.u0_scale_tril": 0.5 * jnp.eye(4),
+}
+
+
+@pytest.mark.parametrize("wrap", KERNELS.values(), ids=KERNELS)
+def test_a_function_is_what_the_kernel_itself_is(wrap):
+    """Posterior out of `jit`, its gradient for the parameters, and a stack of functions by `vmap`."""
+
+    def posterior(p, wrap):
+        return ogp.posterior(model, ogp.AutoSparseGP(partial(model, wrap=wrap)), p, X, y, wrap=wrap)["f"]
+
+    def total(p, wrap):
+        m = posterior(p, wrap)(X + 0.1)
+        return jnp.sum(m.mean + jnp.sin(m.variance))
+
+    f, g = (jax.jit(partial(posterior, wrap=w))(PARAMS) for w in (wrap, None))
+    assert_allclose(f(X + 0.1).variance, g(X + 0.1).variance, rtol=1e-9)
+    assert_allclose(jax.jit(lambda f: f(X).mean)(f), g(X).mean, rtol=1e-9)
+    ours, plainly = (jax.jit(jax.grad(partial(total, wrap=w)))(PARAMS) for w in (wrap, None))
+    for name in PARAMS:
+        assert_allclose(ours[name], plainly[name], rtol=1e-7, atol=1e-10)
+    scales = jnp.asarray([0.5, 1.0])
+    many = jax.jit(jax.vmap(lambda l: posterior(PARAMS | {"l": l}, wrap)))(scales)
+    variances = jax.vmap(lambda f: f(X).variance)(many)
+    for i, l in enumerate(scales):
+        assert_allclose(variances[i], posterior(PARAMS | {"l": l}, None)(X).variance, rtol=1e-9)
+
+
+def test_structures_are_compared_by_code_and_contents():
+    a, b = (Closure(plain(kernels.RBF(jnp.asarray(l)))) for l in (0.5, 0.7))
+    assert jax.tree.structure(a) == jax.tree.structure(b) and hash(jax.tree.structure(a)) == hash(jax.tree.structure(b))
+    count = []
+
+    @jax.jit
+    def evaluate(k):
+        count.append(k)
+        return k(X, X)
+
+    assert_allclose(evaluate(a), kernels.RBF(0.5)(X, X))
+    assert_allclose(evaluate(b), kernels.RBF(0.7)(X, X))
+    assert len(count) == 1
+
+    def scaled(c):
+        return lambda A, B: c * kernels.RBF(0.5)(A, B)
+
+    for c, d in ((2, 3), (1, 1.0), (True, 1), (np.ones(2), np.ones(2)), ({1}, {1})):
+        assert jax.tree.structure(Closure(scaled(c))) != jax.tree.structure(Closure(scaled(d)))
+    fixed = np.ones(2)
+    assert jax.tree.structure(Closure(scaled(fixed))) == jax.tree.structure(Closure(scaled(fixed)))
+    assert jax.tree.structure(Closure(scaled(2))) == jax.tree.structure(Closure(scaled(2)))
+    assert jax.tree.structure(Closure(plain(1))) != jax.tree.structure(Closure(of_default(1)))
+
+
+def test_rebuilt_functions_are_functions():
+    """Keyword defaults, attributes, an empty cell, a bound method and mutual recursion survive."""
+
+    one = jnp.asarray(1)
+
+    def even(n, *, step=one):
+        return True if n == 0 else odd(n - step, step=step)
+
+    def odd(n, *, step=one):
+        return False if n == 0 else even(n - step, step=step)
+
+    even.note = "kept"
+    rebuilt = jax.tree.map(lambda leaf: leaf, Closure(even))
+    assert rebuilt(4) and not rebuilt(3) and rebuilt.function.note == "kept" and rebuilt.function is not even
+    assert len(jax.tree.leaves(rebuilt)) == 2
+
+    def later():
+        return undefined
+
+    again = jax.tree.map(lambda leaf: leaf, Closure(later))
+    undefined = 5
+    with pytest.raises(NameError):
+        again()
+    assert later() == undefined
+
+
+def likelihood_model(X, y=None):
+    noise = numpyro.param("noise", 0.4)
+    f = ogp.gp("f", plain(kernels.RBF(numpyro.param("l", 0.8))), Z)
+    with numpyro.plate("d", len(X)):
+        numpyro.sample("y", ogp.Likelihood(f(X), lambda f: dist.Normal(f, noise)), obs=y)
+
+
+def test_everything_that_looks_at_a_fit():
+    """`check`, `khat`, `to_arviz`, `Predictive`, `fit`, NUTS of a model whose kernel and likelihood are functions of parameters."""
+    guide = ogp.AutoSparseGP(likelihood_model)
+    svi = SVI(likelihood_model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    params = ogp.fit(svi, jax.random.PRNGKey(0), (X, y), num_steps=5, progress_bar=False).params
+    report = ogp.check(likelihood_model, guide, params, X, y, num_samples=30)
+    assert report.functions["f"].sets[0].num == 4
+    assert np.isfinite(ogp.khat(likelihood_model, guide, params, X, y, num_samples=30).ess)
+    data = ogp.to_arviz(likelihood_model, guide, params, X, y, num_samples=30)
+    assert data["log_likelihood"]["y"].shape == (1, 30, 12)
+    draws = Predictive(likelihood_model, guide=guide, params=params, num_samples=3)(jax.random.PRNGKey(1), X)
+    assert draws["y"].shape == (3, 12)
+    mcmc = MCMC(
+        NUTS(numpyro.handlers.substitute(likelihood_model, params)), num_warmup=5, num_samples=5, progress_bar=False
+    )
+    mcmc.run(jax.random.PRNGKey(0), X, y)
+    assert np.isfinite(mcmc.get_samples()["f.u0"]).all()
+
+
+def test_mean_functions_of_a_deep_gp():
+    def build(slope):
+        with numpyro.handlers.seed(rng_seed=0):
+            f = ogp.gp("f", kernels.RBF(1.0), Z)
+            g = ogp.gp("g", kernels.RBF(1.0), Z)
+        return ogp.DeepGP([f, g], means=[lambda X: slope * X])
+
+    deep = jax.jit(build)(jnp.asarray(2.0))
+    assert_allclose(deep.means[0](X), 2.0 * X)
+    key = jax.random.PRNGKey(0)
+    assert_allclose(
+        jax.jit(lambda d: d(X, rng_key=key).mean)(deep), build(jnp.asarray(2.0))(X, rng_key=key).mean, rtol=1e-9
+    )
