@@ -291,9 +291,17 @@ def _picked(key: Any, shape: tuple[int, ...]) -> np.ndarray:
     """The columns that a key picks from marginals of ``shape``: an integer array, shape () for a single one."""
     every_row = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], (slice, type(...)))
     if len(shape) != 2 or not every_row or key[0] not in (..., slice(None)):
+        parts = [
+            f"array of shape {np.shape(k)}" if np.ndim(k) else str(k)
+            for k in (key if isinstance(key, tuple) else (key,))
+        ]
+        long = (
+            " For one output in each row (task[i] in row i, the long format): "
+            f"((f(X) * jax.nn.one_hot(task, {shape[1]})) @ jnp.ones(({shape[1]}, 1)))[..., 0]."
+        )
         raise TypeError(
-            f"f(X)[..., p] picks outputs of an f(X) of shape (B, P) and nothing else; got the key {key} for shape {shape}. "
-            "For other inputs index X: f(X[rows])."
+            f"f(X)[..., p] picks outputs of an f(X) of shape (B, P) and nothing else; got [{', '.join(parts)}] for shape {shape}. "
+            f"For other inputs index X: f(X[rows]).{long if len(shape) == 2 else ''}"
         )
     P, p = shape[1], key[1]
     columns = np.arange(P)[p] if isinstance(p, slice) else np.asarray(p)

@@ -42,8 +42,8 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
     if len(set(origins)) < len(origins):
         raise ValueError(
             "`stack` puts different functions side by side, which are independent; here one function comes twice. Where y depends "
-            "on one function at several inputs, draw it there: f(a).sample() and f(b).sample() belong to one function. Where each has "
-            "a y of its own, give each a statement."
+            "on one function at several inputs, draw it there: f(a).sample() and f(b).sample() belong to one function. Where each "
+            "has a y of its own, give each a statement."
         )
     columns = {name: jnp.stack([getattr(m, name) for m in marginals], -1) for name in ("mean", "explained", "residual")}
     totals = [m.total for m in marginals if m.total is not None]

@@ -95,5 +95,6 @@ def _refuse_unknown(T: int, X: Array) -> None:
     if bad.size:
         raise ValueError(
             f"Task indices must be whole numbers in 0..{T - 1}, one for each row of `W`; got {bad[0]}. Does `.on(...)` name the "
-            "column of tasks?"
+            "column of tasks? Averages of tasks are no tasks: of inducing points let init.kmeans place the other columns only, and "
+            "put tasks beside them, or take rows of X (init.greedy_variance); numpyro.param would move them too."
         )

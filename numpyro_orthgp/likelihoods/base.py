@@ -20,7 +20,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_orthgp.averaged import AveragedMarginals
 from numpyro_orthgp.errors import inspect
-from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, real
+from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, moment_of, real
 from numpyro_orthgp.likelihoods.integrators import (
     FOR_PREDICTIONS,
     GaussHermite,
@@ -171,7 +171,7 @@ class ExpectedLikelihood(dist.Distribution):
     @property
     def mean(self) -> Array:
         """E[y], f integrated out, shape batch + event."""
-        return self._average(lambda f: self.conditional(f).mean)
+        return self._average(lambda f: moment_of(self.conditional(f), "mean"))
 
     @property
     def variance(self) -> Array:
@@ -180,7 +180,7 @@ class ExpectedLikelihood(dist.Distribution):
 
         def squared(f: Array) -> Array:
             given = self.conditional(f)
-            return given.variance + (given.mean - mean) ** 2
+            return moment_of(given, "variance") + (given.mean - mean) ** 2
 
         return self._average(squared)
 

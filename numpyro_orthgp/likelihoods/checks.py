@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 
 from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.types import Array
 
 __all__ = [
     "FRACTION", "INCREASING", "OPEN_FRACTION", "POSITIVE", "WHOLE", "Allowed", "check_allowed", "check_broadcasts",
-    "check_censored", "real", "signs",
+    "check_censored", "moment_of", "real", "signs",
 ]  # fmt: skip
 
 
@@ -92,3 +93,25 @@ def real(y: Array, dtype: Any) -> Array:
 def signs(y: Array, dtype: Any) -> Array:
     """Labels 0 and 1 to -1 and 1."""
     return 2 * real(y, dtype) - 1
+
+
+def moment_of(given: dist.Distribution, which: str) -> Array:
+    """The mean or variance of y given f.
+
+    :raises ValueError: if there is none that NumPyro knows.
+    """
+    message = (
+        f"{type(given).__name__}, the distribution of y given f, has no {which} that NumPyro knows. Average draws of y, "
+        "fn.sample(rng_key, (1000,)), or take their quantiles; of classes average probabilities."
+    )
+
+    def refuse(values: Any) -> None:
+        if np.isnan(values).all():
+            raise ValueError(message)
+
+    try:
+        values = getattr(given, which)
+    except NotImplementedError as error:
+        raise ValueError(message) from error
+    inspect(refuse, values)
+    return values
