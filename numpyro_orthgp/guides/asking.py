@@ -27,7 +27,14 @@ class Answers:
     """
 
     def __init__(
-        self, guide: Any, seeded: Callable[..., Any], params: Mapping[str, Any], trace: Trace, args: Any, kwargs: Any, laplace: bool
+        self,
+        guide: Any,
+        seeded: Callable[..., Any],
+        params: Mapping[str, Any],
+        trace: Trace,
+        args: Any,
+        kwargs: Any,
+        laplace: bool,
     ) -> None:
         self.trace = trace
         self._flat = flat_gaussians(guide, params, trace, laplace)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous, AutoGuideList, AutoLaplaceApproximation
 
 from numpyro_orthgp.distributions import WhitenedGaussian
@@ -55,7 +54,9 @@ def flat_gaussians(guide: Any, params: Mapping[str, Any], trace: Trace, laplace:
     found: dict[str, Whitened] = {}
     for part in _parts(guide):
         flat = trace.get(f"_{part.prefix}_latent")
-        ours = {n: site["value"].shape for n, s in part.prototype_trace.items() if site_of(s) and (site := trace.get(n))}
+        ours = {
+            n: site["value"].shape for n, s in part.prototype_trace.items() if site_of(s) and (site := trace.get(n))
+        }
         if flat is None or not ours:
             continue
         fn, value = flat["fn"], flat["value"]

@@ -51,7 +51,9 @@ def check_guide_sites(sites: Trace, params: Mapping[str, Any]) -> None:
     check_params("guide", {n: s for n, s in sites.items() if not n.endswith("_residual_scale")}, params)
 
 
-def check_model_params(sites: Trace, others: Collection[str], params: Mapping[str, Any], *, guided: bool = True) -> None:
+def check_model_params(
+    sites: Trace, others: Collection[str], params: Mapping[str, Any], *, guided: bool = True
+) -> None:
     """Refuse parameters of another model; one that holds none of the model's leaves these at their starting values.
 
     :param sites: of the model.
@@ -124,6 +126,6 @@ def _allows(constraint: Any, value: np.ndarray) -> bool:
 
 def _raise_unconstrained(name: str, what: str) -> None:
     raise ValueError(
-        f"`params[{name!r}]` must be a parameter as model and guide see it; got {what}. Is it from the optimizer's state, where "
-        "parameters are unconstrained? Use svi.get_params(state), or svi_result.params, not svi.optim.get_params(state.optim_state)."
+        f"`params[{name!r}]` must be a parameter as model and guide see it; got {what}. These look like the optimizer's "
+        "unconstrained parameters; use svi.get_params(state), or svi_result.params, not svi.optim.get_params(state.optim_state)."
     )

@@ -12,11 +12,13 @@ from numpyro import handlers
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.guides.asking import Answers, Asking
 from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_model_params
-from numpyro_orthgp.primitives.messages import Belief, belief_of, collected_functions, site_of
+from numpyro_orthgp.primitives.messages import collected_functions, site_of
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["fitted_trace", "posterior"]
+
+Trace = dict[str, dict[str, Any]]
 
 
 def posterior(
@@ -80,7 +82,7 @@ def fitted_trace(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     rng_key: PRNGKey | None = None,
-) -> tuple[dict[str, dict[str, Any]], dict[str, GPFunction]]:
+) -> tuple[Trace, dict[str, GPFunction]]:
     """The sites of a fitted model as it sees its guide, and the functions of its ``gp`` statements, as they are while fitting."""
     if not (guide is None or callable(guide)):
         raise TypeError(
@@ -93,13 +95,15 @@ def fitted_trace(
             f"{type(params).__name__}."
         )
     guide_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
-    guide_trace: dict[str, Any] = {}
+    guide_trace: Trace = {}
     # Inside another model these sites are none of that model's.
     with handlers.block():
         if guide is not None:
             is_new = getattr(guide, "prototype_trace", True) is None
             seeded = handlers.seed(guide, guide_key)
-            guide_trace = handlers.trace(handlers.substitute(Checked(seeded, params), params)).get_trace(*args, **kwargs)
+            guide_trace = handlers.trace(handlers.substitute(Checked(seeded, params), params)).get_trace(
+                *args, **kwargs
+            )
             check_guide_sites(guide_trace, params)
             answers = Answers(guide, seeded, params, guide_trace, args, kwargs, laplace=not is_new)
 
