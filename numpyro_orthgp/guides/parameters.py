@@ -11,6 +11,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
 from numpyro.primitives import Messenger
 
+from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.constraints import Natural
 from numpyro_orthgp.errors import check_params, is_concrete
 from numpyro_orthgp.primitives.messages import site_of
@@ -42,10 +43,11 @@ def check_guide_sites(sites: Trace, params: Mapping[str, Any]) -> None:
     :param sites: of the guide.
     :raises ValueError: saying which.
     """
-    declared = [name for name, site in sites.items() if site_of(dict(site)) is not None]
+    declared = [name for name, site in sites.items() if _is_of_model(site)]
     if declared:
         raise ValueError(
-            f"`guide` declares {declared[0]!r} by gp(), as a model does. The model comes first: (model, guide, params, ...)."
+            f"`guide` declares {declared[0]!r} by gp() or CollapsedGP, as a model does: are model and guide swapped? The model comes "
+            "first: (model, guide, params, ...)."
         )
     # A residual's v has no say in what is predicted.
     check_params("guide", {n: s for n, s in sites.items() if not n.endswith("_residual_scale")}, params)
@@ -74,6 +76,10 @@ def check_model_params(
             "of the fit: svi_result.params, or svi.get_params(state). To mean a value of your own, add it: "
             f"{{**params, {missing[0]!r}: value}}."
         )
+
+
+def _is_of_model(site: Mapping[str, Any]) -> bool:
+    return site_of(dict(site)) is not None or (site["type"] == "sample" and isinstance(site["fn"], CollapsedGP))
 
 
 def _listed(names: Collection[str]) -> str:

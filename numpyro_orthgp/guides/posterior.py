@@ -34,10 +34,14 @@ def posterior(
     Inside another model they are constants of it. A guide that has yet to be fitted, and whose ``hyper`` has sites, should be
     called outside of ``jit`` first, as NumPyro's guides: what they see at their first call they keep.
 
-    With a guide of this package the functions carry its Gaussians: means and variances are exact, with no sampling over
-    inducing variables. Other latent sites are drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide
-    map over ``rng_key`` with ``jax.vmap`` for a mixture. The residual is always the prior's (v = 1), also after
-    tightened training (Titsias 2025, Sec. 3.1).
+    The functions carry the guide's Gaussians: means and variances are exact, with no sampling over inducing variables. So it is
+    for guides of this package, also with ``analytic=False``; for hand-written ones that draw ``f.u0`` from ``Normal`` or
+    ``MultivariateNormal``; for ``AutoNormal``, and for NumPyro's guides of one joined Gaussian if it is diagonal, or if it has
+    one set of one function (given the draw of all else). With any other guide (``AutoDelta``, flows, several sets that
+    correlate, a Gaussian on whose draw another site depends) a set is known by one draw, and variances lack what the guide
+    would add: ``f.drawn`` lists such sets, and :func:`check` names them. Map over ``rng_key`` then. Other latent sites are
+    drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide map over ``rng_key`` with ``jax.vmap`` for a mixture.
+    The residual is always the prior's (v = 1), also after tightened training (Titsias 2025, Sec. 3.1).
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -59,14 +63,16 @@ def posterior(
 
     :param model: the model that was fitted.
     :param guide: its guide; ``None`` if ``params`` holds values of latent sites, one draw of ``MCMC`` for one.
-    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``. Parameters of the model that are not among them are at
-        their starting values.
+    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``. A model may be asked with none of its
+        parameters, which then are at their starting values; with some of them it must be all.
     :param args: arguments of the model; the training inputs, or any inputs of the right shape.
     :param rng_key: for the latent sites that the guide draws; default ``jax.random.PRNGKey(0)``.
     :return: a :class:`GPFunction` for each gp, by full name (with the prefix of ``handlers.scope``), and for each observed
         :class:`CollapsedGP`, by the name of its site.
     :raises TypeError: if ``params`` is not a dictionary, or ``guide`` cannot be called.
-    :raises ValueError: if it lacks parameters of the guide, or values of inducing variables where there is none.
+    :raises ValueError: if it lacks parameters of the guide, or some of the model's but not all; if a parameter violates its
+        constraint, as those in the optimizer's state do; if model and guide are swapped; if there is neither a guide nor values
+        of inducing variables.
     """
     sites, found = fitted_trace(model, guide, params, args, kwargs, rng_key)
     functions = {
