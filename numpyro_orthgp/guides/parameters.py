@@ -46,8 +46,8 @@ def check_guide_sites(sites: Trace, params: Mapping[str, Any]) -> None:
     declared = [name for name, site in sites.items() if _is_of_model(site)]
     if declared:
         raise ValueError(
-            f"`guide` declares {declared[0]!r} by gp() or CollapsedGP, as a model does: are model and guide swapped? The model comes "
-            "first: (model, guide, params, ...)."
+            f"`guide` declares {declared[0]!r} by gp() or CollapsedGP, as a model does: are model and guide swapped? The model "
+            "comes first: (model, guide, params, ...)."
         )
     # A residual's v has no say in what is predicted.
     check_params("guide", {n: s for n, s in sites.items() if not n.endswith("_residual_scale")}, params)
