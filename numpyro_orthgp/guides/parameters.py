@@ -127,7 +127,8 @@ def _allows(constraint: Any, value: np.ndarray) -> bool:
             return True
         except (TypeError, ValueError):
             return False
-    return again.shape == value.shape and bool(np.allclose(again, value, rtol=1e-3, atol=1e-6))
+    rounding = np.sqrt(np.finfo(value.dtype).eps)
+    return again.shape == value.shape and bool(np.allclose(again, value, rtol=rounding, atol=rounding))
 
 
 def _raise_unconstrained(name: str, what: str) -> None:
