@@ -147,13 +147,15 @@ def test_check_names_sets_that_are_drawn():
     guide = autoguide.AutoDelta(model)
     f = ogp.posterior(model, guide, {"f.u0_auto_loc": jnp.ones(M)} | moved(guide), X, Y)["f"]
     assert f.drawn == (0,)
-    report = str(ogp.check(model, chained_one, {}, X, Y, num_samples=30))
-    assert "f.u0: no Gaussian, but one draw of the guide" in report
+    report = ogp.check(model, student, {}, X, Y, num_samples=30)
+    assert np.isnan(report.functions["f"].sets[0].divergence) and "nan" not in str(report)
+    assert "f.u0: no Gaussian, but one draw of the guide" in str(report)
+    assert not any("does nothing" in line for line in report.advice)
     plain = str(ogp.check(model, normal, moved(normal), X, Y, num_samples=30))
     assert "no Gaussian" not in plain
 
 
-def chained_one(X, y=None):
+def student(X, y=None):
     numpyro.sample("f.u0", dist.StudentT(5.0, jnp.zeros(M), 0.3).to_event(1))
 
 
