@@ -82,6 +82,14 @@ class GPFunction:
     values: tuple[Array, ...] | None = None
     run: Run | None = None
 
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """Positions of the sets that are known by a value, a draw or a point, not by a Gaussian: variances lack what it would add.
+
+        Empty for a :func:`posterior` whose guide has a Gaussian of each set.
+        """
+        return tuple(i for i, q in enumerate(self.beliefs) if q.covariance == "value")
+
     def __call__(self, X: ArrayLike | LatentInputs) -> Marginals:
         """Marginals of the function at inputs.
 
