@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
 from typing import Any
 
 # Programs are small and run a few times: compiling them is what takes the time.
@@ -46,29 +47,27 @@ def seeds_of(text: str) -> range:
     return range(int(first), int(last) if last else int(first) + 1)
 
 
-def in_process(seeds: range) -> list[dict[str, Any]]:
-    """Some seeds in a process of their own, whose memory ends with it."""
+def in_process(seeds: range, found: Queue) -> None:
+    """Some seeds in a process of their own, whose memory ends with it; each result goes into the queue at once."""
     command = [sys.executable, "-m", "tests.fuzz", "--json", "--seeds", f"{seeds.start}:{seeds.stop}"]
-    done = subprocess.run(command, env={**FAST, **os.environ}, stdout=subprocess.PIPE, text=True, check=False)
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    for seed in seeds[len(found) :]:
-        found.append(
-            {
-                "seed": seed,
-                "failures": [f"no answer, exit status {done.returncode}"],
-                "text": "",
-                "properties": [],
-                "seconds": 0.0,
-            }
-        )
-    return found
+    left = list(seeds)
+    with subprocess.Popen(command, env={**FAST, **os.environ}, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            if line.startswith("{"):
+                found.put(json.loads(line))
+                left.pop(0)
+    for seed in left:
+        failures = [f"no answer, exit status {process.returncode}"]
+        found.put({"seed": seed, "failures": failures, "text": "", "properties": [], "seconds": 0.0})
 
 
 def results(seeds: range, workers: int) -> Iterator[dict[str, Any]]:
-    chunks = [seeds[i : i + CHUNK] for i in range(0, len(seeds), CHUNK)]
+    found: Queue = Queue()
     with ThreadPoolExecutor(workers) as pool:
-        for found in pool.map(in_process, chunks):
-            yield from found
+        for i in range(0, len(seeds), CHUNK):
+            pool.submit(in_process, seeds[i : i + CHUNK], found)
+        for _ in seeds:
+            yield found.get()
 
 
 def main() -> None:
@@ -95,7 +94,7 @@ def main() -> None:
             failed.append(found["seed"])
     each = spent / max(len(options.seeds), 1)
     print(f"{len(options.seeds)} seeds in {time.perf_counter() - start:.0f} s, {each:.2f} s each; {dict(looked)}")
-    print(f"failed: {failed}")
+    print(f"failed: {sorted(failed)}")
     raise SystemExit(bool(failed))
 
 
