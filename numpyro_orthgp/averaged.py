@@ -30,6 +30,9 @@ from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["AveragedMarginals", "average"]
 
+# Rounding errors, in float32, times |m|^2 and this are what directions must exceed to be seen beyond Hermite factors.
+_SMALLEST_SEEN = 50.0
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -68,19 +71,46 @@ def average(
     :param scale: their standard deviations, shape (B, D).
     :return: shapes (..., B), (..., B) and (B,), with the leading axes of the beliefs.
     """
-    psi = expect_covariances(kernel, features, blocks, loc, scale, num_points)
-    W = psi.whitener
     m = join([q.loc for q in beliefs], -1, event_dim=1)
+    magnified = _SMALLEST_SEEN * (1 + jnp.max(jnp.sum(m**2, -1)))
+    psi = expect_covariances(kernel, features, blocks, loc, scale, num_points, magnified)
+    mean = jnp.einsum("...m,mb->...b", m, psi.first, precision=PRECISION)
+    if psi.factors is None and psi.spread is None:
+        assert psi.second is not None
+        square = _contract(_square(beliefs, m, psi.outer), psi.second)
+        return mean, jnp.maximum(square - mean**2, 0), psi.residual
+    eye = jnp.eye(m.shape[-1], dtype=m.dtype)
+    S = _spread(beliefs, eye)
+    explained = jnp.sum(psi.first * matmul(S, psi.first), -2)
+    if psi.spread is not None:
+        explained = explained + _contract(_square(beliefs, m, eye), psi.spread)
+        return mean, jnp.maximum(explained, 0), psi.residual
+    assert psi.factors is not None and psi.raw is not None and psi.second is not None
+    explained = explained + _contract(_square(beliefs, m, eye), _outer_products(psi.factors[1:]))
+    # Subtracted before anything large multiplies them.
+    explained = explained + _contract(_square(beliefs, m, psi.outer), psi.second - _outer_products(psi.raw))
+    return mean, jnp.maximum(explained, 0), psi.residual
+
+
+def _square(beliefs: Sequence[Whitened], m: Array, W: Array) -> Array:
+    """W' E[e e'] W, shape (..., M, M)."""
     weights = jnp.einsum("mk,...m->...k", W, m, precision=PRECISION)
-    second = weights[..., :, None] * weights[..., None, :] + _spread(beliefs, W)
-    mean = jnp.einsum("...m,mb->...b", weights, psi.first, precision=PRECISION)
-    square = jnp.einsum("...mn,bmn->...b", second, psi.second, precision=PRECISION)
-    return mean, jnp.maximum(square - mean**2, 0), psi.residual
+    return weights[..., :, None] * weights[..., None, :] + _spread(beliefs, W)
+
+
+def _contract(forms: Array, second: Array) -> Array:
+    """Quadratic forms averaged, shape (..., B), of forms (..., M, M) and second moments (B, M, M)."""
+    return jnp.einsum("...mn,bmn->...b", forms, second, precision=PRECISION)
+
+
+def _outer_products(factors: Array) -> Array:
+    """The sum of outer products of factors (S, B, M), shape (B, M, M)."""
+    return jnp.einsum("sbm,sbn->bmn", factors, factors, precision=PRECISION)
 
 
 def _spread(beliefs: Sequence[Whitened], W: Array) -> Array:
     """The covariance of q in the coordinates of the kernel: W' S W, shape (..., M, M)."""
-    total, start = jnp.zeros((), W.dtype), 0
+    total, start = jnp.zeros((W.shape[-1],) * 2, W.dtype), 0
     for q in beliefs:
         rows = W[start : start + q.loc.shape[-1]]
         start += len(rows)

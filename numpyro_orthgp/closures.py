@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import Partial
 
 __all__ = ["Closure", "as_pytree"]
@@ -35,15 +36,22 @@ def as_pytree(function: Callable[..., Any]) -> Any:
 class Closure:
     """A function whose leaves are the JAX arrays that it closes over, in whatever pytrees they are.
 
-    NumPy arrays and objects that are no pytrees stay as they are. Two are of one structure if they have the same code and what else
-    they close over is equal, or of what cannot be compared the same.
+    NumPy arrays, known integers and booleans, which may be shapes and masks, and objects that are no pytrees stay as they are. Two
+    are of one structure if they have the same code and what else they close over is equal, or of what cannot be compared the same.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+        try:
+            return self.function(*args, **kwargs)
+        except jax.errors.UnexpectedTracerError as error:
+            raise TypeError(
+                f"{self.function!r} holds an array of a program that has ended, where it is not found: in a global variable, or an "
+                "object that is no pytree. Let the function close over the array itself (a local variable, a kernel, a list, a "
+                "dict), or make the object a pytree."
+            ) from error
 
     def __repr__(self) -> str:
         return f"Closure({self.function!r})"
@@ -84,7 +92,7 @@ class _Same:
 
 
 def _take_apart(value: Any, arrays: list[Any], seen: dict[int, int]) -> tuple[Any, ...]:
-    if isinstance(value, jax.Array):
+    if _is_data(value):
         arrays.append(value)
         return ("array",)
     if isinstance(value, types.FunctionType):
@@ -94,7 +102,10 @@ def _take_apart(value: Any, arrays: list[Any], seen: dict[int, int]) -> tuple[An
     if isinstance(value, partial):
         parts = value.func, list(value.args), dict(value.keywords)
         return "partial", type(value), *(_take_apart(part, arrays, seen) for part in parts)
-    leaves, tree = jax.tree.flatten(value, is_leaf=_is_function)
+    try:
+        leaves, tree = jax.tree.flatten(value, is_leaf=_is_function)
+    except (ValueError, TypeError):  # dictionary keys that have no order
+        return "other", _Same(value)
     if jax.tree_util.treedef_is_leaf(tree):
         return "other", _Same(value)
     return "tree", tree, tuple(_take_apart(leaf, arrays, seen) for leaf in leaves)
@@ -152,6 +163,12 @@ def _contents(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return _EMPTY
+
+
+def _is_data(value: Any) -> bool:
+    return isinstance(value, jax.Array) and (
+        isinstance(value, jax.core.Tracer) or jnp.issubdtype(value.dtype, jnp.inexact)
+    )
 
 
 def _is_function(value: Any) -> bool:

@@ -145,12 +145,21 @@ def check_floating(name: str, x: Any) -> jax.Array:
     try:
         x = jnp.asarray(x)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"`{name}` must be an array of floating-point numbers; got {type(x).__name__}.") from error
+        raise TypeError(
+            f"`{name}` must be an array of floating-point numbers; got {_described(x)}. Text and categories need numbers: for "
+            "each a column of zeros and ones (one-hot), or one column of their indices, for kernels.Coregion(W, kappa).on(column)."
+        ) from error
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(
             f"`{name}` must have a floating dtype; got {x.dtype}. Convert it first: jnp.asarray({name}, float)."
         )
     return x
+
+
+def _described(x: Any) -> str:
+    dtypes = getattr(x, "dtypes", None)  # of a table's columns
+    kinds = [str(getattr(x, "dtype", ""))] if dtypes is None else sorted({str(dtype) for dtype in dtypes})
+    return f"{type(x).__name__} of {', '.join(kinds)}" if any(kinds) else type(x).__name__
 
 
 def check_same_dtype(name: str, X: Any, dtype: Any) -> Any:

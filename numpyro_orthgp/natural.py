@@ -19,10 +19,27 @@ from numpyro_orthgp.types import Array, ArrayLike
 __all__ = ["natural_gradient"]
 
 
+# A gradient's squared length, in units of q, that grows by more in one step tells of a step far beyond where its formula holds.
+_MOST_GROWTH = 1e6
+
+# By what a step is shortened that led to such a gradient, or to none that is finite.
+_SHORTER = 0.25
+
+
+class _Past(NamedTuple):
+    """Where the last step of the Gaussians began: what a step that turns out too long goes back to."""
+
+    params: dict[str, Natural]
+    gradients: dict[str, Natural]
+    size: Array
+    length: Array
+
+
 class _State(NamedTuple):
     step: Array
     others: Any
     mean_only: Any
+    past: _Past
 
 
 def natural_gradient(
@@ -43,6 +60,12 @@ def natural_gradient(
     Each set of inducing variables takes its own step (the Fisher matrix of q is block diagonal), all of them from the same
     gradient. With Gaussian noise, one set and all the data, one step of length 1 lands on the optimum of q. A step that
     would make a covariance indefinite is shortened. See :mod:`numpyro_orthgp.math.natural` for the formula.
+
+    A step is taken back where the gradient after it is not finite, or more than 1000 times as long as before: with counts of a
+    million and a log link the first step leads to means of a million, whose exponential overflows. The Gaussians go back to
+    where they were and a quarter of the step is tried, until a gradient can be used; everything else waits. Losses of steps taken
+    back, infinite ones among them, stay in the history. SVI's ``stable_update`` refuses steps without a finite loss before this
+    can happen; use ``update``.
 
     What moves the mean alone takes no natural step of that length, which would diverge: the prior's covariance, its Fisher
     matrix, knows nothing of the curvature of the data. Sets with covariance "prior" are left to ``others``, and the weights of
@@ -104,7 +127,9 @@ def natural_gradient(
 
     def init(params: dict[str, Any]) -> _State:
         parts = split(params, _gaussians(params))
-        return _State(jnp.zeros((), jnp.int32), *(o.init(p) for o, p in zip(optimizers, parts, strict=True)))
+        states = (o.init(p) for o, p in zip(optimizers, parts, strict=True))
+        of_others, of_weights = states
+        return _State(jnp.zeros((), jnp.int32), of_others, of_weights, _no_past(params))
 
     def update(
         gradients: dict[str, Any], state: _State, params: dict[str, Any] | None = None, **extra: Any
@@ -112,22 +137,19 @@ def natural_gradient(
         if params is None:
             raise ValueError("natural_gradient needs the parameters: call update(gradients, state, params).")
         gaussians = _gaussians(params)
-        parts = zip(optimizers, split(gradients, gaussians), state[1:], split(params, gaussians), strict=True)
+        before = (state.others, state.mean_only)
+        parts = zip(optimizers, split(gradients, gaussians), before, split(params, gaussians), strict=True)
         updates, states = zip(*(o.update(g, s, p, **extra) for o, g, s, p in parts), strict=True)
+        past, too_long = _look_back(gaussians, params, gradients, state.past)
+        updates = jax.tree.map(lambda u: jnp.where(too_long, jnp.zeros_like(u), u), updates)
+        states = jax.tree.map(lambda old, new: jnp.where(too_long, old, new), before, states)
         rate = learning_rate(state.step) if callable(learning_rate) else learning_rate
         if ramp_up:
             rate = rate * 10.0 ** (-4 * jnp.maximum(1 - state.step / ramp_up, 0))
+        rate = rate * past.length
         merged = {name: value for part in updates for name, value in part.items()}
-        last: Any = 0.0
-        for q in gaussians:
-            # One after the other: where two of them run at once, each with a branch, inside `lax.scan`, the CPU runtime of
-            # jaxlib 0.10.2 can come to wait for ever. With an `optimization_barrier` in place of a dependency it still did.
-            of_scale = gradients[q.scale].value
-            after_last = Natural(of_scale + 0 * jnp.asarray(last, of_scale.dtype))
-            step = _natural_update(q, params, gradients | {q.scale: after_last}, rate)
-            last = step[q.scale].value.ravel()[0]
-            merged |= step
-        return merged, _State(state.step + 1, *states)
+        merged |= _natural_updates(gaussians, params, past, rate)
+        return merged, _State(state.step + 1, states[0], states[1], past)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -159,9 +181,59 @@ def _gaussians(params: dict[str, Any]) -> list[_Gaussian]:
     return found
 
 
-def _natural_update(
-    q: _Gaussian, params: dict[str, Any], gradients: dict[str, Any], rate: ArrayLike
+def _no_past(params: dict[str, Any]) -> _Past:
+    start = {name: params[name] for q in _gaussians(params) for name in (q.loc, q.scale)}
+    one = jnp.ones((), jnp.result_type(*jax.tree.leaves(start)))
+    # No gradient has been seen to compare with.
+    return _Past(start, jax.tree.map(jnp.zeros_like, start), one * jnp.inf, one)
+
+
+def _look_back(
+    gaussians: list[_Gaussian], params: dict[str, Any], gradients: dict[str, Any], past: _Past
+) -> tuple[_Past, Array]:
+    """Where the next step begins and how long it may be, and whether the last one went too far."""
+    size, finite = jnp.zeros_like(past.size), jnp.ones((), bool)
+    for q in gaussians:
+        scale, g = params[q.scale].value, gradients[q.loc].value
+        ahead = scale * g if q.covariance == "diagonal" else jnp.einsum("...ji,...j->...i", scale, g)
+        size = size + jnp.sum(ahead**2)
+        finite = finite & jnp.isfinite(g).all() & jnp.isfinite(gradients[q.scale].value).all()
+    too_long = ~finite | (size > _MOST_GROWTH * jnp.maximum(past.size, 1))
+    now = _Past(
+        {name: params[name] for name in past.params},
+        {name: gradients[name] for name in past.params},
+        size,
+        jnp.ones_like(past.length),
+    )
+    again = past._replace(length=past.length * _SHORTER)
+    return jax.tree.map(lambda old, new: jnp.where(too_long, old, new), again, now), too_long
+
+
+def _natural_updates(
+    gaussians: list[_Gaussian], params: dict[str, Any], past: _Past, rate: ArrayLike
 ) -> dict[str, Natural]:
-    before, gradient = (Whitened(tree[q.loc].value, tree[q.scale].value, q.covariance) for tree in (params, gradients))
-    change = jax.tree.map(jnp.subtract, natural_step(before, gradient, rate), before)
+    merged: dict[str, Natural] = {}
+    last: Any = 0.0
+    for q in gaussians:
+        # One after the other: where two of them run at once, each with a branch, inside `lax.scan`, the CPU runtime of
+        # jaxlib 0.10.2 can come to wait for ever. With an `optimization_barrier` in place of a dependency it still did.
+        of_scale = past.gradients[q.scale].value
+        after_last = Natural(of_scale + 0 * jnp.asarray(last, of_scale.dtype))
+        step = _natural_update(q, params, past.params, past.gradients | {q.scale: after_last}, rate)
+        last = step[q.scale].value.ravel()[0]
+        merged |= step
+    return merged
+
+
+def _natural_update(
+    q: _Gaussian, params: dict[str, Any], start: dict[str, Any], gradients: dict[str, Any], rate: ArrayLike
+) -> dict[str, Natural]:
+    """What takes the parameters to where a step from ``start`` ends, or nowhere if that is not finite."""
+    now, before, gradient = (
+        Whitened(tree[q.loc].value, tree[q.scale].value, q.covariance) for tree in (params, start, gradients)
+    )
+    after = natural_step(before, gradient, rate)
+    assert after.scale is not None
+    finite = jnp.isfinite(after.loc).all() & jnp.isfinite(after.scale).all()
+    change = jax.tree.map(lambda a, b: jnp.where(finite, a - b, jnp.zeros_like(b)), after, now)
     return {q.loc: Natural(change.loc), q.scale: Natural(change.scale)}

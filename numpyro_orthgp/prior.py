@@ -7,17 +7,23 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.errors import inspect, no_function
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
+from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
+from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.compiled import one_program
-from numpyro_orthgp.math.linalg import PRECISION, default_jitter, matmul
+from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, jitter_scale, matmul, transpose
 from numpyro_orthgp.math.projection import Block, decompose, joint_whitener
-from numpyro_orthgp.types import Array, KernelLike
+from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["Expectations", "as_kernel", "check_jitter", "check_latents", "decompose_sets", "expect_covariances"]
+
+# In dtypes of fewer, whitened psi statistics have none left.
+_BITS_OF_MANY_DIGITS = 64
 
 
 @one_program
@@ -30,23 +36,42 @@ def decompose_sets(kernel: KernelLike, features: Sequence[Feature], jitter: floa
 class Expectations(NamedTuple):
     """What is known of covariances with Gaussian inputs, of all M inducing points of all sets together.
 
-    :param whitener: W with A(x) = W K(Z, x), the projections on all sets, shape (M, M).
-    :param first: E[K(Z, x)], shape (M, B).
+    E[A(x) A(x)'] is ``outer second outer'`` in float64. In float32 it is that plus F F' - R F F' R' for ``factors`` F and
+    ``kept`` R, or E[A] E[A]' + ``spread``.
+
+    :param first: E[A(x)], the projections on all sets, shape (M, B).
+    :param outer: what takes ``second`` to projections, shape (M, M).
     :param second: E[K(Z, x) K(x, Z)] for each input, shape (B, M, M).
     :param residual: expected variance that no set explains, shape (B,).
+    :param factors: projections of each of :func:`~numpyro_orthgp.kernels.hermite.hermite_factors`, shape (S, B, M).
+    :param raw: the factors themselves, shape (S, B, M).
+    :param kept: R with ``outer`` = R W for the whitener W, shape (M, M).
+    :param spread: the covariance of A(x), shape (B, M, M).
     """
 
-    whitener: Array
     first: Array
-    second: Array
+    outer: Array
+    second: Array | None
     residual: Array
+    factors: Array | None = None
+    raw: Array | None = None
+    kept: Array | None = None
+    spread: Array | None = None
 
 
 def expect_covariances(
-    kernel: Any, features: Sequence[Feature], blocks: Sequence[Block], loc: Array, scale: Array, num_points: int
+    kernel: Any,
+    features: Sequence[Feature],
+    blocks: Sequence[Block],
+    loc: Array,
+    scale: Array,
+    num_points: int,
+    magnified: ArrayLike = 1.0,
 ) -> Expectations:
     """The psi statistics (Titsias and Lawrence 2010) of all sets together, and what they say of the projections.
 
+    :param magnified: by what rounding errors of E[A A'] will be multiplied. In float32 it decides how small the directions are in
+        which the part that :func:`~numpyro_orthgp.kernels.hermite.hermite_factors` lack is still taken for more than rounding.
     :raises TypeError: for features that are not inducing points.
     :raises ValueError: for a kernel with hyperparameters, or points, of several functions.
     """
@@ -57,12 +82,33 @@ def expect_covariances(
         raise ValueError("With latent inputs all functions must share their inducing points, shape (M, D).")
     Z = jnp.concatenate(points, -2)
     W = joint_whitener(blocks)
-    second = psi2(kernel, Z, loc, scale, num_points=num_points)
-    explained = jnp.einsum("mn,bmn->b", matmul(W.T, W), second, precision=PRECISION)
     variance = psi0(kernel, loc, scale, num_points=num_points)
-    return Expectations(
-        W, psi1(kernel, Z, loc, scale, num_points=num_points), second, jnp.maximum(variance - explained, 0)
-    )
+    single = jnp.finfo(W.dtype).bits < _BITS_OF_MANY_DIGITS
+    raw = hermite_factors(kernel, Z, loc, scale) if single else None
+    first = matmul(W, psi1(kernel, Z, loc, scale, num_points=num_points) if raw is None else raw[0].T)
+    if single and raw is None:
+        mean = psi1(kernel, Z, loc, scale, num_points=num_points)
+        spread = whitened_spread(kernel, W, Z, loc, scale, mean, num_points=num_points)
+        explained = jnp.sum(first**2, 0) + jnp.trace(spread, axis1=-2, axis2=-1)
+        return Expectations(first, W, None, jnp.maximum(variance - explained, 0), spread=spread)
+    second = psi2(kernel, Z, loc, scale, num_points=num_points)
+    factors, kept, outer = None, None, W
+    if raw is not None:
+        kept = _above_rounding(W, jitter_scale(kernel(Z)), magnified)
+        factors, outer = matmul(raw, W.T), matmul(kept, W)
+    explained = jnp.einsum("mn,bmn->b", matmul(outer.T, outer), second, precision=PRECISION)
+    if factors is not None and kept is not None:
+        explained = explained + jnp.sum(factors**2 - matmul(factors, kept.T) ** 2, (0, -1))
+    return Expectations(first, outer, second, jnp.maximum(variance - explained, 0), factors, raw, kept)
+
+
+def _above_rounding(W: Array, variance: Array, magnified: ArrayLike) -> Array:
+    r"""What removes the directions in which what W whitens is lost in rounding: :math:`(I + c W W^\top)^{-1}`."""
+    least = jnp.minimum(jnp.finfo(W.dtype).eps * jnp.asarray(magnified, W.dtype), 1) * variance
+    least = lax.stop_gradient(least)
+    Q = add_jitter(least * matmul(W, transpose(W)), jnp.ones((), W.dtype))
+    V = inverse_cholesky(Q, jnp.ones((), W.dtype))
+    return matmul(transpose(V), V)
 
 
 def as_kernel(kernel: Any) -> Any:

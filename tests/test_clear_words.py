@@ -73,3 +73,19 @@ def test_centres_of_tasks_are_no_tasks():
         declare(init.kmeans(jax.random.PRNGKey(0), X, 4))
     beside = np.concatenate([init.kmeans(jax.random.PRNGKey(0), X[:, :1], 6), np.arange(6)[:, None] % 3.0], 1)
     assert declare(beside)(X).shape == declare(init.greedy_variance(kernel, X, 4))(X).shape == (30,)
+
+
+def test_columns_of_categories_have_no_centres():
+    key = jax.random.PRNGKey(0)
+    for X in (np.arange(10)[:, None], np.ones((10, 1), bool)):
+        with pytest.raises(
+            TypeError, match=r"Codes of categories have no means: make them one-hot.*init\.greedy_variance"
+        ):
+            init.kmeans(key, X, 2)
+    for X in (np.array([["a"], ["b"]]), np.array([[1.0, "a"]], object)):
+        with pytest.raises(
+            TypeError, match=r"got ndarray of (<U1|object)\. Text and categories need numbers.*Coregion"
+        ):
+            init.kmeans(key, X, 1)
+    one_hot = jax.nn.one_hot(np.arange(10) % 3, 3)
+    assert init.kmeans(key, one_hot, 3).shape == (3, 3)

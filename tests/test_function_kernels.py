@@ -70,6 +70,7 @@ KERNELS = {
     "default argument": of_default,
     "nested": nested,
     "recursive": recursive,
+    "in a sum": lambda base: kernels.Constant(0.0) + plain(base),
     "partial": lambda base: partial(Owner().matrix, base),
     "method": lambda base: partial(lambda k, A, B=None: k(A) if B is None else k(A, B), base),
 }
@@ -142,7 +143,7 @@ def test_structures_are_compared_by_code_and_contents():
 def test_rebuilt_functions_are_functions():
     """Keyword defaults, attributes, an empty cell, a bound method and mutual recursion survive."""
 
-    one = jnp.asarray(1)
+    one = jnp.asarray(1.0)
 
     def even(n, *, step=one):
         return True if n == 0 else odd(n - step, step=step)
@@ -163,6 +164,32 @@ def test_rebuilt_functions_are_functions():
     with pytest.raises(NameError):
         again()
     assert later() == undefined
+
+
+def test_what_is_no_data_stays():
+    """Masks and sizes that are known, dictionaries whose keys have no order."""
+    mask, size = jnp.arange(12) < 5, jnp.asarray(3)
+    mixed = {"x": 2.0, 1: "z"}
+
+    def kernel(A, B=None):
+        rows = jnp.zeros(int(size)).sum() + mixed["x"] * A[:, 0][mask[: len(A)]].sum()
+        return rows * kernels.RBF(1.0)(A, A if B is None else B)
+
+    k = Closure(kernel)
+    assert_allclose(jax.jit(lambda k: k(X, X))(k), kernel(X, X), rtol=1e-12)
+
+
+def test_an_array_that_is_not_found():
+    class Hidden:
+        def __init__(self, base):
+            self.base = base
+
+        def __call__(self, A, B=None):
+            return self.base(A) if B is None else self.base(A, B)
+
+    hidden = jax.jit(lambda l: Closure(Hidden(kernels.RBF(l))))(0.7)
+    with pytest.raises(TypeError, match=r"an array of a program that has ended.*close over the array itself"):
+        hidden(X, X)
 
 
 def likelihood_model(X, y=None):

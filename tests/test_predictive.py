@@ -120,8 +120,9 @@ def test_an_integrator_of_draws_is_used_as_it_is():
     m = ogp.Marginals(MEAN, VARIANCE, 0 * VARIANCE)
     integrator = ogp.QuasiMonteCarlo(64)
     with_draws = likelihoods.Poisson(m, integrator=integrator)
-    f, _ = with_draws._values(jnp.zeros(len(MEAN)))
-    expected = np.log(np.exp(stats.poisson.logpmf(3, np.exp(np.asarray(f)))).mean(0))
+    nodes = integrator.shared_nodes(1, None, jnp.dtype(float))[0]  # of predictions: the same for all points
+    f = MEAN + np.sqrt(VARIANCE) * np.asarray(nodes).reshape(64, 1)
+    expected = np.log(np.exp(stats.poisson.logpmf(3, np.exp(f))).mean(0))
     assert_allclose(with_draws.log_predictive(np.full(len(MEAN), 3.0)), expected, rtol=1e-9)
 
 

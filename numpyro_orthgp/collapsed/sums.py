@@ -9,18 +9,22 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from numpyro_orthgp.inducing import Feature
+from numpyro_orthgp.kernels.expectations import psi0
 from numpyro_orthgp.math.blocks import sum_blocks
 from numpyro_orthgp.math.bounds import Moments, Statistics, statistics
 from numpyro_orthgp.math.gaussian import Whitened, spread
-from numpyro_orthgp.math.linalg import PRECISION, join, matmul
+from numpyro_orthgp.math.linalg import PRECISION, join
 from numpyro_orthgp.math.projection import Block, project, residual_variance
 from numpyro_orthgp.prior import expect_covariances
-from numpyro_orthgp.types import Array
+from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Prior", "Rows", "project_inputs", "sum_over_points", "without_orthogonal"]
 
 # Values of A kept for the gradient, 64 MB in float32: with more the memory would be that of all data.
 MAX_KEPT = 2**24
+
+# Rounding errors, in float32, of sums over all rows times this are what directions must exceed to be seen beyond Hermite factors.
+_SMALLEST_SEEN = 10.0
 
 
 class Prior(NamedTuple):
@@ -28,6 +32,7 @@ class Prior(NamedTuple):
 
     :param given: Gaussians or values of all sets but the first; ``None`` where all sets are optimized.
     :param num_points: nodes for kernel expectations without closed form.
+    :param magnified: as for :func:`~numpyro_orthgp.prior.expect_covariances`.
     """
 
     kernel: Any
@@ -35,6 +40,7 @@ class Prior(NamedTuple):
     blocks: tuple[Block, ...]
     given: tuple[Whitened, ...] | None = None
     num_points: int = 20
+    magnified: ArrayLike = 1.0
 
 
 class Rows(NamedTuple):
@@ -59,6 +65,10 @@ def sum_over_points(prior: Prior, rows: Rows, bound: str, alpha: float, block_si
     those of all rows are few.
     """
     entries = rows.X.shape[0] * sum(math.prod(block.whitener.shape[:-1]) for block in prior.blocks)
+    if rows.scale is not None:
+        # Of all rows: errors of all blocks add up.
+        variance = jnp.mean(psi0(prior.kernel, rows.X, rows.scale, num_points=prior.num_points))
+        prior = prior._replace(magnified=_SMALLEST_SEEN * (1 + variance * jnp.max(jnp.sum(rows.precision, 0))))
     # What fills the last block has precision zero: no observation.
 
     def of(rows: tuple[Array, Array | None, Array], precision: Array) -> Statistics:
@@ -103,5 +113,5 @@ def _block(prior: Prior, rows: Rows, bound: str, alpha: float) -> Statistics:
 
 
 def _uncertain(prior: Prior, loc: Array, scale: Array) -> Moments:
-    psi = expect_covariances(prior.kernel, prior.features, prior.blocks, loc, scale, prior.num_points)
-    return Moments(matmul(psi.whitener, psi.first), psi.residual, psi.second, psi.whitener)
+    psi = expect_covariances(prior.kernel, prior.features, prior.blocks, loc, scale, prior.num_points, prior.magnified)
+    return Moments(psi.first, psi.residual, psi.second, psi.outer, psi.factors, psi.kept, psi.spread)

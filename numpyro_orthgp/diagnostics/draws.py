@@ -13,6 +13,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC
 
 from numpyro_orthgp.errors import check_params
+from numpyro_orthgp.guides.parameters import Checked, check_guide_sites
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.types import Array, PRNGKey
 
@@ -100,9 +101,11 @@ class GuideDraws:
 
     def _draw(self, arrays: Any, params: dict[str, Any], key: PRNGKey) -> tuple[dict[str, Array], dict[str, Array]]:
         args, kwargs = self.arguments.join(arrays)
-        fitted = handlers.substitute(handlers.seed(self.guide, key), params)
+        # What is traced here cannot be looked at, what came from the user can.
+        fitted = handlers.substitute(Checked(handlers.seed(self.guide, key), self.params), params)
         with handlers.block():
             sites = handlers.trace(fitted).get_trace(*args, **kwargs)
+        check_guide_sites(sites, params)
         check_params("guide", sites, params)
         drawn = {name: site for name, site in sites.items() if site["type"] == "sample"}
         values = {n: s["value"] for n, s in drawn.items() if not (s["is_observed"] or s["infer"].get("is_auxiliary"))}

@@ -36,7 +36,7 @@ class SetHealth:
     :param name: its site, ``f.u0``.
     :param num: number of inducing variables M, of each latent function.
     :param divergence: KL[q || prior] in nats, of all latent functions: zero for a set that does nothing; NaN where the
-        guide hands over no Gaussian.
+        guide has no Gaussian of it.
     :param pivots: variance of each variable given all before it, jitter included, relative to the mean of the kernel's diagonal;
         shape (M,) or (P, M). The square roots are the diagonal of the Cholesky factor.
     :param jitter: relative jitter of the policy, or the one that :func:`~numpyro_orthgp.gp` was given.

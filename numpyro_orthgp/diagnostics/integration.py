@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -177,5 +176,5 @@ def _rule(dim: int) -> tuple[np.ndarray, np.ndarray]:
         t = np.linspace(-_REACH, _REACH, _LINE if dim == 1 else _PLANE)
         w = np.exp(-(t**2) / 2)
         nodes = np.stack(np.meshgrid(*[t] * dim, indexing="ij"), -1).reshape(-1, dim)
-        weights = math.prod(np.meshgrid(*[w / w.sum()] * dim, indexing="ij")).ravel()
+        weights = np.prod(np.meshgrid(*[w / w.sum()] * dim, indexing="ij"), axis=0).ravel()
     return nodes.reshape(-1, _PART, dim), weights.reshape(-1, _PART)

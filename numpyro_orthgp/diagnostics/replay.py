@@ -15,6 +15,7 @@ from numpyro import handlers
 from numpyro_orthgp.diagnostics.draws import Arguments, Draws, GuideDraws, density
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, layout_of
 from numpyro_orthgp.errors import check_params
+from numpyro_orthgp.guides.parameters import Checked
 from numpyro_orthgp.likelihoods.base import is_expected, log_predictive
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.primitives.messages import collected_functions
@@ -97,7 +98,9 @@ def look(
     found: list[Layout] = []
 
     def trace(needed: Collection[str], arrays: Any, params: Any, values: Any) -> Array:
-        sites, functions = run(model, arguments.join(arrays), params, values, jax.random.PRNGKey(0))
+        sites, functions = run(
+            Checked(model, source.params), arguments.join(arrays), params, values, jax.random.PRNGKey(0)
+        )
         if fitted:
             check_params("model", sites, params)
         found.append(layout_of(sites, functions, whole, needed))

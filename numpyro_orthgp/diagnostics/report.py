@@ -112,6 +112,11 @@ def _function(name: str, health: FunctionHealth) -> list[str]:
         moved = "" if np.isnan(health.moved) else f"{percent(health.moved)} of the mean"
         rows.append([f"{name}.u{len(health.sets)}", str(health.num_mean_only), "", moved, "", "", "mean only"])
     lines = [name, *table(rows)]
+    if drawn := [s.name for s in health.sets if np.isnan(s.divergence)]:
+        lines.append(
+            f"  {', '.join(drawn)}: no Gaussian, but one draw of the guide; posterior(...) knows this draw only and its variance "
+            "lacks that of the guide"
+        )
     if health.residual is None:
         return [*lines, "  inputs: not known, since no likelihood of this package sees the function itself"]
     share = health.residual

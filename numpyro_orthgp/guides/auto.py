@@ -87,7 +87,7 @@ class AutoSparseGP(AutoGuide):
     :param covariance: "full", "diagonal" or "prior" for all sets; or one per set; or a dict of these by gp name.
     :param residual: "prior" or "tight"; or a dict of these by gp name.
     :param natural: let :func:`~numpyro_orthgp.natural_gradient` step the Gaussians; or a dict of bools by gp name.
-    :param analytic: hand Gaussians to the model, not only samples; see :func:`gp_posterior`.
+    :param analytic: let the model integrate over the Gaussians while it is fitted, not see samples only; see :func:`gp_posterior`.
     :param init_scale: standard deviation, in whitened coordinates, that q starts with (1 is the prior's); or a dict by gp name. For
         deep GPs ``{"f1": 0.01}`` starts an inner layer near its mean function.
     :param latents: by name of :func:`latent_inputs`: where the means start, shape (N, D), or (means, standard deviations), the

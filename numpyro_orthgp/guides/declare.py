@@ -52,8 +52,8 @@ def gp_posterior(
     :param num_latents: P, if the model's gp has it.
     :param natural: whether :func:`~numpyro_orthgp.natural_gradient` is to step these Gaussians, and ``MeanOnly`` weights have
         preconditioned gradients. Names and values of the parameters are the same.
-    :param analytic: whether to hand the Gaussian itself to the model, which then integrates over it, or only samples, as
-        importance-weighted objectives (``RenyiELBO``) need.
+    :param analytic: whether the model integrates over the Gaussian while it is fitted, or sees samples only, as
+        importance-weighted objectives (``RenyiELBO``) need. :func:`posterior` has the Gaussian in any case.
     :param init_scale: standard deviation, in whitened coordinates, that q starts with; 1 is the prior's. Small ones suit inner
         layers of deep GPs, which then start near their mean functions.
     :param dtype: dtype of the parameters; default JAX's default floating dtype.
@@ -110,7 +110,7 @@ def declare_sets(
     values = []
     for i, size, covariance in sets:
         q = _family(f"{name}.u{i}", (*batch, size), covariance, natural, jnp.asarray(init_scale, dtype))
-        belief = Belief(q if analytic else None, v if i == sets[0].position else None, natural)
+        belief = Belief(q, v if i == sets[0].position else None, natural, analytic)
         values.append(numpyro.sample(f"{name}.u{i}", WhitenedGaussian(q), infer=belief.as_infer()))
     return values
 
@@ -124,7 +124,7 @@ def latent_inputs_posterior(name: str, loc: ArrayLike, scale: ArrayLike, *, anal
     :param name: the name that the model gave its :func:`latent_inputs`.
     :param loc: means, shape (B, D).
     :param scale: standard deviations, shape (B, D), or what broadcasts to it.
-    :param analytic: whether to hand the Gaussian itself to the model, or a draw only.
+    :param analytic: whether the model may integrate over the Gaussian while it is fitted, or sees a draw only.
     :return: a draw, shape (B, D).
     :raises TypeError: if they are not floating.
     :raises ValueError: if the shapes do not fit.
@@ -135,9 +135,8 @@ def latent_inputs_posterior(name: str, loc: ArrayLike, scale: ArrayLike, *, anal
             f"`loc` must have shape (B, D), and `scale` broadcast to it; got {loc.shape} and {scale.shape} for the latent inputs "
             f"`{name}`."
         )
-    belief = InputBelief(loc, jnp.broadcast_to(scale, loc.shape))
-    infer = belief.as_infer() if analytic else None
-    return numpyro.sample(name, dist.Normal(loc, belief.scale).to_event(1), infer=infer)
+    belief = InputBelief(loc, jnp.broadcast_to(scale, loc.shape), analytic)
+    return numpyro.sample(name, dist.Normal(loc, belief.scale).to_event(1), infer=belief.as_infer())
 
 
 def _refuse_no_scale(init_scale: float) -> None:

@@ -10,12 +10,15 @@ import jax
 from numpyro import handlers
 
 from numpyro_orthgp.collapsed import CollapsedGP
-from numpyro_orthgp.errors import check_params
+from numpyro_orthgp.guides.asking import Answers, Asking
+from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_model_params
 from numpyro_orthgp.primitives.messages import collected_functions, site_of
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["fitted_trace", "posterior"]
+
+Trace = dict[str, dict[str, Any]]
 
 
 def posterior(
@@ -31,10 +34,14 @@ def posterior(
     Inside another model they are constants of it. A guide that has yet to be fitted, and whose ``hyper`` has sites, should be
     called outside of ``jit`` first, as NumPyro's guides: what they see at their first call they keep.
 
-    With a guide of this package the functions carry its Gaussians: means and variances are exact, with no sampling over
-    inducing variables. Other latent sites are drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide
-    map over ``rng_key`` with ``jax.vmap`` for a mixture. The residual is always the prior's (v = 1), also after
-    tightened training (Titsias 2025, Sec. 3.1).
+    The functions carry the guide's Gaussians: means and variances are exact, with no sampling over inducing variables. So it is
+    for guides of this package, also with ``analytic=False``; for hand-written ones that draw ``f.u0`` from ``Normal`` or
+    ``MultivariateNormal``; for ``AutoNormal``, and for NumPyro's guides of one joined Gaussian if it is diagonal, or if it has
+    one set of one function (given the draw of all else). With any other guide (``AutoDelta``, flows, several sets that
+    correlate, a Gaussian on whose draw another site depends) a set is known by one draw, and variances lack what the guide
+    would add: ``f.drawn`` lists such sets, and :func:`check` names them. Map over ``rng_key`` then. Other latent sites are
+    drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide map over ``rng_key`` with ``jax.vmap`` for a mixture.
+    The residual is always the prior's (v = 1), also after tightened training (Titsias 2025, Sec. 3.1).
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -56,14 +63,16 @@ def posterior(
 
     :param model: the model that was fitted.
     :param guide: its guide; ``None`` if ``params`` holds values of latent sites, one draw of ``MCMC`` for one.
-    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``. Parameters of the model that are not among them are at
-        their starting values.
+    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``. A model may be asked with none of its
+        parameters, which then are at their starting values; with some of them it must be all.
     :param args: arguments of the model; the training inputs, or any inputs of the right shape.
     :param rng_key: for the latent sites that the guide draws; default ``jax.random.PRNGKey(0)``.
     :return: a :class:`GPFunction` for each gp, by full name (with the prefix of ``handlers.scope``), and for each observed
         :class:`CollapsedGP`, by the name of its site.
     :raises TypeError: if ``params`` is not a dictionary, or ``guide`` cannot be called.
-    :raises ValueError: if it lacks parameters of the guide, or values of inducing variables where there is none.
+    :raises ValueError: if it lacks parameters of the guide, or some of the model's but not all; if a parameter violates its
+        constraint, as those in the optimizer's state do; if model and guide are swapped; if there is neither a guide nor values
+        of inducing variables.
     """
     sites, found = fitted_trace(model, guide, params, args, kwargs, rng_key)
     functions = {
@@ -79,7 +88,7 @@ def fitted_trace(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     rng_key: PRNGKey | None = None,
-) -> tuple[dict[str, dict[str, Any]], dict[str, GPFunction]]:
+) -> tuple[Trace, dict[str, GPFunction]]:
     """The sites of a fitted model as it sees its guide, and the functions of its ``gp`` statements, as they are while fitting."""
     if not (guide is None or callable(guide)):
         raise TypeError(
@@ -92,19 +101,35 @@ def fitted_trace(
             f"{type(params).__name__}."
         )
     guide_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
-    guide_trace: dict[str, Any] = {}
+    guide_trace: Trace = {}
     # Inside another model these sites are none of that model's.
     with handlers.block():
         if guide is not None:
-            fitted_guide = handlers.substitute(handlers.seed(guide, guide_key), params)
-            guide_trace = handlers.trace(fitted_guide).get_trace(*args, **kwargs)
-            # A residual's v has no say in what is predicted.
-            needed = {name: site for name, site in guide_trace.items() if not name.endswith("_residual_scale")}
-            check_params("guide", needed, params)
-        fitted = handlers.substitute(handlers.replay(handlers.seed(model, model_key), guide_trace), params)
-        with collected_functions() as functions:
-            sites = handlers.trace(fitted).get_trace(*args, **kwargs)
+            is_new = getattr(guide, "prototype_trace", True) is None
+            seeded = handlers.seed(guide, guide_key)
+            guide_trace = handlers.trace(handlers.substitute(Checked(seeded, params), params)).get_trace(
+                *args, **kwargs
+            )
+            check_guide_sites(guide_trace, params)
+            answers = Answers(guide, seeded, params, guide_trace, args, kwargs, laplace=not is_new)
+
+        def run(inputs: bool = True) -> tuple[Trace, dict[str, GPFunction]]:
+            asking = fitted = Checked(handlers.seed(model, model_key), params)
+            if guide is not None:
+                asking = Asking(fitted, answers, inputs)
+                fitted = handlers.replay(asking, asking.trace)
+            try:
+                with collected_functions() as functions:
+                    return handlers.trace(handlers.substitute(fitted, params)).get_trace(*args, **kwargs), functions
+            except ValueError:
+                # Not every bound of a CollapsedGP can take Gaussians of latent inputs; it was fitted with draws then.
+                if not getattr(asking, "has_inputs", False) or not inputs:
+                    raise
+                return run(inputs=False)
+
+        sites, functions = run()
     _check_known(sites, guide_trace, params)
+    check_model_params(sites, guide_trace, params, guided=guide is not None)
     return sites, functions
 
 

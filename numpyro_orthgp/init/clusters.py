@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,8 @@ def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30) -> Arra
     cluster that loses all its points is put on one of the points farthest from their own centres. Memory is
     a few times that of ``X`` plus a block of about four million distances.
 
+    Centres are means: in a column of indices of categories or tasks they are none. :func:`greedy_variance` picks rows of ``X``.
+
     With fewer distinct rows than ``num`` some centres coincide; they are finite all the same.
 
     >>> import jax
@@ -46,10 +49,24 @@ def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30) -> Arra
     **References:**
         1. Arthur, Vassilvitskii. k-means++: The Advantages of Careful Seeding. 2007.
     """
-    X = check_inputs("X", X)
+    X = check_inputs("X", _no_categories(X))
     check_count("num", num, X.shape[0])
     check_count("num_iters", num_iters, None)
     return _kmeans(rng_key, X, int(num), int(num_iters))
+
+
+def _no_categories(X: Any) -> Any:
+    """
+    :raises TypeError: for integers and truth values, which may be numbers, but of which there are no means if they are codes.
+    """
+    dtype = getattr(X, "dtype", None)
+    if dtype is not None and (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, bool)):
+        raise TypeError(
+            f"`X` must have a floating dtype; got {dtype}. Numbers that are measured or counted: jnp.asarray(X, float). Codes of "
+            "categories have no means: make them one-hot, or leave their column out; init.greedy_variance(kernel, X, num) picks "
+            "rows of X, whose categories stay whole, as kernels.Coregion needs them."
+        )
+    return X
 
 
 @partial(jax.jit, static_argnames=("num", "num_iters"))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.closures import Closure, as_pytree
 from numpyro_orthgp.errors import no_function
 from numpyro_orthgp.kernels.hyperparameters import (
     check_inputs,
@@ -277,12 +278,15 @@ class Constant(Kernel):
 
 
 class Function(Kernel):
-    """A plain function with the convention of kernels, as a kernel, so that it can be part of a pytree.
+    """A plain function with the convention of kernels, as a kernel, a pytree of the arrays in it.
 
     :param function: ``function(X1, X2)`` has shape (..., n, m), ``function(X)`` shape (..., n).
     """
 
-    function: Callable[..., Any] = static()
+    function: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "function", as_pytree(self.function))
 
     def matrix(self, X1: Array, X2: Array) -> Array:
         return self.function(X1, X2)
@@ -308,7 +312,8 @@ def _operand(other: Any) -> KernelLike:
             "A kernel can be combined with a number, an array or a kernel, that is any callable with "
             f"`k(X1, X2)` and `k(X)`; got {no_function(other)}"
         )
-    return Function(other) if jax.tree_util.all_leaves([other]) else other
+    other = as_pytree(other)
+    return Function(other) if isinstance(other, Closure) else other
 
 
 def _summand(other: Any) -> KernelLike:

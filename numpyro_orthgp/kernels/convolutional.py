@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from numpyro_orthgp.closures import Closure, as_pytree
 from numpyro_orthgp.kernels.base import Function, Kernel
 from numpyro_orthgp.kernels.hyperparameters import as_array, static
 from numpyro_orthgp.kernels.patches import PatchGrid
@@ -76,7 +77,7 @@ class Convolutional(Kernel):
         for name, kernel in (("base", self.base), ("location", self.location)):
             if isinstance(kernel, type) or not (callable(kernel) or (kernel is None and name == "location")):
                 raise TypeError(f"`{name}` must be a kernel, such as kernels.RBF(); got {kernel!r}.")
-            if kernel is not None and jax.tree_util.all_leaves([kernel]):
+            if kernel is not None and isinstance(kernel := as_pytree(kernel), Closure):
                 object.__setattr__(self, name, Function(kernel))
 
     @property

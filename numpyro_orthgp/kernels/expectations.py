@@ -44,7 +44,7 @@ from numpyro_orthgp.math.linalg import PRECISION, matmul
 from numpyro_orthgp.math.quadrature import gauss_hermite, quasi_normal
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
-__all__ = ["psi0", "psi1", "psi2"]
+__all__ = ["by_quadrature", "covariances", "equal_columns", "gram_of_nodes", "prepare", "psi0", "psi1", "psi2"]
 
 _MAX_TENSOR_NODES = 4096
 _SOBOL_NODES = 1024
@@ -65,7 +65,7 @@ def psi0(kernel: KernelLike, loc: ArrayLike, scale: ArrayLike, *, num_points: in
     _check_single(kernel, loc.shape[:1], "(B,)", loc)
     expansion = terms(kernel, loc.shape[-1], loc.dtype)
     if expansion is None:
-        return _by_quadrature(lambda w, X: w * kernel(X[0]), loc, scale, num_points, at_once=1)
+        return by_quadrature(lambda w, X: w * kernel(X[0]), loc, scale, num_points, at_once=1)
     second_moments = jnp.square(loc) + jnp.square(scale)
     total = jnp.zeros_like(second_moments[:, 0])
     for term in expansion:
@@ -83,9 +83,9 @@ def psi1(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike, *, 
     :param Z: the points, shape (M, D).
     :return: shape (M, B).
     """
-    Z, loc, scale, expansion = _prepare(kernel, Z, loc, scale)
+    Z, loc, scale, expansion = prepare(kernel, Z, loc, scale)
     if expansion is None:
-        return _by_quadrature(lambda w, X: _mean(w, _covariances(kernel, Z, X)), loc, scale, num_points, len(Z))
+        return by_quadrature(lambda w, X: _mean(w, covariances(kernel, Z, X)), loc, scale, num_points, len(Z))
     one = Term(jnp.ones((), Z.dtype))
     total = jnp.zeros((len(loc), len(Z), 1), jnp.result_type(Z, loc, scale))
     for term in expansion:
@@ -102,9 +102,9 @@ def psi2(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike, *, 
     :param Z: the points, shape (M, D).
     :return: shape (B, M, M).
     """
-    Z, loc, scale, expansion = _prepare(kernel, Z, loc, scale)
+    Z, loc, scale, expansion = prepare(kernel, Z, loc, scale)
     if expansion is None:
-        return _by_quadrature(lambda w, X: _gram(w, _covariances(kernel, Z, X)), loc, scale, num_points, len(Z))
+        return by_quadrature(lambda w, X: gram_of_nodes(w, covariances(kernel, Z, X)), loc, scale, num_points, len(Z))
     total = jnp.zeros((len(loc), len(Z), len(Z)), jnp.result_type(Z, loc, scale))
     for i, term in enumerate(expansion):
         total = total + _expected_product(term, term, Z, Z, loc, scale)
@@ -128,9 +128,9 @@ def _expected_product(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, scale:
     if s.slopes or t.slopes:
         value = value * _linear_factors(s, t, Z1, Z2, *tilted)
     if s.equal:
-        value = value * _equal(s, Z1, loc, scale)[:, :, None]
+        value = value * equal_columns(s, Z1, loc, scale)[:, :, None]
     if t.equal:
-        value = value * _equal(t, Z2, loc, scale)[:, None, :]
+        value = value * equal_columns(t, Z2, loc, scale)[:, None, :]
     return value
 
 
@@ -188,7 +188,7 @@ def _contract(A: Array, U: Array, V: Array) -> Array:
     return jnp.tensordot(A, U.T[:, :, None] * V.T[:, None, :], axes=1, precision=PRECISION)
 
 
-def _equal(term: Term, Z: Array, loc: Array, scale: Array) -> Array:
+def equal_columns(term: Term, Z: Array, loc: Array, scale: Array) -> Array:
     """The probability, 0 or 1, that inputs and points are equal where the term demands it, shape (B, M)."""
     equal = jnp.ones((len(loc), len(Z)), bool)
     for d in term.equal:
@@ -199,7 +199,7 @@ def _equal(term: Term, Z: Array, loc: Array, scale: Array) -> Array:
 # Quadrature
 
 
-def _by_quadrature(
+def by_quadrature(
     partial_sum: Callable[[Array, Array], Array], loc: Array, scale: Array, num_points: int, at_once: int
 ) -> Array:
     """Add up ``partial_sum(w, X)`` for groups of nodes: weights w, shape (S,), and inputs X, (S, B, D); S <= ``at_once``."""
@@ -227,7 +227,7 @@ def _nodes(num_points: int, dim: int, dtype: jnp.dtype) -> tuple[Array, Array]:
     return jnp.full(_SOBOL_NODES, 1 / _SOBOL_NODES, dtype), points.astype(dtype)
 
 
-def _covariances(kernel: KernelLike, Z: Array, X: Array) -> Array:
+def covariances(kernel: KernelLike, Z: Array, X: Array) -> Array:
     # Noise on all columns goes: a node may happen to be one of the points. (On some columns, they may be known ones.)
     smooth = jax.tree.map(
         lambda part: Constant(0.0) if type(part) is White else part,
@@ -241,11 +241,11 @@ def _mean(weights: Array, K: Array) -> Array:
     return jnp.tensordot(weights, K, axes=(0, 1), precision=PRECISION)  # (M, B)
 
 
-def _gram(weights: Array, K: Array) -> Array:
+def gram_of_nodes(weights: Array, K: Array) -> Array:
     return jnp.einsum("msb,nsb->bmn", K * weights[:, None], K, precision=PRECISION)  # (B, M, M)
 
 
-def _prepare(
+def prepare(
     kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike
 ) -> tuple[Array, Array, Array, tuple[Term, ...] | None]:
     """Checked inputs, and the terms that are not almost surely zero, None without a closed form."""

@@ -139,7 +139,7 @@ class Categorical(ExpectedLikelihood):
         probabilities are right to 1e-3 for ten classes and 2e-3 for a hundred, Gauss-Hermite for up to two latent functions;
         for "robustmax" nodes about the step, right for any ratio of variances.
     :raises ValueError: for another link; an ``epsilon`` of another shape, or a concrete one that is not between 0 and 1; if
-        ``marginals`` has no latent axis, or (for "robustmax") if its outputs mix latent functions.
+        ``marginals`` has no latent axis or one function only, or (for "robustmax") if its outputs mix latent functions.
     """
 
     pytree_data_fields: tuple[str, ...] = ("epsilon",)
@@ -160,6 +160,12 @@ class Categorical(ExpectedLikelihood):
             raise ValueError(
                 f"Categorical needs f(X) of shape (B, P), one latent function per class; got {marginals.shape}. "
                 "Declare gp(..., num_latents=P)."
+            )
+        if marginals.shape[-1] == 1:
+            raise ValueError(
+                "Categorical of one latent function has one class, whose probability is 1 whatever the data: declare "
+                "gp(..., num_latents=P) for P classes. For two classes one function is enough: Bernoulli(f(X)) of a gp without "
+                "`num_latents`."
             )
         self.about_step = link == "robustmax" and integrator is None
         if link == "robustmax":

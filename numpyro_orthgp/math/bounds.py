@@ -77,12 +77,18 @@ class Moments(NamedTuple):
     :param residual: (expected) residual variances, shape (..., B).
     :param second: where inputs are uncertain :math:`E[k_i k_i^\top]` for each point, :math:`A_i = W k_i`, shape (B, M, M).
     :param whitener: that :math:`W`, shape (M, M).
+    :param factors: where given, F, shape (S, B, M), and F F' - R F F' R' belongs to the second moment too.
+    :param kept: that R, shape (M, M).
+    :param spread: the covariance of :math:`A_i`, shape (B, M, M), where there is no ``second``.
     """
 
     first: Array
     residual: Array
     second: Array | None = None
     whitener: Array | None = None
+    factors: Array | None = None
+    kept: Array | None = None
+    spread: Array | None = None
 
 
 def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, bound: str, alpha: float) -> Statistics:
@@ -99,11 +105,7 @@ def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, b
     log_noise = jnp.where(present, jnp.log1p(inflation) - jnp.log(jnp.where(present, precision, 1)), 0)
     precision = precision / (1 + inflation)
     weighted = precision[..., None] * Y
-    if moments.second is None or moments.whitener is None:
-        outer = gram(moments.first, precision)
-    else:
-        outer = jnp.einsum("...b,bmn->...mn", precision, moments.second, precision=PRECISION)
-        outer = matmul(matmul(moments.whitener, outer), moments.whitener.T)
+    outer = _outer(moments, precision)
     square = jnp.sum(weighted * Y, (-2, -1)) + jnp.sum(precision * explained, -1)
     batch = square.shape
     totals = (
@@ -111,6 +113,22 @@ def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, b
         for x in (log_noise, _charge(ratio, bound, alpha), present.astype(ratio.dtype))
     )
     return Statistics(outer, matmul(moments.first, weighted), square, *totals)
+
+
+def _outer(moments: Moments, precision: Array) -> Array:
+    """Sum over points of E[A A'] times their precision, shape (..., M, M)."""
+    if moments.spread is not None:
+        spread = jnp.einsum("...b,bmn->...mn", precision, moments.spread, precision=PRECISION)
+        return gram(moments.first, precision) + spread
+    if moments.second is None or moments.whitener is None:
+        return gram(moments.first, precision)
+    outer = jnp.einsum("...b,bmn->...mn", precision, moments.second, precision=PRECISION)
+    outer = matmul(matmul(moments.whitener, outer), moments.whitener.T)
+    if moments.factors is None or moments.kept is None:
+        return outer
+    S, _, M = moments.factors.shape
+    seen = gram(moments.factors.reshape(-1, M).T, jnp.tile(precision, S))
+    return outer + seen - matmul(matmul(moments.kept, seen), moments.kept.T)
 
 
 def _charge(ratio: Array, bound: str, alpha: float) -> Array:

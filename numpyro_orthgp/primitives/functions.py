@@ -68,7 +68,7 @@ def gp(
         without a latent axis, or for as many as hyperparameters or points have a leading axis of.
     :param jitter: variance of independent noise on the inducing variables, relative to the mean of the kernel's diagonal;
         by default 1e-6 in float32 and 1e-10 in float64. Zero is respected. Where the Cholesky factor does not exist
-        even so, more is added.
+        even so, more is added. For ``f.expected`` give 1e-6 in float64; float32 needs no other.
     :return: the function, callable at inputs.
     :raises ValueError: inside a plate (which would scale the divergence); for wrong shapes, empty sets, NaN or infinity; if the
         guide's beliefs have other sizes.

@@ -14,7 +14,7 @@ from numpyro_orthgp.primitives.messages import (
     MESSAGE,
     InputBelief,
     InputSite,
-    refuse_importance_weights,
+    is_integrated,
     sample_and_read,
 )
 
@@ -82,13 +82,12 @@ def latent_inputs(
 
 def _read(message: dict[str, Any], dtype: Any) -> LatentInputs:
     value, belief, shape = message["value"], message["infer"].get(MESSAGE), message["fn"].shape()
-    if not isinstance(belief, InputBelief):
+    if not (isinstance(belief, InputBelief) and is_integrated(belief, message["name"])):
         return LatentInputs(value if dtype is None else value.astype(dtype))
     if belief.loc.shape != shape or belief.scale.shape != shape:
         raise ValueError(
             f"The guide's Gaussian of `{message['name']}` has mean and scale of shapes {belief.loc.shape} and "
             f"{belief.scale.shape}; the model's latent inputs have shape {shape}."
         )
-    refuse_importance_weights(message["name"])
     # NumPyro draws in the default dtype, whatever that of the parameters.
     return LatentInputs(value.astype(belief.loc.dtype), belief.loc, belief.scale)

@@ -2,7 +2,7 @@
 
 A guide hands the Gaussian from which it drew a site's value to the model in the site's ``infer`` dictionary, which
 NumPyro's ``replay`` copies from guide to model. Primitives look there: with a :class:`Belief` they integrate over the
-Gaussian, with none they take the value.
+Gaussian, if it is for that, with none they take the value. ``posterior`` asks for the Gaussian whatever it is for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpyro_orthgp.types import Array
 
 __all__ = [
     "MESSAGE", "Belief", "InputBelief", "InputSite", "Site", "announce", "belief_of", "collected_functions", "inducing_site",
-    "input_site_of", "known", "refuse_importance_weights", "sample_and_read", "site_of",
+    "input_site_of", "is_integrated", "known", "sample_and_read", "site_of",
 ]  # fmt: skip
 
 # The key of `infer`.
@@ -58,16 +58,20 @@ class InputSite(NamedTuple):
 class Belief(NamedTuple):
     """What a guide writes there, for the model to read.
 
-    :param q: the Gaussian that the site's value was drawn from; ``None`` asks the model to use the value.
+    :param q: the Gaussian that the site's value was drawn from.
     :param residual_scale: v, shape () or (P,), on the first site that a guide declares of a gp whose residual is tightened; else
         ``None``.
     :param natural: whether the gp's parameters are stepped along natural gradients; then those of mean-only weights are
         preconditioned.
+    :param analytic: whether the model is to integrate over ``q``, as bounds may, or to use the value.
+    :param asked: whether it is no fit that runs the model, but who asks for all that the guide knows; ``q`` then, in any case.
     """
 
-    q: Whitened | None
+    q: Whitened
     residual_scale: Array | None
     natural: bool = False
+    analytic: bool = True
+    asked: bool = False
 
     def as_infer(self) -> dict[str, Any]:
         """The ``infer`` argument of the guide's ``numpyro.sample``."""
@@ -79,10 +83,14 @@ class InputBelief(NamedTuple):
 
     :param loc: shape (B, D).
     :param scale: standard deviations, shape (B, D).
+    :param analytic: as in :class:`Belief`.
+    :param asked: as there.
     """
 
     loc: Array
     scale: Array
+    analytic: bool = True
+    asked: bool = False
 
     def as_infer(self) -> dict[str, Any]:
         """The ``infer`` argument of the guide's ``numpyro.sample``."""
@@ -168,19 +176,27 @@ def known(message: dict[str, Any]) -> Whitened:
     :raises ValueError: if the guide's Gaussian has another size, or the objective weighs particles by importance.
     """
     belief = belief_of(message)
-    value = message["value"]
-    if belief is None or belief.q is None:
-        return Whitened(value, None, "value")
+    if belief is None or not is_integrated(belief, message["name"]):
+        return Whitened(message["value"], None, "value")
     if belief.q.loc.shape != message["fn"].event_shape:
         raise ValueError(
             f"The guide's q of `{message['name']}` has shape {belief.q.loc.shape}; the model's inducing variables have shape "
             f"{message['fn'].event_shape}. Give the guide the numbers of inducing points that the model uses."
         )
-    refuse_importance_weights(message["name"])
     return belief.q
 
 
-def refuse_importance_weights(name: str) -> None:
+def is_integrated(belief: Belief | InputBelief, name: str) -> bool:
+    """Whether the model is to integrate over the Gaussian of site ``name``, and not to take the value.
+
+    :raises ValueError: if it is, and the objective weighs particles by importance.
+    """
+    if belief.analytic and not belief.asked:
+        _refuse_importance_weights(name)
+    return belief.analytic or belief.asked
+
+
+def _refuse_importance_weights(name: str) -> None:
     """Refuse a belief under an objective that averages inside a logarithm.
 
     :raises ValueError: if a ``RenyiELBO`` is what calls the model.

@@ -1,0 +1,135 @@
+"""The Gaussian that a guide of anyone's has at the sites of a gp, where it is one that a function can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.infer.autoguide import AutoContinuous, AutoGuideList, AutoLaplaceApproximation
+
+from numpyro_orthgp.distributions import WhitenedGaussian
+from numpyro_orthgp.math.cholesky import safe_cholesky
+from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.math.linalg import diagonal, solve_lower
+from numpyro_orthgp.primitives.messages import site_of
+from numpyro_orthgp.types import Array
+
+__all__ = ["flat_gaussians", "gaussian_of", "read_by_others"]
+
+Trace = dict[str, dict[str, Any]]
+
+
+def gaussian_of(fn: Any, shape: tuple[int, ...]) -> Whitened | None:
+    """A distribution as the Gaussian of whitened inducing variables; ``None`` if it is none.
+
+    :param fn: a normal or multivariate normal one, beneath ``to_event`` or ``expand`` or not.
+    :param shape: of the site, (M,) or (P, M): variables of different rows must be independent.
+    """
+    if fn.shape() != shape:
+        return None
+    while isinstance(fn, (dist.Independent, dist.ExpandedDistribution)):
+        fn = fn.base_dist
+    if isinstance(fn, WhitenedGaussian):
+        return fn.q
+    if isinstance(fn, dist.Normal):
+        return Whitened(jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(fn.scale, shape), "diagonal")
+    if isinstance(fn, (dist.MultivariateNormal, dist.LowRankMultivariateNormal)):
+        return Whitened(jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(_root(fn), (*shape, shape[-1])), "full")
+    return None
+
+
+def flat_gaussians(guide: Any, params: Mapping[str, Any], trace: Trace, laplace: bool) -> dict[str, Whitened]:
+    """The same for NumPyro's guides with one Gaussian of all sites joined, whose own sites are deltas, by name of the site.
+
+    Of one set of one function it is the Gaussian given what the guide has drawn of all else, hyperparameters for one. Several
+    sets, or functions, that correlate have no Gaussians each of its own, so they are left out.
+
+    :param trace: of ``guide``, run with ``params``.
+    :param laplace: whether a Laplace approximation knows its data; it takes those of its first call.
+    """
+    found: dict[str, Whitened] = {}
+    for part in _parts(guide):
+        flat = trace.get(f"_{part.prefix}_latent")
+        ours = {
+            n: site["value"].shape for n, s in part.prototype_trace.items() if site_of(s) and (site := trace.get(n))
+        }
+        if flat is None or not ours:
+            continue
+        fn, value = flat["fn"], flat["value"]
+        if isinstance(part, AutoLaplaceApproximation) and laplace:
+            fn = part.get_posterior(dict(params))
+        q = gaussian_of(fn, value.shape)
+        places = part._unpack_latent(np.arange(part.latent_dim))
+        if q is not None and q.covariance == "diagonal":
+            assert q.scale is not None
+            found |= {n: Whitened(q.loc[places[n]], q.scale[places[n]], "diagonal") for n in ours}
+        elif q is not None and len(ours) == 1:
+            ((name, shape),) = ours.items()
+            if len(shape) == 1 or shape[0] == 1:
+                found[name] = _given_rest(q, value, places[name])
+    return found
+
+
+def read_by_others(run: Callable[[dict[str, Array]], Trace], values: dict[str, Array]) -> set[str]:
+    """Those sites of a guide on whose draws the distributions of others depend.
+
+    :param run: the trace of the guide where the sites have these values.
+    """
+    reached: dict[str, set[str]] = {}
+
+    def distributions(values: dict[str, Array]) -> dict[str, list[Any]]:
+        trace = run(values)
+        return {n: [v for v in jax.tree.leaves(trace[n]["fn"]) if hasattr(v, "dtype")] for n in values if n in trace}
+
+    program, shape = jax.make_jaxpr(distributions, return_shape=True)(values)
+    names = sorted(values)  # as JAX flattens a dict
+    sources: dict[Any, set[str]] = {v: {n} for v, n in zip(program.jaxpr.invars, names, strict=True)}
+
+    def of(atoms: Collection[Any]) -> set[str]:
+        return set().union(*(sources.get(a, set()) for a in atoms if not hasattr(a, "val")))
+
+    for equation in program.jaxpr.eqns:
+        known = of(equation.invars)
+        sources |= dict.fromkeys(equation.outvars, known)
+    left = iter(program.jaxpr.outvars)
+    for name in sorted(shape):
+        reached[name] = of([next(left) for _ in shape[name]])
+    return set().union(*(found - {name} for name, found in reached.items()))
+
+
+def _parts(guide: Any) -> Iterator[Any]:
+    """NumPyro's guides of one joined Gaussian."""
+    if isinstance(guide, AutoGuideList):
+        for part in guide:
+            yield from _parts(part)
+    elif isinstance(guide, AutoContinuous):
+        yield guide
+
+
+def _root(fn: dist.Distribution) -> Array:
+    if isinstance(fn, dist.MultivariateNormal):
+        return fn.scale_tril
+    C = fn.covariance_matrix
+    return safe_cholesky(C, jnp.ones(C.shape[:-2], C.dtype))
+
+
+def _given_rest(q: Whitened, value: Array, places: np.ndarray) -> Whitened:
+    """The Gaussian of some variables given the values of all others.
+
+    :param places: of these variables, shape (M,) or (1, M).
+    """
+    assert q.scale is not None
+    own = places.ravel()
+    rest = np.setdiff1d(np.arange(len(q.loc)), own)
+    # With the others first, L L' = R'R for the rows of L in that order, and R' has the conditional in its last block.
+    lower = jnp.linalg.qr(q.scale[np.concatenate([rest, own])].T, mode="r").T
+    lower = lower * jnp.where(diagonal(lower) < 0, -1, 1)
+    head, tail = lower[: len(rest), : len(rest)], lower[len(rest) :]
+    loc, scale = q.loc[own], tail[:, len(rest) :]
+    if len(rest):
+        loc = loc + tail[:, : len(rest)] @ solve_lower(head, (value - q.loc)[rest][:, None])[:, 0]
+    return Whitened(loc.reshape(places.shape), scale.reshape(*places.shape[:-1], *scale.shape), "full")

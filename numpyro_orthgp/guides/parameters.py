@@ -1,0 +1,138 @@
+"""What is asked of the parameters of a fit: that they are those of this model and guide, and not another program's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import biject_to
+from numpyro.primitives import Messenger
+
+from numpyro_orthgp.collapsed import CollapsedGP
+from numpyro_orthgp.constraints import Natural
+from numpyro_orthgp.errors import check_params, is_concrete
+from numpyro_orthgp.primitives.messages import site_of
+
+__all__ = ["Checked", "check_guide_sites", "check_model_params"]
+
+Trace = Mapping[str, Mapping[str, Any]]
+
+
+class Checked(Messenger):
+    """A model or guide whose parameters are looked at before it sees them: they must be what its constraints allow.
+
+    :param params: where they are not concrete arrays they are not looked at.
+    """
+
+    def __init__(self, fn: Callable[..., Any], params: Mapping[str, Any]) -> None:
+        super().__init__(fn)
+        self.params = params
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "param" and msg["name"] in self.params:
+            constraint = msg["kwargs"].get("constraint", constraints.real)
+            _refuse_unconstrained(msg["name"], self.params[msg["name"]], constraint)
+
+
+def check_guide_sites(sites: Trace, params: Mapping[str, Any]) -> None:
+    """Refuse a guide that is a model, and parameters that would stay at their starting values unnoticed.
+
+    :param sites: of the guide.
+    :raises ValueError: saying which.
+    """
+    declared = [name for name, site in sites.items() if _is_of_model(site)]
+    if declared:
+        raise ValueError(
+            f"`guide` declares {declared[0]!r} by gp() or CollapsedGP, as a model does: are model and guide swapped? The model "
+            "comes first: (model, guide, params, ...)."
+        )
+    # A residual's v has no say in what is predicted.
+    check_params("guide", {n: s for n, s in sites.items() if not n.endswith("_residual_scale")}, params)
+
+
+def check_model_params(
+    sites: Trace, others: Collection[str], params: Mapping[str, Any], *, guided: bool = True
+) -> None:
+    """Refuse parameters of another model; one that holds none of the model's leaves these at their starting values.
+
+    :param sites: of the model.
+    :param others: names of the guide's sites.
+    :param guided: whether a name that neither model nor guide has is a hint; it is none among draws of MCMC.
+    :raises ValueError: if some of the model's parameters are there and some are not, or others stand in their place.
+    """
+    declared = [name for name, site in sites.items() if site["type"] == "param" and name not in others]
+    missing = [name for name in declared if name not in params]
+    if not missing:
+        return
+    given = [name for name in declared if name in params]
+    unknown = [name for name in params if name not in sites and name not in others] if guided else []
+    if given or unknown:
+        beside = f"holds {_listed(given)}" if given else f"holds {_listed(unknown)}, which model and guide do not have,"
+        raise ValueError(
+            f"`params` {beside} but not {_listed(missing)}, which the model would take at the starting value. Pass all parameters "
+            "of the fit: svi_result.params, or svi.get_params(state). To mean a value of your own, add it: "
+            f"{{**params, {missing[0]!r}: value}}."
+        )
+
+
+def _is_of_model(site: Mapping[str, Any]) -> bool:
+    return site_of(dict(site)) is not None or (site["type"] == "sample" and isinstance(site["fn"], CollapsedGP))
+
+
+def _listed(names: Collection[str]) -> str:
+    most = 5
+    shown = ", ".join(map(repr, list(names)[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _refuse_unconstrained(name: str, value: Any, constraint: Any) -> None:
+    """
+    :raises ValueError: if ``value`` is what an optimizer keeps of a parameter, and not the parameter.
+    """
+    leaves = jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, Natural))
+    if any(isinstance(leaf, Natural) for leaf in leaves):
+        _raise_unconstrained(name, "one that is wrapped for natural_gradient")
+    if not all(map(_is_visible, leaves)):
+        return
+    if len(leaves) != 1 or leaves[0] is not value or _allows(constraint, np.asarray(value)):
+        return
+    _raise_unconstrained(name, f"values outside of {constraint!r}, the constraint of the site")
+
+
+def _is_visible(leaf: Any) -> bool:
+    return is_concrete(leaf) and getattr(leaf, "is_fully_addressable", True)
+
+
+def _allows(constraint: Any, value: np.ndarray) -> bool:
+    """Whether a parameter may have this value, up to rounding; true too where that cannot be told."""
+    base = constraint.base_constraint if isinstance(constraint, constraints.independent) else constraint
+    leaves = jax.tree.leaves(constraint)
+    if constraint is None or isinstance(base, type(constraints.real)) or not all(map(is_concrete, leaves)):
+        return True
+    if not np.issubdtype(value.dtype, np.floating) or not np.isfinite(value).all():
+        return True  # diverged, which is another matter
+    with jax.ensure_compile_time_eval():  # who asks may be traced, the values are not
+        try:
+            transform = biject_to(constraint)
+            if value.ndim < transform.codomain.event_dim:
+                return False
+            if np.all(constraint(value)):
+                return True
+            # Rounding may have put a value on the edge, which the way there and back does not move.
+            again = np.asarray(transform(transform.inv(value)))
+        except NotImplementedError:
+            return True
+        except (TypeError, ValueError):
+            return False
+    rounding = np.sqrt(np.finfo(value.dtype).eps)
+    return again.shape == value.shape and bool(np.allclose(again, value, rtol=rounding, atol=rounding))
+
+
+def _raise_unconstrained(name: str, what: str) -> None:
+    raise ValueError(
+        f"`params[{name!r}]` must be a parameter as model and guide see it; got {what}. These look like the optimizer's "
+        "unconstrained parameters; use svi.get_params(state), or svi_result.params, not svi.optim.get_params(state.optim_state)."
+    )

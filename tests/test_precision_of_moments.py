@@ -1,0 +1,130 @@
+"""Moments at uncertain inputs in float32, where whitened psi statistics would have no digits left."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels
+from numpyro_orthgp.kernels.expectations import psi1, psi2
+from numpyro_orthgp.kernels.hermite import hermite_factors
+from tests import oracles
+
+# lengthscale, points in each column, columns, standard deviation of the inputs, noise, kernel
+CASES = {
+    "dense points": (0.9, 30, 1, 0.3, 0.1),
+    "known well": (0.9, 30, 1, 0.05, 0.1),
+    "broad": (0.9, 30, 1, 0.9, 0.1),
+    "broader": (0.9, 30, 1, 2.7, 0.1),
+    "long and little noise": (2.5, 30, 1, 0.5, 0.01),
+    "two columns": (1.5, 9, 2, 0.5, 0.1),
+}
+
+
+def dense_moments(lengthscale, X, y, Z, noise, loc, scale, jitter):
+    """Mean and variance of f at N(loc, scale^2), in float64 by quadrature: of the best q(u) of points with that jitter."""
+    k = oracles.rbf(1.0, lengthscale)
+    W = np.linalg.inv(np.linalg.cholesky(k(Z, Z) + jitter * np.eye(len(Z))))
+    A = W @ k(Z, X)
+    S = np.linalg.inv(np.eye(len(Z)) + A @ A.T / noise**2)
+    m = S @ A @ y / noise**2
+    t, w = np.polynomial.hermite_e.hermegauss(100 if Z.shape[1] == 1 else 40)
+    axes = [t] * Z.shape[1]
+    nodes = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, Z.shape[1])
+    weights = np.ones(1)
+    for _ in axes:
+        weights = np.outer(weights, w / w.sum()).ravel()
+    means, variances = [], []
+    for mu, s in zip(loc, scale, strict=True):
+        A = W @ k(Z, mu + s * nodes)
+        f = m @ A
+        means.append(weights @ f)
+        spread = np.sum(A * (S @ A), 0) + 1 - np.sum(A**2, 0)
+        variances.append(weights @ (spread + (f - weights @ f) ** 2))
+    return np.array(means), np.array(variances)
+
+
+def function_and_inputs(case, rng):
+    lengthscale, num, D, s, noise = CASES[case]
+    X, loc = rng.uniform(-3, 3, (200, D)), rng.uniform(-2.5, 2.5, (5, D))
+    y = np.sin(2 * X).sum(1) + noise * rng.normal(size=200)
+    axis = np.linspace(-3.5, 3.5, num)
+    Z = np.stack(np.meshgrid(*[axis] * D, indexing="ij"), -1).reshape(-1, D)
+    # What float32 sees, for both.
+    X, y, Z, loc = (a.astype(np.float32).astype(float) for a in (X, y, Z, loc))
+    return lengthscale, X, y, Z, noise, loc, np.full_like(loc, np.float32(s))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_moments_at_uncertain_inputs_in_float32(case, rng):
+    lengthscale, X, y, Z, noise, loc, scale = function_and_inputs(case, rng)
+    mean, variance = dense_moments(lengthscale, X, y, Z, noise, loc, scale, 1e-6)
+
+    @jax.jit
+    def moments(X, y, Z, loc, scale):
+        f = ogp.CollapsedGP(kernels.RBF(jnp.float32(lengthscale)), X, Z, jnp.float32(noise)).posterior(y)
+        found = f.expected(ogp.LatentInputs(loc, loc, scale))
+        return found.mean, found.variance
+
+    found = moments(*(jnp.asarray(a, jnp.float32) for a in (X, y, Z, loc, scale)))
+    assert found[0].dtype == jnp.float32
+    # What q(u) itself loses in float32 is in there too.
+    np.testing.assert_allclose(found[1] ** 0.5, variance**0.5, rtol=0.02, atol=1e-3)
+    np.testing.assert_allclose(found[0], mean, atol=0.01)
+
+
+def composed():
+    return (
+        0.7 * kernels.RBF(jnp.array([0.8, 1.3])) * kernels.Linear(jnp.array([0.5, 0.2]))
+        + kernels.RBF(1.1).on(1)
+        + kernels.Constant(0.3)
+    )
+
+
+@pytest.mark.parametrize(
+    "kernel", [kernels.RBF(jnp.array([0.9, 1.4])), composed(), kernels.Linear(jnp.array([0.5, 0.2]))]
+)
+def test_hermite_factors_are_a_root_of_the_second_moment(kernel, rng):
+    """The first is the first moment, the sum of all outer products the second, to what the cut-off leaves."""
+    Z, loc, scale = (
+        jnp.asarray(a) for a in (rng.normal(size=(5, 2)), rng.normal(size=(3, 2)), rng.uniform(0, 0.2, (3, 2)))
+    )
+    c = hermite_factors(kernel, Z, loc, scale)
+    np.testing.assert_allclose(c[0].T, psi1(kernel, Z, loc, scale), rtol=1e-12)
+    np.testing.assert_allclose(jnp.einsum("sbm,sbn->bmn", c, c), psi2(kernel, Z, loc, scale), rtol=1e-9)
+
+
+def test_gradients_in_float32_are_those_of_float64(rng):
+    """Of a bound's term that two moments decide, for the inputs' Gaussian and the lengthscale."""
+    lengthscale, X, y, Z, noise, loc, scale = function_and_inputs("dense points", rng)
+
+    def term(lengthscale, loc, scale):
+        dtype = loc.dtype
+        data, targets, points = (jnp.asarray(a, dtype) for a in (X, y, Z))
+        f = ogp.CollapsedGP(kernels.RBF(lengthscale), data, points, jnp.asarray(noise, dtype), jitter=1e-6).posterior(
+            targets
+        )
+        m = f.expected(ogp.LatentInputs(loc, loc, scale))
+        return jnp.sum((m.mean - 0.5) ** 2 + m.variance)
+
+    gradient = jax.jit(jax.grad(term, (0, 1, 2)))
+    args = jnp.asarray(lengthscale), jnp.asarray(loc), jnp.asarray(scale)
+    double, single = gradient(*args), gradient(*(a.astype(jnp.float32) for a in args))
+    for one, two in zip(single[1:], double[1:], strict=True):
+        np.testing.assert_allclose(one, two, atol=0.01 * np.abs(two).max())
+
+
+def test_collapsed_bound_at_uncertain_inputs_in_float32(rng):
+    lengthscale, X, y, Z, noise, _, _ = function_and_inputs("dense points", rng)
+
+    @jax.jit
+    def bound(X, y, Z, scale):
+        inputs = ogp.LatentInputs(X, X, jnp.full_like(X, scale))
+        return ogp.CollapsedGP(kernels.RBF(lengthscale), inputs, Z, noise, jitter=1e-4).log_prob(y)
+
+    for scale in (0.05, 0.3):
+        single, double = (bound(*(jnp.asarray(a, t) for a in (X, y, Z, scale))) for t in (jnp.float32, jnp.float64))
+        np.testing.assert_allclose(single, double, rtol=1e-3, atol=0.5)
