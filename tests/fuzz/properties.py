@@ -21,6 +21,7 @@ from tests.fuzz.programs import Program
 from tests.fuzz.runs import (
     RELATIVE,
     SIGMAS,
+    TIMES,
     Run,
     Values,
     compute,
@@ -42,7 +43,7 @@ def chosen(program: Program) -> tuple[str, ...]:
         "gradient": 0.3,
         "fitted": 0.4,
         "posterior": 0.27,
-        "minibatch": 0.12,
+        "minibatch": 0.25,
         "potential": 0.1,
         "loose": 0.1,
         "trace": 0.12,
@@ -304,7 +305,7 @@ def compare_fitted(run: Run, values: Values) -> None:
 
     params = fitted(lambda p: run.space["function"](as_arrays(p), keys)["gradient"], params_of(run))
     again = as_arrays(params)
-    losses = more_losses(run, again)
+    losses = more_losses(run, again, TIMES)
     bound = dense_bound(program, params)
     for wrong in (different(run, losses, bound), too_high(run, losses, bound, params)):
         if wrong:

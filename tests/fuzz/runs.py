@@ -18,8 +18,9 @@ from tests.fuzz.programs import Program
 
 NUM_KEYS = 500
 NUM_DRAWS = 400
+TIMES, MORE = 10, 50  # as many keys to begin with, and where they say that something is wrong
 # Rounding, relative to the size of what is compared, and standard errors from which on an average of draws is wrong. What is found
-# beyond is looked at again with twenty times as many draws.
+# beyond is looked at again with more.
 RELATIVE = {"float64": 1e-7, "float32": 3e-4}
 SIGMAS = 5.0
 
@@ -74,13 +75,13 @@ def execute(program: Program) -> dict[str, Any]:
     return space
 
 
-def more_losses(run: Run, params: Any) -> np.ndarray:
-    """Twenty times as many."""
-    parts = []
-    for i in range(20):
-        keys = keys_of(run, 10_000 + 100 * run.program.seed + i)
-        parts.append(np.asarray(run.space["function"](params, keys)["losses"], float))
-    return np.concatenate(parts)
+def more_losses(run: Run, params: Any, times: int = MORE) -> np.ndarray:
+    """Losses for so many times as many keys; running costs little beside compiling."""
+    if not is_random(run):
+        times = 1
+    seeds = [10_000 + 100 * run.program.seed + i for i in range(times)]
+    parts = [run.space["function"](params, keys_of(run, seed))["losses"] for seed in seeds]
+    return np.concatenate([np.asarray(part, float) for part in parts])
 
 
 Values = dict[str, Any]
@@ -90,8 +91,8 @@ def compute(run: Run) -> Values:
     """Everything at once, as one compiled program."""
     function = jax.jit(whole(run))
     run.space["function"] = function
-    keys = keys_of(run, run.program.seed)
-    return jax.tree.map(np.asarray, function(params_of(run), keys))
+    values = jax.tree.map(np.asarray, function(params_of(run), keys_of(run, run.program.seed)))
+    return {**values, "losses": more_losses(run, params_of(run), TIMES)} if is_random(run) else values
 
 
 def keys_of(run: Run, seed: int) -> Any:
