@@ -255,3 +255,23 @@ def test_categorical_of_one_function_is_refused():
     for link in ("softmax", "robustmax"):
         with pytest.raises(ValueError, match=r"num_latents=P\) for P classes.*Bernoulli"):
             likelihoods.Categorical(f(X), link)
+
+
+def test_nothing_to_ask_for():
+    """A guide of another number of sets, and models that have no function where they are asked."""
+
+    def collapsed(X, y=None):
+        numpyro.sample("y", ogp.CollapsedGP(kernels.RBF(LENGTH), X, jnp.asarray(Z), NOISE), obs=y)
+
+    def of_two(X, y=None):
+        ogp.gp_posterior("f", [M, M])
+
+    params = {f"f.u{i}_{what}": v for i in (0, 1) for what, v in (("loc", jnp.zeros(M)), ("scale_tril", jnp.eye(M)))}
+    with pytest.raises(ValueError, match=r"The guide draws 'f.u1', which the model does not have"):
+        ogp.posterior(model, of_two, params, X, Y)
+    assert set(ogp.posterior(two_sets, of_two, params, X, Y)) == {"f"}
+    with pytest.raises(
+        ValueError, match=r"no gp\(\), and no CollapsedGP that is observed.*Does it need its observations"
+    ):
+        ogp.posterior(collapsed, None, {}, X)
+    assert set(ogp.posterior(collapsed, None, {}, X, Y)) == {"y"}

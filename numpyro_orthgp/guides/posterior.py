@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.guides.asking import Answers, Asking
 from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_model_params
-from numpyro_orthgp.primitives.messages import collected_functions, site_of
+from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, site_of
 from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import PRNGKey
 
@@ -72,13 +72,19 @@ def posterior(
     :raises TypeError: if ``params`` is not a dictionary, or ``guide`` cannot be called.
     :raises ValueError: if it lacks parameters of the guide, or some of the model's but not all; if a parameter violates its
         constraint, as those in the optimizer's state do; if model and guide are swapped; if there is neither a guide nor values
-        of inducing variables.
+        of inducing variables, or guide or model have no such function.
     """
     sites, found = fitted_trace(model, guide, params, args, kwargs, rng_key)
     functions = {
         name: replace(f, fitting=False, residual_scale=None, values=None, run=None) for name, f in found.items()
     }
-    return functions | {name: site["fn"].posterior(site["value"]) for name, site in sites.items() if _collapsed(site)}
+    collapsed = {name: site["fn"].posterior(site["value"]) for name, site in sites.items() if _collapsed(site)}
+    if not functions and not collapsed:
+        raise ValueError(
+            "The model has no gp(), and no CollapsedGP that is observed, so there is no function to return. Does it need its "
+            "observations, as in the fit? (model, guide, params, X, y)"
+        )
+    return functions | collapsed
 
 
 def fitted_trace(
@@ -134,6 +140,16 @@ def fitted_trace(
 
 
 def _check_known(sites: dict[str, Any], guide_trace: dict[str, Any], params: Mapping[str, Any]) -> None:
+    ours = {n for n, s in guide_trace.items() if s["type"] == "sample" and _of_ours(s)}
+    here = {n.rpartition(".u")[0] for n in ours.intersection(sites)}
+    strange = [
+        n for n in ours if n not in sites and n.rpartition(".u")[0] in here
+    ]  # a gp may be left out of predictions
+    if strange:
+        raise ValueError(
+            f"The guide draws {', '.join(map(repr, strange))}, which the model does not have. The guide must be one of this model, "
+            "with as many sets for each gp."
+        )
     unknown = [n for n, s in sites.items() if site_of(s) is not None and n not in guide_trace and n not in params]
     unknown = [name for name in unknown if not sites[name]["is_observed"]]
     if unknown:
@@ -141,6 +157,10 @@ def _check_known(sites: dict[str, Any], guide_trace: dict[str, Any], params: Map
             f"Nothing says what {', '.join(map(repr, unknown))} are, and the function would be a draw of its prior. Without a "
             "guide `params` must hold a value for each; a guide must be one of this model."
         )
+
+
+def _of_ours(site: dict[str, Any]) -> bool:
+    return isinstance(site["infer"].get(MESSAGE), Belief)
 
 
 def _collapsed(site: dict[str, Any]) -> bool:
