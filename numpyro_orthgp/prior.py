@@ -14,13 +14,31 @@ from numpyro_orthgp.errors import inspect, no_function
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
 from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
-from numpyro_orthgp.math.cholesky import inverse_cholesky
+from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
-from numpyro_orthgp.math.linalg import PRECISION, add_jitter, default_jitter, jitter_scale, matmul, transpose
-from numpyro_orthgp.math.projection import Block, decompose, joint_whitener
+from numpyro_orthgp.math.linalg import (
+    PRECISION,
+    add_jitter,
+    default_jitter,
+    diagonal,
+    jitter_scale,
+    join,
+    join_blocks,
+    matmul,
+    transpose,
+)
+from numpyro_orthgp.math.projection import Block, conditional_covariance, decompose, joint_whitener
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
-__all__ = ["Expectations", "as_kernel", "check_jitter", "check_latents", "decompose_sets", "expect_covariances"]
+__all__ = [
+    "Expectations",
+    "as_kernel",
+    "check_jitter",
+    "check_latents",
+    "decompose_sets",
+    "expect_covariances",
+    "joint_root",
+]
 
 # In dtypes of fewer, whitened psi statistics have none left.
 _BITS_OF_MANY_DIGITS = 64
@@ -31,6 +49,24 @@ def decompose_sets(kernel: KernelLike, features: Sequence[Feature], jitter: floa
     """The orthogonal decomposition of the prior along the sets."""
     rows = [[other.covariance(kernel, s) for other in features[: i + 1]] for i, s in enumerate(features)]
     return decompose(rows, jitter)
+
+
+def joint_root(kernel: Any, features: Sequence[Feature], blocks: Sequence[Block], X: Array) -> Array:
+    """The Cholesky factor of the covariance of all sets and f(X) together, shape (..., M + B, M + B).
+
+    Its last rows are the projections of X on each set, and the root of what these leave. Where they leave no more than rounding, in
+    float32, that root is not to be had from ``K - A' A``, whose rounding errors are larger than it.
+
+    :param blocks: of the sets, whose jitter is on their variables here too.
+    """
+    K = kernel(X, X)
+    scale = jitter_scale(diagonal(K))
+    rows = [[other.covariance(kernel, s) for other in features[: i + 1]] for i, s in enumerate(features)]
+    rows.append([*(s.covariance_with_inputs(kernel, X) for s in features), K])
+    of_sets = (jnp.broadcast_to(b.jitter, (*b.jitter.shape[:-1], s.num)) for b, s in zip(blocks, features, strict=True))
+    of_draw = jnp.broadcast_to((default_jitter(K.dtype) * scale)[..., None], (*scale.shape, len(X)))
+    noise = join([*of_sets, of_draw], -1, event_dim=1)
+    return safe_cholesky(conditional_covariance(join_blocks(rows), (), noise), scale)
 
 
 class Expectations(NamedTuple):

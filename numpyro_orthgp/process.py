@@ -27,7 +27,6 @@ from numpyro_orthgp.math.linalg import (
     combine,
     default_jitter,
     diagonal,
-    gram_transposed,
     jitter_scale,
     join,
     matmul,
@@ -38,7 +37,8 @@ from numpyro_orthgp.math.moments import all_moments
 from numpyro_orthgp.math.projection import Block, project, residual_covariance, turn
 from numpyro_orthgp.mean_shift import MeanShift, weigh_points
 from numpyro_orthgp.paths import Paths, draw_paths
-from numpyro_orthgp.runs import DrawInRun, Run, add_draw, project_on_drawn
+from numpyro_orthgp.prior import joint_root
+from numpyro_orthgp.runs import DrawInRun, Run
 from numpyro_orthgp.sites import Names
 from numpyro_orthgp.stacking import draw_stacked
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
@@ -184,21 +184,18 @@ class GPFunction:
 
     def _draw_in_run(self, run: Run, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
         """Draws given this run's inducing variables and what it has drawn before, shape ``shape`` + (B,) or (P, B)."""
-        f, K = self._at_values(), self.kernel(X, X)
-        A, drawn, on_drawn = f.project(X), run.drawn, None
-        mean, C = f.mean([InducingPoints(X)], A), residual_covariance(K, A, A)
-        if drawn is not None:
-            on_drawn = project_on_drawn(drawn, self.kernel(drawn.X, X), A)
-            mean, C = mean + combine(drawn.noise, on_drawn), C - gram_transposed(on_drawn)
-        scale = jitter_scale(diagonal(K))
-        L = safe_cholesky(add_jitter(C, default_jitter(C.dtype) * scale), scale)
-        mean = self._per_latent(mean, event_dim=1)
+        f, drawn, B = self._at_values(), run.drawn, len(X)
+        all_drawn = X if drawn is None else jnp.concatenate([drawn.X, X])
+        L = joint_root(self.kernel, self.features, self.blocks, all_drawn)[..., -B:, :]
+        known = [q.loc for q in f._without_shift()] + ([] if drawn is None else [drawn.noise])
+        mean = combine(join(known, -1, event_dim=1), jnp.swapaxes(L[..., :-B], -1, -2))
+        mean = self._per_latent(mean + self._shift_at([InducingPoints(X)]), event_dim=1)
         noise = jax.random.normal(rng_key, (*shape, *mean.shape), X.dtype)
         if self.residual_scale is not None:  # spherical in the residual's whitened coordinates (Titsias 2025, Sec. 3.3)
             noise = safe_sqrt(self.residual_scale)[..., None] * noise
-        draws = mean + jnp.einsum("...bc,...c->...b", L, noise, precision=PRECISION)
+        draws = mean + jnp.einsum("...bc,...c->...b", L[..., -B:], noise, precision=PRECISION)
         if not shape:
-            run.note(X, draws, lambda: add_draw(drawn, X, A, on_drawn, L, noise))
+            run.note(X, noise, draws)
         return draws
 
     def diagonalized(self) -> GPFunction:

@@ -14,7 +14,7 @@ known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,58 +23,21 @@ import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 from numpyro_orthgp.errors import is_concrete
-from numpyro_orthgp.math.linalg import join, matmul, matmul_transposed, solve_lower
-from numpyro_orthgp.math.projection import residual_covariance
 from numpyro_orthgp.sites import model_running
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["DrawInRun", "Drawn", "Run", "add_draw", "project_on_drawn"]
+__all__ = ["DrawInRun", "Drawn", "Run"]
 
 
 class Drawn(NamedTuple):
-    """The inputs that a run has drawn a function at, as an orthogonal set.
+    """The inputs that a run has drawn a function at: one more orthogonal set.
 
     :param X: all of them, shape (n, D).
-    :param before: their projections on each set of the function, shapes (..., M_i, n).
-    :param whitener: inverse of the root of their covariance given these sets, shape (..., n, n).
-    :param noise: the whitened residual, shape (..., n).
+    :param noise: its whitened variables, shape (n,) or (P, n).
     """
 
     X: Array
-    before: tuple[Array, ...]
-    whitener: Array
     noise: Array
-
-
-def project_on_drawn(drawn: Drawn, K: Array, A: Sequence[Array]) -> Array:
-    """The projections of inputs on what has been drawn, shape (..., n, B).
-
-    :param K: prior covariance of the drawn inputs with them, shape (..., n, B).
-    :param A: their projections on each set of the function, shapes (..., M_i, B).
-    """
-    return matmul(drawn.whitener, residual_covariance(K, drawn.before, A))
-
-
-def add_draw(
-    drawn: Drawn | None, X: Array, A: Sequence[Array], on_drawn: Array | None, root: Array, noise: Array
-) -> Drawn:
-    """One more draw, beside those before it.
-
-    :param on_drawn: the projections of X on what was drawn before, shape (..., n, B).
-    :param root: root of the covariance of f(X) given all before, shape (..., B, B).
-    """
-    W = solve_lower(root, jnp.broadcast_to(jnp.eye(len(X), dtype=root.dtype), root.shape))
-    if drawn is None or on_drawn is None:
-        return Drawn(X, tuple(A), W, noise)
-    # The inverse of the joint root, whose new rows are those of `on_drawn` and `root`.
-    across = -matmul(W, matmul_transposed(on_drawn, drawn.whitener))
-    above = jnp.concatenate([drawn.whitener, jnp.zeros_like(jnp.swapaxes(across, -1, -2))], -1)
-    return Drawn(
-        jnp.concatenate([drawn.X, X]),
-        tuple(jnp.concatenate(pair, -1) for pair in zip(drawn.before, A, strict=True)),
-        jnp.concatenate([above, jnp.concatenate([across, W], -1)], -2),
-        join([drawn.noise, noise], -1, event_dim=1),
-    )
 
 
 @jax.tree_util.register_pytree_node_class
@@ -87,8 +50,7 @@ class Run:
     """
 
     def __init__(self) -> None:
-        self._drawn: Drawn | None = None
-        self._last: Callable[[], Drawn] | None = None  # what adds the last draw: where none follows it costs nothing
+        self._drawn: list[Drawn] = []
         self._values: list[tuple[Array, Array]] = []
         self._model, self._trace = model_running(), get_opaque_trace_state()
 
@@ -97,32 +59,23 @@ class Run:
         return self._model is not None and model_running() is self._model
 
     @property
-    def _in_loop(self) -> bool:
-        """Whether arrays that are made now end with a loop of the model."""
-        return get_opaque_trace_state() != self._trace
-
-    @property
     def drawn(self) -> Drawn | None:
         """All draws so far."""
-        if not self._going or self._last is None:
-            return self._drawn if self._going else None
-        if self._in_loop:
-            return self._last()
-        self._drawn, self._last = self._last(), None
-        return self._drawn
+        if not self._going or not self._drawn:
+            return None
+        return Drawn(
+            *(jnp.concatenate(parts, axis) for parts, axis in zip(zip(*self._drawn, strict=True), (0, -1), strict=True))
+        )
 
     def values_at(self, X: Array) -> Array | None:
         """The values drawn at just these inputs, if there are any."""
         return next((values for at, values in self._values if _same(at, X)), None) if self._going else None
 
-    def note(self, X: Array, values: Array, add: Callable[[], Drawn]) -> None:
-        """Remember a draw.
-
-        :param add: returns all draws with this one.
-        """
-        if self._going and not self._in_loop:
+    def note(self, X: Array, noise: Array, values: Array) -> None:
+        """Remember a draw, unless it was made where its arrays end with a loop."""
+        if self._going and get_opaque_trace_state() == self._trace:
+            self._drawn.append(Drawn(X, noise))
             self._values.append((X, values))
-            self._last = add
 
     def tree_flatten(self) -> tuple[tuple[()], None]:
         return (), None

@@ -88,6 +88,28 @@ def test_bins_have_a_bound(num_inducing, residual, v, objective):
         assert_allclose(np.sqrt(f(jnp.asarray(t)).variance[0]), exact, rtol=0.05)
 
 
+def test_draws_in_float32_are_not_noisy():
+    """160 inputs, 18 points that leave nothing: in float32 too the values have the variance that q says, and are smooth."""
+    nodes, Z = (
+        np.linspace(0, 10, 160, dtype=np.float32)[:, None],
+        np.linspace(-0.3, 10.3, 18, dtype=np.float32)[:, None],
+    )
+
+    def model():
+        return ogp.gp("f", kernels.RBF(np.float32(1.5)), Z)(nodes).sample()
+
+    def run(key):
+        guide = numpyro.handlers.seed(partial(ogp.gp_posterior, "f", 18, dtype=np.float32), key)
+        trace = numpyro.handlers.trace(guide).get_trace()
+        return numpyro.handlers.replay(numpyro.handlers.seed(model, jax.random.fold_in(key, 1)), trace)()
+
+    values = np.asarray(jax.jit(jax.vmap(run))(jax.random.split(jax.random.PRNGKey(0), 200)))
+    assert values.dtype == np.float32
+    assert_allclose(values.var(0), 1.0, atol=0.5)
+    steps = np.diff(values, 2, axis=1)  # of a smooth function next to nothing; of white noise sqrt(6) times its size
+    assert steps.std() < 0.03
+
+
 def test_the_best_q_of_bins_is_where_the_gradient_vanishes():
     Z = np.linspace(-0.3, 10.3, 18)[:, None]
     y, _, params, _ = gaussian_problem(BINS, NODES, Z)

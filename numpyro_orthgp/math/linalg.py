@@ -14,8 +14,8 @@ from numpyro_orthgp.types import Array
 
 __all__ = [
     "add_jitter", "clip_rounding", "combine", "combine_columns", "copied_transpose", "default_jitter", "diagonal", "gram",
-    "gram_transposed", "jitter_scale", "join", "linear_matmul", "matmul", "matmul_transposed", "one_by_one", "plain_matmul",
-    "safe_sqrt", "solve_lower", "transpose", "transposed_symmetric", "with_derivative_of",
+    "gram_transposed", "jitter_scale", "join", "join_blocks", "linear_matmul", "matmul", "matmul_transposed", "one_by_one",
+    "plain_matmul", "safe_sqrt", "solve_lower", "transpose", "transposed_symmetric", "with_derivative_of",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -178,6 +178,19 @@ def join(parts: Sequence[Array], axis: int, *, event_dim: int) -> Array:
     """Concatenate along ``axis``, one of the last ``event_dim``; the axes before these broadcast."""
     batch = jnp.broadcast_shapes(*(p.shape[: p.ndim - event_dim] for p in parts))
     return jnp.concatenate([jnp.broadcast_to(p, batch + p.shape[p.ndim - event_dim :]) for p in parts], axis)
+
+
+def join_blocks(rows: Sequence[Sequence[Array]]) -> Array:
+    """A symmetric matrix from the blocks of its upper half.
+
+    :param rows: ``rows[i][j]`` is the block of j and i, j <= i, shape (..., M_j, M_i).
+    """
+
+    def block(a: int, b: int) -> Array:
+        return rows[b][a] if a <= b else jnp.swapaxes(rows[a][b], -1, -2)
+
+    num = range(len(rows))
+    return join([join([block(a, b) for b in num], -1, event_dim=2) for a in num], -2, event_dim=2)
 
 
 @jax.custom_jvp
