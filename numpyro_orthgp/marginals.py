@@ -291,17 +291,13 @@ def _picked(key: Any, shape: tuple[int, ...]) -> np.ndarray:
     """The columns that a key picks from marginals of ``shape``: an integer array, shape () for a single one."""
     every_row = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], (slice, type(...)))
     if len(shape) != 2 or not every_row or key[0] not in (..., slice(None)):
-        parts = [
-            f"array of shape {np.shape(k)}" if np.ndim(k) else str(k)
-            for k in (key if isinstance(key, tuple) else (key,))
-        ]
         long = (
             " For one output in each row (task[i] in row i, the long format): "
-            f"((f(X) * jax.nn.one_hot(task, {shape[1]})) @ jnp.ones(({shape[1]}, 1)))[..., 0]."
+            f"((f(X) * jax.nn.one_hot(task, {shape[-1]})) @ jnp.ones(({shape[-1]}, 1)))[..., 0]."
         )
         raise TypeError(
-            f"f(X)[..., p] picks outputs of an f(X) of shape (B, P) and nothing else; got [{', '.join(parts)}] for shape {shape}. "
-            f"For other inputs index X: f(X[rows]).{long if len(shape) == 2 else ''}"
+            f"f(X)[..., p] picks outputs of an f(X) of shape (B, P) and nothing else; got the key {_shown(key)} for shape {shape}. "
+            f"For other inputs index X: f(X[rows]).{long if len(shape) == 2 and isinstance(key, tuple) else ''}"
         )
     P, p = shape[1], key[1]
     columns = np.arange(P)[p] if isinstance(p, slice) else np.asarray(p)
@@ -313,6 +309,13 @@ def _picked(key: Any, shape: tuple[int, ...]) -> np.ndarray:
     if not 0 < columns.size == len(np.unique(columns)):
         raise ValueError(f"In f(X)[..., p] p must pick at least one output, and none twice; got {p}.")
     return columns
+
+
+def _shown(key: Any) -> str:
+    """A key for a message: arrays by their shape."""
+    if isinstance(key, tuple):
+        return f"({', '.join(map(_shown, key))})"
+    return f"array of shape {np.shape(key)}" if np.ndim(key) else str(key)
 
 
 def _draw_shifted(draw: Any, shift: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
