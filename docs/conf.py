@@ -39,7 +39,7 @@ nitpick_ignore_regex = [
     ),  # aliases, and parts of others
     (
         "py:class",
-        r"numpyro_orthgp\.(kernels\.components\.Component|kernels\.random_features\.(Factor|Term)|sites\.Names)",
+        r"numpyro_orthgp\.(kernels\.components\.Component|kernels\.random_features\.(Factor|Term)|kernels\.terms\.Term|sites\.Names)",
     ),
     ("py:class", r"numpyro_orthgp\.(math\.compiled\._F|mean_shift\.MeanShift)"),
 ]
