@@ -28,8 +28,7 @@ _EMPTY = object()  # a cell without contents
 
 def as_pytree(function: Callable[..., Any]) -> Any:
     """``function`` if it is a pytree, as most kernels are, else a pytree that calls it."""
-    opaque = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(function))
-    return Closure(function) if opaque else function
+    return Closure(function) if jax.tree_util.all_leaves([function]) else function
 
 
 @jax.tree_util.register_pytree_node_class
@@ -54,7 +53,7 @@ class Closure:
             ) from error
 
     def __repr__(self) -> str:
-        return f"Closure({self.function!r})"
+        return repr(self.function)
 
     def tree_flatten(self) -> tuple[list[Any], Any]:
         arrays: list[Any] = []

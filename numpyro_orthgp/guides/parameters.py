@@ -67,7 +67,8 @@ def check_model_params(
     missing = [name for name in declared if name not in params]
     if not missing:
         return
-    given = [name for name in declared if name in params]
+    # Weights of mean-only points are q's, though the model declares them.
+    given = [name for name in declared if name in params and not name.endswith("_weights")]
     unknown = [name for name in params if name not in sites and name not in others] if guided else []
     if given or unknown:
         beside = f"holds {_listed(given)}" if given else f"holds {_listed(unknown)}, which model and guide do not have,"
