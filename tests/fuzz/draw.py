@@ -68,7 +68,7 @@ def program(seed: int) -> Program:
 
 
 def moderate(made: Program) -> bool:
-    """Whether all that y sees has moderate moments."""
+    """Whether all that y sees has moderate moments, and derivatives."""
     params = made.values()
     for look in witnesses.looks(made)[0]:
         F, L = witnesses.all_values(made, look.seen.calls, params), look.seen.L
@@ -76,7 +76,16 @@ def moderate(made: Program) -> bool:
         given = np.diag(L @ (F.explained + F.residual) @ L.T)
         if np.abs(mean).max() > LARGEST_MEAN or max(prior.max() / 2, given.max()) > LARGEST_VARIANCE:
             return False
+        learned = [Z for n, Z in params.items() if n[1:3] == "_Z"]
+        if not all(apart(Z, call.X) for Z in learned for call in look.seen.calls):
+            return False
     return True
+
+
+def apart(Z: Any, X: Any) -> bool:
+    """Whether no learned point lies on an input, where a rough kernel has a kink, and no derivative."""
+    Z, X = np.asarray(Z, float), np.asarray(X, float)
+    return np.abs(Z.reshape(-1, 1, X.shape[1]) - X).max(-1).min() > 0.005
 
 
 def attempted(seed: int, attempt: int) -> Program:
@@ -331,7 +340,8 @@ def draw_params(rng: Rng, program: Program) -> tuple[tuple[str, Any], ...]:
             params[name] = rounded(rng.uniform(0.6, 1.6, np.shape(h.start)))
         if g.learned:
             for i, Z in enumerate(g.sets):
-                params[f"{g.name}_Z{i}"] = rounded(np.array(Z) + rng.uniform(-0.05, 0.05, np.shape(Z)))
+                moved = (rounded(np.array(Z) + rng.uniform(-0.05, 0.05, np.shape(Z))) for _ in itertools.count())
+                params[f"{g.name}_Z{i}"] = next(Z for Z in moved if apart(Z, program.X))
             if g.mean_only is not None:
                 params[f"{g.name}_H"] = g.mean_only
         batch = () if g.num_latents is None else (g.num_latents,)
