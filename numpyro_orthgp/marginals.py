@@ -129,6 +129,9 @@ class Marginals:
         of less noise and at no cost: ``f(X).independent().sample()``. Within ``scan`` or ``vmap`` draws share the inducing
         variables, but what those leave undetermined is drawn for each call by itself, as in FITC.
 
+        Within one y a draw does not go with marginals of the same function: ``f(a) + f(b).sample()`` integrates over ``f(a)`` as if
+        the two were independent, which is no bound. Draw both.
+
         :param rng_key: if ``None``, :func:`numpyro.prng_key` gives one inside a seeded model.
         :return: shape ``sample_shape`` + (B,) or (B, P).
         :raises ValueError: without a key; for a joint draw at more than 8192 inputs, or 2048 while a guide of this package is
