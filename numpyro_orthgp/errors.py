@@ -17,8 +17,8 @@ import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 __all__ = [
-    "check_finite", "check_floating", "check_inputs", "check_integer", "check_option", "check_params", "check_same_dtype",
-    "inspect", "is_concrete", "no_function", "run_checked", "with_checks",
+    "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_option", "check_params",
+    "check_same_dtype", "inspect", "is_concrete", "no_function", "run_checked", "with_checks",
 ]  # fmt: skip
 
 _Result = TypeVar("_Result")
@@ -212,3 +212,39 @@ def check_inputs(name: str, X: Any, dim: int | None = None, *, latents: bool = F
         hint = f" Did you pass {name}.T?" if X.shape[0] == dim and X.ndim == 2 else ""
         raise ValueError(f"`{name}` must have shape (n, D) with D = {dim}; got {X.shape}.{hint}")
     return check_finite(name, X)
+
+
+def check_columns(key: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The columns that a key picks from marginals of ``shape``: an integer array, shape () for a single one.
+
+    :raises TypeError: for a key that does not pick columns.
+    :raises IndexError: if there is no such column.
+    :raises ValueError: if none is picked, or one twice.
+    """
+    every_row = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], (slice, type(...)))
+    if len(shape) != 2 or not every_row or key[0] not in (..., slice(None)):
+        long = (
+            " For one output in each row (task[i] in row i, the long format): "
+            f"((f(X) * jax.nn.one_hot(task, {shape[-1]})) @ jnp.ones(({shape[-1]}, 1)))[..., 0]."
+        )
+        raise TypeError(
+            f"f(X)[..., p] picks outputs of an f(X) of shape (B, P) and nothing else; got the key {_shown(key)} for shape {shape}. "
+            f"For other inputs index X: f(X[rows]).{long if len(shape) == 2 and isinstance(key, tuple) else ''}"
+        )
+    P, p = shape[1], key[1]
+    columns = np.arange(P)[p] if isinstance(p, slice) else np.asarray(p)
+    if columns.ndim > 1 or not np.issubdtype(columns.dtype, np.integer):
+        raise TypeError(f"In f(X)[..., p] p must be an integer, a slice or a list of integers; got {p!r}.")
+    if ((columns < -P) | (columns >= P)).any():
+        raise IndexError(f"In f(X)[..., p] p must lie in 0..{P - 1} for f(X) of shape {shape}; got {p}.")
+    columns = columns % P
+    if not 0 < columns.size == len(np.unique(columns)):
+        raise ValueError(f"In f(X)[..., p] p must pick at least one output, and none twice; got {p}.")
+    return columns
+
+
+def _shown(key: Any) -> str:
+    """A key for a message: arrays by their shape."""
+    if isinstance(key, tuple):
+        return f"({', '.join(map(_shown, key))})"
+    return f"array of shape {np.shape(key)}" if np.ndim(key) else str(key)

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
+from numpyro_orthgp.errors import check_columns
 from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_sqrt
+from numpyro_orthgp.runs import DrawInRun
 from numpyro_orthgp.sites import Names, charge, prng_key
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
-__all__ = ["ARITHMETIC", "Marginals", "check_joint_draw", "draw_columns"]
+__all__ = ["Marginals", "check_joint_draw", "drawn_from"]
 
 # A joint draw at B points needs a B x B Cholesky factor; beyond this size the user should say what is meant. In a fit each step has
 # one, and its gradient.
@@ -130,7 +132,8 @@ class Marginals:
         variables, but what those leave undetermined is drawn for each call by itself, as in FITC.
 
         Within one y a draw does not go with marginals of the same function: ``f(a) + f(b).sample()`` integrates over ``f(a)`` as if
-        the two were independent, which is no bound. Draw both.
+        the two were independent, which is no bound. Draw both. (Written like that it is refused; behind further arithmetic it is
+        not seen.)
 
         :param rng_key: if ``None``, :func:`numpyro.prng_key` gives one inside a seeded model.
         :return: shape ``sample_shape`` + (B,) or (B, P).
@@ -173,8 +176,8 @@ class Marginals:
         :raises TypeError: for any other key; rows are picked by indexing X.
         :raises ValueError: if no output is picked, or one twice.
         """
-        columns = _picked(key, self.shape)
-        joint = None if self.joint is None else Partial(draw_columns, self.joint, columns)
+        columns = check_columns(key, self.shape)
+        joint = None if self.joint is None else Partial(_draw_columns, self.joint, columns)
         if self.mixing is None:
             v = self.residual_scale
             v = None if v is None else jnp.broadcast_to(v, self.shape[1:])[columns]
@@ -185,6 +188,7 @@ class Marginals:
 
     def __add__(self, shift: ArrayLike) -> Marginals:
         """Add an array: a mean function, an offset, fixed effects."""
+        self._refuse_own_draw("+", shift)
         shift = _operand("+", shift, self.mean.dtype)
         _check_broadcast("+", shift, self.mean)
         joint = None if self.joint is None else Partial(_draw_shifted, self.joint, shift)
@@ -193,6 +197,7 @@ class Marginals:
     __radd__ = __add__
 
     def __sub__(self, shift: ArrayLike) -> Marginals:
+        self._refuse_own_draw("-", shift)
         return self + (-_operand("-", shift, self.mean.dtype))
 
     def __rsub__(self, shift: ArrayLike) -> Marginals:
@@ -200,6 +205,7 @@ class Marginals:
 
     def __mul__(self, factor: ArrayLike) -> Marginals:
         """Multiply by an array: an amplitude, a known covariate (a varying coefficient)."""
+        self._refuse_own_draw("*", factor)
         factor = _operand("*", factor, self.mean.dtype)
         _check_broadcast("*", factor, self.mean)
         joint = None if self.joint is None else Partial(_draw_scaled, self.joint, factor)
@@ -231,6 +237,16 @@ class Marginals:
         mixing = W if self.mixing is None else matmul(self.mixing, W)
         joint = None if self.joint is None else Partial(_draw_mixed, self.joint, W)
         return replace(self, mean=matmul(self.mean, W), mixing=mixing, joint=joint)
+
+    def _refuse_own_draw(self, symbol: str, value: Any) -> None:
+        """While fitting these marginals are integrated over, whatever was drawn: the two would count as independent."""
+        joint, _ = drawn_from(self.joint)
+        run = getattr(joint.args[0], "run", None) if isinstance(joint, DrawInRun) and joint.args else None
+        if run is not None and run.has_drawn(value):
+            raise ValueError(
+                f"`f(a) {symbol} f(b).sample()` takes marginals of f and a draw of the same f for independent, and would not give "
+                f"a bound. Draw both: f(a).sample() {symbol} f(b).sample()."
+            )
 
     def _with_variances(self, change: Callable[[Array], Array], **others: Any) -> Marginals:
         """Each kind of variance changed."""
@@ -290,37 +306,6 @@ def _check_broadcast(symbol: str, value: Array, mean: Array) -> None:
         )
 
 
-def _picked(key: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """The columns that a key picks from marginals of ``shape``: an integer array, shape () for a single one."""
-    every_row = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], (slice, type(...)))
-    if len(shape) != 2 or not every_row or key[0] not in (..., slice(None)):
-        long = (
-            " For one output in each row (task[i] in row i, the long format): "
-            f"((f(X) * jax.nn.one_hot(task, {shape[-1]})) @ jnp.ones(({shape[-1]}, 1)))[..., 0]."
-        )
-        raise TypeError(
-            f"f(X)[..., p] picks outputs of an f(X) of shape (B, P) and nothing else; got the key {_shown(key)} for shape {shape}. "
-            f"For other inputs index X: f(X[rows]).{long if len(shape) == 2 and isinstance(key, tuple) else ''}"
-        )
-    P, p = shape[1], key[1]
-    columns = np.arange(P)[p] if isinstance(p, slice) else np.asarray(p)
-    if columns.ndim > 1 or not np.issubdtype(columns.dtype, np.integer):
-        raise TypeError(f"In f(X)[..., p] p must be an integer, a slice or a list of integers; got {p!r}.")
-    if ((columns < -P) | (columns >= P)).any():
-        raise IndexError(f"In f(X)[..., p] p must lie in 0..{P - 1} for f(X) of shape {shape}; got {p}.")
-    columns = columns % P
-    if not 0 < columns.size == len(np.unique(columns)):
-        raise ValueError(f"In f(X)[..., p] p must pick at least one output, and none twice; got {p}.")
-    return columns
-
-
-def _shown(key: Any) -> str:
-    """A key for a message: arrays by their shape."""
-    if isinstance(key, tuple):
-        return f"({', '.join(map(_shown, key))})"
-    return f"array of shape {np.shape(key)}" if np.ndim(key) else str(key)
-
-
 def _draw_shifted(draw: Any, shift: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     return draw(rng_key, shape) + shift
 
@@ -333,9 +318,19 @@ def _draw_mixed(draw: Any, W: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -
     return matmul(draw(rng_key, shape), W)
 
 
-def draw_columns(draw: Any, columns: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+def _draw_columns(draw: Any, columns: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     return draw(rng_key, shape)[..., columns]
 
 
 # What `Marginals.joint` may be made of: each draws what its first argument draws, and changes it.
-ARITHMETIC = (_draw_shifted, _draw_scaled, _draw_mixed, draw_columns)
+_ARITHMETIC = (_draw_shifted, _draw_scaled, _draw_mixed, _draw_columns)
+
+
+def drawn_from(joint: Any) -> tuple[Any, tuple[int, ...]]:
+    """What draws beneath arithmetic, of all that ``Marginals.joint`` may be made of, and the columns that were picked last."""
+    picked: tuple[int, ...] = ()
+    while isinstance(joint, Partial) and joint.func in _ARITHMETIC:
+        if joint.func is _draw_columns:
+            picked = picked or tuple(np.ravel(joint.args[1]).tolist())
+        joint = joint.args[0]
+    return joint, picked

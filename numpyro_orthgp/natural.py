@@ -64,8 +64,9 @@ def natural_gradient(
     A step is taken back where the gradient after it is not finite, or more than 1000 times as long as before: with counts of a
     million and a log link the first step leads to means of a million, whose exponential overflows. The Gaussians go back to
     where they were and a quarter of the step is tried, until a gradient can be used; everything else waits. Losses of steps taken
-    back, infinite ones among them, stay in the history. SVI's ``stable_update`` refuses steps without a finite loss before this
-    can happen; use ``update``.
+    back, infinite ones among them, stay in the history. :func:`fit` stops at the first that is not finite, and SVI's
+    ``stable_update`` refuses such steps before they can be taken back: there begin where the data are, ``f(X) + jnp.log(y.mean())``
+    for counts.
 
     What moves the mean alone takes no natural step of that length, which would diverge: the prior's covariance, its Fisher
     matrix, knows nothing of the curvature of the data. Sets with covariance "prior" are left to ``others``, and the weights of

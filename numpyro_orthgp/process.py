@@ -183,7 +183,7 @@ class GPFunction:
         return replace(self, beliefs=tuple(Whitened(value, None, "value") for value in self.values))
 
     def _draw_in_run(self, run: Run, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-        """Draws given this run's inducing variables and what it has drawn before, shape ``shape`` + (B,) or (P, B)."""
+        """Draws given this run's inducing variables and what it has drawn before, shape ``shape`` + (B,) or (B, P)."""
         f, drawn, B = self._at_values(), run.drawn, len(X)
         all_drawn = X if drawn is None else jnp.concatenate([drawn.X, X])
         L = joint_root(self.kernel, self.features, self.blocks, all_drawn)[..., -B:, :]
@@ -194,6 +194,7 @@ class GPFunction:
         if self.residual_scale is not None:  # spherical in the residual's whitened coordinates (Titsias 2025, Sec. 3.3)
             noise = safe_sqrt(self.residual_scale)[..., None] * noise
         draws = mean + jnp.einsum("...bc,...c->...b", L[..., -B:], noise, precision=PRECISION)
+        draws = draws if self.num_latents is None else jnp.swapaxes(draws, -1, -2)
         if not shape:
             run.note(X, noise, draws)
         return draws
@@ -319,13 +320,14 @@ class GPFunction:
 def draw_process(f: GPFunction, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     """Draws of f(X), shape ``shape`` + (B,) or (B, P): in a run of a model of its one function, elsewhere of q(f)."""
     check_joint_draw(len(X), fitting=f.fitting)
-    if f.run is None:
-        # NumPyro draws in the default dtype, whatever that of the function.
-        draws = f.joint(X).sample(rng_key, shape).astype(X.dtype)
-    elif (known := f.run.values_at(X)) is not None:
-        draws = jnp.broadcast_to(known, (*shape, *known.shape))
-    else:
-        draws = f._draw_in_run(f.run, X, rng_key, shape)
+    if f.run is not None:
+        known = f.run.values_at(X)
+        if known is None:
+            return f._draw_in_run(f.run, X, rng_key, shape)
+        # Where S draws are asked for they are all of the one function.
+        return jnp.broadcast_to(known, (*shape, *known.shape)) if shape else known
+    # NumPyro draws in the default dtype, whatever that of the function.
+    draws = f.joint(X).sample(rng_key, shape).astype(X.dtype)
     return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
 
 

@@ -71,6 +71,10 @@ class Run:
         """The values drawn at just these inputs, if there are any."""
         return next((values for at, values in self._values if _same(at, X)), None) if self._going else None
 
+    def has_drawn(self, values: Any) -> bool:
+        """Whether these very values were drawn."""
+        return any(values is drawn for _, drawn in self._values)
+
     def note(self, X: Array, noise: Array, values: Array) -> None:
         """Remember a draw, unless it was made where its arrays end with a loop."""
         if self._going and get_opaque_trace_state() == self._trace:

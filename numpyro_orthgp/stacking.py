@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.tree_util import Partial
 
-from numpyro_orthgp.marginals import ARITHMETIC, Marginals, draw_columns
+from numpyro_orthgp.marginals import Marginals, drawn_from
 from numpyro_orthgp.runs import DrawInRun
 from numpyro_orthgp.types import Array, PRNGKey
 
@@ -55,11 +54,7 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
 
 def _origin(m: Marginals) -> tuple[int, tuple[int, ...]] | None:
     """The function that marginals of shape (B,) are of, and which of its outputs; ``None`` where that is not known."""
-    joint, picked = m.joint, ()
-    while isinstance(joint, Partial) and joint.func in ARITHMETIC:
-        if joint.func is draw_columns:
-            picked = tuple(np.ravel(joint.args[1]).tolist())
-        joint = joint.args[0]
+    joint, picked = drawn_from(m.joint)
     return (id(m.names), picked) if isinstance(joint, Partial | DrawInRun) and m.names is not None else None
 
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax import random
 from numpyro.distributions import constraints
-from numpyro.infer import SVI, Predictive, RenyiELBO, TraceMeanField_ELBO, autoguide
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, RenyiELBO, TraceMeanField_ELBO, autoguide
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
@@ -275,3 +275,19 @@ def test_nothing_to_ask_for():
     ):
         ogp.posterior(collapsed, None, {}, X)
     assert set(ogp.posterior(collapsed, None, {}, X, Y)) == {"y"}
+
+
+def test_draws_of_mcmc_with_some_parameters_of_the_model():
+    def own(X, y=None):
+        length = numpyro.param("length", 0.5, constraint=constraints.positive)
+        noise = numpyro.param("noise", 0.3, constraint=constraints.positive)
+        f = ogp.gp("f", kernels.RBF(length), jnp.asarray(Z))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), noise), obs=y)
+
+    fitted = {"length": jnp.asarray(0.7), "noise": jnp.asarray(0.2)}
+    mcmc = MCMC(NUTS(numpyro.handlers.substitute(own, fitted)), num_warmup=2, num_samples=3, progress_bar=False)
+    mcmc.run(random.PRNGKey(0), X, Y)
+    with pytest.raises(ValueError, match="holds 'length' but not 'noise', which the model would take at the starting"):
+        ogp.to_arviz(own, mcmc, {"length": fitted["length"]}, X, Y)
+    assert ogp.to_arviz(own, mcmc, fitted, X, Y)["posterior"]["f.u0"].shape == (1, 3, M)

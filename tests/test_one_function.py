@@ -306,6 +306,36 @@ def test_one_function_twice_is_no_stack():
     assert ogp.stack([f(a), g(a)]).shape == ogp.stack([h(a)[..., 0], h(a)[..., 1]]).shape == (3, 2)
 
 
+@pytest.mark.parametrize("num_latents", [None, 2])
+def test_marginals_and_a_draw_of_one_function(num_latents):
+    """`f(a) + f(b).sample()` is refused in a fit, whose likelihood would take the two for independent; other arrays are not."""
+    X = jnp.linspace(0.0, 1.0, 3)[:, None]
+
+    def model(combine):
+        f = ogp.gp("f", kernels.RBF(1.0), X, num_latents=num_latents)
+        g = ogp.gp("g", kernels.RBF(1.0), X, num_latents=num_latents)
+        return combine(f, g)
+
+    def run(combine):
+        def guide():
+            for name in "fg":
+                ogp.gp_posterior(name, 3, num_latents=num_latents)
+
+        trace = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace()
+        return numpyro.handlers.replay(numpyro.handlers.seed(partial(model, combine), 1), trace)()
+
+    for symbol, combine in {
+        r"\+": lambda f, g: f(X) + f(X + 0.1).sample(),
+        "-": lambda f, g: 2.0 * f(X) - f(X + 0.1).sample(),
+        r"\*": lambda f, g: f(X + 0.1).sample() * f(X),
+    }.items():
+        with pytest.raises(ValueError, match=rf"Draw both: f\(a\)\.sample\(\) {symbol} f\(b\)"):
+            run(combine)
+    shape = (3,) if num_latents is None else (3, 2)
+    assert run(lambda f, g: f(X) + g(X).sample()).shape == run(lambda f, g: f(X) + jnp.ones(shape)).shape == shape
+    assert run(lambda f, g: f(X).sample() + f(X + 0.1).sample()).shape == shape
+
+
 # ---- beside NUTS
 
 

@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro_orthgp.diagnostics.draws import Arguments, Draws, GuideDraws, density
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, layout_of
 from numpyro_orthgp.errors import check_params
-from numpyro_orthgp.guides.parameters import Checked
+from numpyro_orthgp.guides.parameters import Checked, check_model_params
 from numpyro_orthgp.likelihoods.base import is_expected, log_predictive
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.primitives.messages import collected_functions
@@ -103,6 +103,8 @@ def look(
         )
         if fitted:
             check_params("model", sites, params)
+        else:
+            check_model_params(sites, shapes, params, guided=False)
         found.append(layout_of(sites, functions, whole, needed))
         return jnp.zeros(())
 

@@ -67,7 +67,7 @@ class Answers:
         if inputs and input_site_of(msg) is not None:
             q = self._gaussian(name, msg["fn"].shape())
             if q is not None and q.scale is not None and q.covariance == "diagonal":
-                return InputBelief(q.loc, q.scale, asked=True)
+                return InputBelief(q.loc, q.scale, analytic=False, asked=True)
         return None
 
     def _gaussian(self, name: str, shape: tuple[int, ...]) -> Whitened | None:
@@ -93,5 +93,5 @@ class Asking(Messenger):
             return
         belief = self.answers.at(msg, self.inputs)
         if belief is not None:
-            self.has_inputs |= isinstance(belief, InputBelief)
+            self.has_inputs |= isinstance(belief, InputBelief) and not belief.analytic
             self.trace[msg["name"]] = own | {"infer": own["infer"] | belief.as_infer()}
