@@ -292,6 +292,27 @@ def test_large_draws_while_fitting_are_refused_with_the_remedy():
     assert run(lambda m: m.independent().sample()).shape == (2049,)
 
 
+def test_outputs_that_nobody_looks_at_need_no_joint_draw():
+    """Those hidden by `obs_mask` in a fit, and those of a model that `posterior` runs without y: more than joint draws allow."""
+    X, y = jnp.zeros((8193, 1)), jnp.zeros(8193)
+
+    def model(y=None, mask=None):
+        f = ogp.gp("f", kernels.RBF(0.5), jnp.zeros((1, 1)))
+        with numpyro.plate("data", 8193):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 1.0), obs=y, obs_mask=mask)
+
+    guide = ogp.AutoSparseGP(model)
+    values = jax.eval_shape(lambda: numpyro.handlers.seed(guide, 0)(y, y > 0))
+    assert values["y_unobserved"].shape == (8193,)
+
+    def by_hand(y=None, mask=None):
+        ogp.gp_posterior("f", 1)
+
+    params = {"f.u0_loc": jnp.zeros(1), "f.u0_scale_tril": jnp.eye(1)}
+    assert set(jax.eval_shape(lambda p: ogp.posterior(model, ogp.AutoSparseGP(model), p), params)) == {"f"}
+    assert set(jax.eval_shape(lambda p: ogp.posterior(model, by_hand, p), params)) == {"f"}
+
+
 def test_one_function_twice_is_no_stack():
     with numpyro.handlers.seed(rng_seed=0):
         f = ogp.gp("f", kernels.RBF(0.5), jnp.zeros((1, 1)))

@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_orthgp.errors import check_floating, check_option
 from numpyro_orthgp.guides.declare import RESIDUALS, SetOfQ, declare_sets, latent_inputs_posterior, per_set
-from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, SamePlates, WithoutGPs, hidden_by_mask
+from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.missing import sample_missing
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
 from numpyro_orthgp.math.gaussian import COVARIANCES
@@ -207,7 +207,7 @@ class AutoSparseGP(AutoGuide):
             note()
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        with handlers.block():
+        with handlers.block(), OutputsByRow():
             rng_key = jax.random.PRNGKey(0)
             messages = handlers.trace(handlers.seed(self.model, rng_key)).get_trace(*args, **kwargs)
         self._order, self._gps, self._inputs = [], {}, {}
@@ -325,7 +325,7 @@ class AutoSparseGP(AutoGuide):
         messages: dict[str, Any] = {}
 
         def note() -> None:
-            with handlers.block():
+            with handlers.block(), OutputsByRow():
                 model = handlers.trace(handlers.seed(self.model, jax.random.PRNGKey(0)))
                 messages.update(model.get_trace(*args, **kwargs))
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from numpyro.primitives import Messenger
 
 from numpyro_orthgp.likelihoods.base import is_expected
+from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.primitives.messages import input_site_of, site_of
 from numpyro_orthgp.types import Array
 
-__all__ = ["InModelOrder", "KeysUsed", "SamePlates", "WithoutGPs", "hidden_by_mask"]
+__all__ = ["InModelOrder", "KeysUsed", "OutputsByRow", "SamePlates", "WithoutGPs", "hidden_by_mask"]
 
 
 def hidden_by_mask(name: str, names: Container[str]) -> bool:
@@ -93,6 +95,28 @@ class InModelOrder(Messenger):
     def emit(self, before: int | None = None) -> None:
         while self.pending and (before is None or self.pending[0][0] < before):
             self.pending.pop(0)[1]()
+
+
+class OutputsByRow(Messenger):
+    """Outputs that nobody observed are drawn row by row, where nothing looks at more of them than their marginals.
+
+    Joint draws would take a covariance between all rows, of which there may be too many.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __enter__(self) -> OutputsByRow:
+        super().__enter__()
+        return self
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["value"] is None and is_expected(msg["fn"]):
+            msg["fn"] = jax.tree.map(
+                lambda leaf: leaf.independent() if isinstance(leaf, Marginals) else leaf,
+                msg["fn"],
+                is_leaf=lambda leaf: isinstance(leaf, Marginals),
+            )
 
 
 class KeysUsed(Messenger):

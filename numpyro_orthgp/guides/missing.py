@@ -14,9 +14,7 @@ import numpyro
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_orthgp.guides.handlers import hidden_by_mask
-from numpyro_orthgp.likelihoods.base import is_expected
-from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.guides.handlers import OutputsByRow, hidden_by_mask
 
 __all__ = ["sample_missing"]
 
@@ -41,19 +39,10 @@ def sample_missing(model: Callable[..., Any], emitted: dict[str, Any], args: Any
     # A key of this call's own: where densities are averages over draws, as by Monte Carlo, their errors then cancel on average.
     rng_key = numpyro.prng_key()
     seeded = handlers.seed(model, jax.random.PRNGKey(0) if rng_key is None else rng_key)
-    with _Beside():
+    with _Beside(), OutputsByRow():
         messages = handlers.trace(handlers.replay(seeded, emitted)).get_trace(*args, **kwargs)
     for name, message in messages.items():
         if hidden_by_mask(name, messages) and not message["is_observed"]:
             # Its plates are the model's; here they are the weight that they give to the site.
             with handlers.scale(scale=1.0 if message["scale"] is None else message["scale"]):
-                numpyro.sample(name, _row_by_row(message["fn"]))
-
-
-def _row_by_row(fn: Any) -> Any:
-    """A likelihood whose draws need no joint covariance: nothing else sees what is hidden."""
-
-    def independent(leaf: Any) -> Any:
-        return leaf.independent() if isinstance(leaf, Marginals) else leaf
-
-    return jax.tree.map(independent, fn, is_leaf=lambda leaf: isinstance(leaf, Marginals)) if is_expected(fn) else fn
+                numpyro.sample(name, message["fn"])

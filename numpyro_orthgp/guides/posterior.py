@@ -11,6 +11,7 @@ from numpyro import handlers
 
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.guides.asking import Answers, Asking
+from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_model_params
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, site_of
 from numpyro_orthgp.process import GPFunction
@@ -125,7 +126,7 @@ def fitted_trace(
                 asking = Asking(fitted, answers, inputs)
                 fitted = handlers.replay(asking, asking.trace)
             try:
-                with collected_functions() as functions:
+                with collected_functions() as functions, OutputsByRow():
                     return handlers.trace(handlers.substitute(fitted, params)).get_trace(*args, **kwargs), functions
             except ValueError:
                 # Not every bound of a CollapsedGP can take Gaussians of latent inputs; it was fitted with draws then.
