@@ -228,6 +228,7 @@ def _nodes(num_points: int, dim: int, dtype: jnp.dtype) -> tuple[Array, Array]:
 
 
 def covariances(kernel: KernelLike, Z: Array, X: Array) -> Array:
+    """``k(Z, X)`` at nodes ``X`` of shape (S, B, D), without noise: shape (M, S, B)."""
     # Noise on all columns goes: a node may happen to be one of the points. (On some columns, they may be known ones.)
     smooth = jax.tree.map(
         lambda part: Constant(0.0) if type(part) is White else part,
@@ -242,6 +243,7 @@ def _mean(weights: Array, K: Array) -> Array:
 
 
 def gram_of_nodes(weights: Array, K: Array) -> Array:
+    """``sum_s weights[s] k(Z, X[s]) k(X[s], Z)`` per input, with ``K`` of :func:`covariances`: shape (B, M, M)."""
     return jnp.einsum("msb,nsb->bmn", K * weights[:, None], K, precision=PRECISION)  # (B, M, M)
 
 
