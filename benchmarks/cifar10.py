@@ -30,7 +30,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import init, kernels, likelihoods
-from numpyro_orthgp.images import patchwise, patchwise_mean
+from numpyro_orthgp.functions.images import patchwise, patchwise_mean
 from numpyro_orthgp.inducing import InducingPatches
 
 CHANNELS, CLASSES, PATCH, CHUNK = 10, 10, (5, 5), 25

@@ -37,10 +37,10 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 import numpyro_orthgp as ogp
 from benchmarks.natural_gradients import load
 from numpyro_orthgp import init, kernels, likelihoods
-from numpyro_orthgp.constraints import dense_lower_cholesky
-from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.functions.projection import decompose, project, residual_variance
+from numpyro_orthgp.gaussians.constraints import dense_lower_cholesky
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, solve_lower
-from numpyro_orthgp.math.projection import decompose, project, residual_variance
 
 CHECKPOINTS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 

@@ -76,7 +76,9 @@ def fit(data: Evaluations, num_steps: int) -> ogp.GPFunction:
     return ogp.posterior(model, guide, svi.get_params(state), data.X, y, **kwargs)["y"]
 
 
-def minimize(paths: ogp.paths.Paths, rng_key: jax.Array, num_steps: int, num_random: int = 500, num_starts: int = 8):
+def minimize(
+    paths: ogp.functions.paths.Paths, rng_key: jax.Array, num_steps: int, num_random: int = 500, num_starts: int = 8
+):
     """Where each path is smallest in the square: the best of random points, followed downhill, shape (num, 2)."""
     X = random.uniform(rng_key, (num_random, 2))
     _, best = lax.top_k(-paths(X), num_starts)

@@ -8,7 +8,23 @@ the whitened variables e_i being ordinary NumPyro latent sites. A guide draws th
 to the model, which then integrates over them exactly; any other inference sees plain values. One set is SVGP, two are
 SOLVE-GP, and the residual's variance is what the tightened bounds shrink.
 
-Read ``math/projection.py`` (the decomposition), ``primitives/`` (the sites) and ``guides/`` (the Gaussians).
+The rooms of the package, in reading order; each imports only from those before it:
+
+    types, closures, errors   array aliases and axis letters; functions as pytrees of what they close over; clear words
+    math                      linear algebra and quadrature: arrays in, arrays out, made fast
+    kernels                   covariance functions, their random features, and their expectations at Gaussian inputs
+    inducing                  what is conditioned on: points, patches, Fourier and spherical features, points for the mean only
+    gaussians                 what q is: families, distributions, constraints, natural gradients
+    functions                 what f is: the decomposition (``projection``), marginals, draws, paths, deep GPs
+    likelihoods               distributions of y that integrate f out
+    collapsed                 bounds of regression with q integrated out
+    primitives                ``gp``, ``latent_inputs``, ``orthogonal``: what a model says
+    guides                    ``AutoSparseGP``, ``gp_posterior``, ``posterior``: what a guide says
+    online                    a fit that grows: new data, new inducing points, latent inputs of new rows
+    training                  ``fit``: minibatches, checkpoints, devices
+    init                      starting points
+    diagnostics               ``check``, ``khat``, ``to_arviz``
+    plots                     pictures
 """
 
 from numpyro_orthgp import init as init
@@ -17,35 +33,35 @@ from numpyro_orthgp import likelihoods as likelihoods
 from numpyro_orthgp import online as online
 from numpyro_orthgp import plots as plots
 from numpyro_orthgp.collapsed import CollapsedGP as CollapsedGP
-from numpyro_orthgp.deep import DeepGP as DeepGP
 from numpyro_orthgp.diagnostics import check as check
 from numpyro_orthgp.diagnostics import khat as khat
 from numpyro_orthgp.diagnostics import to_arviz as to_arviz
+from numpyro_orthgp.functions.deep import DeepGP as DeepGP
+from numpyro_orthgp.functions.function import GPFunction as GPFunction
+from numpyro_orthgp.functions.images import patchwise as patchwise
+from numpyro_orthgp.functions.images import patchwise_mean as patchwise_mean
+from numpyro_orthgp.functions.latent_inputs import LatentInputs as LatentInputs
+from numpyro_orthgp.functions.marginals import Marginals as Marginals
+from numpyro_orthgp.functions.stacking import stack as stack
+from numpyro_orthgp.gaussians.natural_gradient import natural_gradient as natural_gradient
 from numpyro_orthgp.guides import AutoSparseGP as AutoSparseGP
 from numpyro_orthgp.guides import gp_posterior as gp_posterior
 from numpyro_orthgp.guides import latent_inputs_posterior as latent_inputs_posterior
 from numpyro_orthgp.guides import posterior as posterior
-from numpyro_orthgp.images import patchwise as patchwise
-from numpyro_orthgp.images import patchwise_mean as patchwise_mean
 from numpyro_orthgp.inducing import FourierFeatures as FourierFeatures
 from numpyro_orthgp.inducing import InducingPatches as InducingPatches
 from numpyro_orthgp.inducing import InducingPoints as InducingPoints
 from numpyro_orthgp.inducing import MeanOnly as MeanOnly
 from numpyro_orthgp.inducing import SphericalHarmonics as SphericalHarmonics
-from numpyro_orthgp.inputs import LatentInputs as LatentInputs
-from numpyro_orthgp.latents import InferredLatents as InferredLatents
-from numpyro_orthgp.latents import infer_latents as infer_latents
 from numpyro_orthgp.likelihoods import GaussHermite as GaussHermite
 from numpyro_orthgp.likelihoods import Likelihood as Likelihood
 from numpyro_orthgp.likelihoods import MonteCarlo as MonteCarlo
 from numpyro_orthgp.likelihoods import QuasiMonteCarlo as QuasiMonteCarlo
-from numpyro_orthgp.marginals import Marginals as Marginals
-from numpyro_orthgp.natural import natural_gradient as natural_gradient
+from numpyro_orthgp.online.latents import InferredLatents as InferredLatents
+from numpyro_orthgp.online.latents import infer_latents as infer_latents
 from numpyro_orthgp.primitives import gp as gp
 from numpyro_orthgp.primitives import latent_inputs as latent_inputs
 from numpyro_orthgp.primitives import orthogonal as orthogonal
-from numpyro_orthgp.process import GPFunction as GPFunction
-from numpyro_orthgp.stacking import stack as stack
 from numpyro_orthgp.training import EarlyStopping as EarlyStopping
 from numpyro_orthgp.training import fit as fit
 

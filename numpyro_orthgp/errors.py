@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 __all__ = [
-    "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_option", "check_params",
+    "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_key", "check_option", "check_params",
     "check_same_dtype", "inspect", "is_concrete", "no_function", "run_checked", "with_checks",
 ]  # fmt: skip
 
@@ -212,6 +212,21 @@ def check_inputs(name: str, X: Any, dim: int | None = None, *, latents: bool = F
         hint = f" Did you pass {name}.T?" if X.shape[0] == dim and X.ndim == 2 else ""
         raise ValueError(f"`{name}` must have shape (n, D) with D = {dim}; got {X.shape}.{hint}")
     return check_finite(name, X)
+
+
+def check_key(key: jax.Array | None, what: str) -> jax.Array:
+    """The random key of a draw.
+
+    :param what: what is drawn, in the plural.
+    :raises ValueError: if there is none.
+    """
+    if key is None:
+        raise ValueError(
+            f"{what} belong in a model, which inference calls; here there is no random key. To run a model by itself wrap it, "
+            "numpyro.handlers.seed(model, 0); fitted functions come from posterior(model, guide, params, ...); a distribution by "
+            "itself draws with a key, .sample(jax.random.PRNGKey(0))."
+        )
+    return key
 
 
 def check_columns(key: Any, shape: tuple[int, ...]) -> np.ndarray:

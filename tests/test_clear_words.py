@@ -89,3 +89,18 @@ def test_columns_of_categories_have_no_centres():
             init.kmeans(key, X, 1)
     one_hot = jax.nn.one_hot(np.arange(10) % 3, 3)
     assert init.kmeans(key, one_hot, 3).shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        likelihoods.Gaussian(M, 0.1),
+        ogp.Likelihood(M, lambda f: dist.Normal(f, 0.5)),
+        likelihoods.Stacked(jax.vmap(lambda s: likelihoods.Gaussian(M, s))(jnp.ones(3))),
+        ogp.CollapsedGP(kernels.RBF(1.0), jnp.zeros((2, 1)), jnp.ones((1, 1)), 0.1),
+    ],
+    ids=lambda fn: type(fn).__name__,
+)
+def test_draws_without_a_key(fn):
+    with pytest.raises(ValueError, match=r"belong in a model.* no random key.*\.sample\(jax\.random\.PRNGKey\(0\)\)"):
+        numpyro.sample("y", fn)

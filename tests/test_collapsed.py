@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
 from numpyro_orthgp.collapsed import distribution, sums
-from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.gaussians.family import Whitened
 from tests import oracles, problems
 
 slow = pytest.mark.slow

@@ -17,7 +17,7 @@ from numpyro.infer.util import log_density
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
-from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.gaussians.family import Whitened
 from tests import oracles, problems
 from tests.test_collapsed import NOISE, mean_field_optimum, orthogonal_factor
 

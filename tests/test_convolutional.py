@@ -17,7 +17,7 @@ from numpyro.infer import Predictive, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
-from numpyro_orthgp.images import patchwise, patchwise_mean
+from numpyro_orthgp.functions.images import patchwise, patchwise_mean
 from numpyro_orthgp.inducing import FourierFeatures, InducingPatches, InducingPoints
 from tests import oracles, problems
 from tests.test_architecture import all_equations

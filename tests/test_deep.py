@@ -13,7 +13,7 @@ from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import init, kernels, likelihoods
-from numpyro_orthgp.grouped import draw_grouped
+from numpyro_orthgp.functions.shared_draws import draw_grouped
 from tests import oracles, problems
 
 NOISE = 0.4
@@ -178,7 +178,7 @@ def test_more_draws_tighten_the_bound(fitted):
 
 
 def test_several_draws_bound_the_model_of_independent_residuals_only():
-    """Two equal inputs, different outputs, no inducing points near: `docs/theory/deep.md` and `deep.py` say what happens."""
+    """Two equal inputs, different outputs, no inducing points near: `docs/theory/deep.md` says what happens."""
     X, y, noise = jnp.zeros((2, 1)), np.array([1.5, -1.5]), 0.5
 
     def model(num_samples):
@@ -243,7 +243,7 @@ def test_grouped_draws_have_the_moments_of_q(problem):
     kernel = kernels.Matern52(0.8)
     with handlers.block(), handlers.seed(rng_seed=0):
         f = ogp.gp("f", kernel, Zs, num_latents=2, jitter=0.0)
-    beliefs = tuple(ogp.math.gaussian.Whitened(jnp.stack([m, -m]), jnp.stack([T, T]), "full") for m, T in qs)
+    beliefs = tuple(ogp.gaussians.family.Whitened(jnp.stack([m, -m]), jnp.stack([T, T]), "full") for m, T in qs)
     f = ogp.GPFunction(kernel, f.features, f.blocks, beliefs, None, v, 2, True)
     draw = jax.jit(lambda k: jax.vmap(lambda k: draw_grouped(f, jnp.asarray(X[:6]).reshape(2, 3, 2), k, 2))(k))
     values, log_weights = draw(jax.random.split(jax.random.PRNGKey(0), 20000))

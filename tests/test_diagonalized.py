@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from numpyro_orthgp import online
-from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.gaussians.family import Whitened
 from tests import problems
 from tests.test_online import gaussian
 from tests.test_paths import CASES, MATERN, B, D, full, function, mean_only, three_sets

@@ -20,8 +20,8 @@ from numpyro.distributions.kl import kl_divergence
 import numpyro_orthgp as ogp
 from numpyro_orthgp import GaussHermite, QuasiMonteCarlo
 from numpyro_orthgp import likelihoods as L
-from numpyro_orthgp.distributions import WhitenedGaussian, WhitenedPrior
-from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.gaussians.distributions import WhitenedGaussian, WhitenedPrior
+from numpyro_orthgp.gaussians.family import Whitened
 
 B, M = 3, 4
 KEY = jax.random.PRNGKey(0)

@@ -112,7 +112,7 @@ def test_every_page_is_in_the_table_of_contents(page):
 
 def test_the_reader_would_miss_what_is_not_there():
     with pytest.raises((AttributeError, ModuleNotFoundError)):
-        look_up("numpyro_orthgp.math.projection.projekt")
+        look_up("numpyro_orthgp.functions.projection.projekt")
     with pytest.raises(ModuleNotFoundError):
         look_up("no_such_package.at_all")
     assert named_code("{py:func}`~numpyro_orthgp.gp` `numpyro_orthgp.fit`") == ["numpyro_orthgp.gp"]

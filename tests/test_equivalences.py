@@ -9,8 +9,9 @@ import pytest
 from scipy.linalg import block_diag
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp import mean_shift, process
-from numpyro_orthgp.math.projection import decompose
+from numpyro_orthgp.functions import function as process
+from numpyro_orthgp.functions import mean_only as mean_shift
+from numpyro_orthgp.functions.projection import decompose
 from tests import oracles, problems
 
 NOISE = 0.4

@@ -19,9 +19,9 @@ from scipy.linalg import block_diag
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.functions.prior import decompose_sets
+from numpyro_orthgp.functions.projection import project
 from numpyro_orthgp.inducing import FourierFeatures, SphericalHarmonics, as_sets
-from numpyro_orthgp.math.projection import project
-from numpyro_orthgp.prior import decompose_sets
 from tests import oracles, problems
 from tests.interdomain import features, joint, points
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from numpyro_orthgp import process
-from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.functions import function as process
+from numpyro_orthgp.functions.marginals import Marginals
 from tests.fuzz.families import program
 from tests.fuzz.properties import check
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.gaussians.family import Whitened
 from tests import oracles
 from tests.test_golden_sets import KERNELS
 from tests.test_oracles_golden import CASE5, array, load

@@ -16,7 +16,7 @@ from numpyro.infer import TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
-from numpyro_orthgp import marginals as module
+from numpyro_orthgp.functions import marginals as module
 
 B = 3
 X = jnp.array([[-0.6], [0.1], [0.9]])

@@ -11,13 +11,13 @@ import pytest
 from numpy.testing import assert_allclose
 
 from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.functions import moments
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.projection import Block, decompose
+from numpyro_orthgp.functions.stacking import stack
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import InducingPoints
-from numpyro_orthgp.math import moments
 from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
-from numpyro_orthgp.math.gaussian import Whitened
-from numpyro_orthgp.math.projection import Block, decompose
-from numpyro_orthgp.process import GPFunction
-from numpyro_orthgp.stacking import stack
 
 M, B, LATER = 4, 40, 3  # inducing variables, inputs, points of a later set
 

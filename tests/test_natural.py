@@ -18,9 +18,9 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
-from numpyro_orthgp.math import natural
-from numpyro_orthgp.math.gaussian import Whitened
-from numpyro_orthgp.math.natural import precondition
+from numpyro_orthgp.gaussians import natural_step as natural
+from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.gaussians.natural_step import precondition
 from numpyro_orthgp.primitives import functions
 from tests import oracles, problems
 

@@ -9,12 +9,13 @@ import numpyro
 import optax
 import pytest
 from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro_orthgpNone import kernels, likelihoods
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp import kernels, likelihoods, natural
-from numpyro_orthgp.constraints import Natural
-from numpyro_orthgp.math.gaussian import Whitened
-from numpyro_orthgp.math.natural import natural_step
+from numpyro_orthgp.gaussians import natural_gradient as natural
+from numpyro_orthgp.gaussians.constraints import Natural
+from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.gaussians.natural_step import natural_step
 from tests import oracles
 
 X = np.linspace(0, 10, 40)[:, None]

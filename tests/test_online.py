@@ -14,7 +14,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods, online
 from numpyro_orthgp.errors import run_checked
-from numpyro_orthgp.math.gaussian import Whitened, log_density
+from numpyro_orthgp.gaussians.family import Whitened, log_density
 from tests import oracles, problems
 
 KERNEL = problems.kernel_oracle("matern52", 1.3, 0.9)
@@ -124,8 +124,8 @@ def test_mean_only_points_are_kept(problem):
     G, a = np.array([[0.5, 0.5], [-1.0, 1.5], [1.2, -0.7]]), np.array([0.8, -0.6, 0.4])
     f = function(Zs, qs)
     products = [s.covariance_with_inputs(f.kernel, G) @ a for s in f.features]
-    projected = ogp.math.projection.project(f.blocks, [p[:, None] for p in products])
-    shift = ogp.mean_shift.MeanShift(jnp.asarray(G), jnp.asarray(a), tuple(p[:, 0] for p in projected))
+    projected = ogp.functions.projection.project(f.blocks, [p[:, None] for p in products])
+    shift = ogp.functions.mean_only.MeanShift(jnp.asarray(G), jnp.asarray(a), tuple(p[:, 0] for p in projected))
     f = ogp.GPFunction(f.kernel, f.features, f.blocks, f.beliefs, shift)
     everywhere = np.concatenate([Xs, X])
     mean, cov = oracles.q_f(KERNEL, problems.oracle_sets(Zs, qs), everywhere, mean_only=oracles.MeanOnlySet(G, a))

@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from numpyro_orthgpNone import kernels
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp import kernels, paths
+from numpyro_orthgp.functions import paths
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.mean_only import MeanShift
+from numpyro_orthgp.functions.prior import check_latents, decompose_sets
+from numpyro_orthgp.functions.projection import project
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import InducingPatches, InducingPoints, as_sets, covariance_of_points
-from numpyro_orthgp.math.gaussian import Whitened
-from numpyro_orthgp.math.projection import project
-from numpyro_orthgp.mean_shift import MeanShift
-from numpyro_orthgp.prior import check_latents, decompose_sets
-from numpyro_orthgp.process import GPFunction
 from tests import oracles, problems
 from tests.test_random_features import z_scores
 

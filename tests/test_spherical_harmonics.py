@@ -15,10 +15,10 @@ from scipy.special import comb, eval_chebyt, eval_gegenbauer
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
+from numpyro_orthgp.functions.prior import decompose_sets
+from numpyro_orthgp.functions.projection import project
 from numpyro_orthgp.inducing import SphericalHarmonics, as_sets
 from numpyro_orthgp.math import harmonics as maths
-from numpyro_orthgp.math.projection import project
-from numpyro_orthgp.prior import decompose_sets
 from tests import oracles
 from tests.interdomain import features, joint, points
 

@@ -9,10 +9,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.collapsed.bounds import BOUNDS
 from numpyro_orthgp.errors import check_finite, check_floating, check_option, inspect, is_concrete
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
-from numpyro_orthgp.math.bounds import BOUNDS
-from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.types import Array
 
 __all__ = [

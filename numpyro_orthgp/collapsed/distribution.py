@@ -11,19 +11,19 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_orthgp.collapsed import checks
+from numpyro_orthgp.collapsed.bounds import Statistics, conditional_gain, log_evidence, log_upper_bound, optimum
 from numpyro_orthgp.collapsed.sums import Prior, Rows, project_inputs, sum_over_points, without_orthogonal
-from numpyro_orthgp.errors import check_inputs, check_same_dtype
+from numpyro_orthgp.errors import check_inputs, check_key, check_same_dtype
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.latent_inputs import LatentInputs
+from numpyro_orthgp.functions.marginals import MAX_JOINT_DRAW
+from numpyro_orthgp.functions.prior import as_kernel, check_jitter, check_latents, decompose_sets
+from numpyro_orthgp.functions.projection import Block, residual_covariance
+from numpyro_orthgp.gaussians.family import Whitened, spread
 from numpyro_orthgp.inducing import Feature, as_sets, input_dim
-from numpyro_orthgp.inputs import LatentInputs
-from numpyro_orthgp.marginals import MAX_JOINT_DRAW
-from numpyro_orthgp.math.bounds import Statistics, conditional_gain, log_evidence, log_upper_bound, optimum
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
-from numpyro_orthgp.math.gaussian import Whitened, spread
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, diagonal, jitter_scale, matmul
-from numpyro_orthgp.math.projection import Block, residual_covariance
-from numpyro_orthgp.prior import as_kernel, check_jitter, check_latents, decompose_sets
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike, PRNGKey
 
 __all__ = ["CollapsedGP"]
@@ -45,7 +45,7 @@ class CollapsedGP(dist.Distribution):
             numpyro.sample("y", CollapsedGP(kernels.RBF(lengthscale), X, Z, noise), obs=y)
 
     It serves any inference of NumPyro: ``SVI`` with any guide, ``NUTS``, ``condition``. Outside of plates, since it is one
-    joint density of all N points. The bounds and their formulas are in :mod:`numpyro_orthgp.math.bounds`; "titsias2009",
+    joint density of all N points. The bounds and their formulas are in :mod:`numpyro_orthgp.collapsed.bounds`; "titsias2009",
     "artemev2021", "titsias2025" (the default) and "conditional" (Shi et al. 2020, App. B) are lower bounds of log p(y), in this
     order but for the last; "fitc", "dtc" and "pep" are other approximations, for comparison.
 
@@ -210,7 +210,7 @@ class CollapsedGP(dist.Distribution):
 
         :raises ValueError: for more than 8192 points, whose covariance matrix is too large.
         """
-        assert key is not None
+        key = check_key(key, "outputs of CollapsedGP")
         N = self.event_shape[0]
         if N > MAX_JOINT_DRAW:
             raise ValueError(

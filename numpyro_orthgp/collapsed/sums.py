@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from numpyro_orthgp.collapsed.bounds import Moments, Statistics, statistics
+from numpyro_orthgp.functions.prior import expect_covariances
+from numpyro_orthgp.functions.projection import Block, project, residual_variance
+from numpyro_orthgp.gaussians.family import Whitened, spread
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.kernels.expectations import psi0
 from numpyro_orthgp.math.blocks import sum_blocks
-from numpyro_orthgp.math.bounds import Moments, Statistics, statistics
-from numpyro_orthgp.math.gaussian import Whitened, spread
 from numpyro_orthgp.math.linalg import PRECISION, join
-from numpyro_orthgp.math.projection import Block, project, residual_variance
-from numpyro_orthgp.prior import expect_covariances
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Prior", "Rows", "project_inputs", "sum_over_points", "without_orthogonal"]
@@ -32,7 +32,7 @@ class Prior(NamedTuple):
 
     :param given: Gaussians or values of all sets but the first; ``None`` where all sets are optimized.
     :param num_points: nodes for kernel expectations without closed form.
-    :param magnified: as for :func:`~numpyro_orthgp.prior.expect_covariances`.
+    :param magnified: as for :func:`~numpyro_orthgp.functions.prior.expect_covariances`.
     """
 
     kernel: Any

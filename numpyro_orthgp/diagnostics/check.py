@@ -21,8 +21,8 @@ from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.report import Report
 from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
 from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides import posterior
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["check"]

@@ -17,7 +17,7 @@ from numpyro.infer.util import unconstrain_fn
 from numpyro_orthgp.diagnostics.draws import Arguments, Draws, draws_of_mcmc
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data
 from numpyro_orthgp.diagnostics.replay import Replay
-from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["CHAINS", "Comparison", "Moments", "compare"]

@@ -17,8 +17,8 @@ from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data, 
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.sites import function_draw, log_joint, mask_of, predictive_draw
 from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.likelihoods.base import log_predictive
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["to_arviz"]

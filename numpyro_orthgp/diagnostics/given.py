@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from numpyro_orthgp.diagnostics.layout import is_marginals
+from numpyro_orthgp.functions.function import GPFunction, draw_process
+from numpyro_orthgp.functions.stacking import draw_stacked
 from numpyro_orthgp.likelihoods.base import is_expected
-from numpyro_orthgp.process import GPFunction, draw_process
-from numpyro_orthgp.stacking import draw_stacked
 from numpyro_orthgp.types import Array
 
 __all__ = ["Drawn", "given_functions"]

@@ -12,16 +12,16 @@ import numpy as np
 
 from numpyro_orthgp.diagnostics.draws import Arguments
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data, is_marginals
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.projection import conditional_covariance
+from numpyro_orthgp.gaussians.family import kl_from_prior
 from numpyro_orthgp.guides.posterior import fitted_trace
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.likelihoods.base import unwrap
 from numpyro_orthgp.likelihoods.stacked import Stacked
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import rescue_jitter
-from numpyro_orthgp.math.gaussian import kl_from_prior
 from numpyro_orthgp.math.linalg import diagonal, jitter_scale
-from numpyro_orthgp.math.projection import conditional_covariance
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["FunctionHealth", "SetHealth", "health_of", "inputs_of", "residual_scales"]

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_orthgp.collapsed import CollapsedGP
+from numpyro_orthgp.functions.function import GPFunction, drawn_functions
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.guides.handlers import hidden_by_mask
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.likelihoods.stacked import Stacked
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.primitives.messages import input_site_of, site_of
-from numpyro_orthgp.process import GPFunction, drawn_functions
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = [

@@ -15,11 +15,11 @@ from numpyro import handlers
 from numpyro_orthgp.diagnostics.draws import Arguments, Draws, GuideDraws, density
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, layout_of
 from numpyro_orthgp.errors import check_params
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.parameters import Checked, check_model_params
 from numpyro_orthgp.likelihoods.base import is_expected, log_predictive
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.primitives.messages import collected_functions
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["Replay", "look", "run"]

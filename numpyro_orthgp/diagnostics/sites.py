@@ -20,14 +20,14 @@ import numpyro.distributions as dist
 
 from numpyro_orthgp.diagnostics.draws import density
 from numpyro_orthgp.diagnostics.layout import Trace, is_marginals
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.marginals import MAX_JOINT_DRAW
 from numpyro_orthgp.likelihoods import Categorical, Likelihood
 from numpyro_orthgp.likelihoods.base import is_expected, log_predictive, unwrap
 from numpyro_orthgp.likelihoods.mixture import Mixture
 from numpyro_orthgp.likelihoods.stacked import Stacked
 from numpyro_orthgp.likelihoods.survival import SurvivalLikelihood
 from numpyro_orthgp.likelihoods.transformed import Transformed
-from numpyro_orthgp.marginals import MAX_JOINT_DRAW
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["are_classes", "censored_of", "function_draw", "log_joint", "mask_of", "predictive_draw"]

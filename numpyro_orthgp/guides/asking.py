@@ -8,8 +8,8 @@ from typing import Any
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.guides.gaussians import flat_gaussians, gaussian_of, read_by_others
-from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, InputBelief, input_site_of, site_of
 
 __all__ = ["Answers", "Asking"]

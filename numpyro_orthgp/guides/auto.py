@@ -16,11 +16,11 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_orthgp.errors import check_floating, check_option
+from numpyro_orthgp.gaussians.family import COVARIANCES
 from numpyro_orthgp.guides.declare import RESIDUALS, SetOfQ, declare_sets, latent_inputs_posterior, per_set
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.missing import sample_missing
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
-from numpyro_orthgp.math.gaussian import COVARIANCES
 from numpyro_orthgp.primitives.messages import InputSite, Site, input_site_of, site_of
 from numpyro_orthgp.types import Array, PRNGKey
 

@@ -12,11 +12,11 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_orthgp.constraints import dense_lower_cholesky
-from numpyro_orthgp.constraints import natural as natural_constraint
-from numpyro_orthgp.distributions import WhitenedGaussian
 from numpyro_orthgp.errors import check_floating, check_option, inspect
-from numpyro_orthgp.math.gaussian import COVARIANCES, Whitened
+from numpyro_orthgp.gaussians.constraints import dense_lower_cholesky
+from numpyro_orthgp.gaussians.constraints import natural as natural_constraint
+from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
+from numpyro_orthgp.gaussians.family import COVARIANCES, Whitened
 from numpyro_orthgp.primitives.messages import Belief, InputBelief
 from numpyro_orthgp.types import Array, ArrayLike
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoContinuous, AutoGuideList, AutoLaplaceApproximation
 
-from numpyro_orthgp.distributions import WhitenedGaussian
+from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.math.linalg import diagonal, solve_lower
 from numpyro_orthgp.primitives.messages import site_of
 from numpyro_orthgp.types import Array

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from numpyro.primitives import Messenger
 
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import is_expected
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.primitives.messages import input_site_of, site_of
 from numpyro_orthgp.types import Array
 

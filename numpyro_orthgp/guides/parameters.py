@@ -12,8 +12,8 @@ from numpyro.distributions.transforms import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_orthgp.collapsed import CollapsedGP
-from numpyro_orthgp.constraints import Natural
 from numpyro_orthgp.errors import check_params, is_concrete
+from numpyro_orthgp.gaussians.constraints import Natural
 from numpyro_orthgp.primitives.messages import site_of
 
 __all__ = ["Checked", "check_guide_sites", "check_model_params"]

@@ -10,11 +10,11 @@ import jax
 from numpyro import handlers
 
 from numpyro_orthgp.collapsed import CollapsedGP
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.asking import Answers, Asking
 from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_model_params
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, site_of
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["fitted_trace", "posterior"]

@@ -18,8 +18,10 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
-from numpyro_orthgp.averaged import AveragedMarginals
-from numpyro_orthgp.errors import inspect
+from numpyro_orthgp.errors import check_key, inspect
+from numpyro_orthgp.functions.expected import AveragedMarginals
+from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.functions.sites import prng_key
 from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, moment_of, real
 from numpyro_orthgp.likelihoods.integrators import (
     FOR_PREDICTIONS,
@@ -31,10 +33,8 @@ from numpyro_orthgp.likelihoods.integrators import (
     expectation,
     log_expectation,
 )
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
-from numpyro_orthgp.sites import prng_key
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = [
@@ -152,7 +152,7 @@ class ExpectedLikelihood(dist.Distribution):
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw f, then y given f; jointly over the inputs wherever ``f(X).sample()`` is joint."""
-        assert key is not None
+        key = check_key(key, "likelihoods")
         self._check_not_stacked()
         f_key, y_key = jax.random.split(key)
         f = self.marginals.draw(f_key, sample_shape)

@@ -12,6 +12,7 @@ from jax.nn import log_sigmoid, sigmoid
 from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import INCREASING, OPEN_FRACTION
 from numpyro_orthgp.likelihoods.special import (
@@ -21,7 +22,6 @@ from numpyro_orthgp.likelihoods.special import (
     log_ndtr_difference,
     standardize,
 )
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import rising_edge
 from numpyro_orthgp.types import Array, ArrayLike

@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator
 from numpyro_orthgp.likelihoods.checks import OPEN_FRACTION
 from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS
@@ -22,7 +23,6 @@ from numpyro_orthgp.likelihoods.special import (
     positive_part_mean,
     stirling,
 )
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["AsymmetricLaplace", "Beta", "Laplace", "StudentT"]

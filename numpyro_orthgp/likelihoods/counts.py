@@ -10,12 +10,12 @@ from jax import nn
 from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import FRACTION, real
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS, PositiveLink
 from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, branches, log_binomial, stirling
 from numpyro_orthgp.likelihoods.trials import Binomial
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["NegativeBinomial", "Poisson", "ZeroInflated"]

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_orthgp.averaged import AveragedMarginals
 from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.functions.expected import AveragedMarginals
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS
 from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
 from numpyro_orthgp.types import Array, ArrayLike

@@ -8,8 +8,8 @@ from typing import Any
 import numpyro.distributions as dist
 
 from numpyro_orthgp.closures import as_pytree
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.types import Array
 
 __all__ = ["Likelihood"]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
+from numpyro_orthgp.errors import check_key
 from numpyro_orthgp.likelihoods.base import log_predictive, unwrap
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -77,7 +78,7 @@ class Mixture(dist.Distribution):
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw y: each draw takes one particle, the same for all points whose particles have the same weights."""
-        assert key is not None
+        key = check_key(key, "likelihoods")
         pick_key, y_key = jax.random.split(key)
         y = self._split(self.components.sample(y_key, sample_shape))
         # One number for all points says where among the summed weights of its particles each of them looks.

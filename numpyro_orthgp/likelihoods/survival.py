@@ -15,11 +15,11 @@ import numpyro.distributions as dist
 from jax.scipy.special import gammaln
 from numpyro.distributions import constraints
 
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import check_censored
 from numpyro_orthgp.likelihoods.gaussian import Gaussian
 from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, log_gamma_spread, log_gammaincc, log_ndtr, stirling
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Exponential", "Gamma", "LogNormal", "SurvivalLikelihood", "Weibull"]

@@ -9,11 +9,11 @@ import numpyro.distributions as dist
 from jax.scipy.special import ndtr
 
 from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import WHOLE, real, signs
 from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS, ProbabilityLink
 from numpyro_orthgp.likelihoods.special import binomial_top, log_binomial, log_ndtr
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Bernoulli", "Binomial"]

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import inspect
-from numpyro_orthgp.math.gaussian import Whitened
-from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.gaussians.family import Whitened
 
 __all__ = ["check_gaussians"]
 

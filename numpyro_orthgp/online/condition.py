@@ -28,15 +28,15 @@ import numpyro.distributions as dist
 from jax import lax
 
 from numpyro_orthgp.errors import check_integer, inspect
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.functions.mean_only import MeanShift, project_shift
+from numpyro_orthgp.functions.prior import check_jitter
+from numpyro_orthgp.functions.projection import Block, extend, joint_whitener, project
+from numpyro_orthgp.gaussians.family import Whitened, spread
 from numpyro_orthgp.inducing import InducingPoints
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.gaussian import Whitened, spread
 from numpyro_orthgp.math.linalg import diagonal, join, matmul, safe_sqrt, solve_lower
-from numpyro_orthgp.math.projection import Block, extend, joint_whitener, project
-from numpyro_orthgp.mean_shift import MeanShift, project_shift
-from numpyro_orthgp.prior import check_jitter
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["condition"]

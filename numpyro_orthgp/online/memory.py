@@ -16,12 +16,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpyro
 
-from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.projection import project
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.math.linalg import diagonal, solve_lower
-from numpyro_orthgp.math.projection import project
 from numpyro_orthgp.online.checks import check_gaussians
 from numpyro_orthgp.online.moments import moments_at, split
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array
 
 __all__ = ["log_ratio", "remember"]

@@ -7,10 +7,10 @@ from itertools import accumulate
 
 import jax.numpy as jnp
 
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.projection import project
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.math.linalg import join
-from numpyro_orthgp.math.projection import project
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array
 
 __all__ = ["moments_at", "project_sets", "split"]

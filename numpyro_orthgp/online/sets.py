@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.prior import check_jitter, decompose_sets
+from numpyro_orthgp.functions.projection import project
+from numpyro_orthgp.gaussians.family import Whitened, kl_from_prior
 from numpyro_orthgp.inducing import Feature, as_sets
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.gaussian import Whitened, kl_from_prior
 from numpyro_orthgp.math.linalg import PRECISION, diagonal, matmul
-from numpyro_orthgp.math.projection import project
 from numpyro_orthgp.online.checks import check_gaussians
 from numpyro_orthgp.online.moments import project_sets, split
-from numpyro_orthgp.prior import check_jitter, decompose_sets
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["compress", "divergences", "drop_sets", "start_from"]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numpyro_orthgp.errors import check_floating, check_inputs
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.plots.dims import check_dims
 from numpyro_orthgp.plots.slices import Slice
 from numpyro_orthgp.plots.style import COLOURS, MARKERS, colour_bar, frame, look_of, new_axes, scatter
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import ArrayLike
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from numpyro_orthgp.errors import check_inputs, check_integer
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.inducing import InducingPoints, input_dim
 from numpyro_orthgp.plots.dims import check_dims, dimension_names
 from numpyro_orthgp.plots.style import COLOURS, MARKERS, extend, frame, legend_on_top, legend_room, new_axes, scatter
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import ArrayLike
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import numpyro.distributions as dist
 from jax.scipy.special import ndtri
 
 from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods import Gaussian
 from numpyro_orthgp.likelihoods.base import unwrap
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.quadrature import quasi_normal
 from numpyro_orthgp.types import Array, PRNGKey
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.inducing import input_dim
 from numpyro_orthgp.plots.dims import check_dims, dimension_names
 from numpyro_orthgp.plots.points import check_function, draw_points, draw_rug, point_sets
@@ -23,7 +24,6 @@ from numpyro_orthgp.plots.style import (
     new_axes,
     scatter,
 )
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import ArrayLike
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.inducing import input_dim
 from numpyro_orthgp.plots.dims import check_dims, dimension_names, padded_range
 from numpyro_orthgp.plots.points import all_points
-from numpyro_orthgp.process import GPFunction
 
 __all__ = ["Slice", "check_data", "slice_inputs"]
 

@@ -11,18 +11,18 @@ import numpyro
 from jax import lax
 from numpyro.distributions import constraints
 
-from numpyro_orthgp.constraints import natural as natural_constraint
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.mean_only import MeanShift, project_shift, weigh_points
+from numpyro_orthgp.functions.prior import as_kernel, check_jitter, check_latents, decompose_sets
+from numpyro_orthgp.functions.projection import Block, project, residual_covariance, residual_variance
+from numpyro_orthgp.functions.runs import Run
+from numpyro_orthgp.functions.sites import Names
+from numpyro_orthgp.gaussians.constraints import natural as natural_constraint
+from numpyro_orthgp.gaussians.natural_step import precondition
 from numpyro_orthgp.inducing import Feature, InducingPoints, MeanOnly, as_sets, covariance_of_points
 from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
-from numpyro_orthgp.math.natural import precondition
-from numpyro_orthgp.math.projection import Block, project, residual_covariance, residual_variance
-from numpyro_orthgp.mean_shift import MeanShift, project_shift, weigh_points
 from numpyro_orthgp.primitives.messages import Site, announce, belief_of, inducing_site, known
-from numpyro_orthgp.prior import as_kernel, check_jitter, check_latents, decompose_sets
-from numpyro_orthgp.process import GPFunction
-from numpyro_orthgp.runs import Run
-from numpyro_orthgp.sites import Names
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["gp"]
@@ -45,7 +45,7 @@ def gp(
 
     .. math:: f(x) = \sum_i A_i(x)^\top e_i + \text{residual}(x), \qquad e_i \sim N(0, I),
 
-    with :math:`A_i` as in :mod:`numpyro_orthgp.math.projection`. The whitened variables :math:`e_i` are the ordinary
+    with :math:`A_i` as in :mod:`numpyro_orthgp.functions.projection`. The whitened variables :math:`e_i` are the ordinary
     NumPyro latent sites ``{name}.u0``, ``{name}.u1``, ... One set is SVGP [1], two SOLVE-GP [2]; a last entry
     :class:`MeanOnly` makes it ODVGP [3] and declares the param site ``{name}.u{i}_weights``, shape (H,) or (P, H).
 

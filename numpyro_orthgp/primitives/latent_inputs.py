@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.inputs import LatentInputs
+from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.primitives.messages import (
     MESSAGE,
     InputBelief,

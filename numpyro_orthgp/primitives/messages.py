@@ -17,9 +17,9 @@ import numpyro
 from numpyro.infer import RenyiELBO
 from numpyro.primitives import Messenger
 
-from numpyro_orthgp.distributions import WhitenedPrior
-from numpyro_orthgp.math.gaussian import Whitened
-from numpyro_orthgp.process import GPFunction
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.gaussians.distributions import WhitenedPrior
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.types import Array
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature, as_sets
-from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.primitives.messages import Site, inducing_site, known
 from numpyro_orthgp.types import ArrayLike
 

@@ -106,7 +106,8 @@ def _beta(y, f, c):
 
 def _softplus_poisson(y, f):
     rate = np.logaddexp(0.0, f)
-    return y * np.log(rate) - rate - gammaln(y + 1)
+    log_rate = np.where(f < -30, f, np.log(np.maximum(rate, 1e-300)))  # log(1 + e^f) is e^f there, and may underflow
+    return y * log_rate - rate - gammaln(y + 1)
 
 
 def _scale(low: float = 0.3, high: float = 1.0) -> Callable[[Rng], float]:

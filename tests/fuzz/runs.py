@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro import handlers
 from numpyro.infer.util import log_density
 
 import numpyro_orthgp as ogp
@@ -144,7 +145,10 @@ def whole(run: Run) -> Callable[..., Values]:
                 }
         if "potential" in run.properties:
             drawn = {k: v for k, v in latents(program).items()}
-            values["log_density"] = log_density(model, (), {}, {**only_model(params), **drawn})[0]
+            # What `obs_mask` imputes is a site without a value here, and no part of the density of what was observed.
+            imputing = handlers.seed(model, run.program.seed)
+            observed = handlers.block(imputing, hide_fn=lambda site: site["name"].endswith("_unobserved"))
+            values["log_density"] = log_density(observed, (), {}, {**only_model(params), **drawn})[0]
         return values
 
     return function

@@ -12,9 +12,9 @@ import numpy as np
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_columns
+from numpyro_orthgp.functions.runs import DrawInRun
+from numpyro_orthgp.functions.sites import Names, charge, prng_key
 from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_sqrt
-from numpyro_orthgp.runs import DrawInRun
-from numpyro_orthgp.sites import Names, charge, prng_key
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["Marginals", "check_joint_draw", "drawn_from"]
@@ -123,9 +123,9 @@ class Marginals:
     def sample(self, rng_key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw the outputs: values of one function at all B inputs, at a cost of B^3.
 
-        One run of a model sees one function (:mod:`numpyro_orthgp.runs`): the inducing variables are drawn once, and a second call
-        of f gets values that go with those of the first. So one y may depend on f at many inputs, by an average, a difference,
-        an integral, and the bound of a guide of this package stays a bound, also if it is tightened.
+        One run of a model sees one function (:mod:`numpyro_orthgp.functions.runs`): the inducing variables are drawn once, and a
+        second call of f gets values that go with those of the first. One y may depend on f at many inputs, by an average, a
+        difference, an integral, and the bound of a guide of this package stays a bound, also if it is tightened.
 
         Where each y depends on f at one input, its own row, as in the layers of a deep GP, :meth:`independent` gives a bound too,
         of less noise and at no cost: ``f(X).independent().sample()``. Within ``scan`` or ``vmap`` draws share the inducing

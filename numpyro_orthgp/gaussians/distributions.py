@@ -11,7 +11,8 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
 
-from numpyro_orthgp.math.gaussian import Whitened, kl_from_prior, log_density, sample
+from numpyro_orthgp.errors import check_key
+from numpyro_orthgp.gaussians.family import Whitened, kl_from_prior, log_density, sample
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["WhitenedGaussian", "WhitenedPrior"]
@@ -33,11 +34,7 @@ class WhitenedPrior(dist.Independent):
         super().__init__(dist.Normal(jnp.zeros(shape, dtype), jnp.ones(shape, dtype)), len(shape))
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
-        if key is None:
-            raise ValueError(
-                "gp() and orthogonal() belong in a model, which inference calls; here there is no random key. To run a model by "
-                "itself wrap it, numpyro.handlers.seed(model, 0); fitted functions come from posterior(model, guide, params, ...)."
-            )
+        key = check_key(key, "gp() and orthogonal()")
         return jax.random.normal(key, sample_shape + self.event_shape, self.base_dist.loc.dtype)
 
     def sample_with_intermediates(
@@ -67,8 +64,7 @@ class WhitenedGaussian(dist.Distribution):
         return constraints.independent(constraints.real, self.event_dim)
 
     def rsample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
-        assert key is not None
-        return sample(self.q, key, sample_shape)
+        return sample(self.q, check_key(key, "guides of this package"), sample_shape)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.rsample(key, sample_shape)

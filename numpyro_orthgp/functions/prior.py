@@ -11,6 +11,7 @@ from jax import lax
 
 from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.errors import inspect, no_function
+from numpyro_orthgp.functions.projection import Block, conditional_covariance, decompose, joint_whitener
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
 from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
@@ -27,7 +28,6 @@ from numpyro_orthgp.math.linalg import (
     matmul,
     transpose,
 )
-from numpyro_orthgp.math.projection import Block, conditional_covariance, decompose, joint_whitener
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = [

@@ -20,12 +20,12 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
+from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.functions.prior import expect_covariances
+from numpyro_orthgp.functions.projection import Block
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
-from numpyro_orthgp.marginals import Marginals
-from numpyro_orthgp.math.gaussian import Whitened
 from numpyro_orthgp.math.linalg import PRECISION, join, matmul
-from numpyro_orthgp.math.projection import Block
-from numpyro_orthgp.prior import expect_covariances
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["AveragedMarginals", "average"]

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from numpyro_orthgp.constraints import Natural
 from numpyro_orthgp.errors import inspect
-from numpyro_orthgp.math.gaussian import Whitened
-from numpyro_orthgp.math.natural import natural_step
+from numpyro_orthgp.gaussians.constraints import Natural
+from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.gaussians.natural_step import natural_step
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["natural_gradient"]
@@ -59,7 +59,7 @@ def natural_gradient(
 
     Each set of inducing variables takes its own step (the Fisher matrix of q is block diagonal), all of them from the same
     gradient. With Gaussian noise, one set and all the data, one step of length 1 lands on the optimum of q. A step that
-    would make a covariance indefinite is shortened. See :mod:`numpyro_orthgp.math.natural` for the formula.
+    would make a covariance indefinite is shortened. See :mod:`numpyro_orthgp.gaussians.natural_step` for the formula.
 
     A step is taken back where the gradient after it is not finite, or more than 1000 times as long as before: with counts of a
     million and a log link the first step leads to means of a million, whose exponential overflows. The Gaussians go back to

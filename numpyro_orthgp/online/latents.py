@@ -15,12 +15,12 @@ from jax import lax, random
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, check_integer, is_concrete
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.inducing import input_dim
 from numpyro_orthgp.likelihoods import Gaussian
 from numpyro_orthgp.likelihoods.checks import POSITIVE, check_allowed
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.quadrature import quasi_normal
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["InferredLatents", "infer_latents"]

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from numpyro_orthgp.functions.projection import Block, project
 from numpyro_orthgp.inducing import Feature, weighted_covariance
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, sum_blocks
-from numpyro_orthgp.math.projection import Block, project
 from numpyro_orthgp.types import Array
 
 __all__ = ["MeanShift", "project_shift", "weigh_points"]

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.projection import residual_variance
+from numpyro_orthgp.gaussians.family import spread
 from numpyro_orthgp.inducing import InducingPoints
-from numpyro_orthgp.math.gaussian import spread
 from numpyro_orthgp.math.linalg import PRECISION, safe_sqrt
-from numpyro_orthgp.math.projection import residual_variance
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["GroupedDraw", "draw_grouped"]

@@ -31,9 +31,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_orthgp.math.gaussian import Whitened, spread
+from numpyro_orthgp.functions.projection import Block, whiten
+from numpyro_orthgp.gaussians.family import Whitened, spread
 from numpyro_orthgp.math.linalg import clip_rounding, combine, matmul, matmul_transposed, plain_matmul, transpose
-from numpyro_orthgp.math.projection import Block, whiten
 from numpyro_orthgp.math.triangular import (
     linear_in_left,
     linear_in_right,

@@ -29,12 +29,12 @@ from jax.tree_util import Partial
 
 from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.errors import check_inputs, check_integer
-from numpyro_orthgp.grouped import draw_grouped
-from numpyro_orthgp.marginals import Marginals
+from numpyro_orthgp.functions.function import GPFunction, drawn_functions
+from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.functions.paths import Paths
+from numpyro_orthgp.functions.shared_draws import draw_grouped
+from numpyro_orthgp.functions.sites import prng_key
 from numpyro_orthgp.math.linalg import matmul
-from numpyro_orthgp.paths import Paths
-from numpyro_orthgp.process import GPFunction, drawn_functions
-from numpyro_orthgp.sites import prng_key
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["DeepGP"]

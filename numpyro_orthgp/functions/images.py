@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs
-from numpyro_orthgp.grouped import draw_grouped
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.functions.shared_draws import draw_grouped
 from numpyro_orthgp.kernels.hyperparameters import as_array
 from numpyro_orthgp.kernels.patches import PatchGrid
-from numpyro_orthgp.marginals import Marginals
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.linalg import PRECISION
-from numpyro_orthgp.process import GPFunction
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["patchwise", "patchwise_mean"]

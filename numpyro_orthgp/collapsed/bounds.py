@@ -1,7 +1,7 @@
 r"""Collapsed bounds of Gaussian-process regression: q(u) is integrated out, and what is left are sums over data points.
 
-With the projections :math:`A` of the inputs (:mod:`numpyro_orthgp.math.projection`), :math:`Q_{ff} = A^\top A`, noise variances
-:math:`\sigma_i^2` in :math:`S`, and the variance :math:`r_i = k_{ii} - q_{ii}` that no inducing variable explains,
+With the projections :math:`A` of the inputs (:mod:`numpyro_orthgp.functions.projection`), :math:`Q_{ff} = A^\top A`, noise
+variances :math:`\sigma_i^2` in :math:`S`, and the variance :math:`r_i = k_{ii} - q_{ii}` that no inducing variable explains,
 
 .. math:: \log p(y) \ge \log N(y \mid 0, Q_{ff} + S) - \tfrac12 \sum_i c(r_i / \sigma_i^2).
 

@@ -11,15 +11,23 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.tree_util import Partial
 
-from numpyro_orthgp.averaged import AveragedMarginals, average
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
+from numpyro_orthgp.functions.expected import AveragedMarginals, average
+from numpyro_orthgp.functions.latent_inputs import LatentInputs
+from numpyro_orthgp.functions.marginals import Marginals, check_joint_draw
+from numpyro_orthgp.functions.mean_only import MeanShift, weigh_points
+from numpyro_orthgp.functions.moments import all_moments
+from numpyro_orthgp.functions.paths import Paths, draw_paths
+from numpyro_orthgp.functions.prior import joint_root
+from numpyro_orthgp.functions.projection import Block, project, residual_covariance, turn
+from numpyro_orthgp.functions.runs import DrawInRun, Run
+from numpyro_orthgp.functions.sites import Names
+from numpyro_orthgp.functions.stacking import draw_stacked
+from numpyro_orthgp.gaussians.family import Whitened, principal_axes, spread
 from numpyro_orthgp.inducing import Feature, InducingPoints, input_dim
-from numpyro_orthgp.inputs import LatentInputs
-from numpyro_orthgp.marginals import Marginals, check_joint_draw
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
-from numpyro_orthgp.math.gaussian import Whitened, principal_axes, spread
 from numpyro_orthgp.math.linalg import (
     PRECISION,
     add_jitter,
@@ -33,14 +41,6 @@ from numpyro_orthgp.math.linalg import (
     safe_sqrt,
     with_derivative_of,
 )
-from numpyro_orthgp.math.moments import all_moments
-from numpyro_orthgp.math.projection import Block, project, residual_covariance, turn
-from numpyro_orthgp.mean_shift import MeanShift, weigh_points
-from numpyro_orthgp.paths import Paths, draw_paths
-from numpyro_orthgp.prior import joint_root
-from numpyro_orthgp.runs import DrawInRun, Run
-from numpyro_orthgp.sites import Names
-from numpyro_orthgp.stacking import draw_stacked
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["GPFunction", "draw_process", "drawn_functions"]
@@ -133,8 +133,8 @@ class GPFunction:
                 X = latent_inputs("X", N, 2)
                 numpyro.sample("y", likelihoods.Gaussian(f.expected(X), noise).to_event(1), obs=Y[rows])
 
-        Formulas in :mod:`numpyro_orthgp.averaged`. In float64 rounding errors grow with the inverse of the jitter: give :func:`gp`
-        a ``jitter`` of 1e-6 there. In float32 second moments are whitened as sums of squares
+        Formulas in :mod:`numpyro_orthgp.functions.expected`. In float64 rounding errors grow with the inverse of the jitter: give
+        :func:`gp` a ``jitter`` of 1e-6 there. In float32 second moments are whitened as sums of squares
         (:mod:`numpyro_orthgp.kernels.hermite`), and standard deviations are right to about 2 % of themselves or 0.001 at the
         default jitter, for kernels of variance one. Where no guide has told a Gaussian (NUTS, ``Predictive``),
         this is f at the draw.
@@ -235,7 +235,8 @@ class GPFunction:
 
         :param num: how many.
         :param num_features: random features L of each path, for each term of a sum of kernels.
-        :return: :class:`~numpyro_orthgp.paths.Paths`; ``paths(X)`` has shape (num, B), or (num, B, P) with P latent functions.
+        :return: :class:`~numpyro_orthgp.functions.paths.Paths`; ``paths(X)`` has shape (num, B), or (num, B, P) with P latent
+            functions.
         :raises TypeError: for kernels without random features (`White`, tinygp's, functions), or sets that are neither inducing
             points nor patches.
         :raises ValueError: while a tightened bound is being fitted: its residual is not the prior's.
@@ -273,7 +274,7 @@ class GPFunction:
         return sum(s.num for s in self.features)
 
     def project(self, X: Array) -> tuple[Array, ...]:
-        """The projections A_i(X) on each set, shapes (..., M_i, B); see :mod:`numpyro_orthgp.math.projection`."""
+        """The projections A_i(X) on each set, shapes (..., M_i, B); see :mod:`numpyro_orthgp.functions.projection`."""
         return project(self.blocks, [s.covariance_with_inputs(self.kernel, X) for s in self.features])
 
     def mean(self, features: Sequence[Feature], A: Sequence[Array]) -> Array:

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.gaussian import Whitened
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.math.linalg import matmul, solve_lower, transpose
 from numpyro_orthgp.types import Array, ArrayLike
 

@@ -1,7 +1,7 @@
 r"""Functions drawn from a posterior process, by Matheron's rule: a draw from the prior and what the data change of it.
 
 Write :math:`u_i = f(Z_i)` plus the noise that the jitter stands for. A prior function :math:`g` has the whitened inducing variables
-:math:`\hat e = A(u)`, the same linear map that :func:`~numpyro_orthgp.math.projection.project` is. Since the residual of
+:math:`\hat e = A(u)`, the same linear map that :func:`~numpyro_orthgp.functions.projection.project` is. Since the residual of
 :math:`g` does not depend on them, exchanging them for variables of another distribution leaves a draw of the posterior:
 
 .. math:: f(x) = g(x) + \sum_i A_i(x)^\top (e_i - \hat e_i), \qquad e_i \sim N(m_i, S_i)
@@ -31,14 +31,14 @@ import numpy as np
 from jax import lax
 
 from numpyro_orthgp.errors import check_floating, check_inputs, check_integer, check_same_dtype
+from numpyro_orthgp.functions.projection import Block, project
+from numpyro_orthgp.gaussians.family import Whitened, sample
 from numpyro_orthgp.inducing import Feature, InducingPatches, InducingPoints, input_dim
 from numpyro_orthgp.kernels.components import component
 from numpyro_orthgp.kernels.convolutional import Convolutional
 from numpyro_orthgp.kernels.patch_features import patch_response
 from numpyro_orthgp.kernels.random_features import RandomFunctions, draw_functions, term_at
-from numpyro_orthgp.math.gaussian import Whitened, sample
 from numpyro_orthgp.math.linalg import PRECISION, safe_sqrt
-from numpyro_orthgp.math.projection import Block, project
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike, PRNGKey
 
 __all__ = ["Paths", "draw_paths"]

@@ -7,9 +7,8 @@ bound on its density needs draws of one function of q(f),
 .. math:: f(x) = m(x) + \sum_i A_i(x)^\top e_i + \text{residual}(x),
 
 with the same :math:`e_i` at all inputs and the residual's covariance between them. So the :math:`e_i` of a run are the values that
-its latent sites have, and the residual of a call is drawn from its joint law given all that the run has drawn before. In the terms
-of :mod:`numpyro_orthgp.math.projection` the inputs of an earlier draw are one more orthogonal set, whose whitened variables are
-known.
+its latent sites have, and the residual of a call is drawn from its joint law given all that the run has drawn before. In terms of
+:mod:`~numpyro_orthgp.functions.projection` the inputs of an earlier draw are one more orthogonal set of known whitened variables.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 from numpyro_orthgp.errors import is_concrete
-from numpyro_orthgp.sites import model_running
+from numpyro_orthgp.functions.sites import model_running
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["DrawInRun", "Drawn", "Run"]

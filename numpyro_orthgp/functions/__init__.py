@@ -1,0 +1,14 @@
+"""What a function with a Gaussian-process prior is, once its inducing variables are known or believed to be Gaussian.
+
+Read in this order:
+
+- ``projection``: the orthogonal decomposition along sets of inducing variables, the idea on which the rest stands.
+- ``prior``: kernels, features and inputs checked, and decomposed.
+- ``moments``: what one set adds to mean and variance, with few products of matrices.
+- ``marginals``: the moments of outputs at inputs, and their arithmetic.
+- ``function``: :class:`GPFunction`, which a model calls at inputs.
+
+Beside these: ``mean_only`` (points that move the mean alone), ``stacking`` (functions side by side), ``latent_inputs`` and
+``expected`` (inputs that are Gaussian themselves), ``paths`` (whole functions drawn), ``runs`` (a run of a model sees one
+function), ``shared_draws``, ``deep`` and ``images`` (functions of functions), ``sites`` (what a function needs of its model).
+"""
