@@ -12,9 +12,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from numpyro_orthgpNone import diagnostics, init, kernels, likelihoods, online, plots, training
-
 import numpyro_orthgp
+from numpyro_orthgp import diagnostics, init, kernels, likelihoods, online, plots, training
 from numpyro_orthgp.functions import paths
 
 MODULES = (numpyro_orthgp, kernels, likelihoods, init, online, plots, diagnostics, training, paths)

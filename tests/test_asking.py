@@ -133,7 +133,7 @@ def test_posterior_of_a_joined_gaussian_is_given_what_else_was_drawn():
     gain = C[1:, :1] / C[0, 0]
     (q,) = f.beliefs
     np.testing.assert_allclose(q.loc, loc[1:] + gain[:, 0] * (draw - loc[0]), atol=1e-4)
-    np.testing.assert_allclose(q.scale @ q.scale.T, C[1:, 1:] - gain @ C[:1, 1:], atol=1e-4)
+    np.testing.assert_allclose(q.scale_tril @ q.scale_tril.T, C[1:, 1:] - gain @ C[:1, 1:], atol=1e-4)
 
 
 @pytest.mark.parametrize("make", [lambda: chained, lambda: autoguide.AutoMultivariateNormal(two_sets)])

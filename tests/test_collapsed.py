@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
 from numpyro_orthgp.collapsed import distribution, sums
-from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.gaussians import FAMILIES, Full, Value
 from tests import oracles, problems
 
 slow = pytest.mark.slow
@@ -273,7 +273,7 @@ def test_blocks_change_neither_value_nor_gradient(rng, case):
 
     def value(inputs, block_size):
         sets = inputs["Z"] if case in ("one output", "masked outputs") else [inputs["Z"], jnp.asarray(Zs[1])]
-        given = (Whitened(inputs["q"]["loc"], inputs["q"]["scale"], "full"),) if case == "given set" else None
+        given = (Full(inputs["q"]["loc"], inputs["q"]["scale"]),) if case == "given set" else None
         return collapsed(
             inputs["X"], sets, inputs["noise"], lengthscale=inputs["lengthscale"], block_size=block_size, orthogonal=given,
             **options,
@@ -400,8 +400,8 @@ def test_several_sets_at_their_best(rng, sizes):
         assert one <= ours["titsias2009"] <= union
         for q, expected in zip(beliefs, best, strict=True):
             assert_allclose(q.loc, expected.loc, rtol=1e-8, atol=1e-10)
-            assert_allclose(q.scale @ q.scale.T, expected.cov, rtol=1e-8, atol=1e-10)
-            assert (np.triu(q.scale, 1) == 0).all() and (np.diag(q.scale) > 0).all()
+            assert_allclose(q.scale_tril @ q.scale_tril.T, expected.cov, rtol=1e-8, atol=1e-10)
+            assert (np.triu(q.scale_tril, 1) == 0).all() and (np.diag(q.scale_tril) > 0).all()
         mean, cov = oracles.q_f(k, best, Xs, VARIANCE * jitter)
         assert_allclose(marginals.mean, mean, rtol=1e-8, atol=1e-10)
         assert_allclose(marginals.variance, np.diag(cov), rtol=1e-8, atol=1e-10)
@@ -435,7 +435,7 @@ def test_given_set(rng, covariance):
     bounds = (*LOWER, "conditional")
 
     def values(y, X, sets, noise, m, scale):
-        q = (Whitened(m, scale, covariance),)
+        q = ((Value if covariance == "value" else FAMILIES[covariance])(m, *([] if scale is None else [scale])),)
         gps = [collapsed(X, sets, noise, bound=b, orthogonal=q, jitter=JITTER) for b in bounds]
         f = gps[0].posterior(y)
         return [gp.log_prob(y) for gp in gps], f(X), gps[0].upper_bound(y)
@@ -481,7 +481,7 @@ def test_given_sets_of_many_outputs(rng):
     given = [(np.stack([m for m, _ in q]), np.stack([T for _, T in q])) for q in qs]
 
     def values(Y, X, Zs, given, observed):
-        q = tuple(Whitened(m, T, "full") for m, T in given)
+        q = tuple(Full(m, T) for m, T in given)
         whole, holes = (collapsed(X, Zs, orthogonal=q, observed=o) for o in (None, observed))
         return whole.log_prob(Y), holes.log_prob(Y), holes.posterior(Y)(X), whole.posterior(Y)(X)
 
@@ -594,7 +594,7 @@ def test_elbo_at_the_best_q_is_the_collapsed_bound(rng, sizes, bound, residual):
     value, beliefs = compiled(values, y, X, Zs)
     params = {"f_residual_scale": jnp.asarray(1.0)} if residual == "tight" else {}
     for i, q in enumerate(beliefs):
-        params |= {f"f.u{i}_loc": q.loc, f"f.u{i}_scale_tril": q.scale}
+        params |= {f"f.u{i}_loc": q.loc, f"f.u{i}_scale_tril": q.scale_tril}
     args = (params, jnp.asarray(X), jnp.asarray(y))
     loss = problems.loss(*args, inducing=Zs, likelihood=problems.gaussian(NOISE), residual=residual)
     assert_allclose(-loss, value, rtol=1e-9)
@@ -608,13 +608,11 @@ def test_functions_of_one_output_with_a_leading_axis(rng, axis, column):
     m, T = problems.random_q(rng, 3)
 
     def values(y, X, Z, O, m, T):
-        plain = collapsed(X, [Z, O], orthogonal=(Whitened(m, T, "full"),))
+        plain = collapsed(X, [Z, O], orthogonal=(Full(m, T),))
         if axis == "q":
-            other = collapsed(X, [Z, O], orthogonal=(Whitened(m[None], T[None], "full"),))
+            other = collapsed(X, [Z, O], orthogonal=(Full(m[None], T[None]),))
         else:
-            other = collapsed(
-                X, [Z, O], lengthscale=jnp.full((1, 1), LENGTHSCALE), orthogonal=(Whitened(m, T, "full"),)
-            )
+            other = collapsed(X, [Z, O], lengthscale=jnp.full((1, 1), LENGTHSCALE), orthogonal=(Full(m, T),))
         outputs = y[:, None] if column else y
         return [(gp.log_prob(v), gp.posterior(v)(X)) for gp, v in ((plain, y), (other, outputs))]
 
@@ -657,7 +655,7 @@ def test_gradients_against_finite_differences(rng, bounds):
             if bound == "upper":
                 return collapsed(i["X"], i["Z"], i["noise"], **common).upper_bound(i["y"])
             if bound in ("two sets", "given set"):
-                given = (Whitened(i["m"], i["T"], "full"),) if bound == "given set" else None
+                given = (Full(i["m"], i["T"]),) if bound == "given set" else None
                 return collapsed(i["X"], [i["Z"], i["O"]], i["noise"], orthogonal=given, **common).log_prob(i["y"])
             common |= {"bound": bound, "alpha": 0.4 if bound == "pep" else None}
             return collapsed(i["X"], i["Z"], i["noise"], **common).log_prob(i["y"])
@@ -817,7 +815,7 @@ def test_it_is_a_pytree(rng):
 
 x, z = jnp.linspace(-1, 1, 12).reshape(6, 2), jnp.linspace(-1, 1, 6).reshape(3, 2)
 flat = jnp.zeros(6)
-q_of_three = Whitened(jnp.zeros(3), None, "value")
+q_of_three = Value(jnp.zeros(3))
 nan = jnp.full(6, jnp.nan)
 latent = ogp.LatentInputs(x, x, jnp.ones_like(x))
 many = jnp.zeros((5001, 2))

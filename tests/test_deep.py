@@ -243,7 +243,7 @@ def test_grouped_draws_have_the_moments_of_q(problem):
     kernel = kernels.Matern52(0.8)
     with handlers.block(), handlers.seed(rng_seed=0):
         f = ogp.gp("f", kernel, Zs, num_latents=2, jitter=0.0)
-    beliefs = tuple(ogp.gaussians.family.Whitened(jnp.stack([m, -m]), jnp.stack([T, T]), "full") for m, T in qs)
+    beliefs = tuple(ogp.gaussians.family.Full(jnp.stack([m, -m]), jnp.stack([T, T])) for m, T in qs)
     f = ogp.GPFunction(kernel, f.features, f.blocks, beliefs, None, v, 2, True)
     draw = jax.jit(lambda k: jax.vmap(lambda k: draw_grouped(f, jnp.asarray(X[:6]).reshape(2, 3, 2), k, 2))(k))
     values, log_weights = draw(jax.random.split(jax.random.PRNGKey(0), 20000))

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from numpyro_orthgp import online
-from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.gaussians.family import Full
 from tests import problems
 from tests.test_online import gaussian
 from tests.test_paths import CASES, MATERN, B, D, full, function, mean_only, three_sets
@@ -21,7 +21,7 @@ diagonalized = jax.jit(lambda f: f.diagonalized())
 def test_same_moments_and_derivatives(rng, case):
     f, X, *_ = case(rng, jnp.asarray(rng.uniform(-2, 2, (B, D))))
     turned = diagonalized(f)
-    assert not any(q.covariance == "full" for q in turned.beliefs)
+    assert not any(isinstance(q, Full) for q in turned.beliefs)
 
     def moments(f, X):
         marginals, joint = f(X), f.joint(X)
@@ -53,7 +53,7 @@ def test_float32_loses_no_digits(rng):
     """Where q is narrow, and points are so close that a cache of L^-T (I - S) L^-1 would be noise."""
     Z, X = np.linspace(-2, 2, 40)[:, None], jnp.asarray(rng.uniform(-2, 2, (50, 1)))
     qs = [full(rng, 40)]
-    qs = [Whitened(q.loc, 1e-4 * q.scale, q.covariance) for q in qs]
+    qs = [Full(q.loc, 1e-4 * q.scale_tril) for q in qs]
     exact = function(MATERN, [Z], qs, jitter=1e-6)
     single = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), exact)
     truth, plain, turned = (jax.jit(lambda f, X: f(X))(f, X.astype(f.beliefs[0].loc.dtype)) for f in

@@ -20,8 +20,8 @@ from numpyro.distributions.kl import kl_divergence
 import numpyro_orthgp as ogp
 from numpyro_orthgp import GaussHermite, QuasiMonteCarlo
 from numpyro_orthgp import likelihoods as L
+from numpyro_orthgp.gaussians import FAMILIES, Diagonal
 from numpyro_orthgp.gaussians.distributions import WhitenedGaussian, WhitenedPrior
-from numpyro_orthgp.gaussians.family import Whitened
 
 B, M = 3, 4
 KEY = jax.random.PRNGKey(0)
@@ -71,7 +71,9 @@ def _gaussian(covariance, P=None):
     def build(params):
         loc, scale = params
         # as in a guide, what is above the diagonal of a factor is no parameter
-        return WhitenedGaussian(Whitened(loc, jnp.tril(scale) if covariance == "full" else scale, covariance))
+        return WhitenedGaussian(
+            FAMILIES[covariance](loc, *([] if scale is None else [jnp.tril(scale) if covariance == "full" else scale]))
+        )
 
     return Law(build, (loc, scale), jnp.asarray(RNG.normal(size=loc.shape)))
 
@@ -304,7 +306,7 @@ def test_divergence_from_the_prior(name):
 def test_divergence_of_independent_normals_is_analytic(shape):
     loc, scale = jnp.asarray(RNG.normal(size=shape)), jnp.asarray(RNG.uniform(0.5, 2, shape))
     q = dist.Normal(loc, scale).to_event(len(shape))  # what AutoNormal samples from
-    expected = kl_divergence(WhitenedGaussian(Whitened(loc, scale, "diagonal")), WhitenedPrior(shape, loc.dtype))
+    expected = kl_divergence(WhitenedGaussian(Diagonal(loc, scale)), WhitenedPrior(shape, loc.dtype))
     assert_allclose(kl_divergence(q, WhitenedPrior(shape, loc.dtype)), expected, rtol=1e-12)
 
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.gaussians.family import Full
 from tests import oracles
 from tests.test_golden_sets import KERNELS
 from tests.test_oracles_golden import CASE5, array, load
@@ -97,7 +97,7 @@ def _solvegp_values(kernel, X, y, Z, O, Xs, scale, m, T):
     def gp(bound, sets, **options):
         return ogp.CollapsedGP(kernel, X, sets, scale, bound=bound, jitter=0.0, **options)
 
-    q = (Whitened(m, T, "full"),)
+    q = (Full(m, T),)
     given = gp("titsias2009", [Z, O], orthogonal=q)
     f, best = given.posterior(y), gp("titsias2009", [Z, O])
     return {

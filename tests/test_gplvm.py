@@ -210,7 +210,7 @@ def test_known_inputs_are_latent_ones_without_spread(problem, sets):
         gps = [
             ogp.CollapsedGP(1.3 * kernels.RBF(0.9), X, inducing, 0.4, bound=bound, jitter=0.0) for X in (sure, sure.loc)
         ]
-        return [(gp.log_prob(Y), [(q.loc, q.scale) for q in gp.posterior(Y).beliefs]) for gp in gps]
+        return [(gp.log_prob(Y), [(q.loc, q.scale_tril) for q in gp.posterior(Y).beliefs]) for gp in gps]
 
     for bound in (["titsias2009", "artemev2021"], ["titsias2025"])[sets - 1]:
         uncertain, plain = both(bound=bound)
@@ -374,7 +374,7 @@ def test_averaged_moments_give_the_collapsed_bound_at_its_q(problem, rng, residu
     beliefs = jax.jit(lambda: gp.posterior(Y).beliefs)()
     params = {}
     for i, q in enumerate(beliefs):
-        T = jnp.broadcast_to(q.scale, (D, *q.scale.shape[-2:]))
+        T = jnp.broadcast_to(q.scale_tril, (D, *q.scale_tril.shape[-2:]))
         params |= {f"f.u{i}_loc": q.loc, f"f.u{i}_scale_tril": T}
     other = partial(averaged, observed=True if observed is None else observed)
     guide = guide_at(other, loc, scale, residual=residual)

@@ -15,7 +15,7 @@ from numpyro_orthgp.functions import moments
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.projection import Block, decompose
 from numpyro_orthgp.functions.stacking import stack
-from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.gaussians.family import Full
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
 
@@ -71,7 +71,7 @@ def dense(t, C, loc, T, later, matrices):
 
 def ours(t, C, loc, T, later, matrices):
     (block,) = decompose([[covariance(t, *matrices)]], 0.0)
-    added, (explains,) = moments.added_moments(Whitened(loc, jnp.tril(T), "full"), block, C, [later])
+    added, (explains,) = moments.added_moments(Full(loc, jnp.tril(T)), block, C, [later])
     return *added, explains
 
 
@@ -150,7 +150,7 @@ def test_few_products_of_a_function_and_what_is_made_of_it(rng, name):
     def loss(lengthscale, loc, T):
         kernel, points = kernels.RBF(lengthscale), (InducingPoints(Z),)
         blocks = decompose([[kernel(Z, Z)]], 1e-10)
-        return LOSSES[name](GPFunction(kernel, points, blocks, (Whitened(loc, T, "full"),))(X))
+        return LOSSES[name](GPFunction(kernel, points, blocks, (Full(loc, T),))(X))
 
     assert products_over_inputs(loss, jnp.asarray(0.7), loc, T) == (3, 1)
 
@@ -161,7 +161,7 @@ def test_where_the_rule_is_used(rng, tight, num_inputs):
     Z, X = (jnp.asarray(rng.normal(size=(n, 2))) for n in (M, num_inputs))
     _, _, loc, T, _ = problem(rng, (), ())
     kernel = kernels.RBF(0.7)
-    belief = Whitened(loc, T, "full")
+    belief = Full(loc, T)
     scale = jnp.asarray(0.9) if tight else None
     f = GPFunction(kernel, (InducingPoints(Z),), decompose([[kernel(Z, Z)]], 1e-10), (belief,), residual_scale=scale)
     program = str(jax.make_jaxpr(lambda X: f(X).variance)(X))
@@ -179,7 +179,7 @@ def test_a_variance_that_is_explained_is_never_negative():
     (block,) = decompose([[jnp.eye(n, dtype="float32")]], 0.0)
 
     def explained(A):
-        return moments.added_moments(Whitened(jnp.zeros(n, "float32"), jnp.asarray(root), "full"), block, A)[0][1]
+        return moments.added_moments(Full(jnp.zeros(n, "float32"), jnp.asarray(root)), block, A)[0][1]
 
     value, _ = jax.jvp(explained, (jnp.asarray(A),), (jnp.zeros_like(A),))
     assert np.all(value >= 0)
@@ -212,7 +212,7 @@ def test_a_block_without_carrier_has_the_whiteners_own_derivative(rng, matrices)
     def plain(t, C, loc, T, later, matrices):
         (block,) = decompose([[covariance(t, *matrices)]], 0.0)
         block = Block(block.whitener, (), block.jitter)
-        added, (explains,) = moments.added_moments(Whitened(loc, T, "full"), block, C, [later])
+        added, (explains,) = moments.added_moments(Full(loc, T), block, C, [later])
         return *added, explains
 
     for i in range(5):
@@ -233,7 +233,7 @@ def test_the_rule_is_as_precise_as_products_in_float32(rng, monkeypatch, lengths
         def loss(lengthscale, Z, T):
             kernel = kernels.RBF(lengthscale)
             block = decompose([[kernel(Z, Z)]], 1e-6)
-            belief = (Whitened(jnp.zeros(48, dtype), T, "full"),)
+            belief = (Full(jnp.zeros(48, dtype), T),)
             variance = GPFunction(kernel, (InducingPoints(Z),), block, belief)(jnp.asarray(X, dtype)).variance
             return jnp.sum(variance * jnp.asarray(weights, dtype)), variance
 
@@ -256,7 +256,7 @@ def test_the_variance_is_the_sum_of_its_parts_and_so_is_its_derivative(rng):
     def marginals(lengthscale):
         kernel = kernels.RBF(lengthscale)
         block = decompose([[kernel(Z, Z)]], 1e-10)
-        f = GPFunction(kernel, (InducingPoints(Z),), block, (Whitened(loc, T, "full"),), num_latents=2)
+        f = GPFunction(kernel, (InducingPoints(Z),), block, (Full(loc, T),), num_latents=2)
         return f(X)
 
     v = jnp.asarray([0.3, 0.6])

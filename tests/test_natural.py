@@ -18,14 +18,13 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
-from numpyro_orthgp.gaussians import natural_step as natural
-from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.gaussians.family import Diagonal, Full
 from numpyro_orthgp.gaussians.natural_step import precondition
 from numpyro_orthgp.primitives import functions
 from tests import oracles, problems
 
 NOISE = 0.3
-natural_step = jax.jit(natural.natural_step)
+natural_step = jax.jit(lambda q, gradient, rate: q.natural_step(gradient, rate))
 
 
 def natural_svi(model, optimizer=None, *, rate=1.0, ramp_up=0, mean_only=None, **options):
@@ -64,10 +63,8 @@ def random_step(seed, M, dtype=float):
     g_S = rng.normal(size=(M, M))
     g_S = g_S + g_S.T
     g_m = rng.normal(size=M)
-    gradient = Whitened(
-        jnp.asarray(g_m, dtype), jnp.asarray(np.tril(2 * g_S @ T), dtype), "full"
-    )  # of a function of T T'
-    return Whitened(jnp.asarray(m, dtype), jnp.asarray(T, dtype), "full"), gradient, (m, T @ T.T, g_m, g_S)
+    gradient = Full(jnp.asarray(g_m, dtype), jnp.asarray(np.tril(2 * g_S @ T), dtype))  # of a function of T T'
+    return Full(jnp.asarray(m, dtype), jnp.asarray(T, dtype)), gradient, (m, T @ T.T, g_m, g_S)
 
 
 def test_full_step_is_the_step_in_natural_parameters():
@@ -75,13 +72,15 @@ def test_full_step_is_the_step_in_natural_parameters():
     after = natural_step(q, gradient, 0.02)
     m, S = dense_step(*dense, 0.02)
     assert_allclose(after.loc, m, rtol=1e-10)
-    assert_allclose(after.scale @ after.scale.T, S, rtol=1e-10, atol=1e-12)
-    assert_allclose(after.scale, np.linalg.cholesky(S), rtol=1e-9, atol=1e-12)  # lower triangular, positive diagonal
+    assert_allclose(after.scale_tril @ after.scale_tril.T, S, rtol=1e-10, atol=1e-12)
+    assert_allclose(
+        after.scale_tril, np.linalg.cholesky(S), rtol=1e-9, atol=1e-12
+    )  # lower triangular, positive diagonal
 
 
 def test_diagonal_step_is_the_same_for_independent_variables(rng):
     m, s, g_m, g_s = rng.normal(size=4), rng.uniform(0.5, 2, 4), rng.normal(size=4), 0.1 * rng.normal(size=4)
-    q, gradient = (Whitened(jnp.asarray(a), jnp.asarray(b), "diagonal") for a, b in ((m, s), (g_m, g_s)))
+    q, gradient = (Diagonal(jnp.asarray(a), jnp.asarray(b)) for a, b in ((m, s), (g_m, g_s)))
     after = natural_step(q, gradient, 0.3)
     for i in range(4):
         mean, variance = dense_step(
@@ -97,7 +96,7 @@ def test_batches_step_one_by_one():
     together = natural_step(q, gradient, 5.0)  # long enough for some of them, not all, to be shortened
     for i, part in enumerate(parts):
         assert_allclose(together.loc[i], natural_step(*part, 5.0).loc, rtol=1e-10)
-        assert_allclose(together.scale[i], natural_step(*part, 5.0).scale, rtol=1e-10, atol=1e-14)
+        assert_allclose(together.scale_tril[i], natural_step(*part, 5.0).scale_tril, rtol=1e-10, atol=1e-14)
 
 
 @given(seed=st.integers(0, 10_000), log_rate=st.floats(-3, 5), size=st.sampled_from([1, 3]), double=st.booleans())
@@ -108,14 +107,13 @@ def test_steps_stay_in_the_cone(seed, log_rate, size, double):
     rate = 10.0**log_rate
     after = natural_step(q, gradient, rate)
     diagonal = natural_step(
-        Whitened(q.loc, jnp.diagonal(q.scale), "diagonal"),
-        Whitened(gradient.loc, jnp.diagonal(gradient.scale), "diagonal"),
+        Diagonal(q.loc, jnp.diagonal(q.scale_tril)),
+        Diagonal(gradient.loc, jnp.diagonal(gradient.scale_tril)),
         rate,
     )
-    for result in (after, diagonal):
-        assert result.loc.dtype == result.scale.dtype == q.loc.dtype
-        assert np.isfinite(result.loc).all() and np.isfinite(result.scale).all()
-    assert (np.diagonal(after.scale) > 0).all() and (diagonal.scale > 0).all()
+    for part in jax.tree.leaves((after, diagonal)):
+        assert part.dtype == q.loc.dtype and np.isfinite(part).all()
+    assert (np.diagonal(after.scale_tril) > 0).all() and (diagonal.scale > 0).all()
     precision = np.linalg.inv(dense[1]) + 2 * rate * dense[3]
     if double and np.linalg.eigvalsh(precision).min() > 1e-6 * np.abs(precision).max():
         assert_allclose(after.loc, dense_step(*dense, rate)[0], rtol=1e-6, atol=1e-8)
@@ -132,14 +130,14 @@ def test_a_shortened_step_stays_well_inside():
     assert np.linalg.eigvalsh(precision + 2 * rate * dense[3]).min() < 0
     after = natural_step(q, gradient, rate)
     assert_allclose(after.loc, dense_step(*dense, worst / 2)[0], rtol=1e-9)
-    growth = np.linalg.eigvals(np.linalg.solve(dense[1], np.asarray(after.scale @ after.scale.T)))
+    growth = np.linalg.eigvals(np.linalg.solve(dense[1], np.asarray(after.scale_tril @ after.scale_tril.T)))
     assert_allclose(growth.real.max(), 2, rtol=1e-9)
 
 
 def test_a_broken_gradient_is_seen_and_ends():
     q, gradient, _ = random_step(0, 3)
-    after = natural_step(q, Whitened(gradient.loc, gradient.scale.at[1, 0].set(jnp.nan), "full"), 0.1)
-    assert np.isnan(after.scale).any()
+    after = natural_step(q, Full(gradient.loc, gradient.scale_tril.at[1, 0].set(jnp.nan)), 0.1)
+    assert np.isnan(after.scale_tril).any()
 
 
 # ---------------------------------------------------------------- conjugate models

@@ -9,13 +9,11 @@ import numpyro
 import optax
 import pytest
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from numpyro_orthgpNone import kernels, likelihoods
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp.gaussians import natural_gradient as natural
+from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.gaussians.constraints import Natural
-from numpyro_orthgp.gaussians.family import Whitened
-from numpyro_orthgp.gaussians.natural_step import natural_step
+from numpyro_orthgp.gaussians.family import Full
 from tests import oracles
 
 X = np.linspace(0, 10, 40)[:, None]
@@ -62,7 +60,9 @@ def test_counts_of_a_million_converge_from_zero(dtype, covariance):
 
 def problem(rng, size=1.0):
     loc, scale = size * rng.normal(size=4), np.tril(rng.normal(size=(4, 4))) / 5 + np.eye(4)
-    return {"u_loc": Natural(jnp.asarray(loc)), "u_scale_tril": Natural(jnp.asarray(scale)), "theta": jnp.asarray(1.0)}
+    return {name: Natural(jnp.asarray(v), Full, name[2:]) for name, v in (("u_loc", loc), ("u_scale_tril", scale))} | {
+        "theta": jnp.asarray(1.0)
+    }
 
 
 def moved(params, updates):
@@ -76,10 +76,10 @@ def test_steps_whose_outcome_is_finite_are_those_of_the_formula(rng):
     for _ in range(3):
         g = problem(rng, 30.0)
         updates, state = optim.update(g, state, params)
-        q, d = (Whitened(t["u_loc"].value, t["u_scale_tril"].value, "full") for t in (params, g))
-        wanted, after = natural_step(q, d, 0.2), moved(params, updates)
+        q, d = (Full(t["u_loc"].value, t["u_scale_tril"].value) for t in (params, g))
+        wanted, after = q.natural_step(d, 0.2), moved(params, updates)
         np.testing.assert_allclose(after["u_loc"].value, wanted.loc, rtol=1e-14)
-        np.testing.assert_allclose(after["u_scale_tril"].value, wanted.scale, rtol=1e-14, atol=1e-15)
+        np.testing.assert_allclose(after["u_scale_tril"].value, wanted.scale_tril, rtol=1e-14, atol=1e-15)
         params = after
 
 
@@ -90,20 +90,20 @@ def test_a_step_is_taken_back_and_a_quarter_of_it_tried(bad, rng):
     start, g = problem(rng), problem(rng)
     first, state = optim.update(g, optim.init(start), start)
     params, adam = moved(start, first), state.others
-    q, d = (Whitened(t["u_loc"].value, t["u_scale_tril"].value, "full") for t in (start, g))
-    useless = g | {"u_loc": Natural(g["u_loc"].value.at[1].set(bad)), "theta": jnp.asarray(np.nan)}
+    q, d = (Full(t["u_loc"].value, t["u_scale_tril"].value) for t in (start, g))
+    useless = g | {"u_loc": Natural(g["u_loc"].value.at[1].set(bad), Full, "loc"), "theta": jnp.asarray(np.nan)}
     for length in (0.05, 0.0125):
         updates, state = optim.update(useless, state, params)
         theta, params = params["theta"], moved(params, updates)
-        np.testing.assert_allclose(params["u_loc"].value, natural_step(q, d, length).loc, rtol=1e-12)
+        np.testing.assert_allclose(params["u_loc"].value, q.natural_step(d, length).loc, rtol=1e-12)
         np.testing.assert_allclose(
-            params["u_scale_tril"].value, natural_step(q, d, length).scale, rtol=1e-12, atol=1e-14
+            params["u_scale_tril"].value, q.natural_step(d, length).scale_tril, rtol=1e-12, atol=1e-14
         )
         assert params["theta"] == theta
         jax.tree.map(np.testing.assert_array_equal, state.others, adam)
     updates, state = optim.update(g, state, params)
-    q = Whitened(params["u_loc"].value, params["u_scale_tril"].value, "full")
-    np.testing.assert_allclose(moved(params, updates)["u_loc"].value, natural_step(q, d, 0.2).loc, rtol=1e-12)
+    q = Full(params["u_loc"].value, params["u_scale_tril"].value)
+    np.testing.assert_allclose(moved(params, updates)["u_loc"].value, q.natural_step(d, 0.2).loc, rtol=1e-12)
     assert state.past.length == 1
 
 
@@ -116,7 +116,7 @@ def test_a_first_gradient_that_is_not_finite_moves_nothing(rng):
 
 
 def test_a_step_that_is_not_finite_itself_is_not_taken(monkeypatch, rng):
-    monkeypatch.setattr(natural, "natural_step", lambda q, g, rate: Whitened(q.loc * np.inf, q.scale, q.covariance))
+    monkeypatch.setattr(Full, "natural_step", lambda q, g, rate: Full(q.loc * np.inf, q.scale_tril))
     optim = ogp.natural_gradient(optax.adam(0.1), 0.2)
     params = problem(rng)
     updates, _ = optim.update(problem(rng), optim.init(params), params)

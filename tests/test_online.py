@@ -14,7 +14,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods, online
 from numpyro_orthgp.errors import run_checked
-from numpyro_orthgp.gaussians.family import Whitened, log_density
+from numpyro_orthgp.gaussians import FAMILIES, Diagonal, Full, Shifted, Value
 from tests import oracles, problems
 
 KERNEL = problems.kernel_oracle("matern52", 1.3, 0.9)
@@ -30,9 +30,9 @@ def function(inducing, qs=None, *, kernel=kernel(), num_latents=None, **kwargs):
     with handlers.block(), handlers.seed(rng_seed=0):
         f = ogp.gp("f", kernel, inducing, num_latents=num_latents, jitter=0.0)
     if qs is None:
-        beliefs = [Whitened(jnp.zeros_like(q.loc), None, "prior") for q in f.beliefs]
+        beliefs = [Shifted(jnp.zeros_like(q.loc)) for q in f.beliefs]
     else:
-        beliefs = [Whitened(jnp.asarray(m), jnp.asarray(T), "full") for m, T in qs]
+        beliefs = [Full(jnp.asarray(m), jnp.asarray(T)) for m, T in qs]
     return ogp.GPFunction(f.kernel, f.features, f.blocks, tuple(beliefs), f.shift, num_latents=num_latents, **kwargs)
 
 
@@ -96,9 +96,7 @@ def test_joined_variables_keep_the_jitter_of_their_sets(problem):
     X, y, Zs, _, _ = problem
     with handlers.block(), handlers.seed(rng_seed=0):
         f = ogp.gp("f", kernel(), Zs, jitter=0.05)
-    f = ogp.GPFunction(
-        f.kernel, f.features, f.blocks, tuple(Whitened(jnp.zeros_like(q.loc), None, "prior") for q in f.beliefs)
-    )
+    f = ogp.GPFunction(f.kernel, f.features, f.blocks, tuple(Shifted(jnp.zeros_like(q.loc)) for q in f.beliefs))
     (block,) = online.condition(f, X, y, gaussian, num_steps=1, jitter=1e-3).blocks
     points = np.concatenate([*Zs, X])
     noise = np.repeat([1.3 * 0.05, 1.3 * 1e-3], [9, 16])
@@ -254,7 +252,8 @@ def test_memory_is_the_ratio_of_bui_2017(problem, kind):
     old_kernel = problems.kernel_oracle("rbf", 0.7, 1.4)
     past = function(old_Z, old_q, kernel=0.7 * kernels.RBF(1.4))
     if kind != "full":
-        last = Whitened(jnp.asarray(old_q[1][0]), None if kind == "prior" else jnp.diag(old_q[1][1]), kind)
+        m = jnp.asarray(old_q[1][0])
+        last = Shifted(m) if kind == "prior" else Diagonal(m, jnp.diag(old_q[1][1]))
         past = ogp.GPFunction(past.kernel, past.features, past.blocks, (past.beliefs[0], last))
     both = np.concatenate(old_Z)
     new = oracles.q_f(KERNEL, problems.oracle_sets(Zs, qs), both)
@@ -290,7 +289,7 @@ def test_what_is_remembered_is_as_good_as_the_data(problem):
     _, in_parts, bound_second = fit(X[second], y[second], past)
     _, at_once, bound = fit(X, y)
     np.testing.assert_allclose(in_parts.beliefs[0].loc, at_once.beliefs[0].loc, rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(in_parts.beliefs[0].scale, at_once.beliefs[0].scale, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(in_parts.beliefs[0].scale_tril, at_once.beliefs[0].scale_tril, rtol=1e-7, atol=1e-9)
     # log p(y2 | y1) is what the second bound bounds.
     np.testing.assert_allclose(bound_first + bound_second, bound, rtol=1e-9)
 
@@ -300,9 +299,7 @@ def test_memory_refuses_what_it_cannot_remember(problem):
     past = function(Zs, qs)
     with pytest.raises(ValueError, match="as many latent functions as the model's function, 2; got None"):
         online.remember("past", function(Zs, num_latents=2), past)
-    value = ogp.GPFunction(
-        past.kernel, past.features, past.blocks, (Whitened(past.beliefs[0].loc, None, "value"), past.beliefs[1])
-    )
+    value = ogp.GPFunction(past.kernel, past.features, past.blocks, (Value(past.beliefs[0].loc), past.beliefs[1]))
     for refused in (lambda: online.remember("past", past, value), lambda: online.start_from("f", value),
                     lambda: online.divergences(value)):  # fmt: skip
         with pytest.raises(ValueError, match="Gaussians of a guide; got values"):
@@ -316,7 +313,7 @@ def test_values_stay_values_when_conditioned(problem, valued, dtype):
     """They are joined with what is learned, which hides them from whoever looks at the kind of a covariance."""
     X, y, Zs, qs, Xs = jax.tree.map(lambda a: jnp.asarray(a, dtype), problem)
     f = function(Zs, qs, kernel=kernel(dtype))
-    kinds = [Whitened(q.loc, None, "value") if i in valued else q for i, q in enumerate(f.beliefs)]
+    kinds = [Value(q.loc) if i in valued else q for i, q in enumerate(f.beliefs)]
     f = ogp.GPFunction(f.kernel, f.features, f.blocks, tuple(kinds))
     for part in (slice(0, 10), slice(10, 16)):
         f = condition(f, X[part], y[part], gaussian, num_steps=1)
@@ -348,7 +345,7 @@ def test_signs_of_pivots_say_nothing(problem, kind):
     signs = np.array([1, -1, 1, 1, -1])
     roots = (T, T * signs) if kind == "full" else (np.diag(T), np.diag(T) * signs)
     plain, turned = (
-        ogp.GPFunction(f.kernel, f.features, f.blocks, (Whitened(jnp.asarray(m), jnp.asarray(root), kind),))
+        ogp.GPFunction(f.kernel, f.features, f.blocks, (FAMILIES[kind](jnp.asarray(m), jnp.asarray(root)),))
         for f, root in zip([function(Zs[:1])] * 2, roots, strict=True)
     )
     new = function(Zs, qs)
@@ -403,7 +400,7 @@ def test_compress_to_the_same_points_changes_nothing(problem):
     as_sets = compress(f, Zs, jitter=0.0)
     for q, (m, T) in zip(as_sets.beliefs, qs, strict=True):
         np.testing.assert_allclose(q.loc, m, atol=1e-9)
-        np.testing.assert_allclose(q.scale, T, atol=1e-9)
+        np.testing.assert_allclose(q.scale_tril, T, atol=1e-9)
     params = online.start_from("f", as_sets)
     assert set(params) == set(problems.q_params(qs))
 
@@ -471,8 +468,8 @@ def test_outputs_with_one_covariance_count_it_each(problem, sizes):
     np.testing.assert_allclose(online.divergences(f), divergences, rtol=1e-9)
     for belief, *single in zip(f.beliefs, *(g.beliefs for g in each), strict=True):
         values = np.random.default_rng(0).normal(size=belief.loc.shape)
-        expected = sum(log_density(q, v) for q, v in zip(single, values, strict=True))
-        np.testing.assert_allclose(log_density(belief, values), expected, rtol=1e-9)
+        expected = sum(q.log_density(v) for q, v in zip(single, values, strict=True))
+        np.testing.assert_allclose(belief.log_density(values), expected, rtol=1e-9)
 
     def model(X, Y):
         g = ogp.gp("f", kernel(), inducing, num_latents=3, jitter=0.0)

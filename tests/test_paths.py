@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from numpyro_orthgpNone import kernels
 
 import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels
 from numpyro_orthgp.functions import paths
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.mean_only import MeanShift
 from numpyro_orthgp.functions.prior import check_latents, decompose_sets
 from numpyro_orthgp.functions.projection import project
-from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.gaussians.family import Full, Shifted, Value, Whitened
 from numpyro_orthgp.inducing import InducingPatches, InducingPoints, as_sets, covariance_of_points
 from tests import oracles, problems
 from tests.test_random_features import z_scores
@@ -45,7 +45,7 @@ def function(kernel, inducing, qs, *, jitter=1e-10, dtype=jnp.float64) -> GPFunc
 
 def full(rng, M, batch=()) -> Whitened:
     T = np.tril(0.3 * rng.normal(size=(*batch, M, M)), -1) + 0.6 * np.eye(M)
-    return Whitened(jnp.asarray(rng.normal(size=(*batch, M))), jnp.asarray(T), "full")
+    return Full(jnp.asarray(rng.normal(size=(*batch, M))), jnp.asarray(T))
 
 
 class Case(NamedTuple):
@@ -59,7 +59,7 @@ def dense(f: GPFunction, X, *, jitter=0.0) -> Case:
     """The dense oracle's moments."""
     sets = []
     for s, q in zip(f.features, f.beliefs, strict=True):
-        T = {"full": q.scale, "prior": np.eye(s.num), "value": np.zeros((s.num, s.num))}[q.covariance]
+        T = q.lower_root()
         sets.append(oracles.WhitenedSet(np.asarray(s.points), np.asarray(q.loc), np.asarray(T @ T.T)))
     shift = None if f.shift is None else oracles.MeanOnlySet(np.asarray(f.shift.points), np.asarray(f.shift.weights))
     mean, covariance = oracles.q_f(ORACLE, sets, np.asarray(X), jitter, shift)
@@ -75,14 +75,14 @@ def own(f: GPFunction, X) -> Case:
 
 def three_sets(rng, X):
     """So much noise on the inducing variables that paths would show it if prior functions did not have it."""
-    qs = [full(rng, 4), Whitened(jnp.ones(3), None, "prior"), full(rng, 3)]
+    qs = [full(rng, 4), Shifted(jnp.ones(3)), full(rng, 3)]
     return dense(function(MATERN, problems.sets(rng, (4, 3, 3)), qs, jitter=0.5), X, jitter=[0.5 * 1.3] * 3)
 
 
 def mean_only(rng, X):
     """After a Gaussian and a known value."""
     inducing = [*problems.sets(rng, (4, 3)), ogp.MeanOnly(rng.uniform(-2, 2, (4, D)))]
-    known = Whitened(jnp.asarray(rng.normal(size=3)), None, "value")
+    known = Value(jnp.asarray(rng.normal(size=3)))
     return dense(function(MATERN, inducing, [full(rng, 4), known, jnp.asarray(rng.normal(size=4))]), X)
 
 
@@ -195,7 +195,7 @@ def test_paths_pass_through_known_values(example):
     es = [jnp.asarray(np.random.default_rng(M).normal(size=M)) for M in (5, 4)]
     Z = np.concatenate([s.points for s in f.features])
     u = np.linalg.cholesky(ORACLE(Z, Z)) @ np.concatenate(es)
-    certain = [Whitened(e, 1e-9 * jnp.eye(len(e)), "full") for e in es]
+    certain = [Full(e, 1e-9 * jnp.eye(len(e))) for e in es]
     drawn = draw(replace(f, beliefs=tuple(certain)), KEY)
     assert_allclose(drawn(Z), np.broadcast_to(u, (5, 9)), atol=1e-8)
     assert np.std(np.asarray(drawn(X)), axis=0).max() > 0.3  # but not elsewhere

@@ -19,7 +19,7 @@ from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.marginals import MAX_JOINT_DRAW
 from numpyro_orthgp.functions.prior import as_kernel, check_jitter, check_latents, decompose_sets
 from numpyro_orthgp.functions.projection import Block, residual_covariance
-from numpyro_orthgp.gaussians.family import Whitened, spread
+from numpyro_orthgp.gaussians.family import Full, Whitened
 from numpyro_orthgp.inducing import Feature, as_sets, input_dim
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
@@ -193,7 +193,7 @@ class CollapsedGP(dist.Distribution):
         beliefs = []
         for mean, scale in moments:
             mean = mean[..., 0] if mean.ndim == 3 else mean.T  # (D, M)
-            beliefs.append(Whitened(mean[0] if single else mean, scale, "full"))
+            beliefs.append(Full(mean[0] if single else mean, scale))
         num_latents = None if single else 1 if y.ndim == 1 else y.shape[1]
         return GPFunction(
             self.kernel, self.features, blocks, (*beliefs, *(self.orthogonal or ())), num_latents=num_latents
@@ -305,7 +305,7 @@ class CollapsedGP(dist.Distribution):
         Y, _ = without_orthogonal(given, A[1:], rows.Y)
         residual = residual_covariance(self.kernel(rows.X, rows.X), A, A)
         for q, Ai in zip(given, A[1:], strict=True):
-            W = spread(q, Ai)
+            W = q.spread(Ai)
             residual = residual if W is None else residual + matmul(jnp.swapaxes(W, -1, -2), W)
         precision = jnp.broadcast_to(rows.precision.T, (Y.shape[1], Y.shape[0]))
         return jnp.sum(conditional_gain(sums, A[0], residual, precision))

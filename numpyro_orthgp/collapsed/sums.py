@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from numpyro_orthgp.collapsed.bounds import Moments, Statistics, statistics
 from numpyro_orthgp.functions.prior import expect_covariances
 from numpyro_orthgp.functions.projection import Block, project, residual_variance
-from numpyro_orthgp.gaussians.family import Whitened, spread
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.kernels.expectations import psi0
 from numpyro_orthgp.math.blocks import sum_blocks
@@ -89,7 +89,7 @@ def without_orthogonal(given: Sequence[Whitened], A: Sequence[Array], Y: Array) 
     for q, Ai in zip(given, A, strict=True):
         mean = jnp.einsum("...mb,...m->...b", Ai, q.loc, precision=PRECISION)
         Y = Y - jnp.atleast_2d(mean).T
-        W = spread(q, Ai)
+        W = q.spread(Ai)
         if W is not None:
             explained = explained + jnp.atleast_2d(jnp.sum(W**2, -2)).T
     return Y, explained

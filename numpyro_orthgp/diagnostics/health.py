@@ -14,7 +14,6 @@ from numpyro_orthgp.diagnostics.draws import Arguments
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data, is_marginals
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.projection import conditional_covariance
-from numpyro_orthgp.gaussians.family import kl_from_prior
 from numpyro_orthgp.guides.posterior import fitted_trace
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.likelihoods.base import unwrap
@@ -170,7 +169,7 @@ def _factors(f: GPFunction) -> list[tuple[Array, Array, Array, Array]]:
         scale = jitter_scale(diagonal(K))
         C = conditional_covariance(K, block.before, block.jitter)
         pivots = 1 / (diagonal(block.whitener) ** 2 * scale[..., None])
-        divergence = jnp.asarray(jnp.nan) if q.covariance == "value" else kl_from_prior(q)
+        divergence = jnp.asarray(jnp.nan) if q.is_value else q.kl_from_prior()
         found.append((divergence, pivots, block.jitter.max(-1) / scale, rescue_jitter(C, scale)))
     return found
 

@@ -114,12 +114,7 @@ def _spread(beliefs: Sequence[Whitened], W: Array) -> Array:
     for q in beliefs:
         rows = W[start : start + q.loc.shape[-1]]
         start += len(rows)
-        if q.covariance == "full":
-            assert q.scale is not None
-            rows = jnp.einsum("...mk,mn->...kn", q.scale, rows, precision=PRECISION)
-        elif q.covariance == "diagonal":
-            assert q.scale is not None
-            rows = q.scale[..., None] * rows
-        if q.covariance != "value":
-            total = total + matmul(jnp.swapaxes(rows, -1, -2), rows)
+        spread = q.spread(rows)
+        if spread is not None:
+            total = total + matmul(jnp.swapaxes(spread, -1, -2), spread)
     return total

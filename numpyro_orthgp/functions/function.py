@@ -23,7 +23,7 @@ from numpyro_orthgp.functions.projection import Block, project, residual_covaria
 from numpyro_orthgp.functions.runs import DrawInRun, Run
 from numpyro_orthgp.functions.sites import Names
 from numpyro_orthgp.functions.stacking import draw_stacked
-from numpyro_orthgp.gaussians.family import Whitened, principal_axes, spread
+from numpyro_orthgp.gaussians.family import Value, Whitened
 from numpyro_orthgp.inducing import Feature, InducingPoints, input_dim
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import safe_cholesky
@@ -88,7 +88,7 @@ class GPFunction:
 
         Empty for a :func:`posterior` whose guide has a Gaussian of each set.
         """
-        return tuple(i for i, q in enumerate(self.beliefs) if q.covariance == "value")
+        return tuple(i for i, q in enumerate(self.beliefs) if q.is_value)
 
     def __call__(self, X: ArrayLike | LatentInputs) -> Marginals:
         """Marginals of the function at inputs.
@@ -180,7 +180,7 @@ class GPFunction:
         """The function of this run: given the values that its inducing variables have in it."""
         if self.values is None:
             return self
-        return replace(self, beliefs=tuple(Whitened(value, None, "value") for value in self.values))
+        return replace(self, beliefs=tuple(Value(value) for value in self.values))
 
     def _draw_in_run(self, run: Run, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
         """Draws given this run's inducing variables and what it has drawn before, shape ``shape`` + (B,) or (B, P)."""
@@ -211,7 +211,7 @@ class GPFunction:
 
         :return: a function whose marginals, joint distributions and paths are those of this one.
         """
-        turned = [principal_axes(q) if q.covariance == "full" else (None, q) for q in self.beliefs]
+        turned = [q.principal_axes() for q in self.beliefs]
         rotations, beliefs = [V for V, _ in turned], tuple(q for _, q in turned)
         shift = self.shift
         if shift is not None:
@@ -299,7 +299,7 @@ class GPFunction:
         """Covariance of variables with prior covariance K whose projections are A, shape (..., B, B)."""
         covariance = residual_covariance(K, A, A)
         for q, Ai in zip(self.beliefs, A, strict=True):
-            W = spread(q, Ai)
+            W = q.spread(Ai)
             if W is not None:
                 covariance = covariance + matmul(jnp.swapaxes(W, -1, -2), W)
         return covariance

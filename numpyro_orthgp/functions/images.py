@@ -76,7 +76,7 @@ def patchwise(
     v = f.residual_scale
     if v is not None:
         v = jnp.tile(jnp.broadcast_to(v, (channels,)), grid.num_patches)
-    shared = f.fitting or all(q.covariance == "value" for q in f.beliefs)
+    shared = f.fitting or all(q.is_value for q in f.beliefs)
     draw = Partial(_draw_shared, f, X, grid, max_entries // per_image) if shared else Partial(_draw_images, f, X, grid)
     return Marginals(mean, explained, residual, None, v, draw, f.names, total)
 

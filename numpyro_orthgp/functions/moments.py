@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_orthgp.functions.projection import Block, whiten
-from numpyro_orthgp.gaussians.family import Whitened, spread
+from numpyro_orthgp.gaussians.family import Full, Whitened
 from numpyro_orthgp.math.linalg import clip_rounding, combine, matmul, matmul_transposed, plain_matmul, transpose
 from numpyro_orthgp.math.triangular import (
     linear_in_left,
@@ -72,7 +72,7 @@ def moments_of_whitened(q: Whitened, A: Array) -> Added:
 
     :param A: projections on the set, shape (..., M, B).
     """
-    W = spread(q, A)
+    W = q.spread(A)
     prior = jnp.sum(A**2, axis=-2)
     explained = jnp.zeros_like(prior) if W is None else jnp.sum(W**2, axis=-2)
     return Added(combine(q.loc, A), explained, -prior, explained - prior)
@@ -109,8 +109,8 @@ def added_moments(
     """
     M, B = C.shape[-2:]
     ratio = _GRAM_RATIO_BEFORE if later else _GRAM_RATIO
-    if equal_weights and q.covariance == "full" and block.carrier is not None and ratio * M <= B:
-        return _full_moments(block.whitener, block.carrier, C, q.loc, q.scale, list(later))
+    if equal_weights and isinstance(q, Full) and block.carrier is not None and ratio * M <= B:
+        return _full_moments(block.whitener, block.carrier, C, q.loc, q.scale_tril, list(later))
     A = whiten(block, C)
     return moments_of_whitened(q, A), [matmul_transposed(AZ, A) for AZ in later]
 
@@ -120,7 +120,7 @@ def _full_moments(
     W: Array, carrier: Array, C: Array, loc: Array, T: Array, later: list[Array]
 ) -> tuple[Added, list[Array]]:
     A = lower_matmul(W, C)
-    return moments_of_whitened(Whitened(loc, T, "full"), A), [matmul_transposed(AZ, A) for AZ in later]
+    return moments_of_whitened(Full(loc, T), A), [matmul_transposed(AZ, A) for AZ in later]
 
 
 @_full_moments.defjvp

@@ -32,7 +32,7 @@ from jax import lax
 
 from numpyro_orthgp.errors import check_floating, check_inputs, check_integer, check_same_dtype
 from numpyro_orthgp.functions.projection import Block, project
-from numpyro_orthgp.gaussians.family import Whitened, sample
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature, InducingPatches, InducingPoints, input_dim
 from numpyro_orthgp.kernels.components import component
 from numpyro_orthgp.kernels.convolutional import Convolutional
@@ -141,7 +141,7 @@ def draw_paths(
     changes = []
     for i, e_hat in enumerate(_whitened(values, blocks, jitter_key)):
         q = beliefs[i]
-        e = sample(q, belief_keys[i], (num,))
+        e = q.sample(belief_keys[i], (num,))
         e = e if shift is None else e - shift.projected[i]
         changes.append(jnp.moveaxis(e, 0, -1) - e_hat)
     # sum_i A_i(x)' d_i is linear in K(Z_i, x); its coefficients are the transpose of the projection, applied to d.

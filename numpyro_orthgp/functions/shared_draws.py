@@ -19,7 +19,6 @@ import jax.numpy as jnp
 
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.projection import residual_variance
-from numpyro_orthgp.gaussians.family import spread
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.math.linalg import PRECISION, safe_sqrt
 from numpyro_orthgp.types import Array, PRNGKey
@@ -52,9 +51,9 @@ def draw_grouped(f: GPFunction, X: Array, rng_key: PRNGKey, num: int = 1) -> Gro
     keys = jax.random.split(rng_key, len(A) + 1)
     mean = f.mean([InducingPoints(flat)], A)
     for key, q, Ai in zip(keys[1:], f.beliefs, A, strict=True):
-        W = spread(q, Ai)
+        W = q.spread(Ai)
         if W is not None:
-            noise = jax.random.normal(key, (*batch, q.loc.shape[-1], G), X.dtype)
+            noise = jax.random.normal(key, (*batch, W.shape[-2], G), X.dtype)
             W = W.reshape(*W.shape[:-1], G, R)
             shared = jnp.einsum("...mgr,...mg->...gr", W, noise, precision=PRECISION)
             mean = mean + shared.reshape(*shared.shape[:-2], G * R)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.linalg import diagonal
 from numpyro_orthgp.types import Array
 
-__all__ = ["Natural", "dense_lower_cholesky", "natural"]
+__all__ = ["Natural", "dense_lower_cholesky", "natural", "natural_part"]
 
 
 class _DenseLowerCholesky(type(constraints.lower_cholesky)):  # type: ignore[misc]
@@ -71,30 +71,62 @@ class Natural:
 
     The wrapper is the whole message: which arrays belong to a q is known from where they are declared, not guessed
     from their names. Any other optimizer sees an ordinary array inside.
+
+    :param value: the array.
+    :param family: of the Gaussian that it is a parameter of, a subclass of ``Whitened``; ``None`` for mean-only weights.
+    :param part: its field there, the end of the parameter's name.
     """
 
     value: Array
+    family: Any = field(default=None, metadata={"static": True})
+    part: str = field(default="", metadata={"static": True})
 
 
-class _NaturalConstraint(type(constraints.real)):  # type: ignore[misc]
+class _NaturalConstraint(constraints.Constraint):
     """Any array; unconstrained in the wrapper :class:`Natural`."""
+
+    def __init__(self, family: Any = None, part: str = "") -> None:
+        self.family, self.part = family, part
+
+    def __call__(self, x: Array) -> Array:
+        return constraints.real(x)
+
+    def feasible_like(self, prototype: Array) -> Array:
+        return jnp.zeros_like(prototype)
+
+    def tree_flatten(self) -> tuple[tuple[()], tuple[tuple[()], dict[str, Any]]]:
+        return (), ((), {"family": self.family, "part": self.part})
+
+    def eq(self, other: object, static: bool = False) -> bool:
+        return isinstance(other, _NaturalConstraint) and (self.family, self.part) == (other.family, other.part)
 
 
 natural = _NaturalConstraint()
+
+
+def natural_part(family: Any, part: str) -> Any:
+    """The constraint of one parameter of a family's member that :func:`~numpyro_orthgp.natural_gradient` steps."""
+    return _NaturalConstraint(family, part)
 
 
 class _NaturalTransform(ParameterFreeTransform):
     domain = constraints.real
     codomain = natural
 
+    def __init__(self, family: Any, part: str) -> None:
+        self.family, self.part = family, part
+
+    def tree_flatten(self) -> tuple[tuple[()], tuple[tuple[()], dict[str, Any]]]:
+        return (), ((), {"family": self.family, "part": self.part})
+
     def __call__(self, x: Natural) -> Array:
         return x.value
 
     def _inverse(self, y: Array) -> Natural:
-        return Natural(jnp.asarray(y))
+        return Natural(jnp.asarray(y), self.family, self.part)
 
     def log_abs_det_jacobian(self, x: Natural, y: Array, intermediates: Any = None) -> Array:
         return jnp.zeros_like(y)
 
 
-biject_to.register(_NaturalConstraint)(lambda constraint: _NaturalTransform())
+biject_to.register(_NaturalConstraint)(lambda constraint: _NaturalTransform(constraint.family, constraint.part))

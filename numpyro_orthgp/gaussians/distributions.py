@@ -12,7 +12,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
 
 from numpyro_orthgp.errors import check_key
-from numpyro_orthgp.gaussians.family import Whitened, kl_from_prior, log_density, sample
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["WhitenedGaussian", "WhitenedPrior"]
@@ -64,13 +64,13 @@ class WhitenedGaussian(dist.Distribution):
         return constraints.independent(constraints.real, self.event_dim)
 
     def rsample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
-        return sample(self.q, check_key(key, "guides of this package"), sample_shape)
+        return self.q.sample(check_key(key, "guides of this package"), sample_shape)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.rsample(key, sample_shape)
 
     def log_prob(self, value: ArrayLike) -> Array:
-        return log_density(self.q, jnp.asarray(value))
+        return self.q.log_density(jnp.asarray(value))
 
     @property
     def mean(self) -> Array:
@@ -78,10 +78,7 @@ class WhitenedGaussian(dist.Distribution):
 
     @property
     def variance(self) -> Array:
-        scale = self.q.scale
-        if scale is None:
-            return jnp.ones_like(self.q.loc)
-        return jnp.sum(scale**2, -1) if self.q.covariance == "full" else scale**2
+        return jnp.broadcast_to(self.q.variance(), self.q.loc.shape)
 
 
 # Without this registration TraceMeanField_ELBO would fall back to one Monte Carlo sample, and say nothing.
@@ -91,4 +88,4 @@ def _kl_from_prior(q: WhitenedGaussian, p: WhitenedPrior) -> Array:
         raise ValueError(
             f"The guide's q has shape {q.event_shape} but the model has whitened inducing variables of shape {p.event_shape}."
         )
-    return kl_from_prior(q.q)
+    return q.q.kl_from_prior()

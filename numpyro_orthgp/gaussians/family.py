@@ -1,117 +1,338 @@
-r"""Gaussians over whitened inducing variables, whose prior is :math:`N(0, I)`.
+r"""What the package asks of a family of Gaussians over whitened inducing variables, whose prior is :math:`N(0, I)`.
 
-One small pytree, :class:`Whitened`, stands for every family that a guide may use and for a known value; the functions
-beside it are all that the rest of the package asks of a family.
+A family is a subclass of :class:`Whitened`, a dataclass whose fields are the parameters of one member: the mean ``loc`` and
+whatever determines its covariance S. Two answers make a family, :meth:`~Whitened.start` and :meth:`~Whitened.spread`; all others
+follow from these by way of one M x M factor, and a family that knows better overrides them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from numpyro.distributions import constraints
 
+from numpyro_orthgp.gaussians.constraints import dense_lower_cholesky
+from numpyro_orthgp.gaussians.natural_step import diagonal_step, full_step
 from numpyro_orthgp.math.linalg import PRECISION, combine, diagonal, solve_lower
 from numpyro_orthgp.math.triangular import lower_matmul_transposed
-from numpyro_orthgp.types import Array, PRNGKey
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
-__all__ = ["COVARIANCES", "Whitened", "kl_from_prior", "log_density", "principal_axes", "sample", "spread"]
+__all__ = ["Diagonal", "Full", "Shifted", "Value", "Whitened"]
 
-COVARIANCES = ("full", "diagonal", "prior")
+
+@dataclass(frozen=True)
+class Whitened:
+    r"""A member of a family of Gaussians :math:`q(e) = N(m, S)`, batch axes leading; register each subclass as a pytree::
+
+        @jax.tree_util.register_dataclass
+        @dataclass(frozen=True)
+        class Isotropic(Whitened):
+            scale: jax.Array  # shape (...)
+
+            name = "isotropic"
+            constraints = {"scale": dist.constraints.positive}
+
+            @classmethod
+            def start(cls, shape, scale):
+                return cls(jnp.zeros(shape), jnp.full(shape[:-1], scale))
+
+            def spread(self, A):
+                return self.scale[..., None, None] * A
+
+    and give it to a guide, ``AutoSparseGP(model, covariance=Isotropic)``. Its parameters there are ``{gp}.u{i}_loc`` and one for
+    each other field, ``{gp}.u{i}_scale``. Functions of several outputs may share a covariance: then the other fields lack the
+    leading axis that ``loc`` has.
+
+    :param loc: mean, shape (..., M).
+    """
+
+    loc: Array
+
+    #: What users call the family.
+    name: ClassVar[str]
+    #: The constraint of each field but ``loc``.
+    constraints: ClassVar[Mapping[str, Any]] = {}
+    #: Whether it is one value, which spreads nothing.
+    is_value: ClassVar[bool] = False
+    #: Whether :meth:`natural_step` is known.
+    has_natural_step: ClassVar[bool] = False
+
+    @classmethod
+    def start(cls, shape: tuple[int, ...], scale: Array) -> Whitened:
+        """The member that a fit begins with: mean zero, independent variables.
+
+        :param shape: that of ``loc``.
+        :param scale: the standard deviation of each variable, shape (), of the dtype that is asked for.
+        """
+        raise NotImplementedError
+
+    def spread(self, A: Array) -> Array | None:
+        r"""A matrix :math:`W` with :math:`W^\top W = A^\top S A`, the covariance that q explains at the inputs of ``A``.
+
+        :param A: projections, shape (..., M, B).
+        :return: shape (..., K, B) for any K, or ``None`` for a known value, which spreads nothing.
+        """
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ parameters
+
+    @classmethod
+    def parts(cls) -> tuple[str, ...]:
+        """The names of the fields, ``loc`` first."""
+        return tuple(f.name for f in fields(cls))
+
+    def given(self, **values: Array) -> Whitened:
+        """This member with other parameters, as an optimizer stored them."""
+        return replace(self, **values)
+
+    def parameters(self) -> dict[str, Array]:
+        """The parameters within their constraints, by name of the field, for each function by itself."""
+        return {name: self._of_each(name) for name in self.parts()}
+
+    def _of_each(self, name: str) -> Array:
+        value, batch = getattr(self, name), self.loc.shape[:-1]
+        own = jnp.shape(value)[max(jnp.ndim(value) - self._event_dim(name), 0) :]
+        return jnp.broadcast_to(value, batch + own)
+
+    def _event_dim(self, name: str) -> int:
+        """Number of axes of a field for a single function."""
+        if name == "loc":
+            return 1
+        M, dtype = self.loc.shape[-1], self.loc.dtype
+        return getattr(jax.eval_shape(lambda: type(self).start((M,), jnp.ones((), dtype))), name).ndim
+
+    # ------------------------------------------------------------ what bounds ask
+
+    def kl_from_prior(self) -> Array:
+        r"""Divergence from the whitened prior, summed over batch axes.
+
+        .. math:: KL[N(m, S) \,\|\, N(0, I)] = \tfrac12 \left( |m|^2 + \mathrm{tr}\, S - M - \log |S| \right)
+
+        :return: in nats, shape ().
+        """
+        return (jnp.sum(self.loc**2) + self._total(self.excess_trace())) / 2 - self._total(self.half_log_det())
+
+    def excess_trace(self) -> Array:
+        """tr S - M of each covariance, exactly zero at the prior's."""
+        T = self.lower_root()
+        return jnp.sum(T**2 - jnp.eye(T.shape[-1], dtype=T.dtype), (-2, -1))
+
+    def half_log_det(self) -> Array:
+        """log |S| / 2 of each covariance."""
+        return jnp.sum(jnp.log(jnp.abs(diagonal(self.lower_root()))), -1)
+
+    def log_density(self, value: Array) -> Array:
+        """Log density at ``value``, shape (sample_shape) + (..., M), the batch axes of the family summed."""
+        centred = self.standardized((value - self.loc)[..., None])[..., 0]
+        event = tuple(range(-self.loc.ndim, 0))
+        normal = -jnp.sum(centred**2, event) / 2 - self.loc.size * jnp.log(2 * jnp.pi) / 2
+        return normal - self._total(self.half_log_det())
+
+    def _total(self, of_each: Array) -> Array:
+        """Over all functions, some of which may share a covariance."""
+        return jnp.sum(jnp.broadcast_to(of_each, self.loc.shape[:-1]))
+
+    # ------------------------------------------------------------ roots of S
+
+    def lower_root(self) -> Array:
+        r"""A lower-triangular T with :math:`S = T T^\top`, shape (..., M, M)."""
+        W = self.spread(jnp.eye(self.loc.shape[-1], dtype=self.loc.dtype))
+        assert W is not None
+        return jnp.swapaxes(jnp.linalg.qr(W, mode="r"), -1, -2)
+
+    def standardized(self, V: Array) -> Array:
+        """R^-1 V for some root R of S = R R', shape (..., M, n)."""
+        return solve_lower(self.lower_root(), V)
+
+    def variance(self) -> Array:
+        """The diagonal of S, shape (..., M)."""
+        return jnp.sum(self.lower_root() ** 2, -1)
+
+    def sample(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws, shape ``sample_shape`` + (..., M)."""
+        noise = jax.random.normal(rng_key, sample_shape + self.loc.shape, self.loc.dtype)
+        return self.loc + jnp.einsum("...km,...m->...k", self.lower_root(), noise, precision=PRECISION)
+
+    def principal_axes(self) -> tuple[Array | None, Whitened]:
+        r"""q in coordinates in which its covariance is diagonal.
+
+        :return: the orthogonal :math:`V` of :math:`S = V \, \mathrm{diag}(s^2) V^\top`, shape (..., M, M), ``None`` if that is
+            the identity, and the law of :math:`V^\top e`.
+        """
+        # Singular values of the root: eigenvalues of S itself would be lost below its largest one's rounding errors.
+        V, scale, _ = jnp.linalg.svd(self.lower_root())
+        loc = combine(self.loc, V)
+        return V, Diagonal(loc, jnp.broadcast_to(scale, loc.shape))
+
+    # ------------------------------------------------------------ steps
+
+    def natural_step(self, gradient: Whitened, rate: ArrayLike) -> Whitened:
+        """One step of length ``rate`` along the natural gradient, shorter where it would leave the positive-definite cone.
+
+        :param gradient: derivatives of a loss with respect to the parameters, in their places.
+        :param rate: the length; 1 lands on the optimum of a Gaussian likelihood with full data.
+        """
+        raise NotImplementedError
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Whitened:
-    r"""What is known of one set's whitened inducing variables :math:`e`, batch axes leading.
+class Full(Whitened):
+    r"""Any covariance: "full".
 
-    :param loc: mean, or the value itself, shape (..., M).
-    :param scale: for "full" the lower-triangular :math:`T` of :math:`S = T T^\top`, shape (..., M, M); for "diagonal" the
-        standard deviations, shape (..., M); else ``None``.
-    :param covariance: "full", "diagonal", "prior" (:math:`S = I`) or "value" (:math:`S = 0`).
+    :param scale_tril: the lower-triangular :math:`T` of :math:`S = T T^\top`, shape (..., M, M).
     """
 
-    loc: Array
-    scale: Array | None
-    covariance: Literal["full", "diagonal", "prior", "value"] = field(metadata={"static": True})
+    scale_tril: Array
+
+    name = "full"
+    constraints = {"scale_tril": dense_lower_cholesky}
+    has_natural_step = True
+
+    @classmethod
+    def start(cls, shape: tuple[int, ...], scale: Array) -> Full:
+        return cls(jnp.zeros(shape, scale.dtype), _scaled_identity(scale, shape))
+
+    def given(self, **values: Array) -> Full:
+        return replace(self, **values | {"scale_tril": jnp.tril(values["scale_tril"])})
+
+    def parameters(self) -> dict[str, Array]:
+        # With positive pivots: natural parameters that another optimizer stepped may have crossed zero.
+        signs = jnp.where(diagonal(self.scale_tril) < 0, -1, 1)[..., None, :]
+        return Whitened.parameters(replace(self, scale_tril=self.scale_tril * signs))
+
+    def spread(self, A: Array) -> Array:
+        return lower_matmul_transposed(self.scale_tril, A)
+
+    def lower_root(self) -> Array:
+        return self.scale_tril
+
+    def natural_step(self, gradient: Whitened, rate: ArrayLike) -> Full:
+        assert isinstance(gradient, Full)
+        return Full(*full_step(self.loc, self.scale_tril, gradient.loc, gradient.scale_tril, rate))
 
 
-def spread(q: Whitened, A: Array) -> Array | None:
-    r"""A matrix :math:`W` with :math:`W^\top W = A^\top S A`, the covariance that ``q`` explains at the inputs of ``A``.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Diagonal(Whitened):
+    """Independent variables: "diagonal".
 
-    :param A: projections, shape (..., M, B).
-    :return: shape (..., M, B), or ``None`` for a known value, which spreads nothing.
+    :param scale: standard deviations, shape (..., M).
     """
-    if q.covariance == "full":
-        assert q.scale is not None
-        return lower_matmul_transposed(q.scale, A)
-    if q.covariance == "diagonal":
-        assert q.scale is not None
-        return q.scale[..., None] * A
-    return A if q.covariance == "prior" else None
+
+    scale: Array
+
+    name = "diagonal"
+    constraints = {"scale": constraints.positive}
+    has_natural_step = True
+
+    @classmethod
+    def start(cls, shape: tuple[int, ...], scale: Array) -> Diagonal:
+        return cls(jnp.zeros(shape, scale.dtype), jnp.full(shape, scale))
+
+    def parameters(self) -> dict[str, Array]:
+        return Whitened.parameters(replace(self, scale=jnp.abs(self.scale)))
+
+    def spread(self, A: Array) -> Array:
+        return self.scale[..., None] * A
+
+    def excess_trace(self) -> Array:
+        return jnp.sum(self.scale**2 - 1, -1)
+
+    def half_log_det(self) -> Array:
+        return jnp.sum(jnp.log(jnp.abs(self.scale)), -1)
+
+    def lower_root(self) -> Array:
+        return self.scale[..., None] * jnp.eye(self.scale.shape[-1], dtype=self.scale.dtype)
+
+    def standardized(self, V: Array) -> Array:
+        return V / self.scale[..., None]
+
+    def variance(self) -> Array:
+        return self.scale**2
+
+    def sample(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.loc + self.scale * jax.random.normal(rng_key, sample_shape + self.loc.shape, self.loc.dtype)
+
+    def principal_axes(self) -> tuple[None, Whitened]:
+        return None, self
+
+    def natural_step(self, gradient: Whitened, rate: ArrayLike) -> Diagonal:
+        assert isinstance(gradient, Diagonal)
+        return Diagonal(*diagonal_step(self.loc, self.scale, gradient.loc, gradient.scale, rate))
 
 
-def principal_axes(q: Whitened) -> tuple[Array, Whitened]:
-    r"""``q`` of full covariance in coordinates in which that is diagonal.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Shifted(Whitened):
+    """The prior with another mean, S = I: "prior"."""
 
-    :return: the orthogonal :math:`V` of :math:`S = V \, \mathrm{diag}(s^2) V^\top`, shape (..., M, M), and the law of
-        :math:`V^\top e`.
-    """
-    assert q.scale is not None
-    # Singular values of the root: eigenvalues of S itself would be lost below its largest one's rounding errors.
-    V, scale, _ = jnp.linalg.svd(q.scale)
-    loc = combine(q.loc, V)
-    return V, Whitened(loc, jnp.broadcast_to(scale, loc.shape), "diagonal")
+    name = "prior"
 
+    @classmethod
+    def start(cls, shape: tuple[int, ...], scale: Array) -> Shifted:
+        return cls(jnp.zeros(shape, scale.dtype))
 
-def kl_from_prior(q: Whitened) -> Array:
-    r"""Divergence of ``q`` from the whitened prior, summed over batch axes.
+    def spread(self, A: Array) -> Array:
+        return A
 
-    .. math:: KL[N(m, S) \,\|\, N(0, I)] = \tfrac12 \left( |m|^2 + \mathrm{tr}\, S - M - \log |S| \right)
+    def excess_trace(self) -> Array:
+        return jnp.zeros((), self.loc.dtype)
 
-    :return: in nats, shape ().
-    """
-    shift = jnp.sum(q.loc**2)
-    if q.covariance == "prior":
-        return shift / 2
-    assert q.scale is not None
-    # tr S - M entry by entry: exact zero at S = I, with no large terms to cancel.
-    unit = jnp.eye(q.scale.shape[-1], dtype=q.scale.dtype) if q.covariance == "full" else 1
-    trace = jnp.sum(q.scale**2 - unit)
-    return (shift + _sharing(q) * trace) / 2 - _sharing(q) * jnp.sum(jnp.log(jnp.abs(_diagonal(q))))
+    def half_log_det(self) -> Array:
+        return jnp.zeros((), self.loc.dtype)
 
+    def lower_root(self) -> Array:
+        return jnp.eye(self.loc.shape[-1], dtype=self.loc.dtype)
 
-def sample(q: Whitened, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
-    """Draws from ``q``, shape ``sample_shape`` + (..., M)."""
-    noise = jax.random.normal(rng_key, sample_shape + q.loc.shape, q.loc.dtype)
-    if q.covariance == "full":
-        return q.loc + jnp.einsum("...km,...m->...k", q.scale, noise, precision=PRECISION)
-    if q.covariance == "value":
-        return jnp.broadcast_to(q.loc, noise.shape)
-    return q.loc + (noise if q.scale is None else q.scale * noise)
+    def standardized(self, V: Array) -> Array:
+        return V
+
+    def variance(self) -> Array:
+        return jnp.ones_like(self.loc)
+
+    def sample(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.loc + jax.random.normal(rng_key, sample_shape + self.loc.shape, self.loc.dtype)
+
+    def principal_axes(self) -> tuple[None, Whitened]:
+        return None, self
 
 
-def log_density(q: Whitened, value: Array) -> Array:
-    """Log density of ``q`` at ``value``, shape (sample_shape) + (..., M), the batch axes of ``q`` summed."""
-    centred = value - q.loc
-    logdet = jnp.zeros((), q.loc.dtype)
-    if q.covariance == "full":
-        assert q.scale is not None
-        centred = solve_lower(q.scale, centred[..., None])[..., 0]
-    elif q.scale is not None:
-        centred = centred / q.scale
-    if q.scale is not None:
-        logdet = _sharing(q) * jnp.sum(jnp.log(jnp.abs(_diagonal(q))))
-    event = tuple(range(-q.loc.ndim, 0))
-    return -jnp.sum(centred**2, event) / 2 - logdet - q.loc.size * jnp.log(2 * jnp.pi) / 2
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Value(Whitened):
+    """One value, S = 0: what any inference but that of a guide of this package tells a model."""
+
+    name = "value"
+    is_value = True
+
+    def spread(self, A: Array) -> None:
+        return None
+
+    def excess_trace(self) -> Array:
+        return -jnp.full((), self.loc.shape[-1], self.loc.dtype)
+
+    def half_log_det(self) -> Array:
+        return -jnp.full((), jnp.inf, self.loc.dtype)
+
+    def lower_root(self) -> Array:
+        return jnp.zeros((self.loc.shape[-1],) * 2, self.loc.dtype)
+
+    def variance(self) -> Array:
+        return jnp.zeros_like(self.loc)
+
+    def sample(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
+        return jnp.broadcast_to(self.loc, sample_shape + self.loc.shape)
+
+    def principal_axes(self) -> tuple[None, Whitened]:
+        return None, self
 
 
-def _sharing(q: Whitened) -> int:
-    """How many functions have each covariance: those of a ``CollapsedGP`` with several outputs may have one together."""
-    return q.loc.size // _diagonal(q).size
-
-
-def _diagonal(q: Whitened) -> Array:
-    assert q.scale is not None
-    return diagonal(q.scale) if q.covariance == "full" else q.scale
+@partial(jax.jit, static_argnums=1)  # one program and not one for each operation
+def _scaled_identity(scale: Array, shape: tuple[int, ...]) -> Array:
+    return scale * jnp.broadcast_to(jnp.eye(shape[-1], dtype=scale.dtype), (*shape, shape[-1]))

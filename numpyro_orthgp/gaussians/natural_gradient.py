@@ -13,7 +13,6 @@ import optax
 from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.gaussians.constraints import Natural
 from numpyro_orthgp.gaussians.family import Whitened
-from numpyro_orthgp.gaussians.natural_step import natural_step
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["natural_gradient"]
@@ -122,7 +121,7 @@ def natural_gradient(
 
     def split(tree: dict[str, Any], gaussians: list[_Gaussian]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What is left to ``others`` and to ``mean_only``."""
-        stepped = {name for q in gaussians for name in (q.loc, q.scale)}
+        stepped = {name for q in gaussians for name in q.names}
         weights = {n for n, v in tree.items() if isinstance(v, Natural) and n not in stepped and mean_only is not None}
         return {n: v for n, v in tree.items() if n not in stepped | weights}, {n: tree[n] for n in weights}
 
@@ -161,19 +160,26 @@ def _refuse_not_positive(learning_rate: ArrayLike) -> None:
 
 
 class _Gaussian(NamedTuple):
-    """One q among the parameters: the names of its mean and scale, and its kind of covariance."""
+    """One q among the parameters.
 
-    loc: str
-    scale: str
-    covariance: Any
+    :param family: a subclass of :class:`Whitened`.
+    :param names: of its parameters, in the order of the family's fields.
+    """
+
+    family: type[Whitened]
+    names: tuple[str, ...]
+
+    def member(self, tree: dict[str, Any]) -> Whitened:
+        """The Gaussian, or its gradient, whose parameters are in ``tree``."""
+        return self.family(*(tree[name].value for name in self.names))
 
 
 def _gaussians(params: dict[str, Any]) -> list[_Gaussian]:
     found = []
     for name, value in params.items():
-        for suffix, covariance in (("_scale_tril", "full"), ("_scale", "diagonal")):
-            if isinstance(value, Natural) and name.endswith(suffix):
-                found.append(_Gaussian(name.removesuffix(suffix) + "_loc", name, covariance))
+        if isinstance(value, Natural) and value.part == "loc":
+            prefix = name.removesuffix("loc")
+            found.append(_Gaussian(value.family, tuple(prefix + part for part in value.family.parts())))
     if not found:
         raise ValueError(
             "natural_gradient found no Gaussian to step: make the guide with AutoSparseGP(model, natural=True), or "
@@ -183,7 +189,7 @@ def _gaussians(params: dict[str, Any]) -> list[_Gaussian]:
 
 
 def _no_past(params: dict[str, Any]) -> _Past:
-    start = {name: params[name] for q in _gaussians(params) for name in (q.loc, q.scale)}
+    start = {name: params[name] for q in _gaussians(params) for name in q.names}
     one = jnp.ones((), jnp.result_type(*jax.tree.leaves(start)))
     # No gradient has been seen to compare with.
     return _Past(start, jax.tree.map(jnp.zeros_like, start), one * jnp.inf, one)
@@ -195,10 +201,11 @@ def _look_back(
     """Where the next step begins and how long it may be, and whether the last one went too far."""
     size, finite = jnp.zeros_like(past.size), jnp.ones((), bool)
     for q in gaussians:
-        scale, g = params[q.scale].value, gradients[q.loc].value
-        ahead = scale * g if q.covariance == "diagonal" else jnp.einsum("...ji,...j->...i", scale, g)
+        gradient = q.member(gradients)
+        ahead = q.member(params).spread(gradient.loc[..., None])
+        assert ahead is not None
         size = size + jnp.sum(ahead**2)
-        finite = finite & jnp.isfinite(g).all() & jnp.isfinite(gradients[q.scale].value).all()
+        finite = jax.tree.reduce(lambda known, g: known & jnp.isfinite(g).all(), gradient, finite)
     too_long = ~finite | (size > _MOST_GROWTH * jnp.maximum(past.size, 1))
     now = _Past(
         {name: params[name] for name in past.params},
@@ -218,10 +225,10 @@ def _natural_updates(
     for q in gaussians:
         # One after the other: where two of them run at once, each with a branch, inside `lax.scan`, the CPU runtime of
         # jaxlib 0.10.2 can come to wait for ever. With an `optimization_barrier` in place of a dependency it still did.
-        of_scale = past.gradients[q.scale].value
-        after_last = Natural(of_scale + 0 * jnp.asarray(last, of_scale.dtype))
-        step = _natural_update(q, params, past.params, past.gradients | {q.scale: after_last}, rate)
-        last = step[q.scale].value.ravel()[0]
+        end = q.names[-1]
+        after_last = jax.tree.map(lambda g, last=last: g + 0 * jnp.asarray(last, g.dtype), past.gradients[end])
+        step = _natural_update(q, params, past.params, past.gradients | {end: after_last}, rate)
+        last = step[end].value.ravel()[0]
         merged |= step
     return merged
 
@@ -230,11 +237,11 @@ def _natural_update(
     q: _Gaussian, params: dict[str, Any], start: dict[str, Any], gradients: dict[str, Any], rate: ArrayLike
 ) -> dict[str, Natural]:
     """What takes the parameters to where a step from ``start`` ends, or nowhere if that is not finite."""
-    now, before, gradient = (
-        Whitened(tree[q.loc].value, tree[q.scale].value, q.covariance) for tree in (params, start, gradients)
-    )
-    after = natural_step(before, gradient, rate)
-    assert after.scale is not None
-    finite = jnp.isfinite(after.loc).all() & jnp.isfinite(after.scale).all()
-    change = jax.tree.map(lambda a, b: jnp.where(finite, a - b, jnp.zeros_like(b)), after, now)
-    return {q.loc: Natural(change.loc), q.scale: Natural(change.scale)}
+    before = q.member(start)
+    after = before.natural_step(q.member(gradients), rate)
+    finite = jax.tree.reduce(lambda known, a: known & jnp.isfinite(a).all(), after, jnp.ones((), bool))
+    change = jax.tree.map(lambda a, b: jnp.where(finite, a - b, jnp.zeros_like(b)), after, q.member(params))
+    # As their parameters are wrapped: an optimizer adds trees of one structure.
+    return {
+        n: Natural(getattr(change, part), q.family, part) for n, part in zip(q.names, q.family.parts(), strict=True)
+    }

@@ -23,33 +23,39 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.math.linalg import matmul, solve_lower, transpose
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["natural_step", "precondition"]
+__all__ = ["diagonal_step", "full_step", "precondition"]
 
 
-def natural_step(q: Whitened, gradient: Whitened, rate: ArrayLike) -> Whitened:
-    """One step of length ``rate`` along the natural gradient, shorter where it would leave the positive-definite cone.
+def full_step(loc: Array, scale_tril: Array, d_loc: Array, d_scale_tril: Array, rate: ArrayLike) -> tuple[Array, Array]:
+    """One step of length ``rate`` for a full covariance, shorter where it would leave the positive-definite cone.
 
-    :param q: the Gaussian, its scale lower triangular for "full".
-    :param gradient: derivatives of a loss with respect to ``q.loc`` and ``q.scale``.
-    :param rate: the length; 1 lands on the optimum of a Gaussian likelihood with full data.
-    :return: the next Gaussian.
+    :param loc: m, shape (..., M).
+    :param scale_tril: the lower-triangular T, shape (..., M, M).
+    :param d_loc: derivatives of a loss with respect to m.
+    :param d_scale_tril: those with respect to T.
+    :return: the next m and T.
     """
-    assert q.scale is not None and gradient.scale is not None
-    if q.covariance == "diagonal":
-        Q, rate = _inside_diagonal(q.scale * gradient.scale, rate)
-        scale = q.scale / jnp.sqrt(Q)
-        return Whitened(q.loc - rate * scale**2 * gradient.loc, scale, q.covariance)
-    transposed = transpose(q.scale)
-    L, rate = _inside_full(_symmetric(matmul(transposed, jnp.tril(gradient.scale))), rate)
+    transposed = transpose(scale_tril)
+    L, rate = _inside_full(_symmetric(matmul(transposed, jnp.tril(d_scale_tril))), rate)
     # L L^T is Q with both axes reversed. With J the reversal Q^-1 = F F^T for the lower-triangular F = J L^-T J, and T' = T F.
     scale = jnp.flip(solve_lower(L, jnp.flip(transposed, axis=-2)), axis=-2)
     scale = jnp.tril(transpose(scale))
-    ahead = matmul(scale, matmul(transpose(scale), gradient.loc[..., None]))[..., 0]
-    return Whitened(q.loc - rate * ahead, scale, q.covariance)
+    ahead = matmul(scale, matmul(transpose(scale), d_loc[..., None]))[..., 0]
+    return loc - rate * ahead, scale
+
+
+def diagonal_step(loc: Array, scale: Array, d_loc: Array, d_scale: Array, rate: ArrayLike) -> tuple[Array, Array]:
+    """The same for independent variables.
+
+    :param loc: means, shape (..., M).
+    :param scale: standard deviations, shape (..., M).
+    """
+    Q, rate = _inside_diagonal(scale * d_scale, rate)
+    scale = scale / jnp.sqrt(Q)
+    return loc - rate * scale**2 * d_loc, scale
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

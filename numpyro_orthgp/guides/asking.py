@@ -8,7 +8,7 @@ from typing import Any
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.gaussians.family import Diagonal, Whitened
 from numpyro_orthgp.guides.gaussians import flat_gaussians, gaussian_of, read_by_others
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, InputBelief, input_site_of, site_of
 
@@ -66,7 +66,7 @@ class Answers:
             return None if q is None else Belief(q, None, asked=True)
         if inputs and input_site_of(msg) is not None:
             q = self._gaussian(name, msg["fn"].shape())
-            if q is not None and q.scale is not None and q.covariance == "diagonal":
+            if isinstance(q, Diagonal):
                 return InputBelief(q.loc, q.scale, analytic=False, asked=True)
         return None
 

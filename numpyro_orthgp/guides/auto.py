@@ -16,8 +16,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_orthgp.errors import check_floating, check_option
-from numpyro_orthgp.gaussians.family import COVARIANCES
-from numpyro_orthgp.guides.declare import RESIDUALS, SetOfQ, declare_sets, latent_inputs_posterior, per_set
+from numpyro_orthgp.guides.declare import RESIDUALS, SetOfQ, declare_sets, latent_inputs_posterior, per_set, start_of
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.missing import sample_missing
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
@@ -84,7 +83,8 @@ class AutoSparseGP(AutoGuide):
     {'f.u0_loc': (5,), 'f.u0_scale_tril': (5, 5), 'f.u1_loc': (5,), 'f.u1_scale_tril': (5, 5)}
 
     :param model: a NumPyro model.
-    :param covariance: "full", "diagonal" or "prior" for all sets; or one per set; or a dict of these by gp name.
+    :param covariance: "full", "diagonal", "low_rank" or "prior" for all sets, or a family (see :func:`gp_posterior`); one per set;
+        or a dict of these by gp name.
     :param residual: "prior" or "tight"; or a dict of these by gp name.
     :param natural: let :func:`~numpyro_orthgp.natural_gradient` step the Gaussians; or a dict of bools by gp name.
     :param analytic: let the model integrate over the Gaussians while it is fitted, not see samples only; see :func:`gp_posterior`.
@@ -103,7 +103,7 @@ class AutoSparseGP(AutoGuide):
         self,
         model: Callable[..., Any],
         *,
-        covariance: str | Sequence[str] | Mapping[str, str | Sequence[str]] = "full",
+        covariance: Any = "full",
         residual: str | Mapping[str, str] = "prior",
         natural: bool | Mapping[str, bool] = False,
         analytic: bool = True,
@@ -113,9 +113,10 @@ class AutoSparseGP(AutoGuide):
     ) -> None:
         super().__init__(model)
         self.prototype_trace: dict[str, dict[str, str]] | None = None
-        for option, value, known in (("covariance", covariance, COVARIANCES), ("residual", residual, RESIDUALS)):
-            if isinstance(value, str):
-                check_option(option, value, known)
+        if isinstance(covariance, str):
+            start_of("covariance", covariance)
+        if isinstance(residual, str):
+            check_option("residual", residual, RESIDUALS)
         self.covariance, self.residual, self.natural, self.analytic = covariance, residual, natural, analytic
         self.init_scale = init_scale
         self.latents = dict(latents or {})
@@ -292,9 +293,13 @@ class AutoSparseGP(AutoGuide):
 
     def _sample_gp(self, name: str, latent: Sequence[int]) -> None:
         sites = self._gps[name]
-        kinds = per_set("covariance", _of(name, self.covariance, "full"), len(sites))
+        starts = per_set("covariance", _of(name, self.covariance, "full"), len(sites))
         residual = check_option("residual", _of(name, self.residual, "prior"), RESIDUALS)
-        sets = [SetOfQ(s.position, s.shape[-1], k) for s, k in zip(sites, kinds, strict=True) if s.position in latent]
+        sets = [
+            SetOfQ(s.position, s.shape[-1], begin)
+            for s, begin in zip(sites, starts, strict=True)
+            if s.position in latent
+        ]
         declare_sets(
             name,
             sets,

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import check_floating, check_option, inspect
-from numpyro_orthgp.gaussians.constraints import dense_lower_cholesky
-from numpyro_orthgp.gaussians.constraints import natural as natural_constraint
+from numpyro_orthgp.gaussians import FAMILIES, Whitened
+from numpyro_orthgp.gaussians.constraints import natural_part
 from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
-from numpyro_orthgp.gaussians.family import COVARIANCES, Whitened
 from numpyro_orthgp.primitives.messages import Belief, InputBelief
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["RESIDUALS", "SetOfQ", "declare_sets", "gp_posterior", "latent_inputs_posterior", "per_set"]
+__all__ = ["RESIDUALS", "SetOfQ", "declare_sets", "gp_posterior", "latent_inputs_posterior", "per_set", "start_of"]
 
 RESIDUALS = ("prior", "tight")
+
+# The member of a family that a fit begins with, from the shape of its mean and a standard deviation.
+Start = Callable[[tuple[int, ...], Array], Whitened]
 
 
 def gp_posterior(
     name: str,
     num_inducing: int | Sequence[int],
     *,
-    covariance: str | Sequence[str] = "full",
+    covariance: Any = "full",
     residual: str = "prior",
     num_latents: int | None = None,
     natural: bool = False,
@@ -41,12 +41,15 @@ def gp_posterior(
     """Declare q for one gp in a hand-written guide.
 
     For each set i it declares the param sites ``{name}.u{i}_loc``, shape (M_i,) or (P, M_i), and ``{name}.u{i}_scale_tril``,
-    shape (M_i, M_i) or (P, M_i, M_i), for covariance "full", or ``{name}.u{i}_scale`` for "diagonal"; then the sample
-    site ``{name}.u{i}``. A ``MeanOnly`` set has its weights in the model and is not counted here.
+    shape (M_i, M_i) or (P, M_i, M_i), for covariance "full", or ``{name}.u{i}_scale`` for "diagonal", and with
+    it ``{name}.u{i}_factor`` for "low_rank"; then the sample site ``{name}.u{i}``. A ``MeanOnly`` set has its weights in the
+    model and is not counted here.
 
     :param name: the name that the model gave its gp.
     :param num_inducing: number of inducing variables, one per set.
-    :param covariance: of q in whitened coordinates: "full", "diagonal" or "prior" (the identity); one for all sets or one per set.
+    :param covariance: of q in whitened coordinates: "full", "diagonal", "prior" (the identity), "low_rank"
+        (:class:`~numpyro_orthgp.gaussians.LowRank`, which has other ranks too), or a family of your own, a subclass of
+        :class:`~numpyro_orthgp.gaussians.Whitened`; one for all sets or one per set.
     :param residual: "tight" for the tightened bound of Titsias 2025 (a param site ``{name}_residual_scale`` for v, used by
         likelihoods that are not Gaussian, whose optimal v is known), or "prior".
     :param num_latents: P, if the model's gp has it.
@@ -62,9 +65,9 @@ def gp_posterior(
     :raises ValueError: for an unknown option or a wrong number of them.
     """
     sizes = [num_inducing] if isinstance(num_inducing, int) else list(num_inducing)
-    kinds = per_set("covariance", covariance, len(sizes))
+    starts = per_set("covariance", covariance, len(sizes))
     check_option("residual", residual, RESIDUALS)
-    sets = [SetOfQ(i, size, kind) for i, (size, kind) in enumerate(zip(sizes, kinds, strict=True), start=first)]
+    sets = [SetOfQ(i, size, begin) for i, (size, begin) in enumerate(zip(sizes, starts, strict=True), start=first)]
     batch = () if num_latents is None else (num_latents,)
     return declare_sets(
         name,
@@ -83,12 +86,12 @@ class SetOfQ(NamedTuple):
 
     :param position: of its set in the gp.
     :param size: number of inducing variables.
-    :param covariance: "full", "diagonal" or "prior".
+    :param start: the member of its family that a fit begins with, of a shape and a standard deviation.
     """
 
     position: int
     size: int
-    covariance: str
+    start: Start
 
 
 def declare_sets(
@@ -108,8 +111,8 @@ def declare_sets(
     if tight:
         v = numpyro.param(f"{name}_residual_scale", jnp.ones(batch, dtype), constraint=constraints.positive)
     values = []
-    for i, size, covariance in sets:
-        q = _family(f"{name}.u{i}", (*batch, size), covariance, natural, jnp.asarray(init_scale, dtype))
+    for i, size, start in sets:
+        q = _declared(f"{name}.u{i}", start((*batch, size), jnp.asarray(init_scale, dtype)), natural)
         belief = Belief(q, v if i == sets[0].position else None, natural, analytic)
         values.append(numpyro.sample(f"{name}.u{i}", WhitenedGaussian(q), infer=belief.as_infer()))
     return values
@@ -144,41 +147,48 @@ def _refuse_no_scale(init_scale: float) -> None:
         raise ValueError(f"`init_scale` must be positive, 1 for the prior's; got {init_scale}.")
 
 
-def _family(name: str, shape: tuple[int, ...], covariance: str, natural: bool, scale: Array) -> Whitened:
-    """Declare the parameters of one q, starting at the prior's mean with standard deviations ``scale``."""
-    dtype = scale.dtype
-
-    def declare(suffix: str, start: Array, constraint: Any) -> Array:
-        # With the prior's covariance the natural gradient is the gradient, for any optimizer to follow.
-        own = natural and covariance != "prior"
-        value = numpyro.param(f"{name}_{suffix}", start, constraint=natural_constraint if own else constraint)
-        if jnp.shape(value) != start.shape:
+def _declared(name: str, start: Whitened, natural: bool) -> Whitened:
+    """Declare the parameters of one q, which starts as ``start``."""
+    family = type(start)
+    # With the prior's covariance the natural gradient is the gradient, for any optimizer to follow.
+    if natural and family.constraints and not family.has_natural_step:
+        raise ValueError(
+            f"natural=True: natural steps are not known for the covariance {family.name!r} of `{name}`; use 'full' or 'diagonal', "
+            "or natural=False."
+        )
+    values = {}
+    for part in family.parts():
+        first, constraint = getattr(start, part), family.constraints.get(part, constraints.real)
+        if natural and family.has_natural_step:
+            constraint = natural_part(family, part)
+        values[part] = value = numpyro.param(f"{name}_{part}", first, constraint=constraint)
+        if jnp.shape(value) != first.shape:
             raise ValueError(
-                f"`{name}_{suffix}` must have shape {start.shape}, that of the model's inducing variables; got {jnp.shape(value)}. "
+                f"`{name}_{part}` must have shape {first.shape}, that of the model's inducing variables; got {jnp.shape(value)}. "
                 "Parameters (`init_params`, a result's) of another number of points?"
             )
-        return value
-
-    loc = declare("loc", jnp.zeros(shape, dtype), constraints.real)
-    if covariance == "full":
-        start = _scaled_identity(scale, shape)
-        return Whitened(loc, jnp.tril(declare("scale_tril", start, dense_lower_cholesky)), "full")
-    if covariance == "diagonal":
-        return Whitened(loc, declare("scale", jnp.full(shape, scale), constraints.positive), "diagonal")
-    return Whitened(loc, None, "prior")
+    return start.given(**values)
 
 
-@partial(jax.jit, static_argnums=1)  # one program and not one for each operation
-def _scaled_identity(scale: Array, shape: tuple[int, ...]) -> Array:
-    return scale * jnp.broadcast_to(jnp.eye(shape[-1], dtype=scale.dtype), (*shape, shape[-1]))
-
-
-def per_set(option: str, value: str | Sequence[str], num_sets: int) -> list[str]:
-    """What an option says about each set.
+def per_set(option: str, value: Any, num_sets: int) -> list[Start]:
+    """How the q of each set begins.
 
     :raises ValueError: for another number of values, or unknown ones.
     """
-    values = [value] * num_sets if isinstance(value, str) else list(value)
+    one = isinstance(value, str) or callable(value)
+    values = [value] * num_sets if one else list(value)
     if len(values) != num_sets:
         raise ValueError(f"`{option}` must be one name or one per set, {num_sets} here; got {len(values)}: {values}.")
-    return [check_option(option, v, COVARIANCES) for v in values]
+    return [start_of(option, v) for v in values]
+
+
+def start_of(option: str, value: Any) -> Start:
+    """How a family's q begins: of its name, of a subclass of :class:`Whitened`, or what it is already.
+
+    :raises ValueError: if it is none of these.
+    """
+    if isinstance(value, type) and issubclass(value, Whitened):
+        return value.start
+    if callable(value) and not isinstance(value, type):
+        return value
+    return FAMILIES[check_option(option, value, tuple(FAMILIES))].start

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoContinuous, AutoGuideList, AutoLaplaceApproximation
 
 from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
-from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.gaussians.family import Diagonal, Full, Whitened
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.linalg import diagonal, solve_lower
 from numpyro_orthgp.primitives.messages import site_of
@@ -36,9 +36,9 @@ def gaussian_of(fn: Any, shape: tuple[int, ...]) -> Whitened | None:
     if isinstance(fn, WhitenedGaussian):
         return fn.q
     if isinstance(fn, dist.Normal):
-        return Whitened(jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(fn.scale, shape), "diagonal")
+        return Diagonal(jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(fn.scale, shape))
     if isinstance(fn, (dist.MultivariateNormal, dist.LowRankMultivariateNormal)):
-        return Whitened(jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(_root(fn), (*shape, shape[-1])), "full")
+        return Full(jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(_root(fn), (*shape, shape[-1])))
     return None
 
 
@@ -64,9 +64,8 @@ def flat_gaussians(guide: Any, params: Mapping[str, Any], trace: Trace, laplace:
             fn = part.get_posterior(dict(params))
         q = gaussian_of(fn, value.shape)
         places = part._unpack_latent(np.arange(part.latent_dim))
-        if q is not None and q.covariance == "diagonal":
-            assert q.scale is not None
-            found |= {n: Whitened(q.loc[places[n]], q.scale[places[n]], "diagonal") for n in ours}
+        if isinstance(q, Diagonal):
+            found |= {n: Diagonal(q.loc[places[n]], q.scale[places[n]]) for n in ours}
         elif q is not None and len(ours) == 1:
             ((name, shape),) = ours.items()
             if len(shape) == 1 or shape[0] == 1:
@@ -122,14 +121,13 @@ def _given_rest(q: Whitened, value: Array, places: np.ndarray) -> Whitened:
 
     :param places: of these variables, shape (M,) or (1, M).
     """
-    assert q.scale is not None
     own = places.ravel()
     rest = np.setdiff1d(np.arange(len(q.loc)), own)
     # With the others first, L L' = R'R for the rows of L in that order, and R' has the conditional in its last block.
-    lower = jnp.linalg.qr(q.scale[np.concatenate([rest, own])].T, mode="r").T
+    lower = jnp.linalg.qr(q.lower_root()[np.concatenate([rest, own])].T, mode="r").T
     lower = lower * jnp.where(diagonal(lower) < 0, -1, 1)
     head, tail = lower[: len(rest), : len(rest)], lower[len(rest) :]
     loc, scale = q.loc[own], tail[:, len(rest) :]
     if len(rest):
         loc = loc + tail[:, : len(rest)] @ solve_lower(head, (value - q.loc)[rest][:, None])[:, 0]
-    return Whitened(loc.reshape(places.shape), scale.reshape(*places.shape[:-1], *scale.shape), "full")
+    return Full(loc.reshape(places.shape), scale.reshape(*places.shape[:-1], *scale.shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,18 +21,17 @@ def check_gaussians(who: str, f: GPFunction) -> None:
     :param who: what needs Gaussians, for the message.
     :raises ValueError: if a set has values, or, where this can be looked at, a Gaussian without variance in some direction.
     """
-    if any(q.covariance == "value" for q in f.beliefs):
+    if any(q.is_value for q in f.beliefs):
         raise ValueError(_message(who, "values of inducing variables"))
     for q in f.beliefs:
-        if q.scale is not None:
-            inspect(partial(_refuse_no_variance, who), q)
+        inspect(partial(_refuse_no_variance, who), q)
 
 
 def _refuse_no_variance(who: str, q: Whitened) -> None:
     # What `condition` makes of values and Gaussians is one set: rows of its root are zero, or singular values to rounding.
-    scale = np.abs(np.asarray(q.scale))
-    pivots = np.diagonal(scale, axis1=-2, axis2=-1) if q.covariance == "full" else scale
-    rounding = 8 * float(jnp.finfo(scale.dtype).eps) * pivots.max(-1, keepdims=True)
+    with jax.ensure_compile_time_eval():  # under `jit` a Gaussian may be known
+        pivots = np.abs(np.diagonal(q.lower_root(), axis1=-2, axis2=-1))
+    rounding = 8 * float(jnp.finfo(pivots.dtype).eps) * pivots.max(-1, keepdims=True)
     fixed = int((pivots <= rounding).sum(-1).max())
     if fixed:
         came = f"a Gaussian with no variance in {fixed} of {pivots.shape[-1]} variables, values that `condition` joined with others"

@@ -33,7 +33,7 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, project_shift
 from numpyro_orthgp.functions.prior import check_jitter
 from numpyro_orthgp.functions.projection import Block, extend, joint_whitener, project
-from numpyro_orthgp.gaussians.family import Whitened, spread
+from numpyro_orthgp.gaussians.family import Full, Shifted, Whitened
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.linalg import diagonal, join, matmul, safe_sqrt, solve_lower
@@ -166,7 +166,7 @@ def _grow(f: GPFunction, points: Sequence[Array], X: Array, jitter: float) -> _G
         # What mean-only points do in the new set's directions is its variables' mean now.
         loc = project_shift(f.kernel, features, blocks, shift.points, shift.weights)[-1]
         shift = replace(shift, projected=(*shift.projected, loc))
-    beliefs = (*f.beliefs, Whitened(loc, None, "prior"))
+    beliefs = (*f.beliefs, Shifted(loc))
     batch = () if f.num_latents is None else (f.num_latents,)
 
     def each(part: Array, event_dim: int) -> Array:
@@ -183,9 +183,7 @@ def _joint_root(beliefs: Sequence[Whitened], batch: tuple[int, ...]) -> Array:
     root = jnp.zeros((*batch, ends[-1], ends[-1]), beliefs[0].loc.dtype)
     for q, end in zip(beliefs, ends, strict=True):
         own = slice(end - q.loc.shape[-1], end)
-        transposed = spread(q, jnp.eye(q.loc.shape[-1], dtype=root.dtype))
-        if transposed is not None:
-            root = root.at[..., own, own].set(jnp.swapaxes(transposed, -1, -2))
+        root = root.at[..., own, own].set(q.lower_root())
     return root
 
 
@@ -256,7 +254,7 @@ def _given(f: GPFunction, grown: _Grown, root: Array, sites: _Sites) -> GPFuncti
         f.kernel,
         (InducingPoints(join(grown.points, -2, event_dim=2)),),
         (block,),
-        (Whitened(loc, scale, "full"),),
+        (Full(loc, scale),),
         shift,
         num_latents=f.num_latents,
     )

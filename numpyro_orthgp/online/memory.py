@@ -19,7 +19,6 @@ import numpyro
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.projection import project
 from numpyro_orthgp.gaussians.family import Whitened
-from numpyro_orthgp.math.linalg import diagonal, solve_lower
 from numpyro_orthgp.online.checks import check_gaussians
 from numpyro_orthgp.online.moments import moments_at, split
 from numpyro_orthgp.types import Array
@@ -100,13 +99,7 @@ def _expected_log_ratio(q: Whitened, mean: Array, covariance: Array) -> Array:
     """E[log q(e) - log N(e; 0, I)] for e of the given moments, shape (...)."""
     centred, trace = mean - q.loc, jnp.trace(covariance, axis1=-2, axis2=-1)
     prior = jnp.sum(mean**2, -1) + trace
-    if q.covariance == "prior":
-        return (prior - jnp.sum(centred**2, -1) - trace) / 2
-    assert q.scale is not None
     second = covariance + centred[..., :, None] * centred[..., None, :]
-    if q.covariance == "diagonal":
-        own = jnp.sum(jnp.diagonal(second, axis1=-2, axis2=-1) / q.scale**2, -1)
-        return (prior - own) / 2 - jnp.sum(jnp.log(jnp.abs(q.scale)), -1)
-    T = q.scale
-    own = jnp.trace(solve_lower(T, jnp.swapaxes(solve_lower(T, second), -1, -2)), axis1=-2, axis2=-1)
-    return (prior - own) / 2 - jnp.sum(jnp.log(jnp.abs(diagonal(T))), -1)
+    half = q.standardized(second)
+    own = jnp.trace(q.standardized(jnp.swapaxes(half, -1, -2)), axis1=-2, axis2=-1)
+    return (prior - own) / 2 - q.half_log_det()

@@ -13,10 +13,10 @@ from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.prior import check_jitter, decompose_sets
 from numpyro_orthgp.functions.projection import project
-from numpyro_orthgp.gaussians.family import Whitened, kl_from_prior
+from numpyro_orthgp.gaussians.family import Full, Whitened
 from numpyro_orthgp.inducing import Feature, as_sets
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.linalg import PRECISION, diagonal, matmul
+from numpyro_orthgp.math.linalg import matmul
 from numpyro_orthgp.online.checks import check_gaussians
 from numpyro_orthgp.online.moments import project_sets, split
 from numpyro_orthgp.types import Array, ArrayLike
@@ -39,7 +39,7 @@ def divergences(f: GPFunction) -> Array:
     :raises ValueError: if it carries values (a draw of MCMC, conditioned or not).
     """
     check_gaussians("`divergences`", f)
-    return jnp.stack([kl_from_prior(q) for q in f.beliefs])
+    return jnp.stack([q.kl_from_prior() for q in f.beliefs])
 
 
 def drop_sets(f: GPFunction, below: float = 0.01) -> GPFunction:
@@ -120,7 +120,7 @@ def compress(
             covariance = covariance + _excess(q, Vi[j])
         scale = safe_cholesky(covariance, jnp.ones(covariance.shape[:-2], s.dtype))
         loc, scale = jnp.broadcast_to(mean[..., 0], (*batch, s.num)), jnp.broadcast_to(scale, (*batch, s.num, s.num))
-        beliefs.append(Whitened(loc, scale, "full"))
+        beliefs.append(Full(loc, scale))
     return GPFunction(f.kernel, features, blocks, tuple(beliefs), num_latents=f.num_latents)
 
 
@@ -136,8 +136,8 @@ def start_from(name: str, f: GPFunction) -> dict[str, Array]:
 
     :param name: the name of the gp.
     :param f: a function with Gaussians, from :func:`~numpyro_orthgp.posterior`, :func:`condition` or :func:`compress`.
-    :return: ``{name}.u{i}_loc`` with ``{name}.u{i}_scale_tril`` or ``{name}.u{i}_scale``; for mean-only points
-        ``{name}.u{i}_weights``.
+    :return: ``{name}.u{i}_loc`` with ``{name}.u{i}_scale_tril``, ``{name}.u{i}_scale`` or what else the family of q has; for
+        mean-only points ``{name}.u{i}_weights``.
     :raises ValueError: if it carries values (a draw of MCMC, conditioned or not), or comes from ``f.diagonalized()``.
     """
     if not all(block.triangular for block in f.blocks):
@@ -145,36 +145,14 @@ def start_from(name: str, f: GPFunction) -> dict[str, Array]:
             "`start_from` needs a function in a guide's coordinates; got one that f.diagonalized() returned. Give it f."
         )
     check_gaussians("`start_from`", f)
-    suffix = {"full": "scale_tril", "diagonal": "scale"}
-    params = {}
-    for i, q in enumerate(f.beliefs):
-        params[f"{name}.u{i}_loc"] = q.loc
-        if q.scale is not None:  # which functions may share
-            own = q.loc.shape[:-1] + q.scale.shape[-2 if q.covariance == "full" else -1 :]
-            params[f"{name}.u{i}_{suffix[q.covariance]}"] = jnp.broadcast_to(_positive(q), own)
+    params = {f"{name}.u{i}_{part}": v for i, q in enumerate(f.beliefs) for part, v in q.parameters().items()}
     if f.shift is not None:
         params[f"{name}.u{len(f.beliefs)}_weights"] = f.shift.weights
     return params
 
 
-def _positive(q: Whitened) -> Array:
-    """The root of the same covariance with positive pivots, as a guide's parameters have to be: with ``natural=True`` and another
-    optimizer than ``natural_gradient`` they may have crossed zero."""
-    assert q.scale is not None
-    if q.covariance == "diagonal":
-        return jnp.abs(q.scale)
-    return q.scale * jnp.where(diagonal(q.scale) < 0, -1, 1)[..., None, :]
-
-
 def _excess(q: Whitened, V: Array) -> Array:
     """V (S - I) V', shape (..., M', M')."""
-    transposed = jnp.swapaxes(V, -1, -2)
-    if q.covariance == "prior":
-        return jnp.zeros((), V.dtype)
-    if q.covariance == "value":
-        return -matmul(V, transposed)
-    if q.covariance == "diagonal":
-        assert q.scale is not None
-        return matmul(V * (q.scale**2 - 1)[..., None, :], transposed)
-    W = jnp.einsum("...nm,...mk->...nk", V, q.scale, precision=PRECISION)
-    return matmul(W, jnp.swapaxes(W, -1, -2)) - matmul(V, transposed)
+    prior = matmul(V, jnp.swapaxes(V, -1, -2))
+    W = q.spread(jnp.swapaxes(V, -1, -2))
+    return -prior if W is None else matmul(jnp.swapaxes(W, -1, -2), W) - prior

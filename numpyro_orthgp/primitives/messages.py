@@ -19,7 +19,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.gaussians.distributions import WhitenedPrior
-from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.gaussians.family import Value, Whitened
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -177,7 +177,7 @@ def known(message: dict[str, Any]) -> Whitened:
     """
     belief = belief_of(message)
     if belief is None or not is_integrated(belief, message["name"]):
-        return Whitened(message["value"], None, "value")
+        return Value(message["value"])
     if belief.q.loc.shape != message["fn"].event_shape:
         raise ValueError(
             f"The guide's q of `{message['name']}` has shape {belief.q.loc.shape}; the model's inducing variables have shape "

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro import handlers
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.util import log_density
 
 import numpyro_orthgp as ogp
