@@ -41,9 +41,9 @@ def gp_posterior(
     """Declare q for one gp in a hand-written guide.
 
     For each set i it declares the param sites ``{name}.u{i}_loc``, shape (M_i,) or (P, M_i), and ``{name}.u{i}_scale_tril``,
-    shape (M_i, M_i) or (P, M_i, M_i), for covariance "full", or ``{name}.u{i}_scale`` for "diagonal", and with
-    it ``{name}.u{i}_factor`` for "low_rank"; then the sample site ``{name}.u{i}``. A ``MeanOnly`` set has its weights in the
-    model and is not counted here.
+    shape (M_i, M_i) or (P, M_i, M_i), for covariance "full", or ``{name}.u{i}_scale`` for "diagonal", and with it
+    ``{name}.u{i}_left`` and ``_right`` for "low_rank"; then the sample site ``{name}.u{i}``. A ``MeanOnly`` set has its weights
+    in the model and is not counted here.
 
     :param name: the name that the model gave its gp.
     :param num_inducing: number of inducing variables, one per set.
@@ -191,4 +191,9 @@ def start_of(option: str, value: Any) -> Start:
         return value.start
     if callable(value) and not isinstance(value, type):
         return value
+    if not isinstance(value, str):
+        raise ValueError(
+            f"`{option}` must be the name of a family, one of {', '.join(map(repr, FAMILIES))}, or a family: a subclass of "
+            f"numpyro_orthgp.gaussians.Whitened, or what gaussians.LowRank.of_rank(50) returns; got {value!r}."
+        )
     return FAMILIES[check_option(option, value, tuple(FAMILIES))].start
