@@ -2,9 +2,9 @@
 
     python -m benchmarks.families [--data FILE.npz] [--rows 4000] [--num-inducing 200] [--steps 4000]
 
-Hyperparameters are those of a collapsed fit, so the best q of full covariance is known, and with it what a family gives away after so
-many steps of Adam. The rows "covariance of rank K" are the usual other way to put a low rank in, S = D^2 + G G^T, as a family of this
-script's own. A step is one of minibatches of 1024 rows in which points and hyperparameters are learned too.
+Hyperparameters are those of a collapsed fit, so the best q of full covariance is known, and with it what a family gives away after
+so many steps of Adam. The rows "covariance of rank K" are the usual other way to put a low rank in, S = D^2 + G G^T, as a family of
+this script's own. A step is one of minibatches of 1024 rows in which points and hyperparameters are learned too.
 """
 
 from __future__ import annotations

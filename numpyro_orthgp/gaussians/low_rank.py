@@ -3,9 +3,9 @@ r"""A family between "diagonal" and "full": a root of S that is a diagonal and a
 .. math:: S = R R^\top, \qquad R = D + U V^\top, \qquad D = \mathrm{diag}(s), \quad U, V \text{ of shape } M \times K.
 
 The root, not S: data shrink the covariance of whitened variables, :math:`S = (I + A \Sigma^{-1} A^\top)^{-1}` for Gaussian noise.
-:math:`S = D^2 + U U^\top` can raise the variance in K directions but lower none, while :math:`R = I - (1 - \epsilon) u u^\top` takes
-it down to :math:`\epsilon^2` in the direction u with entries of size one at most, which optimizers with steps of one length for
-all parameters reach soon. The determinant is that of a K x K matrix, :math:`|R| = |D|\, |I + V^\top D^{-1} U|`.
+:math:`S = D^2 + U U^\top` can raise the variance in K directions but lower none, while :math:`R = I - (1 - \epsilon) u u^\top`
+takes it down to :math:`\epsilon^2` in the direction u with entries of size one at most, which optimizers with steps of one length
+for all parameters reach soon. The determinant is that of a K x K matrix, :math:`|R| = |D|\, |I + V^\top D^{-1} U|`.
 
 A bound costs O(M K (B + K)) for each set where a full covariance costs O(M^2 B), beside the projections of the inputs, which cost
 that in any case; a fit holds M (2 K + 2) parameters instead of M^2.

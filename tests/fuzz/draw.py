@@ -200,8 +200,8 @@ def draw_gp(rng: Rng, name: str, X: Any, P: int | None, guide: str, tasks: bool,
     if own:
         sets = [rounded(np.array([np.array(Z) + 0.1 * k for k in range(P)])) for Z in sets]
         mean_only = None
-    kinds = ("full", "diagonal", "prior")
-    covariances_of = tuple(str(rng.choice(kinds, p=(0.6, 0.25, 0.15))) for _ in sets)
+    kinds = {"full": 5, "diagonal": 2, "prior": 1.5, "low_rank": 0 if guide == "natural" else 1.5}
+    covariances_of = tuple(pick(rng, kinds) for _ in sets)
     low = any(n in LOW_RANK for n in covariances.names(tree)) and covariances.names(tree)[0] != "sum"
     jitter = 1e-3 if low else [None, 1e-8, 1e-5][int(rng.integers(3))]
     leading = own or _has_leading(tree)
@@ -363,5 +363,8 @@ def draw_q(rng: Rng, name: str, shape: tuple[int, ...], kind: str, guide: str) -
     if kind == "diagonal":
         return {f"{name}_loc": loc, f"{name}_scale": scale}
     M = shape[-1]
+    if kind == "low_rank":
+        left, right = (rounded(0.5 * rng.normal(size=(*shape, min(M, 16)))) for _ in range(2))
+        return {f"{name}_loc": loc, f"{name}_scale": scale, f"{name}_left": left, f"{name}_right": right}
     T = np.tril(0.4 * rng.normal(size=(*shape, M)), -1) + np.eye(M) * np.array(scale)[..., None]
     return {f"{name}_loc": loc, f"{name}_scale_tril": rounded(T)}

@@ -79,6 +79,13 @@ def _whitened(g: GP, i: int, params: Params, p: int) -> tuple[np.ndarray, np.nda
         return mean, np.eye(len(mean))
     if g.covariances[i] == "diagonal":
         return mean, np.diag(_of_latent(np.asarray(params[f"{name}_scale"], float), p, 1) ** 2)
+    if g.covariances[i] == "low_rank":
+        s, U, V = (
+            _of_latent(np.asarray(params[f"{name}_{part}"], float), p, n)
+            for part, n in (("scale", 1), ("left", 2), ("right", 2))
+        )
+        R = np.diag(s) + U @ V.T
+        return mean, R @ R.T
     T = np.tril(_of_latent(np.asarray(params[f"{name}_scale_tril"], float), p, 2))
     return mean, T @ T.T
 
