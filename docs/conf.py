@@ -39,9 +39,9 @@ nitpick_ignore_regex = [
     ),  # aliases, and parts of others
     (
         "py:class",
-        r"numpyro_orthgp\.(kernels\.components\.Component|kernels\.random_features\.(Factor|Term)|kernels\.terms\.Term|sites\.Names)",
+        r"numpyro_orthgp\.(kernels\.components\.Component|kernels\.random_features\.(Factor|Term)|kernels\.terms\.Term|functions\.sites\.Names)",
     ),
-    ("py:class", r"numpyro_orthgp\.(math\.compiled\._F|mean_shift\.MeanShift)"),
+    ("py:class", r"numpyro_orthgp\.(math\.compiled\._F|functions\.mean_only\.MeanShift)"),
 ]
 
 # Links into NumPyro's and JAX's pages need the network, which a build does without unless it is asked.

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 import optax
 import pytest
 from numpy.testing import assert_allclose
@@ -18,29 +15,9 @@ import numpyro_orthgp as ogp
 from numpyro_orthgp import gaussians, kernels, likelihoods
 from numpyro_orthgp.gaussians import Diagonal, Full, LowRank, Shifted, Value, Whitened
 from tests import oracles, problems
+from tests.made_up import Reflected
 
 M = 5
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Reflected(Whitened):
-    """A family of a user's: independent variables, reflected along a direction; what it does not say follows from its spread."""
-
-    scale: jax.Array
-    direction: jax.Array
-
-    name = "reflected"
-    constraints = {"scale": dist.constraints.positive, "direction": dist.constraints.real}
-
-    @classmethod
-    def start(cls, shape, scale):
-        return cls(jnp.zeros(shape, scale.dtype), jnp.full(shape, scale), jnp.ones(shape, scale.dtype))
-
-    def spread(self, A):
-        u = self.direction / jnp.linalg.norm(self.direction, axis=-1, keepdims=True)
-        along = jnp.einsum("...m,...mb->...b", u, A)
-        return self.scale[..., None] * (A - 2 * u[..., None] * along[..., None, :])
 
 
 def dense(q: Whitened) -> np.ndarray:

@@ -480,3 +480,18 @@ def test_outputs_with_one_covariance_count_it_each(problem, sizes):
     assert params["f.u0_scale_tril"].shape == (3, 5, 5)
     loss = TraceMeanField_ELBO().loss(jax.random.PRNGKey(0), params, model, ogp.AutoSparseGP(model), jnp.asarray(X), Y)
     np.testing.assert_allclose(-loss, d.log_prob(jnp.asarray(Y)), rtol=1e-9)
+
+
+def test_noise_stands_for_a_gaussian_likelihood(problem):
+    X, y, Zs, _, _ = problem
+    f = ogp.CollapsedGP(kernel(), jnp.asarray(X), jnp.asarray(Zs[0]), NOISE).posterior(jnp.asarray(y))
+    new, values = jnp.asarray(X[:3] + 0.1), jnp.asarray(y[:3])
+    grown = online.condition(f, new, values, 0.2)
+    expected = online.condition(f, new, values, lambda f: likelihoods.Gaussian(f, 0.2))
+    np.testing.assert_allclose(grown(new).mean, expected(new).mean, rtol=1e-12)
+    with pytest.raises(ValueError, match="`likelihood` must be positive"):
+        online.condition(f, new, values, -0.2)
+    with pytest.raises(
+        TypeError, match=r"lambda f: Gaussian\(f, \.\.\.\).*got a Gaussian that has its marginals already"
+    ):
+        online.condition(f, new, values, likelihoods.Gaussian(f(new), 0.2))

@@ -123,7 +123,7 @@ class Whitened:
         return jnp.sum(T**2 - jnp.eye(T.shape[-1], dtype=T.dtype), (-2, -1))
 
     def half_log_det(self) -> Array:
-        """log |S| / 2 of each covariance."""
+        """Half the log determinant of each covariance."""
         return jnp.sum(jnp.log(jnp.abs(diagonal(self.lower_root()))), -1)
 
     def log_density(self, value: Array) -> Array:

@@ -16,7 +16,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_orthgp.errors import check_floating, check_option
-from numpyro_orthgp.guides.declare import RESIDUALS, SetOfQ, declare_sets, latent_inputs_posterior, per_set, start_of
+from numpyro_orthgp.guides.declare import SetOfQ, declare_sets, latent_inputs_posterior, per_set, residual_of, start_of
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.missing import sample_missing
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
@@ -85,7 +85,7 @@ class AutoSparseGP(AutoGuide):
     :param model: a NumPyro model.
     :param covariance: "full", "diagonal", "low_rank" or "prior" for all sets, or a family (see :func:`gp_posterior`); one per set;
         or a dict of these by gp name.
-    :param residual: "prior" or "tight"; or a dict of these by gp name.
+    :param residual: "prior", "tight" or a function (see :func:`gp_posterior`); or a dict of these by gp name.
     :param natural: let :func:`~numpyro_orthgp.natural_gradient` step the Gaussians; or a dict of bools by gp name.
     :param analytic: let the model integrate over the Gaussians while it is fitted, not see samples only; see :func:`gp_posterior`.
     :param init_scale: standard deviation, in whitened coordinates, that q starts with (1 is the prior's); or a dict by gp name. For
@@ -104,7 +104,7 @@ class AutoSparseGP(AutoGuide):
         model: Callable[..., Any],
         *,
         covariance: Any = "full",
-        residual: str | Mapping[str, str] = "prior",
+        residual: Any = "prior",
         natural: bool | Mapping[str, bool] = False,
         analytic: bool = True,
         init_scale: float | Mapping[str, float] = 1.0,
@@ -116,7 +116,7 @@ class AutoSparseGP(AutoGuide):
         if isinstance(covariance, str):
             start_of("covariance", covariance)
         if isinstance(residual, str):
-            check_option("residual", residual, RESIDUALS)
+            residual_of(residual)
         self.covariance, self.residual, self.natural, self.analytic = covariance, residual, natural, analytic
         self.init_scale = init_scale
         self.latents = dict(latents or {})
@@ -294,7 +294,7 @@ class AutoSparseGP(AutoGuide):
     def _sample_gp(self, name: str, latent: Sequence[int]) -> None:
         sites = self._gps[name]
         starts = per_set("covariance", _of(name, self.covariance, "full"), len(sites))
-        residual = check_option("residual", _of(name, self.residual, "prior"), RESIDUALS)
+        residual = residual_of(_of(name, self.residual, "prior"))
         sets = [
             SetOfQ(s.position, s.shape[-1], begin)
             for s, begin in zip(sites, starts, strict=True)
@@ -303,7 +303,7 @@ class AutoSparseGP(AutoGuide):
         declare_sets(
             name,
             sets,
-            tight=residual == "tight" and sites[0].position == 0,  # else the first is integrated out, and v with it
+            residual=residual if sites[0].position == 0 else None,  # else the first is integrated out, and v with it
             batch=sites[0].shape[:-1],
             natural=_of(name, self.natural, False),
             analytic=self.analytic,

@@ -17,12 +17,20 @@ from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
 from numpyro_orthgp.primitives.messages import Belief, InputBelief
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["RESIDUALS", "SetOfQ", "declare_sets", "gp_posterior", "latent_inputs_posterior", "per_set", "start_of"]
-
-RESIDUALS = ("prior", "tight")
+__all__ = ["SetOfQ", "declare_sets", "gp_posterior", "latent_inputs_posterior", "per_set", "residual_of", "start_of"]
 
 # The member of a family that a fit begins with, from the shape of its mean and a standard deviation.
 Start = Callable[[tuple[int, ...], Array], Whitened]
+
+# The v of a tightened residual, from the name of the gp, the shape of v and its dtype.
+Residual = Callable[[str, tuple[int, ...], Any], Array]
+
+
+def _learned_scale(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+    return numpyro.param(f"{name}_residual_scale", jnp.ones(shape, dtype), constraint=constraints.positive)
+
+
+RESIDUALS: dict[str, Residual | None] = {"prior": None, "tight": _learned_scale}
 
 
 def gp_posterior(
@@ -30,7 +38,7 @@ def gp_posterior(
     num_inducing: int | Sequence[int],
     *,
     covariance: Any = "full",
-    residual: str = "prior",
+    residual: str | Residual = "prior",
     num_latents: int | None = None,
     natural: bool = False,
     analytic: bool = True,
@@ -51,7 +59,8 @@ def gp_posterior(
         (:class:`~numpyro_orthgp.gaussians.LowRank`, which has other ranks too), or a family of your own, a subclass of
         :class:`~numpyro_orthgp.gaussians.Whitened`; one for all sets or one per set.
     :param residual: "tight" for the tightened bound of Titsias 2025 (a param site ``{name}_residual_scale`` for v, used by
-        likelihoods that are not Gaussian, whose optimal v is known), or "prior".
+        likelihoods that are not Gaussian, whose optimal v is known), "prior", or a v of your own: a function of the gp's name, of
+        the shape of v, () or (P,), and of its dtype, that returns positive numbers.
     :param num_latents: P, if the model's gp has it.
     :param natural: whether :func:`~numpyro_orthgp.natural_gradient` is to step these Gaussians, and ``MeanOnly`` weights have
         preconditioned gradients. Names and values of the parameters are the same.
@@ -66,13 +75,13 @@ def gp_posterior(
     """
     sizes = [num_inducing] if isinstance(num_inducing, int) else list(num_inducing)
     starts = per_set("covariance", covariance, len(sizes))
-    check_option("residual", residual, RESIDUALS)
+    v = residual_of(residual)
     sets = [SetOfQ(i, size, begin) for i, (size, begin) in enumerate(zip(sizes, starts, strict=True), start=first)]
     batch = () if num_latents is None else (num_latents,)
     return declare_sets(
         name,
         sets,
-        tight=residual == "tight" and first == 0,  # where the first set is integrated out, so is v
+        residual=v if first == 0 else None,  # where the first set is integrated out, so is v
         batch=batch,
         natural=natural,
         analytic=analytic,
@@ -98,7 +107,7 @@ def declare_sets(
     name: str,
     sets: Sequence[SetOfQ],
     *,
-    tight: bool,
+    residual: Residual | None,
     batch: tuple[int, ...],
     natural: bool,
     analytic: bool,
@@ -107,15 +116,28 @@ def declare_sets(
 ) -> list[Array]:
     """:func:`gp_posterior` for some of a gp's sets, of which others may be conditioned on."""
     inspect(_refuse_no_scale, init_scale)
-    v = None
-    if tight:
-        v = numpyro.param(f"{name}_residual_scale", jnp.ones(batch, dtype), constraint=constraints.positive)
+    v = None if residual is None else _checked_scale(name, residual(name, batch, dtype), batch)
     values = []
     for i, size, start in sets:
         q = _declared(f"{name}.u{i}", start((*batch, size), jnp.asarray(init_scale, dtype)), natural)
         belief = Belief(q, v if i == sets[0].position else None, natural, analytic)
         values.append(numpyro.sample(f"{name}.u{i}", WhitenedGaussian(q), infer=belief.as_infer()))
     return values
+
+
+def residual_of(value: Any) -> Residual | None:
+    """What a residual's name means, or a function that is one.
+
+    :raises ValueError: for anything else.
+    """
+    return value if callable(value) else RESIDUALS[check_option("residual", value, tuple(RESIDUALS))]
+
+
+def _checked_scale(name: str, v: Any, shape: tuple[int, ...]) -> Array:
+    v = check_floating(f"the residual's v of `{name}`", v)
+    if jnp.shape(v) != shape:
+        raise ValueError(f"The residual's v of `{name}` must have shape {shape}; got {jnp.shape(v)}.")
+    return v
 
 
 def latent_inputs_posterior(name: str, loc: ArrayLike, scale: ArrayLike, *, analytic: bool = True) -> Array:

@@ -37,6 +37,7 @@ from numpyro_orthgp.gaussians.family import Full, Shifted, Whitened
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.linalg import diagonal, join, matmul, safe_sqrt, solve_lower
+from numpyro_orthgp.online.noise import as_likelihood
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["condition"]
@@ -97,7 +98,7 @@ def condition(
     f: GPFunction,
     X: ArrayLike,
     y: Any,
-    likelihood: Callable[[Marginals], dist.Distribution],
+    likelihood: ArrayLike | Callable[[Marginals], dist.Distribution],
     *,
     num_steps: int = 20,
     step_size: float = 1.0,
@@ -107,7 +108,7 @@ def condition(
 
     ::
 
-        f = condition(f, X_new, y_new, lambda f: likelihoods.Gaussian(f, noise))
+        f = condition(f, X_new, y_new, noise)  # the standard deviation of Gaussian noise
         f = condition(f, X_new, labels, likelihoods.Bernoulli)
 
     Costs O((M + B)^3), and the result has M + B inducing points, in one set whose covariance is full: :func:`compress` brings them
@@ -125,12 +126,13 @@ def condition(
     :param f: a fitted function, from :func:`~numpyro_orthgp.posterior` or from here, whose sets are inducing points.
     :param X: new inputs, shape (B, D).
     :param y: their observations, of the likelihood's shape.
-    :param likelihood: from marginals f(X) to the likelihood of y, with each parameter it needs.
+    :param likelihood: from marginals f(X) to the likelihood of y, with each parameter it needs; or the standard deviation of
+        Gaussian noise, a number or what broadcasts to y.
     :param num_steps: how often the factors are found anew; 1 is enough for Gaussian noise of known size, hundreds may be needed
         where a likelihood mixes latent functions. Outside of ``jit`` a warning says if they still move.
     :param step_size: how far they move each time, at most, in (0, 1]; halved by itself where the bound would fall.
     :param jitter: relative jitter of the new points, as for :func:`~numpyro_orthgp.gp`.
-    :raises TypeError: if a set of ``f`` is not inducing points, or ``X`` has another dtype.
+    :raises TypeError: if a set of ``f`` is not inducing points, ``X`` has another dtype, or the likelihood its marginals.
     :raises ValueError: if shapes do not match, or ``num_steps`` or ``step_size`` is out of range.
     """
     points = [s.points for s in f.features if isinstance(s, InducingPoints)]
@@ -139,12 +141,13 @@ def condition(
     check_integer("num_steps", num_steps)
     if not 0 < step_size <= 1:
         raise ValueError(f"`step_size` must be in (0, 1], a share of the way; got {step_size!r}.")
+    make = as_likelihood(likelihood, f.features[0].dtype)
     grown = _grow(f, points, f.checked(X), check_jitter(jitter, f.features[0].dtype))
     root = matmul(jnp.swapaxes(grown.scale, -1, -2), grown.A)  # of the covariance at the new inputs, (..., M, B)
 
     def expected(mean: Array, variance: Array) -> Array:
         mean, variance = (a.T if f.num_latents else a for a in (mean, variance))
-        return jnp.sum(likelihood(Marginals(mean, variance, jnp.zeros_like(variance))).log_prob(y))
+        return jnp.sum(make(Marginals(mean, variance, jnp.zeros_like(variance))).log_prob(y))
 
     zeros = jnp.zeros_like(grown.mean)
     nothing, size = _Sites(zeros, zeros), jnp.asarray(step_size, zeros.dtype)

@@ -12,15 +12,13 @@ import numpy as np
 import numpyro.distributions as dist
 import optax
 from jax import lax, random
-from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, check_integer, is_concrete
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.inducing import input_dim
-from numpyro_orthgp.likelihoods import Gaussian
-from numpyro_orthgp.likelihoods.checks import POSITIVE, check_allowed
 from numpyro_orthgp.math.quadrature import quasi_normal
+from numpyro_orthgp.online.noise import as_likelihood
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["InferredLatents", "infer_latents"]
@@ -93,10 +91,7 @@ def infer_latents(
     dtype = f.features[0].dtype
     for name, number in (("num_starts", num_starts), ("num_samples", num_samples), ("num_steps", num_steps)):
         check_integer(name, number)
-    if callable(likelihood):
-        make = likelihood
-    else:
-        make = Partial(_gaussian, check_allowed("likelihood", jnp.asarray(likelihood, dtype), POSITIVE))
+    make = as_likelihood(likelihood, dtype)
     node_key, start_key = random.split(random.PRNGKey(0) if rng_key is None else rng_key)
     nodes = quasi_normal(node_key, num_samples, (), dim, dtype)
     candidates = random.normal(start_key, (8 * num_starts, dim), dtype)
@@ -108,10 +103,6 @@ def infer_latents(
     if callable(likelihood):  # it may read what has changed since the last call: it is traced anew
         return jax.jit(lambda parts: _infer_rows(row, parts))(parts)
     return _infer_rows_compiled(row, parts)
-
-
-def _gaussian(noise: Array, marginals: Marginals) -> Gaussian:
-    return Gaussian(marginals, noise)
 
 
 @jax.tree_util.register_dataclass

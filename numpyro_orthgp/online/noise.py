@@ -1,0 +1,39 @@
+"""What y is given a function: a likelihood, or the size of Gaussian noise for short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.tree_util import Partial
+
+from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.likelihoods import Gaussian
+from numpyro_orthgp.likelihoods.checks import POSITIVE, check_allowed
+from numpyro_orthgp.types import Array
+
+__all__ = ["as_likelihood"]
+
+
+def as_likelihood(value: Any, dtype: Any) -> Callable[[Marginals], dist.Distribution]:
+    """A function from marginals to the likelihood of y; noise as an array makes one that compiles once for all values.
+
+    :param value: that function, or the noise's standard deviation.
+    :raises TypeError: for a likelihood that has its marginals already.
+    :raises ValueError: for noise that is not positive.
+    """
+    if isinstance(value, dist.Distribution):
+        name = type(value).__name__
+        raise TypeError(
+            f"`likelihood` must be a function from marginals to a likelihood, lambda f: {name}(f, ...), or the standard deviation "
+            f"of Gaussian noise; got a {name} that has its marginals already."
+        )
+    if callable(value):
+        return value
+    return Partial(_gaussian, check_allowed("likelihood", jnp.asarray(value, dtype), POSITIVE))
+
+
+def _gaussian(noise: Array, marginals: Marginals) -> Gaussian:
+    return Gaussian(marginals, noise)
