@@ -26,7 +26,7 @@ import numpyro_orthgp as ogp
 from benchmarks.peers import floor, ours, problem
 from benchmarks.peers.problem import JITTER, NOISE, VARIANCE, Problem
 from benchmarks.peers.timing import block_times
-from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.math.products import matmul
 
 Task = tuple[str, int, Callable[[], ours.Run]]  # name, M if it has a floor else 0, what prepares it
 

@@ -14,18 +14,15 @@ import pytest
 
 from numpyro_orthgp.math.blocks import map_blocks, sum_blocks
 from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
-from numpyro_orthgp.math.linalg import (
-    add_jitter,
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, safe_sqrt, solve_lower
+from numpyro_orthgp.math.products import (
     combine,
-    default_jitter,
     diagonal,
     gram,
     gram_transposed,
     linear_matmul,
     matmul,
     matmul_transposed,
-    safe_sqrt,
-    solve_lower,
     transposed_symmetric,
 )
 

@@ -17,6 +17,7 @@ from numpyro_orthgp.functions.projection import Block, decompose
 from numpyro_orthgp.functions.stacking import stack
 from numpyro_orthgp.gaussians.family import Full
 from numpyro_orthgp.inducing import InducingPoints
+from numpyro_orthgp.math import whitened
 from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
 
 M, B, LATER = 4, 40, 3  # inducing variables, inputs, points of a later set
@@ -80,7 +81,7 @@ def ours(t, C, loc, T, later, matrices):
     ("batch_C", "batch_q"), [((), ()), ((), (3,)), ((3,), (3,))], ids=["one", "shared points", "own points"]
 )
 def test_values_and_derivatives_of_all_kinds(rng, matrices, monkeypatch, ratio, batch_C, batch_q):
-    monkeypatch.setattr(moments, "_GRAM_RATIO_BEFORE", ratio)
+    monkeypatch.setattr(whitened, "_RATIO_WITH_OTHERS", ratio)
     arguments = problem(rng, batch_C, batch_q)
     weights = [jnp.asarray(rng.normal(size=B)) for _ in range(5)]  # the two variances' differ
 
@@ -165,7 +166,7 @@ def test_where_the_rule_is_used(rng, tight, num_inputs):
     scale = jnp.asarray(0.9) if tight else None
     f = GPFunction(kernel, (InducingPoints(Z),), decompose([[kernel(Z, Z)]], 1e-10), (belief,), residual_scale=scale)
     program = str(jax.make_jaxpr(lambda X: f(X).variance)(X))
-    assert ("_full_moments" in program) == (not tight and num_inputs == 2 * M)
+    assert ("full_variances" in program) == (not tight and num_inputs == 2 * M)
 
 
 def test_a_variance_that_is_explained_is_never_negative():
@@ -243,7 +244,7 @@ def test_the_rule_is_as_precise_as_products_in_float32(rng, monkeypatch, lengths
 
     exact = results("float64")
     by_rule = results("float32")
-    monkeypatch.setattr(moments, "_GRAM_RATIO", 1000)
+    monkeypatch.setattr(whitened, "_RATIO", 1000)
     by_products = results("float32")
     for a, b, c in zip(by_rule, by_products, exact, strict=True):
         assert np.linalg.norm(a - c) < 3 * np.linalg.norm(b - c) + 1e-5 * np.linalg.norm(c)

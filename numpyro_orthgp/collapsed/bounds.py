@@ -34,7 +34,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.linalg import PRECISION, add_jitter, gram, matmul, solve_lower, transpose
+from numpyro_orthgp.math.linalg import add_jitter, solve_lower
+from numpyro_orthgp.math.products import PRECISION, gram, matmul, transpose
 from numpyro_orthgp.types import Array
 
 __all__ = [

@@ -23,7 +23,8 @@ from numpyro_orthgp.gaussians.family import Full, Whitened
 from numpyro_orthgp.inducing import Feature, as_sets, input_dim
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
-from numpyro_orthgp.math.linalg import add_jitter, default_jitter, diagonal, jitter_scale, matmul
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
+from numpyro_orthgp.math.products import diagonal, matmul
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike, PRNGKey
 
 __all__ = ["CollapsedGP"]

@@ -15,7 +15,8 @@ from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.kernels.expectations import psi0
 from numpyro_orthgp.math.blocks import sum_blocks
-from numpyro_orthgp.math.linalg import PRECISION, join
+from numpyro_orthgp.math.linalg import join
+from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Prior", "Rows", "project_inputs", "sum_over_points", "without_orthogonal"]

@@ -20,7 +20,8 @@ from numpyro_orthgp.likelihoods.base import unwrap
 from numpyro_orthgp.likelihoods.stacked import Stacked
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import rescue_jitter
-from numpyro_orthgp.math.linalg import diagonal, jitter_scale
+from numpyro_orthgp.math.linalg import jitter_scale
+from numpyro_orthgp.math.products import diagonal
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["FunctionHealth", "SetHealth", "health_of", "inputs_of", "residual_scales"]

@@ -34,7 +34,7 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.paths import Paths
 from numpyro_orthgp.functions.shared_draws import draw_grouped
 from numpyro_orthgp.functions.sites import prng_key
-from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["DeepGP"]

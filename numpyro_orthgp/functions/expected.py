@@ -25,7 +25,8 @@ from numpyro_orthgp.functions.prior import expect_covariances
 from numpyro_orthgp.functions.projection import Block
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
-from numpyro_orthgp.math.linalg import PRECISION, join, matmul
+from numpyro_orthgp.math.linalg import join
+from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["AveragedMarginals", "average"]

@@ -29,18 +29,15 @@ from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.linalg import (
-    PRECISION,
     add_jitter,
     clip_rounding,
-    combine,
     default_jitter,
-    diagonal,
     jitter_scale,
     join,
-    matmul,
     safe_sqrt,
     with_derivative_of,
 )
+from numpyro_orthgp.math.products import PRECISION, combine, diagonal, matmul
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["GPFunction", "draw_process", "drawn_functions"]

@@ -16,7 +16,7 @@ from numpyro_orthgp.functions.shared_draws import draw_grouped
 from numpyro_orthgp.kernels.hyperparameters import as_array
 from numpyro_orthgp.kernels.patches import PatchGrid
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
-from numpyro_orthgp.math.linalg import PRECISION
+from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["patchwise", "patchwise_mean"]

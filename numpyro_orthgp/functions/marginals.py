@@ -14,7 +14,8 @@ from jax.tree_util import Partial
 from numpyro_orthgp.errors import check_columns
 from numpyro_orthgp.functions.runs import DrawInRun
 from numpyro_orthgp.functions.sites import Names, charge, prng_key
-from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_sqrt
+from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["Marginals", "check_joint_draw", "drawn_from"]

@@ -38,7 +38,8 @@ from numpyro_orthgp.kernels.components import component
 from numpyro_orthgp.kernels.convolutional import Convolutional
 from numpyro_orthgp.kernels.patch_features import patch_response
 from numpyro_orthgp.kernels.random_features import RandomFunctions, draw_functions, term_at
-from numpyro_orthgp.math.linalg import PRECISION, safe_sqrt
+from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike, PRNGKey
 
 __all__ = ["Paths", "draw_paths"]

@@ -17,17 +17,8 @@ from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
 from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
 from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
-from numpyro_orthgp.math.linalg import (
-    PRECISION,
-    add_jitter,
-    default_jitter,
-    diagonal,
-    jitter_scale,
-    join,
-    join_blocks,
-    matmul,
-    transpose,
-)
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale, join, join_blocks
+from numpyro_orthgp.math.products import PRECISION, diagonal, matmul, transpose
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = [

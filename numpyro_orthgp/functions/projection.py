@@ -23,18 +23,16 @@ from itertools import accumulate, pairwise
 import jax
 import jax.numpy as jnp
 
-from numpyro_orthgp.math.blocks import keep
 from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
-from numpyro_orthgp.math.linalg import (
-    clip_rounding,
+from numpyro_orthgp.math.linalg import clip_rounding, jitter_scale, join
+from numpyro_orthgp.math.products import (
     diagonal,
     gram_transposed,
-    jitter_scale,
-    join,
+    lower_matmul,
     matmul,
     matmul_transposed,
 )
-from numpyro_orthgp.math.triangular import linear_in_left, linear_in_right, lower_matmul
+from numpyro_orthgp.math.whitened import carried_matmul
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -136,21 +134,8 @@ def project(blocks: Sequence[Block], covariances: Sequence[Array]) -> tuple[Arra
 def whiten(block: Block, C: Array) -> Array:
     """The projection on one set, from the covariance with it given the sets before it, shape (..., M_i, B)."""
     if block.carrier is not None:
-        return _carried_matmul(block.whitener, block.carrier, C)
+        return carried_matmul(block.whitener, block.carrier, C)
     return (lower_matmul if block.triangular else matmul)(block.whitener, C)
-
-
-@jax.custom_jvp
-def _carried_matmul(W: Array, carrier: Array, C: Array) -> Array:
-    return lower_matmul(W, C)
-
-
-@_carried_matmul.defjvp
-def _carried_matmul_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-    W = primals[0]
-    _, E, dC = tangents
-    A = keep(_carried_matmul(*primals), large=True)
-    return A, linear_in_left(E, A) + linear_in_right(W, dC)
 
 
 def turn(blocks: Sequence[Block], rotations: Sequence[Array | None]) -> tuple[Block, ...]:

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.projection import residual_variance
 from numpyro_orthgp.inducing import InducingPoints
-from numpyro_orthgp.math.linalg import PRECISION, safe_sqrt
+from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["GroupedDraw", "draw_grouped"]

@@ -11,7 +11,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import ParameterFreeTransform, biject_to
 
 from numpyro_orthgp.math.compiled import one_program
-from numpyro_orthgp.math.linalg import diagonal
+from numpyro_orthgp.math.products import diagonal
 from numpyro_orthgp.types import Array
 
 __all__ = ["Natural", "dense_lower_cholesky", "natural", "natural_part"]

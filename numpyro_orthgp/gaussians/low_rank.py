@@ -23,7 +23,7 @@ from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.gaussians.family import Whitened
-from numpyro_orthgp.math.linalg import matmul, matmul_transposed
+from numpyro_orthgp.math.products import matmul, matmul_transposed
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["LowRank"]

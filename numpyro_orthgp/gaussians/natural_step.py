@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.linalg import matmul, solve_lower, transpose
+from numpyro_orthgp.math.linalg import solve_lower
+from numpyro_orthgp.math.products import matmul, transpose
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["diagonal_step", "full_step", "precondition"]

@@ -28,7 +28,7 @@ from numpyro_orthgp.kernels.base import Kernel
 from numpyro_orthgp.kernels.components import Component, component
 from numpyro_orthgp.kernels.hyperparameters import per_dimension
 from numpyro_orthgp.kernels.stationary import Matern12, Matern32, Matern52
-from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, KernelLike
 
 __all__ = ["FourierFeatures"]

@@ -10,7 +10,7 @@ import jax
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.inducing.feature import Feature
 from numpyro_orthgp.kernels import Kernel
-from numpyro_orthgp.math.linalg import combine_columns, transposed_symmetric
+from numpyro_orthgp.math.products import combine_columns, transposed_symmetric
 from numpyro_orthgp.types import Array, KernelLike
 
 __all__ = ["InducingPoints", "MeanOnly", "covariance_of_points", "weighted_covariance"]

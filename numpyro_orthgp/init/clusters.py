@@ -12,7 +12,7 @@ from jax import lax, random
 
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.init.counts import check_count
-from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["kmeans"]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from numpyro_orthgp.errors import check_floating, check_inputs
 from numpyro_orthgp.init.counts import check_count
-from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array
 
 __all__ = ["linear_mean", "pca"]

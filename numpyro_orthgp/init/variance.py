@@ -13,7 +13,8 @@ from jax import lax
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.init.counts import check_count, subset
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale, matmul, solve_lower
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale, solve_lower
+from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, KernelLike, PRNGKey
 
 __all__ = ["greedy_variance"]

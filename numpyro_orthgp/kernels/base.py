@@ -21,7 +21,7 @@ from numpyro_orthgp.kernels.hyperparameters import (
     per_latent,
     static,
 )
-from numpyro_orthgp.math.linalg import combine_columns
+from numpyro_orthgp.math.products import combine_columns
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["Constant", "Function", "Kernel", "Product", "Restricted", "Scaled", "Sum", "weighted_sum"]

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.kernels.base import Kernel
 from numpyro_orthgp.kernels.hyperparameters import as_array, hyperparameter
-from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Coregion"]

@@ -11,7 +11,8 @@ from jax import lax
 from numpyro_orthgp.kernels.base import Kernel
 from numpyro_orthgp.kernels.hyperparameters import hyperparameter, per_dimension, per_latent, static
 from numpyro_orthgp.math.distances import squared_distance_by_differences
-from numpyro_orthgp.math.linalg import matmul, safe_sqrt
+from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["ArcCosine", "Linear", "Polynomial"]

@@ -40,7 +40,7 @@ from numpyro_orthgp.kernels.base import Constant, Restricted
 from numpyro_orthgp.kernels.hyperparameters import check_inputs, check_value
 from numpyro_orthgp.kernels.terms import Term, add, terms
 from numpyro_orthgp.kernels.white import White
-from numpyro_orthgp.math.linalg import PRECISION, matmul
+from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.math.quadrature import gauss_hermite, quasi_normal
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 

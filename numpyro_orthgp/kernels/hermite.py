@@ -28,7 +28,7 @@ import numpy as np
 
 from numpyro_orthgp.kernels.expectations import by_quadrature, covariances, equal_columns, gram_of_nodes, prepare
 from numpyro_orthgp.kernels.terms import Term
-from numpyro_orthgp.math.linalg import PRECISION
+from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["hermite_factors", "whitened_spread"]

@@ -15,7 +15,7 @@ from numpyro_orthgp.kernels.patches import PatchGrid
 from numpyro_orthgp.kernels.random_features import Factor, RandomFunctions, Term, draw_functions, register
 from numpyro_orthgp.kernels.spectral import Draw
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
-from numpyro_orthgp.math.linalg import PRECISION
+from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, KernelLike
 
 __all__ = ["patch_response"]

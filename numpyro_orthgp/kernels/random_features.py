@@ -56,7 +56,8 @@ from numpyro_orthgp.kernels.dot_product import ArcCosine, Linear, Polynomial
 from numpyro_orthgp.kernels.hyperparameters import as_array, per_dimension, per_latent
 from numpyro_orthgp.kernels.spectral import FREQUENCIES, Draw
 from numpyro_orthgp.kernels.white import White
-from numpyro_orthgp.math.linalg import PRECISION, matmul, safe_sqrt
+from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.types import Array, KernelLike, PRNGKey
 
 __all__ = ["Draw", "RandomFunctions", "draw_functions", "register", "term_at"]

@@ -12,7 +12,8 @@ import numpy as np
 
 from numpyro_orthgp.kernels.hyperparameters import per_dimension, per_latent
 from numpyro_orthgp.kernels.stationary import RBF, Matern12, Matern32, Matern52, Periodic, RationalQuadratic
-from numpyro_orthgp.math.linalg import matmul, safe_sqrt
+from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["FREQUENCIES", "Draw"]

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.linalg import add_jitter, matmul, one_by_one, solve_lower, transpose
-from numpyro_orthgp.math.triangular import linear_in_right, lower_matmul, lower_of_product
+from numpyro_orthgp.math.linalg import add_jitter, one_by_one, solve_lower
+from numpyro_orthgp.math.products import linear_in_right, lower_matmul, lower_of_product, matmul, transpose
 from numpyro_orthgp.types import Array
 
 __all__ = ["inverse_cholesky", "relative_carrier", "rescue_jitter", "safe_cholesky"]

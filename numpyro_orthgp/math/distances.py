@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.linalg import clip_rounding, plain_matmul, transpose
+from numpyro_orthgp.math.linalg import clip_rounding
+from numpyro_orthgp.math.products import plain_matmul, transpose
 from numpyro_orthgp.types import Array
 
 __all__ = ["are_few", "centre", "distance_factors", "squared_distance", "squared_distance_by_differences"]

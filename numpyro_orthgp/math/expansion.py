@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from numpyro_orthgp.math.blocks import keep
-from numpyro_orthgp.math.linalg import clip_rounding, combine, matmul, plain_matmul, transpose
+from numpyro_orthgp.math.linalg import clip_rounding
+from numpyro_orthgp.math.products import combine, matmul, plain_matmul, transpose
 from numpyro_orthgp.types import Array
 
 __all__ = ["weighted_profile"]

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array
 
 __all__ = ["arc_cosine_eigenvalue", "gegenbauer", "harmonics", "num_harmonics", "zonal_basis"]

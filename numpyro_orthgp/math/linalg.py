@@ -1,4 +1,4 @@
-"""Jitter policy, triangular solves, and products in full precision."""
+"""Jitter policy, triangular solves, and functions whose derivatives need care."""
 
 from __future__ import annotations
 
@@ -13,13 +13,9 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "add_jitter", "clip_rounding", "combine", "combine_columns", "copied_transpose", "default_jitter", "diagonal", "gram",
-    "gram_transposed", "jitter_scale", "join", "join_blocks", "linear_matmul", "matmul", "matmul_transposed", "one_by_one",
-    "plain_matmul", "safe_sqrt", "solve_lower", "transpose", "transposed_symmetric", "with_derivative_of",
+    "add_jitter", "clip_rounding", "default_jitter", "jitter_scale", "join", "join_blocks", "one_by_one", "safe_sqrt",
+    "solve_lower", "with_derivative_of",
 ]  # fmt: skip
-
-# Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
-PRECISION = lax.Precision.HIGHEST
 
 # Relative to the mean of the kernel's diagonal. Large enough for the factor to exist in nearly all cases, small
 # enough not to be seen in a bound; `safe_cholesky` raises it where it is not enough.
@@ -29,19 +25,6 @@ _DEFAULT_JITTER = {"float32": 1e-6, "float64": 1e-10}
 # Expectations of K(Z, x) K(x, Z) are whitened as a whole, from both sides: rounding errors grow with the inverse of the jitter
 # and not with its root, times N and the ratio of signal to noise.
 _JITTER_OF_EXPECTATIONS = {"float32": 1e-4, "float64": 1e-6}
-
-# Rows of a half from which on a gram matrix is multiplied by halves: smaller products run below the speed of large ones.
-_HALVED_ROWS = 128
-
-# Rows up to which a float32 matrix is not copied to be transposed: the copy costs more than it saves.
-_PLAIN_ROWS = 256
-
-# Rows from which on CPUs transpose a slice of a float32 matrix a few rows at a time: XLA goes down the columns of a slice, and
-# of longer ones cache lines are gone before the next column wants them; whole matrices it transposes well. Parts take time to
-# compile.
-_LONG_COLUMNS = 600
-_FEW_ROWS = 64
-_MOST_PARTS = 16
 
 # Batches of smaller matrices are not spread over threads: seen at 128 rows, never at 100.
 _SPREAD_ROWS = 64
@@ -65,115 +48,6 @@ def jitter_scale(variances: Array) -> Array:
     return jnp.where(scale > float(info.tiny) / float(info.eps), scale, 1)
 
 
-@jax.custom_jvp
-def matmul(A: Array, B: Array) -> Array:
-    """``A @ B`` in full precision on every device."""
-    return plain_matmul(A, B)
-
-
-@jax.custom_jvp
-def matmul_transposed(A: Array, B: Array) -> Array:
-    """``A.T @ B`` in full precision on every device."""
-    return plain_matmul(copied_transpose(A), B)
-
-
-def linear_matmul(A: Array, B: Array, *, sliced: bool = False) -> Array:
-    """``matmul`` for derivative rules, in which ``B`` is a tangent: the backward pass, its transpose, is a plain product.
-
-    :param sliced: whether ``A`` is some columns of a matrix.
-    """
-    if A.dtype == jnp.float32 and A.shape[-2] <= _PLAIN_ROWS:
-        return plain_matmul(A, B)
-    return plain_matmul(transpose(copied_transpose(A, sliced=sliced)), B)
-
-
-def plain_matmul(A: Array, B: Array) -> Array:
-    """``A @ B`` in full precision on every device, for derivative rules: XLA chooses how to transpose it."""
-    return jnp.matmul(A, B, precision=PRECISION)
-
-
-def transpose(A: Array) -> Array:
-    """The transposes of matrices, shape (..., B, M) of (..., M, B)."""
-    return jnp.swapaxes(A, -1, -2)
-
-
-def copied_transpose(A: Array, *, sliced: bool = False) -> Array:
-    """:func:`transpose` as an array of its own. Left to itself XLA makes it part of the product, which on CPUs then takes up to
-    twice as long.
-
-    :param sliced: whether ``A`` is some columns of a matrix.
-    """
-    if sliced and A.dtype == jnp.float32 and A.shape[-2] >= _LONG_COLUMNS:
-        A_transposed = lax.platform_dependent(A, cpu=_transpose_by_parts, default=transpose)
-    else:
-        A_transposed = transpose(A)
-    return lax.optimization_barrier(A_transposed)
-
-
-def _transpose_by_parts(A: Array) -> Array:
-    rows = A.shape[-2]
-    few = max(_FEW_ROWS, -(-rows // _MOST_PARTS))
-    return jnp.concatenate([transpose(A[..., i : i + few, :]) for i in range(0, rows, few)], axis=-1)
-
-
-@matmul.defjvp
-def _matmul_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    (A, B), (dA, dB) = primals, tangents
-    return matmul(A, B), plain_matmul(dA, B) + linear_matmul(A, dB)
-
-
-@matmul_transposed.defjvp
-def _matmul_transposed_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    (A, B), (dA, dB) = primals, tangents
-    return matmul_transposed(A, B), plain_matmul(transpose(dA), B) + plain_matmul(transpose(A), dB)
-
-
-def combine(weights: Array, A: Array) -> Array:
-    """The rows of ``A`` summed with weights, in full precision.
-
-    :param weights: shape (..., M).
-    :param A: shape (..., M, B).
-    :return: shape (..., B).
-    """
-    if weights.ndim > 1 and A.ndim == 2:
-        return matmul(weights, A)
-    return plain_matmul(weights[..., None, :], A)[..., 0, :]
-
-
-def combine_columns(A: Array, weights: Array) -> Array:
-    """The columns of ``A`` summed with weights, as :func:`combine` sums rows.
-
-    :param A: shape (..., B, M).
-    :param weights: shape (..., M).
-    :return: shape (..., B).
-    """
-    return combine(weights, transpose(A))
-
-
-@jax.custom_jvp
-def diagonal(A: Array) -> Array:
-    """Diagonals of matrices, shape (..., M). The derivative is an elementwise pass, not JAX's scatter."""
-    return jnp.diagonal(A, axis1=-2, axis2=-1)
-
-
-@diagonal.defjvp
-def _diagonal_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    eye = jnp.eye(tangents[0].shape[-1], dtype=bool)
-    return diagonal(*primals), jnp.sum(jnp.where(eye, tangents[0], 0), -1)
-
-
-@jax.custom_jvp
-def transposed_symmetric(K: Array) -> Array:
-    """A symmetric ``K``, transposed: column by column, as LAPACK wants it, where ``K`` is made row by row.
-
-    No derivative is transposed, forward or backward, since it goes to or comes from a symmetric matrix.
-    """
-    return transpose(K)
-
-
-transposed_symmetric.defjvp(lambda primals, tangents: (transposed_symmetric(*primals), tangents[0]))
-
-
 def join(parts: Sequence[Array], axis: int, *, event_dim: int) -> Array:
     """Concatenate along ``axis``, one of the last ``event_dim``; the axes before these broadcast."""
     batch = jnp.broadcast_shapes(*(p.shape[: p.ndim - event_dim] for p in parts))
@@ -191,48 +65,6 @@ def join_blocks(rows: Sequence[Sequence[Array]]) -> Array:
 
     num = range(len(rows))
     return join([join([block(a, b) for b in num], -1, event_dim=2) for a in num], -2, event_dim=2)
-
-
-@jax.custom_jvp
-def gram(A: Array, weights: Array) -> Array:
-    r"""The weighted outer product :math:`A \,\mathrm{diag}(w) A^\top`, shape (..., M, M).
-
-    Its derivative knows that the result is symmetric, so the backward pass takes one product where two are written.
-
-    :param A: shape (..., M, B).
-    :param weights: shape (..., B).
-    """
-    half = A.shape[-2] // 16 * 8
-    if half < _HALVED_ROWS:
-        return matmul(A * weights[..., None, :], transpose(A))
-    # The quarter above the diagonal is that below it.
-    top, bottom = A[..., :half, :], A[..., half:, :]
-    first = matmul(top * weights[..., None, :], transpose(top))
-    rest = matmul(bottom * weights[..., None, :], transpose(A))
-    first = jnp.concatenate([first, transpose(rest[..., :half])], axis=-1)
-    return jnp.concatenate([first, rest], axis=-2)
-
-
-@gram.defjvp
-def _gram_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    (A, w), (dA, dw) = primals, tangents
-    half = matmul(dA * w[..., None, :] + A * (dw / 2)[..., None, :], transpose(A))
-    return gram(A, w), half + transpose(half)
-
-
-@jax.custom_jvp
-def gram_transposed(A: Array) -> Array:
-    r"""The product :math:`A^\top A`, shape (..., B, B); its derivative, like that of :func:`gram`, takes one product backward.
-
-    :param A: shape (..., M, B).
-    """
-    return matmul_transposed(A, A)
-
-
-@gram_transposed.defjvp
-def _gram_transposed_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    half = plain_matmul(transpose(primals[0]), tangents[0])
-    return gram_transposed(*primals), half + transpose(half)
 
 
 def solve_lower(L: Array, B: Array) -> Array:

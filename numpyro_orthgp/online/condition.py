@@ -36,7 +36,8 @@ from numpyro_orthgp.functions.projection import Block, extend, joint_whitener, p
 from numpyro_orthgp.gaussians.family import Full, Shifted, Whitened
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.linalg import diagonal, join, matmul, safe_sqrt, solve_lower
+from numpyro_orthgp.math.linalg import join, safe_sqrt, solve_lower
+from numpyro_orthgp.math.products import diagonal, matmul
 from numpyro_orthgp.online.noise import as_likelihood
 from numpyro_orthgp.types import Array, ArrayLike
 

@@ -16,7 +16,7 @@ from numpyro_orthgp.functions.projection import project
 from numpyro_orthgp.gaussians.family import Full, Whitened
 from numpyro_orthgp.inducing import Feature, as_sets
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.linalg import matmul
+from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.online.checks import check_gaussians
 from numpyro_orthgp.online.moments import project_sets, split
 from numpyro_orthgp.types import Array, ArrayLike

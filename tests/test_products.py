@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from numpyro_orthgp.math.triangular import (
+from numpyro_orthgp.math.products import (
     linear_in_left,
     linear_in_right,
     linear_transposed,
