@@ -20,7 +20,7 @@ READY_DOCS := $(VENV)/.ready-docs
 CACHED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 # `make slow` and `make pages` compile as users do.
-UNOPTIMIZED := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0"
+QUICKLY := XLA_FLAGS="$$($(PY) tests/xla_flags.py)"
 
 .DEFAULT_GOAL := help
 EXAMPLES := regression classification gplvm counts survey survival digits multitask deep deep_kernel convolutional spectral streaming nuts thompson \
@@ -47,7 +47,7 @@ gallery: $(READY)  ## run the examples and keep their tables and pictures for th
 	$(PY) docs/gallery.py $(GALLERY)
 
 test: $(READY_TEST)  ## the tests, without the slow ones (PYTEST="-k likelihood" etc.)
-	$(CACHED) $(UNOPTIMIZED) $(PY) -m pytest -q $(WORKING) $(PYTEST)
+	$(CACHED) $(QUICKLY) $(PY) -m pytest -q $(WORKING) $(PYTEST)
 
 fuzz: $(READY_TEST)  ## random programs beside dense formulas; failing ones are printed (SEEDS=0:5000; SEEDS=17 for one again)
 	$(PY) -m tests.fuzz --seeds $(SEEDS) --workers $(WORKERS)

@@ -12,11 +12,12 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from queue import Queue
 from typing import Any
 
-# Programs are small and run a few times: compiling them is what takes the time.
-FAST = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "OPENBLAS_NUM_THREADS": "1"}
+from tests.xla_flags import known
+
 CHUNK = 50
 
 
@@ -47,11 +48,17 @@ def seeds_of(text: str) -> range:
     return range(int(first), int(last) if last else int(first) + 1)
 
 
+@cache
+def fast() -> dict[str, str]:
+    """Programs are small and run a few times: compiling them is what takes the time."""
+    return {"XLA_FLAGS": " ".join(known()), "OPENBLAS_NUM_THREADS": "1"}
+
+
 def in_process(seeds: range, found: Queue) -> None:
     """Some seeds in a process of their own, whose memory ends with it; each result goes into the queue at once."""
     command = [sys.executable, "-m", "tests.fuzz", "--json", "--seeds", f"{seeds.start}:{seeds.stop}"]
     left = list(seeds)
-    with subprocess.Popen(command, env={**FAST, **os.environ}, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env={**fast(), **os.environ}, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
             if line.startswith("{"):
                 found.put(json.loads(line))

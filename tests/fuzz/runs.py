@@ -60,13 +60,17 @@ class Run:
         def at(step: float) -> float:
             return function({n: v + step * direction[n] for n, v in params.items()})
 
-        slope, h = sum(float(np.sum(gradient[n] * direction[n])) for n in params), 1e-5
-        first, second = ((at(k * h) - at(-k * h)) / (2 * k * h) for k in (1, 2))
-        differences, doubt = (4 * first - second) / 3, abs(first - second)
+        slope = sum(float(np.sum(gradient[n] * direction[n])) for n in params)
         size = abs(slope) + abs(at(0.0)) + 1
-        # Where draws cross a kink of the kernel within a step the two differ by as much.
-        if not abs(slope - differences) <= 1e-6 * size + doubt:
-            self.fail("gradient", f"slope {slope:.9g}, by differences {differences:.9g} ({first:.9g} and {second:.9g})")
+        # Where draws cross a kink of the kernel within a step, differences of two lengths differ: take shorter steps.
+        for h in (1e-5, 3e-7, 1e-8):
+            first, second = ((at(k * h) - at(-k * h)) / (2 * k * h) for k in (1, 2))
+            differences, doubt = (4 * first - second) / 3, abs(first - second)
+            if abs(slope - differences) <= 1e-6 * size + doubt:
+                return
+            if doubt <= 1e-6 * size:
+                break
+        self.fail("gradient", f"slope {slope:.9g}, by differences {differences:.9g} ({first:.9g} and {second:.9g})")
 
 
 def execute(program: Program) -> dict[str, Any]:
