@@ -3,6 +3,10 @@
 Axis letters used in every shape of this package: ``N`` data points, ``B`` points of a (mini)batch, ``M`` inducing
 variables of one set (``M_i`` of set ``i``), ``H`` mean-only points, ``D`` input dimensions, ``P`` latent functions.
 ``...`` stands for leading batch axes, usually none or ``(P,)``.
+
+Inputs must have the dtype of the inducing points, else an error: nothing is cast silently. Hyperparameters follow JAX's
+promotion. With 64-bit mode on, NumPyro draws sampled hyperparameters in float64, which makes the kernel float64 even for
+float32 inputs.
 """
 
 from __future__ import annotations

@@ -23,6 +23,12 @@ All of it needs :math:`\Lambda = I + A S^{-1} A^\top` and a few sums (:class:`St
 several orthogonal sets, mean-field over sets, the best Gaussians have precisions :math:`\Lambda_{ii}`, the diagonal blocks, and the
 exact joint mean :math:`\Lambda^{-1} A S^{-1} y`; then :math:`\log |\Lambda|` becomes :math:`\sum_i \log |\Lambda_{ii}|`, which for
 two sets is Eq. 21 of Shi et al. 2020 at its best q(v).
+
+**The default is "titsias2025"**: the tightest of those that cost O(N M^2).
+
+**Several sets.** With sets independent under q the collapsed SOLVE-GP at its best q(v) is this one formula for any number of
+sets. It costs the joint factor of all sets, as much as one set of all points, which gives the better bound: it is there to
+compare with. The cheaper form of Shi et al. 2020, Eq. 21, takes q(v) as given (:func:`~numpyro_orthgp.orthogonal`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""`CollapsedGP`: outputs of Gaussian-process regression as a NumPyro distribution whose log density is a collapsed bound."""
+"""`CollapsedGP`: outputs of Gaussian-process regression as a NumPyro distribution whose log density is a collapsed bound.
+
+It learns the number of outputs from y. So its ``shape()`` says (N, 1) where that is not known, with which NumPyro's comparison
+of shapes lets both (N,) and (N, D) pass. ``num_outputs`` is needed only to draw.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""From what was measured to what a user may do: one rule for each."""
+"""From what was measured to what a user may do: one rule for each.
+
+What was measured are numbers of dataclasses (``health``, ``calibration``, ``comparison``, ``convergence``), and each sentence
+of advice is one rule on them, so a user who disagrees with a threshold has the number.
+"""
 
 from __future__ import annotations
 

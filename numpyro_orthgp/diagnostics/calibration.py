@@ -1,4 +1,9 @@
-"""How well predictions of data that were not fitted hold: probability integral transforms, coverage, log densities."""
+"""How well predictions of data that were not fitted hold: probability integral transforms, coverage, log densities.
+
+Held-out predictions are draws, whatever the likelihood: the transform of an observation is the share of draws below it, plus a
+uniform share of those equal to it, so discrete outputs need no code of their own. Classes have no order and get log densities
+only.
+"""
 
 from __future__ import annotations
 

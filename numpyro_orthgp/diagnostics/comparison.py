@@ -1,4 +1,9 @@
-"""A fitted guide beside a short NUTS run of the same model."""
+"""A fitted guide beside a short NUTS run of the same model.
+
+NUTS is compared on what it samples, p(u, theta) exp(E[log p(y | f)]), the best q of any family for the same bound, and each
+chain starts at another draw of the guide. Differences show what the guide's family and its fit cost, not what inducing points
+cost. That is what residuals show.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Draws of a fitted model, and what the model makes of them, for ArviZ."""
+"""Draws of a fitted model, and what the model makes of them, for ArviZ.
+
+Parameters are ``constant_data``. Sites of ``AutoDelta`` are draws that are all the same: ArviZ shows what was estimated by a
+point as what it is. An observed ``CollapsedGP`` is refused where outputs are asked for: they are not independent given the
+hyperparameters.
+"""
 
 from __future__ import annotations
 

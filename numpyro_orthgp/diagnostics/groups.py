@@ -1,4 +1,8 @@
-"""ArviZ's groups, put together: variables, the names of their axes and the labels along them."""
+"""ArviZ's groups, put together: variables, the names of their axes and the labels along them.
+
+Axes are named here, and xarray's datasets are built by hand. ``from_dict`` of ArviZ 0.x and 1.x have different signatures, and
+one table of dimensions for all groups, though y has fewer axes in ``log_likelihood``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What the inducing variables of a fitted function are good for: factors, what each set explains, what none does."""
+"""What the inducing variables of a fitted function are good for: factors, what each set explains, what none does.
+
+Pivots, not condition numbers: they say how many points repeat others, and which set they are in. What extra jitter a factor
+took is measured by the function that took it (``rescue_jitter``), on the same matrix.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Whether a variational posterior is close enough to the posterior to be corrected by importance weights."""
+"""Whether a variational posterior is close enough to the posterior to be corrected by importance weights.
+
+q(u, theta) is compared with the posterior of the model in which residuals of different points are independent given u
+(``diagnostics/sites.py``); a tightened q is compared with v = 1, like predictions. Mean-only points have no draws, so ``khat``
+refuses them and ``to_arviz`` leaves out ``lp`` and ``log_q``.
+"""
 
 from __future__ import annotations
 

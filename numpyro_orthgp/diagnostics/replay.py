@@ -1,4 +1,9 @@
-"""A model run again at draws of its latent sites."""
+"""A model run again at draws of its latent sites.
+
+Draws are substituted as plain values: no belief reaches ``gp``, so f is what p(f | u) says and a weight sees the u that was
+drawn. Guides need no ``analytic=False`` for this. Where only inducing variables vary, draws share covariances and their
+factors, which ``vmap`` leaves alone.
+"""
 
 from __future__ import annotations
 

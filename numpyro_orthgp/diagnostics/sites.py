@@ -6,6 +6,10 @@ out inside the logarithm,
 .. math:: \log p(y_i \mid u, \theta) = \log \int p(y_i \mid f_i) \, p(f_i \mid u, \theta) \, df_i,
 
 where its ``log_prob``, made for bounds, has the average outside.
+
+The logarithm of an average, ``log_predictive``, is what ``log_likelihood`` and ``lp`` hold: leave-one-out needs the density of
+an observation, of which ``log_prob`` under a guide is a lower bound. Residuals of different points count as independent given
+u, as in FITC's model: their joint density would cost a factor of N x N for each draw.
 """
 
 from __future__ import annotations

@@ -15,6 +15,16 @@ uncertainty about these in the logarithm, and would be no bound.
 With one draw this is a bound for the deep GP itself. With more it is one for the model whose inner layers have residuals that are
 independent between data points given the inducing variables, as FITC's are: the average is taken point by point, and residuals of
 nearby inputs are correlated. Where inducing variables leave much of an inner layer, the value can exceed the deep GP's evidence.
+
+Draws from the marginals, each with inducing variables of its own, would be no bound because the average over q(u) would move
+into the logarithm without the divergence that pays for it. So each point has one e ~ q(e) for each layer, and its draws have
+residuals of their own (:mod:`numpyro_orthgp.functions.shared_draws`). That the value can exceed the evidence is in
+docs/theory/deep.md, with a test that shows it. Where an inner layer is tightened, its residuals are drawn with variance v r and
+weighted by the ratio of the two densities, which depends on v and on the standardized draw alone; with many draws v stops to
+matter, as a test shows.
+
+**Predictions** are mixtures: :meth:`DeepGP.particles` draws independently where the functions come from ``posterior``, and
+``likelihoods.Mixture`` averages.
 """
 
 from __future__ import annotations

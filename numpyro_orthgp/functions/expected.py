@@ -9,6 +9,10 @@ which are sums of the psi statistics of :mod:`numpyro_orthgp.kernels.expectation
 depends on nothing else: so the bound of the Bayesian GP-LVM, with q(u) kept rather than integrated out, can be computed exactly on
 minibatches (Damianou, Titsias, Lawrence 2016, Sec. 3.3, before the optimization over q(u)), and so can its tightened form, whose
 v of each point does not depend on x (Titsias 2025, App. B.5).
+
+So minibatches of the Bayesian GP-LVM need no draws. The bound equals the collapsed one, loose or tight, at the best q(u) to
+rounding. Other likelihoods refuse these moments, and so does mixing, since functions that are independent at each input are not
+so on average.
 """
 
 from __future__ import annotations

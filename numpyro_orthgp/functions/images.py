@@ -1,4 +1,10 @@
-"""A function of patches evaluated all over images, which gives images again: the layers of deep convolutional GPs."""
+"""A function of patches evaluated all over images, which gives images again: the layers of deep convolutional GPs.
+
+All patches of an image are drawn with the same inducing variables, and independently given these
+(:mod:`numpyro_orthgp.functions.shared_draws`): the next layer sees patches together, so draws from marginals would not belong
+to any q. That is the bound of the model whose hidden layers are FITC's. Joint residuals over the patches of an image would take
+a Cholesky factor for each image and channel.
+"""
 
 from __future__ import annotations
 

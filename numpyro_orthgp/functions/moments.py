@@ -10,6 +10,9 @@ to the mean, the explained and the residual variance at each input, a its column
 
 Bounds need the two variances' sum alone unless the residual is scaled; the derivative of the sum takes fewer products
 (:mod:`numpyro_orthgp.math.whitened`).
+
+Hence ``Marginals.total``, the sum with that derivative. The rule is for full covariances. Of another family, where the residual
+is scaled, or where a set has many variables for the number of inputs, each product has its own derivative.
 """
 
 from __future__ import annotations

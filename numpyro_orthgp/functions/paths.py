@@ -15,6 +15,11 @@ projections do (a test compares them). Points that shape only the mean are one m
 
 1. Wilson, Borovitskiy, Terenin, Mostowsky, Deisenroth. Efficiently Sampling Functions from Gaussian Process Posteriors. 2020.
 2. Wilson, Borovitskiy, Terenin, Mostowsky, Deisenroth. Pathwise Conditioning of Gaussian Processes. 2021.
+
+**Why features of each path's own.** Mean and covariance over paths are then exact for any number of features; only higher
+moments depend on it. Prior functions are whitened with the noise that the jitter stands for, else the variance is too small.
+The test of float32 is in ``tests/test_paths.py``. While a tightened bound is fitted paths are refused; untightened they are
+draws of q(f).
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ class Block:
         (..., M_i, M_i).
     :param before: the projections :math:`A_j(Z_i)` of its points on each set before it, shapes (..., M_j, M_i).
     :param jitter: variance of the independent noise on its inducing variables, shape (..., 1), or (..., M_i) where that differs
-        among them. What a factor that failed took beyond that is not in it.
+        among them, as of sets that ``online.condition`` has joined. What a factor that failed took beyond that is not in it. What
+        is whitened are inducing variables with that noise, so anything that computes their law from another function
+        (``online.remember``, posterior paths) needs it.
     :param carrier: zeros that carry the whitener's derivative to what it multiplies, shape (..., M_i, M_i), see
         :func:`~numpyro_orthgp.math.cholesky.relative_carrier`; or ``None``: the whitener does so itself.
     :param triangular: whether the whitener is lower triangular, as :func:`decompose` makes it; :func:`turn` does not keep that.
@@ -140,6 +142,11 @@ def whiten(block: Block, C: Array) -> Array:
 
 def turn(blocks: Sequence[Block], rotations: Sequence[Array | None]) -> tuple[Block, ...]:
     r"""The decomposition with each set's whitened variables in other coordinates, :math:`V_i^\top e_i` for orthogonal :math:`V_i`.
+
+    ``f(X)`` needs two products per set, one for A and one for the variance that q explains. In the coordinates in which q's
+    covariance is diagonal (``GPFunction.diagonalized``) one is left. That takes a singular value decomposition, so it is not done
+    unasked; :class:`Block` remembers that its whitener is no longer triangular. Peers cache L^-T (I - S) L^-1 instead, whose
+    entries grow with the inverse of the jitter and not with its root.
 
     :param rotations: for each set V, shape (..., M_i, M_i), or ``None`` to leave it as it is.
     """

@@ -1,4 +1,8 @@
-"""How the parameters of q are stored while they are optimized: NumPyro constraints with unconstrained forms of our own."""
+"""How the parameters of q are stored while they are optimized: NumPyro constraints with unconstrained forms of our own.
+
+``scale_tril`` is unconstrained as a dense matrix whose upper triangle is unused, with a softplus on the diagonal, and not as
+NumPyro's packed vector: unpacking that is a scatter of M^2 / 2 entries at each step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,25 @@
-"""The optimizer that steps every Gaussian of a guide along its natural gradient, and leaves the rest to another one."""
+"""The optimizer that steps every Gaussian of a guide along its natural gradient, and leaves the rest to another one.
+
+**Parameters are kept.** With ``natural=True`` q is still stored as ``f.u{i}_loc`` and ``f.u{i}_scale_tril``, not as natural
+parameters, so a fit can be read, saved and continued by any optimizer. What marks them is the type of their unconstrained form,
+:class:`~numpyro_orthgp.gaussians.constraints.Natural`, a wrapper around the array. The step uses ordinary gradients
+(:mod:`numpyro_orthgp.gaussians.natural_step`).
+
+**Steps that are too long.** Where the next gradient is not finite, or its squared length has grown a million times, the
+Gaussians go back and a quarter of the step is tried, while everything else waits.
+
+**One after the other.** Steps of several sets are made to depend on each other: two branches running at once inside
+``lax.scan`` made the CPU runtime of jaxlib 0.10.2 wait for ever in about one run of six on two cores. Whether the cause is that
+of ``one_by_one`` in ``math/linalg.py`` is not known.
+
+**What moves the mean alone takes no natural step.** The Fisher matrix of a "prior" set is the identity and that of mean-only
+weights is C, neither of which knows the curvature of the data. Plain steps diverge unless their length is far below what is
+useful: 1e-3 where others take 0.1, on 4000 rows of kin40k. So those parameters go to an adaptive optimizer, as in Salimbeni et
+al. 2018, Sec. 3.4. Gradients of weights arrive preconditioned by C^-1 (Eq. 16a), by its diagonal for more than 1024 points (Eq.
+17; Adam, which divides by the size of each entry, does not notice that one). ``benchmarks/decoupled_bases.py`` compares this
+with the hybrid and the decoupled basis of Cheng and Boots 2017, which live there and not in the library: they have the same
+optimum and reach it far more slowly or not at all.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,9 @@ covariance). With :math:`S = T T^\top` the precision's update is a multiplicativ
 and :math:`2\, T^\top \nabla_S T` is the symmetric matrix whose lower triangle is that of :math:`T^\top \nabla_T`: nothing that
 may be ill conditioned is ever inverted. The new covariance is positive definite exactly if Q is; where it is not, the step
 is shortened to half the way to the edge.
+
+In terms of T the step is T' = T F with F F' = (I + rate G)^-1, G the symmetric matrix of that lower triangle; I + rate G shows
+whether the step stays inside the positive-definite cone.
 """
 
 from __future__ import annotations

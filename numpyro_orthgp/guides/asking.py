@@ -1,4 +1,11 @@
-"""What lets a model ask its guide for Gaussians: those that it hides from the model in fits, and those of others' guides."""
+"""What lets a model ask its guide for Gaussians: those that it hides from the model in fits, and those of others' guides.
+
+A belief is for integrating, ``posterior`` is for asking. A belief always carries q. Its ``analytic`` says whether a fit
+integrates over it, its ``asked`` that somebody wants all that the guide knows: ``posterior``, and so ``check``, ``online`` and
+``infer_latents``. Of guides that are not ours the Gaussian is read off their sites (``guides/gaussians.py``). One that is
+joined with other sites is taken given their draws, so that mixing over keys is the guide itself. A set that correlates with
+another set, or on whose draw another site depends, is a draw, and ``GPFunction.drawn`` says so.
+"""
 
 from __future__ import annotations
 

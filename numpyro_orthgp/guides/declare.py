@@ -1,4 +1,8 @@
-"""Guides by hand: :func:`gp_posterior` and :func:`latent_inputs_posterior` declare the Gaussians and hand them to the model."""
+"""Guides by hand: :func:`gp_posterior` and :func:`latent_inputs_posterior` declare the Gaussians and hand them to the model.
+
+``init_scale`` lets inner layers of deep GPs start near their mean functions; at the prior's scale they start as noise. The
+default stays 1, where the divergence is zero.
+"""
 
 from __future__ import annotations
 

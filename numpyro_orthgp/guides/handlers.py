@@ -1,4 +1,10 @@
-"""How :class:`AutoSparseGP` shares a model's sites with the guide of everything else."""
+"""How :class:`AutoSparseGP` shares a model's sites with the guide of everything else.
+
+``TraceMeanField_ELBO`` warns when guide and model differ in the order of sites, so each gp is emitted between the other latent
+sites where the model has it (:class:`InModelOrder`). NumPyro's guides run their model and its gradient before they start,
+operation by operation; of the model that the ``hyper`` guide gets only the sites before the functions are run meanwhile
+(:meth:`WithoutGPs.only`).
+"""
 
 from __future__ import annotations
 

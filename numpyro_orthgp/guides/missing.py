@@ -2,6 +2,11 @@
 
 They weigh nothing if that is their predictive distribution, which only the model knows. So it is run once more, under what the
 guide has drawn.
+
+So ``AutoSparseGP`` adds exactly nothing to the bound. The model runs with the parameters of the moment, with the rows that the
+guide has picked for plates that subsample, and with their weight. Gaps of a covariate look the same to the guide, and are drawn
+from their prior: a bound, but a loose one. Diagnostics have draws at hand, so they move a hidden value and see whether other
+densities change; it is latent then (``diagnostics/replay.py``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What is asked of the parameters of a fit: that they are those of this model and guide, and not another program's."""
+"""What is asked of the parameters of a fit: that they are those of this model and guide, and not another program's.
+
+Parameters are none of the model's or all of them; in between is an error, since what is missing would be at its start.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 An array stands for ordinary inducing points. To add a kind of feature, write a class with the two methods below and ``num``
 and ``dtype``; if it is a pytree, its arrays can be learned.
+
+Features of an interval or a sphere are static: they hold no arrays, so equal ones never recompile.
 """
 
 from __future__ import annotations

@@ -10,6 +10,14 @@ noise of density :math:`v c \lambda^{2p-1}`, :math:`\lambda = \sqrt{2p - 1} / \e
 
 (for p = 1, 2, 3 what Durrande et al. 2016 and Hensman et al. 2018 write out). For cosines and sines of whole periods the
 integral is diagonal, and what the edge adds has rank p.
+
+**Static.** The features hold no arrays, so equal ones never recompile; an interval that depends on a minibatch is refused.
+
+**Scaled.** The variables are divided by their standard deviation: jitter is relative to the mean variance, and raw ones are
+orders of magnitude apart.
+
+**Edges.** Waves are periodic and so leave a residual of rank p (1, 2, 3 for Matern 1/2, 3/2, 5/2) near the edges; p points as
+an orthogonal second set take it up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""How the ``inducing`` argument is read: a set, or a list of sets in the order of their decomposition."""
+"""How the ``inducing`` argument is read: a set, or a list of sets in the order of their decomposition.
+
+Points of each latent function's own have shape (P, M, D), like hyperparameters with a leading axis P. A first set that all
+share is repeated P times where a later set is not shared.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The convolutional kernel: an image's function is a weighted sum of one function of its patches."""
+"""The convolutional kernel: an image's function is a weighted sum of one function of its patches.
+
+Covariances with images are sums over patches, taken in blocks of ``MAX_ENTRIES`` kernel values and again for the gradient,
+since blocks that stay in the cache cost less. Nothing is divided by the number of patches, as in the papers and unlike GPflow.
+"""
 
 from __future__ import annotations
 

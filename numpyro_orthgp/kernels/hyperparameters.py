@@ -1,4 +1,7 @@
-"""What a kernel's hyperparameters may look like: kinds of fields, and checks of values, shapes and inputs."""
+"""What a kernel's hyperparameters may look like: kinds of fields, and checks of values, shapes and inputs.
+
+Kernels are frozen dataclasses and pytrees. Values are checked when a kernel is built, never when it is unflattened.
+"""
 
 from __future__ import annotations
 

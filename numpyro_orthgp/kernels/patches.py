@@ -1,4 +1,7 @@
-"""Patches of images."""
+"""Patches of images.
+
+Patches are cut by stacked slices, whose backward pass is paddings.
+"""
 
 from __future__ import annotations
 

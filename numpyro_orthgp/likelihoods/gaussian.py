@@ -1,4 +1,10 @@
-"""Gaussian noise, of one size or of a size that is a function too."""
+"""Gaussian noise, of one size or of a size that is a function too.
+
+**Two kinds of likelihood on one tightened gp.** The closed form for Gaussian noise has a v per point, the other likelihoods
+share one. Used on one gp in one model these are two different q's of the residual: tighten such a model only with likelihoods
+of one kind. ``f(X)[..., p]`` picks outputs, not rows: each unmixed output of a tightened gp has its own residual and its own v,
+so different kinds of likelihood across outputs are fine. The closed form is kept for unmixed functions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Several draws of what a likelihood depends on: an average inside the logarithm."""
+"""Several draws of what a likelihood depends on: an average inside the logarithm.
+
+``Mixture`` is a likelihood of its own, not an option of each: it sees B S rows and gives B densities.
+"""
 
 from __future__ import annotations
 

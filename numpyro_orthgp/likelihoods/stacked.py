@@ -1,4 +1,10 @@
-"""Likelihoods made step by step inside ``numpyro.contrib.control_flow.scan``, seen from outside of it as one distribution."""
+"""Likelihoods made step by step inside ``numpyro.contrib.control_flow.scan``, seen from outside of it as one distribution.
+
+``scan`` gives every array of a distribution a leading axis and calls NumPyro's ``promote_batch_shape``, after which a noise of
+shape (T,) would lie along the points of f, (T, B). :class:`Stacked` is registered there; for ``ExpandedDistribution`` too,
+which hands all but ours on to NumPyro's own. Under ``vmap`` itself nobody asks, so a likelihood whose f has an axis too many
+refuses.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@ r"""Times until an event, some of them censored: :math:`y = e^{f(x)}` times a st
 In each class :math:`e^f` is the scale of time (an accelerated failure time model), so that one can be put in another's place. An
 output that is ``censored`` says only that the time is longer than y: there the density gives way to the survival function
 :math:`S(y \mid f) = P(\text{time} > y)`.
+
+So f means the same in all four families: :math:`e^f` is the unit of time. ``Exponential`` has mean :math:`e^f`, ``Gamma`` the
+scale :math:`e^f`.
 """
 
 from __future__ import annotations

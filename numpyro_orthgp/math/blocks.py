@@ -1,4 +1,11 @@
-"""Work on many rows, done block by block."""
+"""Work on many rows, done block by block.
+
+Predictions at many inputs are worked on in blocks of ``MAX_ENTRIES`` values of A, and covariances with mean-only points in
+blocks of as many. Each block is computed again for the gradient: on CPUs arrays that leave the caches cost more than computing
+them twice. While fitting, ``f(X)`` takes a batch at once, since it may be divided among devices. What costs more to compute
+than to hold is kept (:func:`keep`): sums of a block, and the projections of a collapsed bound where all rows have no more than
+``MAX_KEPT`` values of them (``collapsed/sums.py``).
+"""
 
 from __future__ import annotations
 

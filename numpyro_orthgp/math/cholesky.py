@@ -1,4 +1,13 @@
-"""Cholesky factors that never fail silently, and their inverses at the speed of matrix products."""
+"""Cholesky factors that never fail silently, and their inverses at the speed of matrix products.
+
+**Why the inverse.** With L^-1 everything of size M^2 B is a matrix product, forward and backward. Against solves that costs
+about half a digit of float32 gradients (measured on kin40k, lengthscales 1 to 10).
+
+**Why by halves.** LAPACK's factor and solve run at a third of the speed of products or less. So the factor of more than 64 rows
+is found by halves, down to blocks of at most 128. The block beside the diagonal is solved for, though the inverse of the one
+above it is at hand: multiplied, ill-conditioned float32 matrices lose their definiteness earlier; solved, they fail where
+LAPACK fails and lose as many digits (``tests/test_linalg.py``). LAPACK alone is the oracle of the tests.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,10 @@ r"""Weighted sums of a function of distance, :math:`\sum_j k(|a_i - b_j|^2) w_j`
 Such sums are the mean of a decoupled Gaussian process at many points. As they are linear in the weights, the slopes
 :math:`k'` enter derivatives through products with the few columns of the factors of :math:`|a_i - b_j|^2` alone; chaining the
 derivatives of the matrix :math:`k` and of the sum takes several more passes over arrays of its size.
+
+A kernel's ``weighted_sum`` is that product. A factor in front of a kernel stays in front of the sum. A kernel that does not say
+otherwise sums over its matrix. Covariances with mean-only points are needed only times their weights; docs/results.md has what
+this saves beside peers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Jitter policy, triangular solves, and functions whose derivatives need care."""
+"""Jitter policy, triangular solves, and functions whose derivatives need care.
+
+**Jitter** is relative to the mean of the kernel's diagonal; to one where that vanishes, since such variables say nothing,
+whatever their noise. It is 1e-6 in float32 and 1e-10 in float64. It stands for independent noise on the inducing variables, so
+every bound remains a bound, and dense oracles can have the same jitter. A factor that fails gets eps M, then ten times that,
+and so on (:func:`~numpyro_orthgp.math.cholesky.safe_cholesky`); the derivative uses the factor that was returned. A jitter of
+zero is respected at the first attempt.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +90,8 @@ def one_by_one(function: Callable[..., Array], *arrays: Array) -> Array:
     """``function(*arrays)``, a LAPACK call for a batch of matrices, all arrays with the batch axes of the first.
 
     On CPUs large matrices have their turns: jaxlib (0.10.2) spreads batched factors and solves over the threads of XLA's pool and
-    waits for them in one of these, so that two at a time on a machine with two cores wait for ever, now and then.
+    waits for them in one of these. Two such calls at a time on two cores leave no thread for the work, and all wait for ever, now
+    and then.
     """
     batch, rows = arrays[0].shape[:-2], arrays[0].shape[-1]
     if not batch or rows < _SPREAD_ROWS:
@@ -99,7 +107,8 @@ def one_by_one(function: Callable[..., Array], *arrays: Array) -> Array:
 def safe_sqrt(x: Array) -> Array:
     """Square root of ``max(x, 0)`` whose derivatives at zero are zero rather than infinite."""
     # Not the usual pair of `where`s: XLA's CPU compiler (jaxlib 0.10.2) drops the outer one when it fuses them with a
-    # product and an exponential, and a kernel's diagonal comes out wrong; tests/test_linalg.py has the case. JAX forgets the rule
+    # product and an exponential beside a Cholesky factor, and a Matern kernel's diagonal comes out as exp(-1) instead of 1. The
+    # root of `max(x, 0)` with a derivative rule is not affected; tests/test_linalg.py has the case. JAX forgets the rule
     # below when it takes a forward derivative of a gradient through a loop, so this has finite derivatives of its own too.
     least = _least_square(x)
     return jnp.sqrt(jnp.maximum(x, least)) - least**0.5

@@ -4,6 +4,19 @@ Whatever is tuned to how XLA multiplies is here; the rest of the package writes 
 
 Triangular matrices leave out most of the zeros: a large one is cut into strips, each multiplied as far as its last entry on or
 first entry below the diagonal. Small products gain nothing, since they run below the speed of large ones.
+
+**Products forward are products backward.** XLA folds a transpose into the product that uses it. Its CPU backend then runs that
+product at down to half speed in float64. So ``matmul`` and ``matmul_transposed`` have derivative rules of their own, with a
+copied transpose; small float32 matrices are not copied, since there the copy costs more. ``diagonal`` has a mask for a
+derivative where JAX has a scatter. The covariance of a set's own points is handed to LAPACK column by column, transposed at no
+cost since it is symmetric (``transposed_symmetric``); its derivative stays row by row.
+
+**Slices.** XLA copies slices, which the strips are, down their columns. On CPUs those of 600 rows or more in float32 are copied
+in up to 16 parts, or cache lines would be gone before the next column wants them. Whole matrices, and float64, lose by that.
+
+**Strips.** Whiteners and roots of S are triangular, so half of a dense product with them is zeros. With three strips a third of
+the operations is left out, forward and in both derivatives, and in the derivative of the inverse factor. More strips, or strips
+of fewer than 256 rows (128 in float64), make products too small to run at full speed, and programs that take longer to compile.
 """
 
 from __future__ import annotations

@@ -10,6 +10,10 @@ parameters are those of conjugate-computation variational inference (Khan and Li
 With Gaussian noise they are known at once and the result is exact; else they are iterated to the best Gaussian posterior, on
 shorter ways where the bound would fall: far from the data, and where a likelihood mixes functions, each of which answers the
 same error.
+
+The new inputs are joined with all sets into one, since data correlate them. Iterations go half the way where the bound would
+fall, since the full way overshoots; a warning says if they end before they have settled. In the joined set each variable keeps
+the jitter of its own.
 """
 
 from __future__ import annotations

@@ -9,6 +9,10 @@ stands for the data of the past through the ratio :math:`q_{old}(a) / p_{old}(a)
 with :math:`e_i` the old function's whitened variables, linear in the new function's values at the old inducing variables. So
 sets of any number and kind are remembered alike, kernel and inducing points may change, and nothing is inverted but the factors
 of :math:`S_i`.
+
+In these variables the ratio q / p of each set is that of N(m, S) and N(0, I): no inverse of a difference of precisions, which
+need not be positive definite. A tightened gp is refused: the spherical argument would have to count the old inducing variables
+as points, and the one for Gaussian noise does not hold off the diagonal.
 """
 
 from __future__ import annotations

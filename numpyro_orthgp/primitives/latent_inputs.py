@@ -1,4 +1,9 @@
-"""The primitive :func:`latent_inputs`: inputs that are latent variables, as in a GP-LVM."""
+"""The primitive :func:`latent_inputs`: inputs that are latent variables, as in a GP-LVM.
+
+They are one site of batch shape (B,) and event shape (Q,), inside or outside of a plate. The guide makes the plate that the
+model has at the same arguments, once, and every other part of the guide is made to pick the same rows (``SamePlates`` in
+``guides/handlers.py``). Where an array is expected the draw is taken; ``CollapsedGP`` and ``f.expected`` take the Gaussian.
+"""
 
 from __future__ import annotations
 

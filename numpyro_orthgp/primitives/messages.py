@@ -3,6 +3,13 @@
 A guide hands the Gaussian from which it drew a site's value to the model in the site's ``infer`` dictionary, which
 NumPyro's ``replay`` copies from guide to model. Primitives look there: with a :class:`Belief` they integrate over the
 Gaussian, if it is for that, with none they take the value. ``posterior`` asks for the Gaussian whatever it is for.
+
+Primitives read the message of their site as the other handlers left it, not its name, so ``scope``, ``condition``,
+``substitute`` and ``mask`` keep working.
+
+**Importance-weighted objectives.** A belief integrates out what an importance weight must see. Neither model nor guide is told
+the objective. So while tracing, ``gp`` looks up the Python stack for a ``RenyiELBO`` and raises an error that names the remedy,
+``analytic=False``. Hand-written importance sampling has to use ``analytic=False`` by itself.
 """
 
 from __future__ import annotations

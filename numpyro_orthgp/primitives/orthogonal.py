@@ -1,4 +1,8 @@
-"""The primitive :func:`orthogonal`: the sets of a collapsed GP that are not integrated out."""
+"""The primitive :func:`orthogonal`: the sets of a collapsed GP that are not integrated out.
+
+A distribution cannot declare sites, hence this extra line in a model: it declares them as ``gp`` would, any guide gives them
+Gaussians, and ``CollapsedGP(..., orthogonal=...)`` integrates out the first set.
+"""
 
 from __future__ import annotations
 

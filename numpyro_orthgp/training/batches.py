@@ -4,6 +4,10 @@ The rows of all steps are one endless sequence: the numbers 0..N-1 in an order d
 so on. Step t takes the positions B t to B (t + 1) - 1, so it may span two epochs. Every epoch sees each row exactly once, and
 the row at any one position is uniformly distributed, which keeps minibatch losses unbiased. The order of an epoch depends on
 nothing but the seed and its number, so any step can be read without those before it.
+
+Orders are drawn by ``numpy.random.Philox``, so a run goes on from any step without replaying those before it, and processes
+agree on rows without talking. Batches run over the ends of epochs: a short last batch would either compile again or weigh its
+rows more.
 """
 
 from __future__ import annotations

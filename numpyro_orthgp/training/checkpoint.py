@@ -2,6 +2,9 @@
 
 A file is an ``npz`` without pickled objects: the leaves of the state and of the best state so far, the losses, and a header in
 JSON with the step, the scores of windows and a fingerprint of the run.
+
+Writing is tried out before the first step, if there is no file yet; a file that cannot be written later is a warning, not the
+end of the fit. A file holds all that later steps depend on.
 """
 
 from __future__ import annotations

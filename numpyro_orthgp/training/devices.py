@@ -1,4 +1,9 @@
-"""Where batches and states are put: on one device, or on those of a mesh, be it of one process or of several."""
+"""Where batches and states are put: on one device, or on those of a mesh, be it of one process or of several.
+
+Several devices are JAX's matter: batches are sharded along their rows, states replicated, and XLA adds up what is to be added.
+Everything that decides something (losses, metrics, the content of a checkpoint) is the first process's, or equal in all.
+Metrics and callbacks see arrays of their own process, as does whoever uses the result.
+"""
 
 from __future__ import annotations
 

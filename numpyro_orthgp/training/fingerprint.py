@@ -1,4 +1,9 @@
-"""What tells a run from others: two runs with the same fingerprint solve the same problem in the same steps."""
+"""What tells a run from others: two runs with the same fingerprint solve the same problem in the same steps.
+
+It is of what must not change: the data, and the program, which is a digest of the loss's dataflow with sums in any order and
+without the optimizer (``training/program.py``). The learning rate may change, as the likely fix after divergence. Starting
+values are compared to 1e-3 and warned of only, as k-means on a GPU is not repeatable to the bit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How many steps are taken in one call to the device."""
+"""How many steps are taken in one call to the device.
+
+Python sees losses once for each call, about twice a second.
+"""
 
 from __future__ import annotations
 

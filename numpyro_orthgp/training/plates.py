@@ -1,4 +1,8 @@
-"""What plates know of the rows of a batch, which ``fit`` picks and not they."""
+"""What plates know of the rows of a batch, which ``fit`` picks and not they.
+
+``fit`` gives them the numbers of the batch by a handler around ``svi.update``, which costs no random key. The same handler sees
+observations that nothing scales up from a batch, and warns.
+"""
 
 from __future__ import annotations
 

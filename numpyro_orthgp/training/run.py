@@ -1,4 +1,19 @@
-"""A run: what happens between calls to the device."""
+"""A run: what happens between calls to the device.
+
+**Reading ahead.** While the device computes, Python reads the rows of the next call. A thread for that is not needed, since JAX
+does not wait for what it starts.
+
+**States are never overwritten** (no donated buffers), and a call is a pure function of its start. When a loss is not finite,
+the last good state is found by repeating the call for fewer steps, from its start or from that of the call before, so steps pay
+nothing for it. The last good state is the last one whose own loss was finite: the one after it came from a gradient that may
+not have been.
+
+**NaN among the parameters** counts as a failed loss of the next step, so neither a checkpoint nor a result holds it. At which
+step it came, where no loss saw it, is found by bisection, so the answer does not depend on where calls end.
+
+**Ctrl-C** saves the last state and returns the best one. A process that goes on from a file whose next loss fails has no
+earlier state and returns that one.
+"""
 
 from __future__ import annotations
 

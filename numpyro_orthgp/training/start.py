@@ -1,4 +1,13 @@
-"""Where training starts: the state that ``svi.init`` makes, by one compiled program where the guide allows it."""
+"""Where training starts: the state that ``svi.init`` makes, by one compiled program where the guide allows it.
+
+Two things stand in the way of compiling ``svi.init``. Checks of values see none under ``jit``: ``inspect`` in ``errors.py``
+keeps them until the program has run. And NumPyro's guides keep arrays of their first call, so the ``hyper`` guide of
+``AutoSparseGP`` is started first, by a call of ``svi.init`` that ends there (``AutoSparseGP.prepared``).
+
+If anything raises, ``svi.init`` is called as NumPyro means it: whatever is wrong is said where it is, and models that cannot be
+compiled start as before. NumPyro's own checks of its distributions' arguments then see Python numbers and priors only. Of other
+arguments that are wrong the first loss is not finite as a rule, and ``fit`` says so.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Many steps of an SVI as one compiled program."""
+"""Many steps of an SVI as one compiled program.
+
+Up to K steps are a ``fori_loop`` with a bound that is not known to the compiler: calls can end at a checkpoint, at the end of a
+window or earlier without compiling again. The body of the loop is the same for every K but K = 1, where XLA drops the axis of
+length one and rounds differently; arrays have room for two steps then.
+"""
 
 from __future__ import annotations
 
