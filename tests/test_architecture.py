@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpyro
 import optax
 import pytest
 from numpyro.infer import SVI, TraceMeanField_ELBO
@@ -91,6 +93,50 @@ def test_files_and_functions_stay_small():
                     node.end_lineno - node.body[ast.get_docstring(node) is not None and len(node.body) > 1].lineno + 1
                 )
                 assert body <= 45, f"{path.name}: {node.name} has {body} lines"
+
+
+# Between f(X) and the bound: what they call, and can be taken for granted. `runs` and `sites` are for draws.
+TAKEN_FOR_GRANTED = (
+    "math/", "kernels/", "inducing/", "errors.py", "types.py", "closures.py", "likelihoods/checks.py", "likelihoods/integrators.py",
+    "likelihoods/special.py",     "functions/runs.py", "functions/sites.py",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("num_inducing", [5, 40], ids=["few points", "many points"])
+@pytest.mark.parametrize("likelihood, file", [("Gaussian", "gaussian.py"), ("StudentT", "continuous.py")])
+def test_from_f_of_X_to_the_bound_in_six_files(num_inducing, likelihood, file):
+    """As docs/design.md walks it."""
+    X, entered = jnp.linspace(0.0, 1.0, 50)[:, None], set()
+
+    def note(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            entered.add(path.relative_to(PACKAGE).as_posix())
+
+    def model(y):
+        f = ogp.gp("f", kernels.RBF(0.3), [X[:num_inducing], X[3::10]])
+        arguments = (4.0, 0.1) if likelihood == "StudentT" else (0.1,)
+        with numpyro.plate("data", len(X)):
+            jax.clear_caches()  # or compiled parts would not be entered
+            before = sys.getprofile()
+            sys.setprofile(note)
+            fn = getattr(likelihoods, likelihood)(f(X), *arguments)
+            fn.log_prob(y)
+            sys.setprofile(before)
+            numpyro.sample("y", fn, obs=y)
+
+    svi = SVI(model, ogp.AutoSparseGP(model, residual="tight"), optax.adam(0.1), TraceMeanField_ELBO())
+    svi.init(jax.random.PRNGKey(0), jnp.sin(6 * X[:, 0]))
+    walked = {path for path in entered if not path.startswith(TAKEN_FOR_GRANTED)}
+    listed = {
+        "functions/function.py", "functions/projection.py", "gaussians/family.py", "functions/marginals.py",
+        "likelihoods/base.py", f"likelihoods/{file}",
+    }  # fmt: skip
+    assert {"functions/function.py", "functions/projection.py", "likelihoods/base.py"} <= walked <= listed and len(
+        listed
+    ) == 6
+    walk = (PACKAGE.parent / "docs" / "design.md").read_text().partition("## The walk of f(X)")[2].partition("\n## ")[0]
+    assert all(f"`{path}`" in walk for path in listed - {"likelihoods/continuous.py"})
 
 
 def test_public_names():

@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from numpyro_orthgp import kernels, likelihoods
-from numpyro_orthgp.functions import moments
+from numpyro_orthgp.functions import projection
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.projection import Block, decompose
 from numpyro_orthgp.functions.stacking import stack
@@ -72,7 +72,7 @@ def dense(t, C, loc, T, later, matrices):
 
 def ours(t, C, loc, T, later, matrices):
     (block,) = decompose([[covariance(t, *matrices)]], 0.0)
-    added, (explains,) = moments.added_moments(Full(loc, jnp.tril(T)), block, C, [later])
+    added, (explains,) = projection.added_moments(Full(loc, jnp.tril(T)), block, C, [later])
     return *added, explains
 
 
@@ -180,7 +180,7 @@ def test_a_variance_that_is_explained_is_never_negative():
     (block,) = decompose([[jnp.eye(n, dtype="float32")]], 0.0)
 
     def explained(A):
-        return moments.added_moments(Full(jnp.zeros(n, "float32"), jnp.asarray(root)), block, A)[0][1]
+        return projection.added_moments(Full(jnp.zeros(n, "float32"), jnp.asarray(root)), block, A)[0][1]
 
     value, _ = jax.jvp(explained, (jnp.asarray(A),), (jnp.zeros_like(A),))
     assert np.all(value >= 0)
@@ -213,7 +213,7 @@ def test_a_block_without_carrier_has_the_whiteners_own_derivative(rng, matrices)
     def plain(t, C, loc, T, later, matrices):
         (block,) = decompose([[covariance(t, *matrices)]], 0.0)
         block = Block(block.whitener, (), block.jitter)
-        added, (explains,) = moments.added_moments(Full(loc, T), block, C, [later])
+        added, (explains,) = projection.added_moments(Full(loc, T), block, C, [later])
         return *added, explains
 
     for i in range(5):

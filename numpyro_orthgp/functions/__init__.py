@@ -2,9 +2,9 @@
 
 Read in this order:
 
-- ``projection``: the orthogonal decomposition along sets of inducing variables, the idea on which the rest stands.
+- ``projection``: the orthogonal decomposition along sets of inducing variables, the idea on which the rest stands, and what each
+  set adds to mean and variance under q.
 - ``prior``: kernels, features and inputs checked, and decomposed.
-- ``moments``: what one set adds to mean and variance, with few products of matrices.
 - ``marginals``: the moments of outputs at inputs, and their arithmetic.
 - ``function``: :class:`GPFunction`, which a model calls at inputs.
 

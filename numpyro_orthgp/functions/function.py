@@ -16,10 +16,9 @@ from numpyro_orthgp.functions.expected import AveragedMarginals, average
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.marginals import Marginals, check_joint_draw
 from numpyro_orthgp.functions.mean_only import MeanShift, weigh_points
-from numpyro_orthgp.functions.moments import all_moments
 from numpyro_orthgp.functions.paths import Paths, draw_paths
 from numpyro_orthgp.functions.prior import joint_root
-from numpyro_orthgp.functions.projection import Block, project, residual_covariance, turn
+from numpyro_orthgp.functions.projection import Block, all_moments, project, residual_covariance, turn
 from numpyro_orthgp.functions.runs import DrawInRun, Run
 from numpyro_orthgp.functions.sites import Names
 from numpyro_orthgp.functions.stacking import draw_stacked

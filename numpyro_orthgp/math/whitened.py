@@ -23,7 +23,7 @@ so there too E has no product over the columns of its own.
 
 The carrier travels beside the whitener in ``Block``, whose own derivative stays right for other uses.
 
-**Where the rule is used** (:mod:`numpyro_orthgp.functions.moments`). A last set of full covariance with half as many variables
+**Where the rule is used** (:mod:`numpyro_orthgp.functions.projection`). A last set of full covariance with half as many variables
 as there are inputs, or fewer, has one rule for its whole part of the moments. For a set before others the limit is a quarter:
 what it explains of their covariances with the inputs is part of the rule, and there E meets the projections of the few later
 points instead of those of the inputs. Value and gradient take three products over the inputs, A, F and P;
