@@ -19,14 +19,17 @@ READY_DOCS := $(VENV)/.ready-docs
 # Of the tests' time most goes into compiling programs that run for milliseconds. They are kept: a second run takes half as long.
 CACHED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
-# `make slow` and `make pages` compile as users do.
+# `make slow` compiles as users do, and so do the pages, whose numbers are compared.
 QUICKLY := XLA_FLAGS="$$($(PY) tests/xla_flags.py)"
+
+QUICK := architecture public_api equations errors clear_words products moments marginals golden_svgp golden_collapsed \
+	golden_likelihoods kernels_golden natural_safety
 
 .DEFAULT_GOAL := help
 EXAMPLES := regression classification gplvm counts survey survival digits multitask deep deep_kernel convolutional spectral streaming nuts thompson \
 	large spatial
 
-.PHONY: help demo snelson $(EXAMPLES) examples gallery test fuzz slow lint typecheck docs site doctest pages check package clean
+.PHONY: help demo snelson $(EXAMPLES) examples gallery test quick fuzz slow lint typecheck docs site doctest pages check package clean
 
 help:  ## show this list
 	@echo "make <target>, where <target> is one of"
@@ -49,6 +52,9 @@ gallery: $(READY)  ## run the examples and keep their tables and pictures for th
 test: $(READY_TEST)  ## the tests, without the slow ones (PYTEST="-k likelihood" etc.)
 	$(CACHED) $(QUICKLY) $(PY) -m pytest -q $(WORKING) $(PYTEST)
 
+quick: $(READY_TEST)  ## tests that answer within a minute: bounds beside other libraries' values, derivatives, errors, rooms
+	$(CACHED) $(QUICKLY) $(PY) -m pytest -q $(WORKING) $(QUICK:%=tests/test_%.py) $(PYTEST)
+
 fuzz: $(READY_TEST)  ## random programs beside dense formulas; failing ones are printed (SEEDS=0:5000; SEEDS=17 for one again)
 	$(PY) -m tests.fuzz --seeds $(SEEDS) --workers $(WORKERS)
 
@@ -65,7 +71,8 @@ typecheck: $(READY_TEST)  ## mypy
 docs: site doctest  ## the site, in docs/_build/html, warnings being errors; and the examples in docstrings
 
 pages: $(READY_TEST)  ## the snippets of docs/ and README, the commands that they name, and all of examples/, run small
-	$(CACHED) $(PY) -m pytest -q -n $(WORKERS) --slow tests/test_docs.py tests/test_examples.py tests/test_commands.py \
+	$(CACHED) $(PY) -m pytest -q -n $(WORKERS) --slow tests/test_docs.py
+	$(CACHED) $(QUICKLY) $(PY) -m pytest -q -n $(WORKERS) --slow tests/test_examples.py tests/test_commands.py \
 		tests/test_benchmarks.py::test_accelerator_runs_on_what_there_is
 
 site: $(READY_DOCS)
