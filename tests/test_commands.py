@@ -22,6 +22,7 @@ SHORT = {
     "convolutional": "--quick --methods tick --sizes 8 --refine 1",
     "decoupled_bases": "--num-data 60 --num-inducing 6 --steps 10",
     "deep": "--quick --seeds 1 --steps 2",
+    "families": "--rows 200 --num-inducing 12 --steps 20",
     "equal_time": "--num-inducing 8 --steps 4 --seeds 0",
     "medium_regression": "--num-data 60 --num-inducing 6 --steps 2 --sets bike",
     "natural_gradients": "--num-data 100 --num-inducing 8 --batch-size 20 --steps 4 --natural-steps 4",
