@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -207,3 +209,30 @@ def test_errors(rng):
     with pytest.raises(ValueError, match=r"`covariance` must be the name of a family, one of 'full', .* got 1.0"):
         svi.init(jax.random.PRNGKey(0), X, y, **kwargs)
     assert set(gaussians.FAMILIES) == {"full", "diagonal", "prior", "low_rank"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Unregistered(Diagonal):
+    """Not a pytree."""
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"covariance": 5}, ValueError, "must be the name of a family, .* got 5"),
+        ({"covariance": Value}, ValueError, "must be the name of a family, .* got <class .*Value'>"),
+        ({"covariance": lambda shape, scale: jnp.zeros(shape)}, TypeError, "must make members of a family for `f.u0`"),
+        ({"covariance": Unregistered}, TypeError, "@jax.tree_util.register_dataclass above .* got Unregistered"),
+        ({"covariance": ["full"]}, ValueError, "must be one name or one per set, 2 here; got 1"),
+        (
+            {"residual": lambda name, shape, dtype: jnp.full(shape, -0.5, dtype)},
+            ValueError,
+            "v of `f` must be positive",
+        ),
+    ],
+)
+def test_what_is_no_family_or_residual(options, error, says, rng):
+    X, y = (jnp.asarray(a) for a in problems.data(rng, 12))
+    svi, kwargs, _ = guide_and_params(X, y, **{"covariance": "full"} | options)
+    with pytest.raises(error, match=says):
+        svi.init(jax.random.PRNGKey(0), X, y, **kwargs)

@@ -7,8 +7,10 @@ default stays 1, where the divergence is zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
@@ -139,9 +141,15 @@ def residual_of(value: Any) -> Residual | None:
 
 def _checked_scale(name: str, v: Any, shape: tuple[int, ...]) -> Array:
     v = check_floating(f"the residual's v of `{name}`", v)
+    inspect(partial(_refuse_no_residual, name), v)
     if jnp.shape(v) != shape:
         raise ValueError(f"The residual's v of `{name}` must have shape {shape}; got {jnp.shape(v)}.")
     return v
+
+
+def _refuse_no_residual(name: str, v: Array) -> None:
+    if not (v > 0).all():
+        raise ValueError(f"The residual's v of `{name}` must be positive, 1 for the prior's; got {v}.")
 
 
 def latent_inputs_posterior(name: str, loc: ArrayLike, scale: ArrayLike, *, analytic: bool = True) -> Array:
@@ -176,6 +184,11 @@ def _refuse_no_scale(init_scale: float) -> None:
 def _declared(name: str, start: Whitened, natural: bool) -> Whitened:
     """Declare the parameters of one q, which starts as ``start``."""
     family = type(start)
+    if not isinstance(start, Whitened) or jax.tree_util.all_leaves([start]):
+        raise TypeError(
+            f"`covariance` must make members of a family for `{name}`: of a subclass of numpyro_orthgp.gaussians.Whitened that is "
+            f"a pytree, with @jax.tree_util.register_dataclass above its @dataclass(frozen=True); got {family.__name__}."
+        )
     # With the prior's covariance the natural gradient is the gradient, for any optimizer to follow.
     if natural and family.constraints and not family.has_natural_step:
         raise ValueError(
@@ -201,8 +214,8 @@ def per_set(option: str, value: Any, num_sets: int) -> list[Start]:
 
     :raises ValueError: for another number of values, or unknown ones.
     """
-    one = isinstance(value, str) or callable(value)
-    values = [value] * num_sets if one else list(value)
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    values = list(value) if several else [value] * num_sets
     if len(values) != num_sets:
         raise ValueError(f"`{option}` must be one name or one per set, {num_sets} here; got {len(values)}: {values}.")
     return [start_of(option, v) for v in values]
@@ -213,7 +226,7 @@ def start_of(option: str, value: Any) -> Start:
 
     :raises ValueError: if it is none of these.
     """
-    if isinstance(value, type) and issubclass(value, Whitened):
+    if isinstance(value, type) and issubclass(value, Whitened) and not value.is_value:
         return value.start
     if callable(value) and not isinstance(value, type):
         return value
