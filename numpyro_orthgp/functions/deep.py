@@ -18,13 +18,13 @@ nearby inputs are correlated. Where inducing variables leave much of an inner la
 
 Draws from the marginals, each with inducing variables of its own, would be no bound because the average over q(u) would move
 into the logarithm without the divergence that pays for it. So each point has one e ~ q(e) for each layer, and its draws have
-residuals of their own (:mod:`numpyro_orthgp.functions.shared_draws`). That the value can exceed the evidence is in
+residuals of their own (``functions/shared_draws.py``). That the value can exceed the evidence is in
 docs/theory/deep.md, with a test that shows it. Where an inner layer is tightened, its residuals are drawn with variance v r and
 weighted by the ratio of the two densities, which depends on v and on the standardized draw alone; with many draws v stops to
 matter, as a test shows.
 
-**Predictions** are mixtures: :meth:`DeepGP.particles` draws independently where the functions come from ``posterior``, and
-``likelihoods.Mixture`` averages.
+**Predictions** are mixtures: :meth:`~numpyro_orthgp.DeepGP.particles` draws independently where the functions come from
+``posterior``, and ``likelihoods.Mixture`` averages.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ its latent sites have, and the residual of a call is drawn from its joint law gi
 -9.7.
 
 **The root.** A draw takes one Cholesky factor of the covariance of all sets, drawn inputs and new ones
-(:func:`~numpyro_orthgp.functions.prior.joint_root`). In float32 the root of the residual's covariance by itself, a difference
+(``joint_root`` of ``functions/prior.py``). In float32 the root of the residual's covariance by itself, a difference
 of large matrices, was one of rounding errors. So much jitter had to be added that draws were noisy: 0.14 per value, at 160
 inputs and 18 points.
 

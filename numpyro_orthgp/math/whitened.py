@@ -70,9 +70,9 @@ _RATIO_WITH_OTHERS = 4
 class Squares(NamedTuple):
     """Sums over the rows of A, shapes (..., B).
 
-    :param mean: of m' A.
-    :param explained: |T' a|^2.
-    :param change: -|a|^2.
+    :param mean: ``m' A``.
+    :param explained: ``|T' a|^2``.
+    :param change: ``-|a|^2``.
     :param net: explained + change. Its derivative takes fewer products than theirs.
     """
 
