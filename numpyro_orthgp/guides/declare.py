@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -148,7 +149,7 @@ def _checked_scale(name: str, v: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _refuse_no_residual(name: str, v: Array) -> None:
-    if not (v > 0).all():
+    if not (np.asarray(v) > 0).all():  # NumPy: within a loop that is traced, operations of JAX on a known v are not known
         raise ValueError(f"The residual's v of `{name}` must be positive, 1 for the prior's; got {v}.")
 
 
