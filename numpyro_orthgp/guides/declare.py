@@ -149,9 +149,8 @@ def _checked_scale(name: str, v: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _refuse_no_residual(name: str, v: Array) -> None:
-    if not (
-        np.asarray(v) > 0
-    ).all():  # NumPy: within a loop that is traced, operations of JAX on a known v are not known
+    # By NumPy: within a loop that is traced, operations of JAX on a known v are not known.
+    if not (np.asarray(v) > 0).all():
         raise ValueError(f"The residual's v of `{name}` must be positive, 1 for the prior's; got {v}.")
 
 
