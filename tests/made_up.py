@@ -121,7 +121,8 @@ class Reflected(Whitened):
     def spread(self, A):
         u = self.direction / jnp.linalg.norm(self.direction, axis=-1, keepdims=True)
         along = jnp.einsum("...m,...mb->...b", u, A)
-        return self.scale[..., None] * (A - 2 * u[..., None] * along[..., None, :])
+        W = self.scale[..., None] * (A - 2 * u[..., None] * along[..., None, :])
+        return jnp.concatenate([W, jnp.zeros_like(W[..., :1, :])], -2)  # a spread may have any number of rows
 
 
 def shrunk(name, shape, dtype):

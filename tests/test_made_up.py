@@ -154,8 +154,10 @@ def test_functions_of_functions(fit):
         f = ogp.gp("f", Cauchy(1.0), X_NEW)
         g = ogp.gp("g", Cauchy(0.8), X_NEW)
         layers = ogp.DeepGP([f, g])
+        particles, weights = layers.particles(X, 2, rng_key=numpyro.prng_key())  # of one draw of q for each point
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", Angle(layers(X), 0.3), obs=y)
+            numpyro.sample("z", likelihoods.Mixture(Angle(particles, 0.3), weights), obs=y)
 
     guide = ogp.AutoSparseGP(deep, covariance=Reflected, residual={"g": shrunk})
     run = SVI(deep, guide, optax.adam(0.02), TraceMeanField_ELBO()).run(KEY, 5, X, Y, progress_bar=False)
