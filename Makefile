@@ -16,7 +16,7 @@ READY := $(VENV)/.ready
 READY_TEST := $(VENV)/.ready-test
 READY_DOCS := $(VENV)/.ready-docs
 
-# Of the tests' time most goes into compiling programs that run for milliseconds. They are kept: a second run takes half as long.
+# Of the tests' time most goes into compiling programs that run for milliseconds. They are kept for a second run.
 CACHED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 # `make slow` compiles as users do, and so do the pages, whose numbers are compared.

@@ -222,9 +222,9 @@ def check_key(key: jax.Array | None, what: str) -> jax.Array:
     """
     if key is None:
         raise ValueError(
-            f"{what} belong in a model, which inference calls; here there is no random key. To run a model by itself wrap it, "
-            "numpyro.handlers.seed(model, 0); fitted functions come from posterior(model, guide, params, ...); a distribution by "
-            "itself draws with a key, .sample(jax.random.PRNGKey(0))."
+            f"{what} belong in a model or a guide, which inference calls; here there is no random key. To run a model by itself "
+            "wrap it, numpyro.handlers.seed(model, 0); fitted functions come from posterior(model, guide, params, ...); a "
+            "distribution by itself draws with a key, .sample(jax.random.PRNGKey(0))."
         )
     return key
 

@@ -261,5 +261,5 @@ def test_posterior_refuses_parameters_that_are_not_the_fits(setting):
 
 
 def test_a_gp_outside_of_a_model_says_where_it_belongs(setting):
-    with pytest.raises(ValueError, match=r"gp\(\) and orthogonal\(\) belong in a model"):
+    with pytest.raises(ValueError, match=r"gp\(\) and orthogonal\(\) belong in a model or a guide"):
         ogp.gp("f", kernels.RBF(0.9), setting[2][0])

@@ -236,3 +236,29 @@ def test_what_is_no_family_or_residual(options, error, says, rng):
     svi, kwargs, _ = guide_and_params(X, y, **{"covariance": "full"} | options)
     with pytest.raises(error, match=says):
         svi.init(jax.random.PRNGKey(0), X, y, **kwargs)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Halved(Full):
+    """A subclass of "full" that spreads otherwise: S / 4."""
+
+    name = "halved"
+
+    def spread(self, A):
+        return super().spread(A) / 2
+
+    def lower_root(self):
+        return self.scale_tril / 2
+
+
+def test_a_subclass_of_full_spreads_as_it_says(rng):
+    """Also where there are many inputs for each point, and "full" has a rule of its own."""
+    X, y = (jnp.asarray(a) for a in problems.data(rng, 60))
+    svi, kwargs, sets = guide_and_params(X, y, Halved)
+    params = svi.get_params(svi.init(jax.random.PRNGKey(0), X, y, **kwargs))
+    k = problems.kernel_oracle("matern52", float(params["variance"]), np.asarray(params["lengthscale"]))
+    qs = [oracles.WhitenedSet(np.asarray(Z), np.zeros(len(Z)), np.eye(len(Z)) / 4) for Z in sets]
+    loss = svi.loss.loss(jax.random.PRNGKey(0), params, problems.model, svi.guide, X, y, **kwargs)
+    jitter = 1e-8 * float(params["variance"])
+    assert_allclose(-loss, oracles.elbo_gaussian(k, qs, np.asarray(X), np.asarray(y), 0.3**2, jitter), rtol=1e-8)

@@ -2,9 +2,9 @@
 
 Sums are computed over blocks of rows, by ``lax.scan`` one by one and again for the gradient, so that memory is that of a block.
 The total stays outside of what is checkpointed, or every block's total would be kept. Missing entries and noise per entry are
-precisions, zero where nothing was observed. Beyond 2^22 entries per matrix blocks are the default on all devices: on two CPU
-cores they took less time than one big block, since what stays in the cache is computed twice faster than it is written and read
-again.
+precisions, zero where nothing was observed. Beyond 2^22 entries per matrix (2^25 of expectations) blocks are the default on all
+devices: on two CPU cores they took less time than one big block, since what stays in the cache is computed twice faster than it
+is written and read again.
 """
 
 from __future__ import annotations

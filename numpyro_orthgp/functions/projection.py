@@ -36,14 +36,13 @@ from numpyro_orthgp.gaussians.family import Full, Whitened
 from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
 from numpyro_orthgp.math.linalg import clip_rounding, jitter_scale, join
 from numpyro_orthgp.math.products import (
-    combine,
     diagonal,
     gram_transposed,
     lower_matmul,
     matmul,
     matmul_transposed,
 )
-from numpyro_orthgp.math.whitened import Squares, carried_matmul, full_variances, pays
+from numpyro_orthgp.math.whitened import Squares, carried_matmul, full_variances, pays, squares
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -219,7 +218,8 @@ def added_moments(
     :return: the moments, and :math:`A(Z_j)^\top A` for each later set, shapes (..., M_j, B).
     """
     M, B = C.shape[-2:]
-    if equal_weights and isinstance(q, Full) and block.carrier is not None and pays(M, B, with_others=bool(later)):
+    # Not for subclasses, which may spread otherwise.
+    if equal_weights and type(q) is Full and block.carrier is not None and pays(M, B, with_others=bool(later)):
         return full_variances(block.whitener, block.carrier, C, q.loc, q.scale_tril, list(later))
     A = whiten(block, C)
     return moments_of_whitened(q, A), [matmul_transposed(AZ, A) for AZ in later]
@@ -230,7 +230,4 @@ def moments_of_whitened(q: Whitened, A: Array) -> Squares:
 
     :param A: projections on the set, shape (..., M, B).
     """
-    W = q.spread(A)
-    prior = jnp.sum(A**2, axis=-2)
-    explained = jnp.zeros_like(prior) if W is None else jnp.sum(W**2, axis=-2)
-    return Squares(combine(q.loc, A), explained, -prior, explained - prior)
+    return squares(A, q.loc, q.spread(A))

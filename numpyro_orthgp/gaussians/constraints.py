@@ -18,7 +18,7 @@ from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.products import diagonal
 from numpyro_orthgp.types import Array
 
-__all__ = ["Natural", "dense_lower_cholesky", "natural", "natural_part"]
+__all__ = ["Natural", "NaturalPart", "dense_lower_cholesky"]
 
 
 class _DenseLowerCholesky(type(constraints.lower_cholesky)):  # type: ignore[misc]
@@ -86,8 +86,8 @@ class Natural:
     part: str = field(default="", metadata={"static": True})
 
 
-class _NaturalConstraint(constraints.Constraint):
-    """Any array; unconstrained in the wrapper :class:`Natural`."""
+class NaturalPart(constraints.Constraint):
+    """Any array; unconstrained in the wrapper :class:`Natural`, with what that says of it."""
 
     def __init__(self, family: Any = None, part: str = "") -> None:
         self.family, self.part = family, part
@@ -102,20 +102,12 @@ class _NaturalConstraint(constraints.Constraint):
         return (), ((), {"family": self.family, "part": self.part})
 
     def eq(self, other: object, static: bool = False) -> bool:
-        return isinstance(other, _NaturalConstraint) and (self.family, self.part) == (other.family, other.part)
-
-
-natural = _NaturalConstraint()
-
-
-def natural_part(family: Any, part: str) -> Any:
-    """The constraint of one parameter of a family's member that :func:`~numpyro_orthgp.natural_gradient` steps."""
-    return _NaturalConstraint(family, part)
+        return isinstance(other, NaturalPart) and (self.family, self.part) == (other.family, other.part)
 
 
 class _NaturalTransform(ParameterFreeTransform):
     domain = constraints.real
-    codomain = natural
+    codomain = constraints.real
 
     def __init__(self, family: Any, part: str) -> None:
         self.family, self.part = family, part
@@ -133,4 +125,4 @@ class _NaturalTransform(ParameterFreeTransform):
         return jnp.zeros_like(y)
 
 
-biject_to.register(_NaturalConstraint)(lambda constraint: _NaturalTransform(constraint.family, constraint.part))
+biject_to.register(NaturalPart)(lambda constraint: _NaturalTransform(constraint.family, constraint.part))

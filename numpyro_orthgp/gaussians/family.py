@@ -39,7 +39,7 @@ class Whitened:
 
             @classmethod
             def start(cls, shape, scale):
-                return cls(jnp.zeros(shape), jnp.full(shape[:-1], scale))
+                return cls(jnp.zeros(shape, scale.dtype), jnp.full(shape[:-1], scale))
 
             def spread(self, A):
                 return self.scale[..., None, None] * A
@@ -75,7 +75,7 @@ class Whitened:
         r"""A matrix :math:`W` with :math:`W^\top W = A^\top S A`, the covariance that q explains at the inputs of ``A``.
 
         :param A: projections, shape (..., M, B).
-        :return: shape (..., K, B) for any K, or ``None`` for a known value, which spreads nothing.
+        :return: shape (..., K, B) for any K of at least M, or ``None`` for a known value, which spreads nothing.
         """
         raise NotImplementedError
 
@@ -214,7 +214,8 @@ class Full(Whitened):
 
     def natural_step(self, gradient: Whitened, rate: ArrayLike) -> Full:
         assert isinstance(gradient, Full)
-        return Full(*full_step(self.loc, self.scale_tril, gradient.loc, gradient.scale_tril, rate))
+        loc, T = full_step(self.loc, self.scale_tril, gradient.loc, gradient.scale_tril, rate)
+        return replace(self, loc=loc, scale_tril=T)
 
 
 @jax.tree_util.register_dataclass
@@ -264,7 +265,8 @@ class Diagonal(Whitened):
 
     def natural_step(self, gradient: Whitened, rate: ArrayLike) -> Diagonal:
         assert isinstance(gradient, Diagonal)
-        return Diagonal(*diagonal_step(self.loc, self.scale, gradient.loc, gradient.scale, rate))
+        loc, scale = diagonal_step(self.loc, self.scale, gradient.loc, gradient.scale, rate)
+        return replace(self, loc=loc, scale=scale)
 
 
 @jax.tree_util.register_dataclass

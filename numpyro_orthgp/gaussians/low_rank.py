@@ -75,7 +75,7 @@ class LowRank(Whitened):
 
     def standardized(self, V: Array) -> Array:
         scaled = V / self.scale[..., None]
-        inner = jnp.linalg.solve(*_same_batch(self._inner(), matmul_transposed(self.right, scaled)))
+        inner = jnp.linalg.solve(self._inner(), matmul_transposed(self.right, scaled))
         return scaled - matmul(self.left / self.scale[..., None], inner)
 
     def variance(self) -> Array:
@@ -96,8 +96,3 @@ class LowRank(Whitened):
 
 def _gram(U: Array) -> Array:
     return matmul_transposed(U, U)
-
-
-def _same_batch(*arrays: Array) -> list[Array]:
-    batch = jnp.broadcast_shapes(*(a.shape[:-2] for a in arrays))
-    return [jnp.broadcast_to(a, batch + a.shape[-2:]) for a in arrays]

@@ -16,7 +16,16 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_orthgp.errors import check_floating, check_option
-from numpyro_orthgp.guides.declare import SetOfQ, declare_sets, latent_inputs_posterior, per_set, residual_of, start_of
+from numpyro_orthgp.guides.declare import (
+    Covariance,
+    Residual,
+    SetOfQ,
+    check_names,
+    declare_sets,
+    latent_inputs_posterior,
+    per_set,
+    residual_of,
+)
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.missing import sample_missing
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
@@ -103,8 +112,8 @@ class AutoSparseGP(AutoGuide):
         self,
         model: Callable[..., Any],
         *,
-        covariance: Any = "full",
-        residual: Any = "prior",
+        covariance: Covariance | Sequence[Covariance] | Mapping[str, Covariance | Sequence[Covariance]] = "full",
+        residual: str | Residual | Mapping[str, str | Residual] = "prior",
         natural: bool | Mapping[str, bool] = False,
         analytic: bool = True,
         init_scale: float | Mapping[str, float] = 1.0,
@@ -113,10 +122,7 @@ class AutoSparseGP(AutoGuide):
     ) -> None:
         super().__init__(model)
         self.prototype_trace: dict[str, dict[str, str]] | None = None
-        if isinstance(covariance, str):
-            start_of("covariance", covariance)
-        if isinstance(residual, str):
-            residual_of(residual)
+        check_names(covariance, residual)
         self.covariance, self.residual, self.natural, self.analytic = covariance, residual, natural, analytic
         self.init_scale = init_scale
         self.latents = dict(latents or {})

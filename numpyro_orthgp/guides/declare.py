@@ -19,15 +19,21 @@ from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import check_floating, check_option, inspect
 from numpyro_orthgp.gaussians import FAMILIES, Whitened
-from numpyro_orthgp.gaussians.constraints import natural_part
+from numpyro_orthgp.gaussians.constraints import NaturalPart
 from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
 from numpyro_orthgp.primitives.messages import Belief, InputBelief
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["SetOfQ", "declare_sets", "gp_posterior", "latent_inputs_posterior", "per_set", "residual_of", "start_of"]
+__all__ = [
+    "Covariance", "Residual", "SetOfQ", "check_names", "declare_sets", "gp_posterior", "latent_inputs_posterior", "per_set",
+    "residual_of",
+]  # fmt: skip
 
 # The member of a family that a fit begins with, from the shape of its mean and a standard deviation.
 Start = Callable[[tuple[int, ...], Array], Whitened]
+
+# What names a family, is one, or begins one.
+Covariance = str | type[Whitened] | Start
 
 # The v of a tightened residual, from the name of the gp, the shape of v and its dtype.
 Residual = Callable[[str, tuple[int, ...], Any], Array]
@@ -44,7 +50,7 @@ def gp_posterior(
     name: str,
     num_inducing: int | Sequence[int],
     *,
-    covariance: Any = "full",
+    covariance: Covariance | Sequence[Covariance] = "full",
     residual: str | Residual = "prior",
     num_latents: int | None = None,
     natural: bool = False,
@@ -140,6 +146,17 @@ def residual_of(value: Any) -> Residual | None:
     return value if callable(value) else RESIDUALS[check_option("residual", value, tuple(RESIDUALS))]
 
 
+def check_names(covariance: Any, residual: Any) -> None:
+    """Refuse names that are unknown before the model has been seen.
+
+    :raises ValueError: if one is.
+    """
+    if isinstance(covariance, str):
+        start_of("covariance", covariance)
+    if isinstance(residual, str):
+        residual_of(residual)
+
+
 def _checked_scale(name: str, v: Any, shape: tuple[int, ...]) -> Array:
     v = check_floating(f"the residual's v of `{name}`", v)
     inspect(partial(_refuse_no_residual, name), v)
@@ -201,7 +218,7 @@ def _declared(name: str, start: Whitened, natural: bool) -> Whitened:
     for part in family.parts():
         first, constraint = getattr(start, part), family.constraints.get(part, constraints.real)
         if natural and family.has_natural_step:
-            constraint = natural_part(family, part)
+            constraint = NaturalPart(family, part)
         values[part] = value = numpyro.param(f"{name}_{part}", first, constraint=constraint)
         if jnp.shape(value) != first.shape:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Kernels of the distance between inputs, with unit variance: ``variance * kernel`` for another.
 
 Kernels are functions of r^2 with derivative rules of their own, so there is no 0/0 at coincident points. Distances are taken by
-products above three dimensions, by differences in fewer. Matern 1/2, whose slope at zero would magnify rounding, takes them by
+products above three dimensions, by differences up to three. Matern 1/2, whose slope at zero would magnify rounding, takes them by
 differences always. ``Periodic`` has MacKay's lengthscale.
 """
 

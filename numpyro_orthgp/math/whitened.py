@@ -59,7 +59,7 @@ from numpyro_orthgp.math.products import (
 )
 from numpyro_orthgp.types import Array
 
-__all__ = ["Squares", "carried_matmul", "full_variances", "pays"]
+__all__ = ["Squares", "carried_matmul", "full_variances", "pays", "squares"]
 
 # Columns for each row of A from which on P is formed, without other projections and with. With fewer what is saved over the
 # columns is no more than the products of M x M matrices that it costs (measured on two cores).
@@ -80,6 +80,18 @@ class Squares(NamedTuple):
     explained: Array
     change: Array
     net: Array
+
+
+def squares(A: Array, loc: Array, spread: Array | None) -> Squares:
+    """The sums as they are written.
+
+    :param A: shape (..., M, B).
+    :param loc: m, shape (..., M).
+    :param spread: a matrix W with W'W = A' S A, ``T' A`` for one; ``None`` if S is zero.
+    """
+    prior = jnp.sum(A**2, axis=-2)
+    explained = jnp.zeros_like(prior) if spread is None else jnp.sum(spread**2, axis=-2)
+    return Squares(combine(loc, A), explained, -prior, explained - prior)
 
 
 def pays(M: int, B: int, with_others: bool) -> bool:
@@ -114,9 +126,7 @@ def full_variances(
     :param others: projections A_Z, shapes (..., M, n).
     """
     A = lower_matmul(W, C)
-    prior = jnp.sum(A**2, axis=-2)
-    explained = jnp.sum(lower_matmul_transposed(T, A) ** 2, axis=-2)
-    return Squares(combine(loc, A), explained, -prior, explained - prior), [matmul_transposed(AZ, A) for AZ in others]
+    return squares(A, loc, lower_matmul_transposed(T, A)), [matmul_transposed(AZ, A) for AZ in others]
 
 
 @full_variances.defjvp

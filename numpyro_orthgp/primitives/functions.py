@@ -17,7 +17,7 @@ from numpyro_orthgp.functions.prior import as_kernel, check_jitter, check_latent
 from numpyro_orthgp.functions.projection import Block, project, residual_covariance, residual_variance
 from numpyro_orthgp.functions.runs import Run
 from numpyro_orthgp.functions.sites import Names
-from numpyro_orthgp.gaussians.constraints import natural as natural_constraint
+from numpyro_orthgp.gaussians.constraints import NaturalPart
 from numpyro_orthgp.gaussians.natural_step import precondition
 from numpyro_orthgp.inducing import Feature, InducingPoints, MeanOnly, as_sets, covariance_of_points
 from numpyro_orthgp.math.cholesky import inverse_cholesky
@@ -124,7 +124,7 @@ def _mean_shift(
         return None
     points, H = mean_only.points, mean_only.num
     # A parameter of the model, like the inducing points: then every guide, Predictive and posterior see the same shift.
-    constraint = natural_constraint if natural else constraints.real
+    constraint = NaturalPart() if natural else constraints.real
     weights = numpyro.param(f"{name}_weights", jnp.zeros((*batch, H), points.dtype), constraint=constraint)
     if weights.shape != (*batch, H):
         raise ValueError(
