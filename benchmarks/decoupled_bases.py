@@ -40,7 +40,8 @@ from numpyro_orthgp import init, kernels, likelihoods
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.projection import decompose, project, residual_variance
 from numpyro_orthgp.gaussians.constraints import dense_lower_cholesky
-from numpyro_orthgp.math.linalg import add_jitter, default_jitter, solve_lower
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter
+from numpyro_orthgp.math.triangular import solve_lower
 
 CHECKPOINTS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,7 @@ import pytest
 
 from numpyro_orthgp.math.blocks import map_blocks, sum_blocks
 from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
-from numpyro_orthgp.math.linalg import add_jitter, default_jitter, safe_sqrt, solve_lower
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, safe_sqrt
 from numpyro_orthgp.math.products import (
     combine,
     diagonal,
@@ -23,8 +21,8 @@ from numpyro_orthgp.math.products import (
     linear_matmul,
     matmul,
     matmul_transposed,
-    transposed_symmetric,
 )
+from numpyro_orthgp.math.triangular import solve_lower
 
 DTYPES = [jnp.float32, jnp.float64]
 
@@ -147,15 +145,6 @@ def test_compiled_square_root_beside_a_cholesky_factor(rng, M, D, dtype):
         np.testing.assert_allclose(compiled, eager, atol=1e-4 if dtype == jnp.float32 else 1e-9)
 
 
-def test_solve_lower_broadcasts(rng):
-    L = jnp.linalg.cholesky(spd(rng, 3))
-    B = jnp.asarray(rng.normal(size=(5, 2)))
-    np.testing.assert_allclose(L @ solve_lower(L, B), jnp.broadcast_to(B, (3, 5, 2)), atol=1e-12)
-    np.testing.assert_allclose(
-        L[0] @ solve_lower(L[0], jnp.broadcast_to(B, (4, 5, 2))), jnp.broadcast_to(B, (4, 5, 2)), atol=1e-12
-    )
-
-
 @pytest.mark.parametrize("mode", ["reverse", "forward"])
 def test_products_with_the_inverse_factor_equal_solves(rng, mode):
     """The fast path (one rule, products) against the slow clear one (autodiff through factor and solve)."""
@@ -179,14 +168,6 @@ def slow_inverse(K):
     """LAPACK's factor and a solve, with nothing of ours."""
     eye = jnp.broadcast_to(jnp.eye(K.shape[-1], dtype=K.dtype), K.shape)
     return jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(K), eye, lower=True)
-
-
-@pytest.mark.parametrize(("M", "blocks"), [(64, 1), (65, 2), (256, 2), (257, 3), (1024, 8), (4096, 16)])
-def test_inverse_factors_of_blocks(M, blocks):
-    K = jax.ShapeDtypeStruct((M, M), jnp.float32)
-    program = str(jax.make_jaxpr(lambda K: inverse_cholesky(K, jnp.ones((), K.dtype)))(K))
-    again = min(blocks, 4)  # for where that fails
-    assert program.count("] = cholesky ") == blocks + again
 
 
 @pytest.mark.parametrize("M", [64, 65, 128, 131, 300])  # one block; halves of unequal size; of equal size; quarters
@@ -252,7 +233,6 @@ def test_products_are_products(rng, mode):
         (lambda A, B: gram_transposed(A @ B) @ Q[:2], lambda A, B: (A @ B).mT @ (A @ B) @ Q[:2]),
         (lambda A, B: combine(w, A) @ B, lambda A, B: jnp.einsum("pm,pmb,bk->pk", w, A, B)),
         (lambda A, B: combine(w, A[0]) @ B, lambda A, B: w @ A[0] @ B),
-        (lambda A, B: transposed_symmetric(A @ B @ B.T @ A.mT) @ Q, lambda A, B: A @ B @ B.T @ A.mT @ Q),
         (lambda A, B: diagonal(A @ B @ B.T @ A.mT + Q), lambda A, B: jnp.diagonal(A @ B @ B.T @ A.mT + Q, 0, -2, -1)),
     ]
     derivative = jax.jacrev if mode == "reverse" else jax.jacfwd
@@ -263,37 +243,15 @@ def test_products_are_products(rng, mode):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [8, 256, 257, 650])
-def test_products_that_are_linear_are_transposed(rng, rows, dtype):
-    """Backward they are products with the transpose, which is copied or not, by size and dtype."""
-    A, B, G = (rng.normal(size=s) for s in ((rows, 5), (5, 3), (rows, 3)))
+def test_products_that_are_linear_are_transposed(rng, dtype):
+    """Backward they are products with the transpose, which is copied in float64."""
+    A, B, G = (rng.normal(size=s) for s in ((300, 5), (5, 3), (300, 3)))
     product, transposed = jax.vjp(lambda B: linear_matmul(jnp.asarray(A, dtype), B), jnp.asarray(B, dtype))
     copied = "optimization_barrier" in str(jax.make_jaxpr(linear_matmul)(jnp.asarray(A, dtype), jnp.asarray(B, dtype)))
-    assert copied == (dtype == jnp.float64 or rows > 256)
+    assert copied == (dtype == jnp.float64)
     rtol = 1e-5 if dtype == jnp.float32 else 1e-13
     np.testing.assert_allclose(product, A @ B, rtol=rtol, atol=10 * rtol)
     np.testing.assert_allclose(transposed(jnp.asarray(G, dtype))[0], A.T @ G, rtol=rtol, atol=100 * rtol)
-
-
-@pytest.mark.parametrize(("shape", "parts"), [((650, 3), {64, 10}), ((2, 704, 5), {64}), ((20_000, 2), {1250})])
-def test_long_float32_slices_are_transposed_by_parts_on_cpus(rng, shape, parts):
-    A, G = (jnp.asarray(rng.normal(size=(*shape[:-1], k)), jnp.float32) for k in (shape[-1], 2))
-
-    def backward(A, G, sliced=True):
-        return jax.vjp(lambda B: linear_matmul(A, B, sliced=sliced), jnp.zeros((shape[-1], 2), A.dtype))[1](G)[0]
-
-    def widths(platform, *arrays, sliced=True):
-        program = jax.export.export(jax.jit(partial(backward, sliced=sliced)), platforms=[platform])(
-            *arrays
-        ).mlir_module()
-        return {int(n) for n in re.findall(r"stablehlo.transpose.*-> tensor<(?:2x)?\d+x(\d+)xf", program)}
-
-    expected = jnp.einsum("...mk,...mr->kr", A, G, precision="highest")
-    np.testing.assert_allclose(jax.jit(backward)(A, G), expected, atol=1e-3)
-    assert widths("cpu", A, G) >= parts
-    assert shape[-2] in widths("tpu", A, G) and not parts & widths("tpu", A, G)
-    assert shape[-2] in widths("cpu", A, G, sliced=False) and not parts & widths("cpu", A, G, sliced=False)
-    assert shape[-2] in widths("cpu", A.astype(jnp.float64), G.astype(jnp.float64))
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 8, 100])

@@ -39,9 +39,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.linalg import add_jitter, solve_lower
-from numpyro_orthgp.math.products import PRECISION, gram, matmul, transpose
+from numpyro_orthgp.math.cholesky import inverse_cholesky, root_of_inverse
+from numpyro_orthgp.math.linalg import add_jitter
+from numpyro_orthgp.math.products import PRECISION, diagonal, gram, lower_matmul, lower_matmul_transposed, matmul
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -151,9 +151,9 @@ def log_evidence(sums: Statistics, sizes: Sequence[int], bound: str) -> Array:
 
     :param sizes: number of inducing variables of each set.
     """
-    L, logdet = _factors(sums.gram, sizes)
+    W, logdet = _factors(sums.gram, sizes)
     num_columns = sums.product.shape[-1]
-    fit = sums.square - jnp.sum(solve_lower(L, sums.product) ** 2, (-2, -1))
+    fit = sums.square - jnp.sum(lower_matmul(W, sums.product) ** 2, (-2, -1))
     charge = sums.charge
     if bound == "artemev2021":
         charge = sums.num * jnp.log1p(charge / jnp.maximum(sums.num, 1))
@@ -169,16 +169,10 @@ def optimum(sums: Statistics, sizes: Sequence[int]) -> list[tuple[Array, Array]]
     :return: for each set the means, shape (..., M_i, C), and the lower-triangular factor of the covariance, (..., M_i, M_i).
     """
     precision = _plus_identity(sums.gram)
-    L, _ = _factors(sums.gram, sizes)
-    mean = solve_lower(L, sums.product)
-    mean = transpose(matmul(transpose(mean), solve_lower(L, jnp.eye(L.shape[-1], dtype=L.dtype))))
-    found = []
-    for part in _parts(sizes):
-        # With axes reversed by J, J P J = R R^T, so P^-1 = T T^T for the lower-triangular T = J R^-T J.
-        R = _cholesky(jnp.flip(precision[..., part, part], (-2, -1)))
-        T = transpose(solve_lower(R, jnp.eye(R.shape[-1], dtype=R.dtype)))
-        found.append((mean[..., part, :], jnp.tril(jnp.flip(T, (-2, -1)))))
-    return found
+    W, _ = _factors(sums.gram, sizes)
+    mean = lower_matmul_transposed(W, lower_matmul(W, sums.product))
+    blocks = [(part, precision[..., part, part]) for part in _parts(sizes)]
+    return [(mean[..., part, :], jnp.tril(root_of_inverse(P, _scale(P)))) for part, P in blocks]
 
 
 def log_upper_bound(sums: Statistics) -> Array:
@@ -192,8 +186,8 @@ def log_upper_bound(sums: Statistics) -> Array:
     num_columns = sums.product.shape[-1]
     _, logdet = _factors(sums.gram, (sums.gram.shape[-1],))
     noise = 1 + sums.charge
-    L = _cholesky(add_jitter(sums.gram, noise))
-    fit = (sums.square - jnp.sum(solve_lower(L, sums.product) ** 2, (-2, -1))) / noise
+    W = _inverse_cholesky(add_jitter(sums.gram, noise))
+    fit = (sums.square - jnp.sum(lower_matmul(W, sums.product) ** 2, (-2, -1))) / noise
     return -jnp.sum(num_columns * (sums.num * jnp.log(2 * jnp.pi) + sums.log_noise + logdet) + fit) / 2
 
 
@@ -207,20 +201,20 @@ def conditional_gain(sums: Statistics, A: Array, residual: Array, precision: Arr
     :param residual: R, covariance of what it does not explain, shape (..., N, N).
     :param precision: shape (..., N).
     """
-    L, _ = _factors(sums.gram, (sums.gram.shape[-1],))
-    B = solve_lower(L, A * precision[..., None, :])
+    W, _ = _factors(sums.gram, (sums.gram.shape[-1],))
+    B = lower_matmul(W, A * precision[..., None, :])
     return jnp.sum(matmul(B, residual) * B, (-2, -1)) / 2
 
 
 def _factors(outer: Array, sizes: Sequence[int]) -> tuple[Array, Array]:
-    r"""The Cholesky factor of :math:`\Lambda` and :math:`\sum_i \log |\Lambda_{ii}|`."""
+    r"""The inverse Cholesky factor of :math:`\Lambda` and :math:`\sum_i \log |\Lambda_{ii}|`."""
     precision = _plus_identity(outer)
-    L = _cholesky(precision)
+    W = _inverse_cholesky(precision)
     # The factor of the first block is the first block of the factor.
-    diagonals = [jnp.diagonal(L, axis1=-2, axis2=-1)[..., : sizes[0]]]
+    diagonals = [diagonal(W)[..., : sizes[0]]]
     for part in _parts(sizes)[1:]:
-        diagonals.append(jnp.diagonal(_cholesky(precision[..., part, part]), axis1=-2, axis2=-1))
-    return L, 2 * jnp.sum(jnp.log(jnp.concatenate(diagonals, -1)), -1)
+        diagonals.append(diagonal(_inverse_cholesky(precision[..., part, part])))
+    return W, -2 * jnp.sum(jnp.log(jnp.concatenate(diagonals, -1)), -1)
 
 
 def _parts(sizes: Sequence[int]) -> list[slice]:
@@ -231,6 +225,10 @@ def _plus_identity(outer: Array) -> Array:
     return outer + jnp.eye(outer.shape[-1], dtype=outer.dtype)
 
 
-def _cholesky(precision: Array) -> Array:
+def _inverse_cholesky(precision: Array) -> Array:
     # At least the identity in exact arithmetic, but rounding of sums over millions of points may say otherwise.
-    return safe_cholesky(precision, jnp.diagonal(precision, axis1=-2, axis2=-1).mean(-1))
+    return inverse_cholesky(precision, _scale(precision))
+
+
+def _scale(precision: Array) -> Array:
+    return diagonal(precision).mean(-1)

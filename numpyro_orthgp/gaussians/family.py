@@ -18,8 +18,8 @@ from numpyro.distributions import constraints
 
 from numpyro_orthgp.gaussians.constraints import dense_lower_cholesky
 from numpyro_orthgp.gaussians.natural_step import diagonal_step, full_step
-from numpyro_orthgp.math.linalg import solve_lower
 from numpyro_orthgp.math.products import PRECISION, combine, diagonal, lower_matmul_transposed
+from numpyro_orthgp.math.triangular import solve_lower
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["Diagonal", "Full", "Shifted", "Value", "Whitened"]

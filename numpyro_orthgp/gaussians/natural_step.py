@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.linalg import solve_lower
-from numpyro_orthgp.math.products import matmul, transpose
+from numpyro_orthgp.math.cholesky import unrescued_inverse
+from numpyro_orthgp.math.products import lower_matmul, matmul, transpose
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["diagonal_step", "full_step", "precondition"]
@@ -42,11 +42,9 @@ def full_step(loc: Array, scale_tril: Array, d_loc: Array, d_scale_tril: Array, 
     :param d_scale_tril: those with respect to T.
     :return: the next m and T.
     """
-    transposed = transpose(scale_tril)
-    L, rate = _inside_full(_symmetric(matmul(transposed, jnp.tril(d_scale_tril))), rate)
-    # L L^T is Q with both axes reversed. With J the reversal Q^-1 = F F^T for the lower-triangular F = J L^-T J, and T' = T F.
-    scale = jnp.flip(solve_lower(L, jnp.flip(transposed, axis=-2)), axis=-2)
-    scale = jnp.tril(transpose(scale))
+    W, rate = _inside_full(_symmetric(matmul(transpose(scale_tril), jnp.tril(d_scale_tril))), rate)
+    # W is the inverse factor of Q with both axes reversed: Q^-1 = F F^T for the lower-triangular F = J W^T J, and T' = T F.
+    scale = jnp.tril(lower_matmul(scale_tril, jnp.flip(transpose(W), axis=(-2, -1))))
     ahead = matmul(scale, matmul(transpose(scale), d_loc[..., None]))[..., 0]
     return loc - rate * ahead, scale
 
@@ -90,18 +88,18 @@ precondition.defvjp(_precondition_fwd, _precondition_bwd)
 
 
 def _inside_full(G: Array, rate: ArrayLike) -> tuple[Array, Array]:
-    """The Cholesky factor of I + rate G, axes reversed, and the ``rate``, shortened if need be; shapes (..., M, M), (..., 1)."""
+    """The inverse factor of I + rate G, axes reversed, and the ``rate``, shortened if need be; shapes (..., M, M), (..., 1)."""
     G = jnp.flip(G, axis=(-2, -1))
     eye = jnp.eye(G.shape[-1], dtype=G.dtype)
     # A pivot below rounding error is as good as none.
     floor = jnp.sqrt(jnp.finfo(G.dtype).eps * G.shape[-1])
 
     def factor(rate: Array) -> Array:
-        return lax.linalg.cholesky(eye + rate[..., None] * G)
+        return unrescued_inverse(eye + rate[..., None] * G)
 
     full = jnp.broadcast_to(jnp.asarray(rate, G.dtype), (*G.shape[:-2], 1))
-    L = factor(full)
-    outside = ~(jnp.diagonal(L, axis1=-2, axis2=-1) > floor).all(-1, keepdims=True)
+    W = factor(full)
+    outside = ~(jnp.diagonal(W, axis1=-2, axis2=-1) < 1 / floor).all(-1, keepdims=True)
 
     def shorten() -> tuple[Array, Array]:
         # Half the way to the edge: there I + rate G >= I / 2, so no variance more than doubles in a shortened step.
@@ -109,7 +107,7 @@ def _inside_full(G: Array, rate: ArrayLike) -> tuple[Array, Array]:
         return factor(kept), kept
 
     # Rarely needed, and an eigenvalue costs many factors.
-    return lax.cond(outside.any(), shorten, lambda: (L, full))
+    return lax.cond(outside.any(), shorten, lambda: (W, full))
 
 
 def _inside_diagonal(g: Array, rate: ArrayLike) -> tuple[Array, Array]:

@@ -14,8 +14,8 @@ from numpyro.infer.autoguide import AutoContinuous, AutoGuideList, AutoLaplaceAp
 from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
 from numpyro_orthgp.gaussians.family import Diagonal, Full, Whitened
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.linalg import solve_lower
 from numpyro_orthgp.math.products import diagonal
+from numpyro_orthgp.math.triangular import solve_lower
 from numpyro_orthgp.primitives.messages import site_of
 from numpyro_orthgp.types import Array
 

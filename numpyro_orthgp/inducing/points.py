@@ -10,7 +10,7 @@ import jax
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.inducing.feature import Feature
 from numpyro_orthgp.kernels import Kernel
-from numpyro_orthgp.math.products import combine_columns, transposed_symmetric
+from numpyro_orthgp.math.products import combine_columns
 from numpyro_orthgp.types import Array, KernelLike
 
 __all__ = ["InducingPoints", "MeanOnly", "covariance_of_points", "weighted_covariance"]
@@ -37,7 +37,7 @@ class InducingPoints:
 
     def covariance(self, kernel: KernelLike, other: Feature) -> Array:
         if other is self:
-            return transposed_symmetric(covariance_of_points(kernel, self.points, self.points))
+            return covariance_of_points(kernel, self.points, self.points)
         # Points are inputs, so the other feature already knows the answer, whatever its kind.
         return other.covariance_with_inputs(kernel, self.points).swapaxes(-1, -2)
 

@@ -12,9 +12,9 @@ from jax import lax
 
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.init.counts import check_count, subset
-from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale, solve_lower
-from numpyro_orthgp.math.products import matmul
+from numpyro_orthgp.math.cholesky import inverse_cholesky
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
+from numpyro_orthgp.math.products import lower_matmul, matmul
 from numpyro_orthgp.types import Array, KernelLike, PRNGKey
 
 __all__ = ["greedy_variance"]
@@ -119,5 +119,5 @@ def _project(kernel: KernelLike, X: Array, given: Array | None, P: int) -> Array
     M = given.shape[0]
     K = kernel(given, given).reshape(P, M, M)
     scale = jitter_scale(kernel(given).reshape(P, M))
-    L = safe_cholesky(add_jitter(K, default_jitter(X.dtype) * scale), scale)
-    return solve_lower(L, kernel(given, X).reshape(P, M, X.shape[0]))
+    W = inverse_cholesky(add_jitter(K, default_jitter(X.dtype) * scale), scale)
+    return lower_matmul(W, kernel(given, X).reshape(P, M, X.shape[0]))

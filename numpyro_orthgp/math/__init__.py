@@ -2,9 +2,9 @@
 
 What is tuned to how XLA and LAPACK work on each kind of device is here and only here: the rooms below write mathematics.
 
-- ``products``: products of matrices, forward and backward; ``cholesky``: factors and their inverses; ``whitened``: products with
-  these inverses whose derivatives take few others.
-- ``linalg``: the jitter policy, solves, functions whose derivatives need care.
+- ``products``: products of matrices, forward and backward; ``triangular``: solves and inverses by products; ``cholesky``: factors
+  and their inverses; ``whitened``: products with these inverses whose derivatives take few others.
+- ``linalg``: the jitter policy, joined arrays, functions whose derivatives need care.
 - ``distances``, ``expansion``: squared distances, and weighted sums of functions of them.
 - ``blocks``, ``compiled``: many rows, some at a time; one program outside of ``jit``.
 - ``quadrature``, ``harmonics``: nodes and weights; polynomials on a sphere.

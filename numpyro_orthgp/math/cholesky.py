@@ -3,32 +3,36 @@
 **Why the inverse.** With L^-1 everything of size M^2 B is a matrix product, forward and backward. Against solves that costs
 about half a digit of float32 gradients (measured on kin40k, lengthscales 1 to 10).
 
-**Why by halves.** LAPACK's factor and solve run at a third of the speed of products or less. So the factor of more than 64 rows
-is found by halves, down to blocks of at most 128. The block beside the diagonal is solved for, though the inverse of the one
-above it is at hand: multiplied, ill-conditioned float32 matrices lose their definiteness earlier; solved, they fail where
-LAPACK fails and lose as many digits (``tests/test_linalg.py``). LAPACK alone is the oracle of the tests.
+**Why by halves.** LAPACK's factor runs at a third of the speed of products or less, and large ones start threads that take the
+cores from XLA's (:mod:`~numpyro_orthgp.math.triangular`). So it gets blocks of 64 rows. The block beside the diagonal is multiplied
+with the inverse of the one above it and refined once. Without the refinement ill-conditioned float32 matrices lose their
+definiteness earlier; with it they fail where LAPACK fails and lose as many digits (``tests/test_linalg.py``, where LAPACK alone is
+the oracle).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.linalg import add_jitter, one_by_one, solve_lower
-from numpyro_orthgp.math.products import linear_in_right, lower_matmul, lower_of_product, matmul, transpose
+from numpyro_orthgp.math.linalg import add_jitter
+from numpyro_orthgp.math.products import (
+    linear_in_right,
+    lower_matmul,
+    lower_of_product,
+    matmul,
+    plain_matmul,
+    transpose,
+)
+from numpyro_orthgp.math.triangular import BLOCK, half, inverse_lower, join_lower, one_by_one, solve_right
 from numpyro_orthgp.types import Array
 
-__all__ = ["inverse_cholesky", "relative_carrier", "rescue_jitter", "safe_cholesky"]
-
-# Matrices of more rows than the first are split, their parts if they have more than the second (measured on two cores); but none
-# into more blocks than the third.
-_UNSPLIT = 64
-_BLOCK = 128
-_MOST_BLOCKS = 16
+__all__ = [
+    "inverse_cholesky", "relative_carrier", "rescue_jitter", "root_of_inverse", "safe_cholesky", "unrescued_inverse",
+]  # fmt: skip
 
 
 @jax.custom_jvp
@@ -44,7 +48,12 @@ def safe_cholesky(K: Array, scale: Array) -> Array:
     :param scale: the size of the prior variances, shape (...); what extra jitter is relative to.
     :return: shape (..., M, M), lower triangular.
     """
-    return _retried(lambda noise: one_by_one(_cholesky, K, noise), jnp.broadcast_to(scale, K.shape[:-2]))[0]
+    return _cholesky(K, scale)
+
+
+@jax.jit  # called outside of any other, each of its many small operations would be compiled by itself
+def _cholesky(K: Array, scale: Array) -> Array:
+    return _retried(lambda K: _factor(K)[0], K, scale)[0]
 
 
 @safe_cholesky.defjvp
@@ -54,8 +63,9 @@ def _safe_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Arra
     K, scale = primals
     dK, _ = tangents
     L = safe_cholesky(K, scale)
-    half = solve_lower(L, (dK + transpose(dK)) / 2)
-    return L, matmul(L, _lower_half(solve_lower(L, transpose(half))))
+    W = inverse_lower(L)
+    change = matmul(W, matmul((dK + transpose(dK)) / 2, transpose(W)))
+    return L, matmul(L, _lower_half(change))
 
 
 @jax.custom_jvp
@@ -66,7 +76,7 @@ def inverse_cholesky(K: Array, scale: Array) -> Array:
     solves run far below the speed of those on every kind of device. The derivative takes K to be a symmetric function of what
     it depends on.
 
-    :param K: symmetric matrices, of which the lower triangles are read, shape (..., M, M).
+    :param K: symmetric matrices, shape (..., M, M).
     :param scale: as for :func:`safe_cholesky`.
     """
     return _inverse_cholesky(K, scale)[0]
@@ -80,17 +90,26 @@ def rescue_jitter(K: Array, scale: Array) -> Array:
     return _inverse_cholesky(K, scale)[1]
 
 
-@jax.jit  # called outside of any other, each of its many small operations would be compiled by itself
+def unrescued_inverse(K: Array) -> Array:
+    """:func:`inverse_cholesky` without extra jitter: it holds NaN where the factor does not exist. It has no derivative rule."""
+    return one_by_one(lambda K: _factor(K)[1], K)
+
+
+def root_of_inverse(K: Array, scale: Array) -> Array:
+    r"""The lower-triangular T with :math:`T T^\top = K^{-1}`, shape (..., M, M).
+
+    :math:`T = J L^{-T} J` with J the reversal of axes and :math:`L L^\top = J K J`.
+    """
+    return _reversed(transpose(inverse_cholesky(_reversed(K), scale)))
+
+
+def _reversed(K: Array) -> Array:
+    return jnp.flip(K, axis=(-2, -1))
+
+
+@jax.jit
 def _inverse_cholesky(K: Array, scale: Array) -> tuple[Array, Array]:
-    scale = jnp.broadcast_to(scale, K.shape[:-2])
-    M = K.shape[-1]
-    block = max(_UNSPLIT, min(_half(M), _BLOCK), -(-M // _MOST_BLOCKS))
-
-    def factor(block: int, noise: Array) -> Array:
-        return one_by_one(partial(_by_halves, block=block), K, noise)
-
-    # Few blocks where it hardly ever comes to, since they take time to compile.
-    return _retried(partial(factor, max(block, M // 4)), scale, factor(block, jnp.zeros_like(scale)))
+    return _retried(lambda K: _factor(K)[1], K, scale)
 
 
 @inverse_cholesky.defjvp
@@ -121,62 +140,46 @@ def _relative_change(W: Array, dK: Array) -> Array:
     return -_lower_half(lower_of_product(linear_in_right(W, dK), W))
 
 
-def _cholesky(K: Array, noise: Array) -> Array:
-    return lax.linalg.cholesky(add_jitter(K, noise))
+def _retried(factor: Callable[[Array], Array], K: Array, scale: Array) -> tuple[Array, Array]:
+    """``factor(K)``; where it failed, that of K + noise I with as much as it takes; and noise / scale.
 
+    One loop for all attempts, so that the factor is compiled once.
 
-def _retried(factor: Callable[[Array], Array], scale: Array, first: Array | None = None) -> tuple[Array, Array]:
-    """``first``, by default ``factor(0)``; where it failed ``factor(noise)``, with as much as it takes; and noise / scale."""
-    first = factor(jnp.zeros_like(scale)) if first is None else first
-    unit = jnp.asarray(jnp.finfo(first.dtype).eps * first.shape[-1], first.dtype)
+    :param factor: from matrices to matrices, which hold NaN where it failed.
+    """
+    scale = jnp.broadcast_to(scale, K.shape[:-2])
+    unit = jnp.asarray(jnp.finfo(K.dtype).eps * K.shape[-1], K.dtype)
 
-    def failed(L: Array) -> Array:
-        return ~jnp.isfinite(L).all(axis=(-2, -1))
+    def attempt(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        relative, old, used, bad = state
+        new = one_by_one(factor, add_jitter(K, relative * scale))
+        if scale.ndim:
+            new = jnp.where(bad[..., None, None], new, old)
+        failed = ~jnp.isfinite(new).all(axis=(-2, -1))
+        return jnp.maximum(10 * relative, unit), new, jnp.where(bad, relative, used), failed
 
-    def retry(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        relative, L, used, bad = state
-        L = jnp.where(bad[..., None, None], factor(relative * scale), L)
-        return 10 * relative, L, jnp.where(bad, relative, used), failed(L)
-
-    def again(state: tuple[Array, Array, Array, Array]) -> Array:
+    def go_on(state: tuple[Array, Array, Array, Array]) -> Array:
         relative, _, _, bad = state
         return (relative < 1) & bad.any()
 
-    start = (unit, first, jnp.zeros(first.shape[:-2], first.dtype), failed(first))
-    _, L, used, _ = lax.while_loop(again, retry, start)
-    return L, used
+    none = jnp.zeros(scale.shape, K.dtype)
+    start = (jnp.zeros((), K.dtype), jnp.zeros_like(K), none, jnp.ones(scale.shape, bool))
+    _, found, used, _ = lax.while_loop(go_on, attempt, start)
+    return found, used
 
 
-def _by_halves(K: Array, noise: Array, block: int) -> Array:
-    """The inverse of the Cholesky factor of K + noise I; it holds NaN where the factor does not exist.
-
-    Matrices of up to ``block`` rows are factored at once, larger ones by halves.
-    """
-    return _factor(K, noise, block)[1]
-
-
-def _factor(K: Array, noise: Array, block: int) -> tuple[Array, Array]:
-    """The factor and its inverse."""
+def _factor(K: Array) -> tuple[Array, Array]:
+    """The Cholesky factor and its inverse; they hold NaN where it does not exist."""
     M = K.shape[-1]
-    if M <= block:
-        L = lax.linalg.cholesky(add_jitter(K, noise), symmetrize_input=False)
-        return L, solve_lower(L, jnp.eye(M, dtype=K.dtype))
-    half = _half(M)
-    L1, W1 = _factor(K[..., :half, :half], noise, block)
-    # A solve, though W1 is there: with the product the rest is no longer positive definite where K is ill conditioned.
-    across = lax.linalg.triangular_solve(L1, K[..., half:, :half], left_side=False, lower=True, transpose_a=True)
-    L2, W2 = _factor(K[..., half:, half:] - matmul(across, transpose(across)), noise, block)
-    return _lower(L1, across, L2), _lower(W1, -matmul(W2, matmul(across, W1)), W2)
-
-
-def _half(M: int) -> int:
-    """Half of the rows, rounded up to a multiple of 8."""
-    return -(-M // 16) * 8
-
-
-def _lower(first: Array, across: Array, second: Array) -> Array:
-    above = jnp.zeros_like(transpose(across))
-    return jnp.block([[first, above], [across, second]])
+    if M <= BLOCK:
+        # Transposed, since LAPACK goes by columns: or XLA would first copy all of K, of which this is a block, for it.
+        L = lax.linalg.cholesky(transpose(K), symmetrize_input=False)
+        return L, inverse_lower(L)
+    h = half(M)
+    L1, W1 = _factor(K[..., :h, :h])
+    across = solve_right(K[..., h:, :h], L1, W1)
+    L2, W2 = _factor(K[..., h:, h:] - plain_matmul(across, transpose(across)))
+    return join_lower(L1, across, L2), join_lower(W1, -plain_matmul(W2, plain_matmul(across, W1)), W2)
 
 
 def _lower_half(S: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Jitter policy, triangular solves, and functions whose derivatives need care.
+"""Jitter policy, joined arrays, and functions whose derivatives need care.
 
 **Jitter** is relative to the mean of the kernel's diagonal; to one where that vanishes, since such variables say nothing,
 whatever their noise. It is 1e-6 in float32 and 1e-10 in float64. It stands for independent noise on the inducing variables, so
@@ -9,19 +9,15 @@ zero is respected at the first attempt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.scipy.linalg import solve_triangular
 
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "add_jitter", "clip_rounding", "default_jitter", "jitter_scale", "join", "join_blocks", "one_by_one", "safe_sqrt",
-    "solve_lower", "with_derivative_of",
+    "add_jitter", "clip_rounding", "default_jitter", "jitter_scale", "join", "join_blocks", "safe_sqrt", "with_derivative_of",
 ]  # fmt: skip
 
 # Relative to the mean of the kernel's diagonal. Large enough for the factor to exist in nearly all cases, small
@@ -32,9 +28,6 @@ _DEFAULT_JITTER = {"float32": 1e-6, "float64": 1e-10}
 # Expectations of K(Z, x) K(x, Z) are whitened as a whole, from both sides: rounding errors grow with the inverse of the jitter
 # and not with its root, times N and the ratio of signal to noise.
 _JITTER_OF_EXPECTATIONS = {"float32": 1e-4, "float64": 1e-6}
-
-# Batches of smaller matrices are not spread over threads: seen at 128 rows, never at 100.
-_SPREAD_ROWS = 64
 
 
 def default_jitter(dtype: jnp.dtype, *, expectations: bool = False) -> float:
@@ -72,35 +65,6 @@ def join_blocks(rows: Sequence[Sequence[Array]]) -> Array:
 
     num = range(len(rows))
     return join([join([block(a, b) for b in num], -1, event_dim=2) for a in num], -2, event_dim=2)
-
-
-def solve_lower(L: Array, B: Array) -> Array:
-    """Solve ``L X = B`` for lower-triangular ``L``.
-
-    :param L: shape (..., M, M).
-    :param B: shape (..., M, B); leading axes broadcast against those of ``L``.
-    """
-    batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
-    L = jnp.broadcast_to(L, batch + L.shape[-2:])
-    B = jnp.broadcast_to(B, batch + B.shape[-2:])
-    return one_by_one(partial(solve_triangular, lower=True), L, B)
-
-
-def one_by_one(function: Callable[..., Array], *arrays: Array) -> Array:
-    """``function(*arrays)``, a LAPACK call for a batch of matrices, all arrays with the batch axes of the first.
-
-    On CPUs large matrices have their turns: jaxlib (0.10.2) spreads batched factors and solves over the threads of XLA's pool and
-    waits for them in one of these. Two such calls at a time on two cores leave no thread for the work, and all wait for ever, now
-    and then.
-    """
-    batch, rows = arrays[0].shape[:-2], arrays[0].shape[-1]
-    if not batch or rows < _SPREAD_ROWS:
-        return function(*arrays)
-    flat = [a.reshape(-1, *a.shape[len(batch) :]) for a in arrays]
-    values = lax.platform_dependent(
-        *flat, cpu=lambda *each: lax.map(lambda one: function(*one), each), default=lambda *each: function(*each)
-    )
-    return values.reshape(batch + values.shape[1:])
 
 
 @jax.custom_jvp

@@ -7,12 +7,7 @@ first entry below the diagonal. Small products gain nothing, since they run belo
 
 **Products forward are products backward.** XLA folds a transpose into the product that uses it. Its CPU backend then runs that
 product at down to half speed in float64. So ``matmul`` and ``matmul_transposed`` have derivative rules of their own, with a
-copied transpose; small float32 matrices are not copied, since there the copy costs more. ``diagonal`` has a mask for a
-derivative where JAX has a scatter. The covariance of a set's own points is handed to LAPACK column by column, transposed at no
-cost since it is symmetric (``transposed_symmetric``); its derivative stays row by row.
-
-**Slices.** XLA copies slices, which the strips are, down their columns. On CPUs those of 600 rows or more in float32 are copied
-in up to 16 parts, or cache lines would be gone before the next column wants them. Whole matrices, and float64, lose by that.
+copied transpose in float64. ``diagonal`` has a mask for a derivative where JAX has a scatter.
 
 **Strips.** Whiteners and roots of S are triangular, so half of a dense product with them is zeros. With three strips a third of
 the operations is left out, forward and in both derivatives, and in the derivative of the inverse factor. More strips, or strips
@@ -35,7 +30,7 @@ from numpyro_orthgp.types import Array
 __all__ = [
     "PRECISION", "combine", "combine_columns", "copied_transpose", "diagonal", "gram", "gram_transposed", "linear_in_left",
     "linear_in_right", "linear_matmul", "linear_transposed", "lower_matmul", "lower_matmul_transposed", "lower_of_product",
-    "matmul", "matmul_transposed", "plain_matmul", "transpose", "transposed_symmetric",
+    "matmul", "matmul_transposed", "plain_matmul", "transpose",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -44,15 +39,6 @@ PRECISION = lax.Precision.HIGHEST
 # Rows of a half from which on a gram matrix is multiplied by halves: smaller products run below the speed of large ones.
 _HALVED_ROWS = 128
 
-# Rows up to which a float32 matrix is not copied to be transposed: the copy costs more than it saves.
-_PLAIN_ROWS = 256
-
-# Rows from which on CPUs transpose a slice of a float32 matrix a few rows at a time: XLA goes down the columns of a slice, and
-# of longer ones cache lines are gone before the next column wants them; whole matrices it transposes well. Parts take time to
-# compile.
-_LONG_COLUMNS = 600
-_FEW_ROWS = 64
-_MOST_PARTS = 16
 
 # ---------------------------------------------------------------- dense matrices
 
@@ -69,14 +55,9 @@ def matmul_transposed(A: Array, B: Array) -> Array:
     return plain_matmul(copied_transpose(A), B)
 
 
-def linear_matmul(A: Array, B: Array, *, sliced: bool = False) -> Array:
-    """``matmul`` for derivative rules, in which ``B`` is a tangent: the backward pass, its transpose, is a plain product.
-
-    :param sliced: whether ``A`` is some columns of a matrix.
-    """
-    if A.dtype == jnp.float32 and A.shape[-2] <= _PLAIN_ROWS:
-        return plain_matmul(A, B)
-    return plain_matmul(transpose(copied_transpose(A, sliced=sliced)), B)
+def linear_matmul(A: Array, B: Array) -> Array:
+    """``matmul`` for derivative rules, in which ``B`` is a tangent: the backward pass, its transpose, is a plain product."""
+    return plain_matmul(transpose(copied_transpose(A)), B)
 
 
 def plain_matmul(A: Array, B: Array) -> Array:
@@ -89,23 +70,10 @@ def transpose(A: Array) -> Array:
     return jnp.swapaxes(A, -1, -2)
 
 
-def copied_transpose(A: Array, *, sliced: bool = False) -> Array:
-    """:func:`transpose` as an array of its own. Left to itself XLA makes it part of the product, which on CPUs then takes up to
-    twice as long.
-
-    :param sliced: whether ``A`` is some columns of a matrix.
-    """
-    if sliced and A.dtype == jnp.float32 and A.shape[-2] >= _LONG_COLUMNS:
-        A_transposed = lax.platform_dependent(A, cpu=_transpose_by_parts, default=transpose)
-    else:
-        A_transposed = transpose(A)
-    return lax.optimization_barrier(A_transposed)
-
-
-def _transpose_by_parts(A: Array) -> Array:
-    rows = A.shape[-2]
-    few = max(_FEW_ROWS, -(-rows // _MOST_PARTS))
-    return jnp.concatenate([transpose(A[..., i : i + few, :]) for i in range(0, rows, few)], axis=-1)
+def copied_transpose(A: Array) -> Array:
+    """:func:`transpose`, in float64 as an array of its own. Left to itself XLA makes it part of the product, which on CPUs then
+    takes up to twice as long; float32 gains nothing."""
+    return lax.optimization_barrier(transpose(A)) if A.dtype == jnp.float64 else transpose(A)
 
 
 @matmul.defjvp
@@ -152,18 +120,6 @@ def diagonal(A: Array) -> Array:
 def _diagonal_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     eye = jnp.eye(tangents[0].shape[-1], dtype=bool)
     return diagonal(*primals), jnp.sum(jnp.where(eye, tangents[0], 0), -1)
-
-
-@jax.custom_jvp
-def transposed_symmetric(K: Array) -> Array:
-    """A symmetric ``K``, transposed: column by column, as LAPACK wants it, where ``K`` is made row by row.
-
-    No derivative is transposed, forward or backward, since it goes to or comes from a symmetric matrix.
-    """
-    return transpose(K)
-
-
-transposed_symmetric.defjvp(lambda primals, tangents: (transposed_symmetric(*primals), tangents[0]))
 
 
 @jax.custom_jvp
@@ -251,8 +207,7 @@ def linear_in_left(dL: Array, B: Array) -> Array:
 def linear_in_right(L: Array, dB: Array) -> Array:
     """``L @ dB`` for lower-triangular ``L`` and a tangent ``dB``. Backward: ``L.T @ G``."""
     products = (
-        _padded(linear_matmul(L[..., s.start :, s.start : s.end], s.part, sliced=True), -2, before=s.start)
-        for s in _strips(dB, -2)
+        _padded(linear_matmul(L[..., s.start :, s.start : s.end], s.part), -2, before=s.start) for s in _strips(dB, -2)
     )
     return reduce(add, products)
 
@@ -274,10 +229,7 @@ def lower_matmul_transposed(L: Array, B: Array) -> Array:
     :param L: shape (..., M, M), zero above the diagonal.
     :param B: shape (..., M, B).
     """
-    products = [
-        plain_matmul(copied_transpose(s.part[..., s.start :, :], sliced=True), B[..., s.start :, :])
-        for s in _strips(L, -1)
-    ]
+    products = [plain_matmul(copied_transpose(s.part[..., s.start :, :]), B[..., s.start :, :]) for s in _strips(L, -1)]
     return jnp.concatenate(products, axis=-2)
 
 

@@ -39,8 +39,8 @@ from numpyro_orthgp.functions.prior import check_jitter
 from numpyro_orthgp.functions.projection import Block, extend, joint_whitener, project
 from numpyro_orthgp.gaussians.family import Full, Shifted, Whitened
 from numpyro_orthgp.inducing import InducingPoints
-from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.linalg import join, safe_sqrt, solve_lower
+from numpyro_orthgp.math.cholesky import inverse_cholesky, root_of_inverse
+from numpyro_orthgp.math.linalg import join, safe_sqrt
 from numpyro_orthgp.math.products import diagonal, matmul
 from numpyro_orthgp.online.noise import as_likelihood
 from numpyro_orthgp.types import Array, ArrayLike
@@ -202,8 +202,8 @@ def _step(
     sites = state.tried()
     pi = safe_sqrt(sites.precision)[..., None, :] * root  # (..., M, B)
     eye = jnp.eye(pi.shape[-1], dtype=pi.dtype)
-    L = safe_cholesky(eye + matmul(jnp.swapaxes(pi, -1, -2), pi), jnp.ones(pi.shape[:-2], pi.dtype))
-    explained = solve_lower(L, matmul(jnp.swapaxes(pi, -1, -2), root))  # (..., B, B)
+    W = inverse_cholesky(eye + matmul(jnp.swapaxes(pi, -1, -2), pi), jnp.ones(pi.shape[:-2], pi.dtype))
+    explained = matmul(W, matmul(jnp.swapaxes(pi, -1, -2), root))  # (..., B, B)
     variance = jnp.maximum(jnp.sum(root**2, -2) - jnp.sum(explained**2, -2), 0)
     pull = sites.slope - sites.precision * mean
     own = matmul(jnp.swapaxes(root, -1, -2), matmul(root, pull[..., None]))[..., 0]
@@ -212,7 +212,7 @@ def _step(
     fit, (slope, curvature) = jax.value_and_grad(expected, (0, 1))(m, variance)
     # Log of the prior's mean of all factors, and their mean log.
     linear, square = jnp.sum(pull * moved), jnp.sum(sites.precision * (variance + moved**2)) / 2
-    evidence = linear / 2 - jnp.sum(jnp.log(diagonal(L)))
+    evidence = linear / 2 + jnp.sum(jnp.log(diagonal(W)))
     bound = lax.stop_gradient(fit - (linear - square - evidence))
     # `moved` is a small difference of large terms, of which `own` is one.
     rounding = 100 * jnp.finfo(bound.dtype).eps * lax.stop_gradient(jnp.abs(fit) + jnp.sum(pull * own) + square)
@@ -245,10 +245,8 @@ def _given(f: GPFunction, grown: _Grown, root: Array, sites: _Sites) -> GPFuncti
     """The function given the factors: one set of all points, whose S'^-1 is S^-1 + A diag(pi) A'."""
     pi = safe_sqrt(sites.precision)[..., None, :] * root
     Q = jnp.eye(pi.shape[-2], dtype=pi.dtype) + matmul(pi, jnp.swapaxes(pi, -1, -2))
-    # T' = T F with F F' = Q^-1 lower triangular: F = J L^-T J for the factor L of Q with both axes reversed by J.
-    L = safe_cholesky(jnp.flip(Q, (-2, -1)), jnp.ones(Q.shape[:-2], Q.dtype))
-    transposed = jnp.flip(solve_lower(L, jnp.flip(jnp.swapaxes(grown.scale, -1, -2), -2)), -2)
-    scale = jnp.tril(jnp.swapaxes(transposed, -1, -2))
+    # T' = T F with F F' = Q^-1.
+    scale = jnp.tril(matmul(grown.scale, root_of_inverse(Q, jnp.ones(Q.shape[:-2], Q.dtype))))
     pull = matmul(grown.A, (sites.slope - sites.precision * grown.mean)[..., None])
     loc = grown.loc + matmul(scale, matmul(jnp.swapaxes(scale, -1, -2), pull))[..., 0]
     shift = grown.shift

@@ -1,0 +1,147 @@
+"""Triangular systems and inverses, solved by products of matrices.
+
+LAPACK's solves run at a third of the speed of products or less; and on CPUs OpenBLAS, whose solves jaxlib calls, starts threads for
+all but small right-hand sides. Between two calls they wait for work by spinning, which takes the cores away from XLA's own threads:
+a training step took up to twice as long. So LAPACK gets at most :data:`THREADED` entries at a time, and only triangles of
+:data:`BLOCK` rows. Larger ones are inverted by halves. A product with the inverse is refined once; then it is as precise as a solve
+(``tests/test_triangular.py``, where LAPACK alone is the oracle).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_orthgp.math.products import plain_matmul, transpose
+from numpyro_orthgp.types import Array
+
+__all__ = ["BLOCK", "half", "inverse_lower", "join_lower", "one_by_one", "solve_lower", "solve_right"]
+
+# Rows of the triangles that LAPACK has to do with (measured on two cores, for factors and inverses).
+BLOCK = 64
+
+# Entries of a right-hand side from which on OpenBLAS starts threads.
+THREADED = 1024
+
+# Calls of LAPACK that are made instead of a product with the inverse.
+_MOST_CALLS = 4
+
+# Rows of a triangle that are solved for by one product and its refinement; of more by halves, with fewer operations.
+_REFINED = 256
+
+# Batches of smaller matrices are not spread over threads by jaxlib: seen at 128 rows, never at 100.
+_SPREAD_ROWS = 64
+
+
+@jax.custom_jvp
+def solve_lower(L: Array, B: Array) -> Array:
+    """Solve ``L X = B`` for lower-triangular ``L``.
+
+    :param L: shape (..., M, M), zero above the diagonal.
+    :param B: shape (..., M, B); leading axes broadcast against those of ``L``.
+    """
+    return _solve_lower(L, B)
+
+
+@jax.jit  # one program outside of any other
+def _solve_lower(L: Array, B: Array) -> Array:
+    batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
+    L = jnp.broadcast_to(L, batch + L.shape[-2:])
+    return one_by_one(_solve, L, jnp.broadcast_to(B, batch + B.shape[-2:]))
+
+
+@solve_lower.defjvp
+def _solve_lower_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (L, _), (dL, dB) = primals, tangents
+    X = solve_lower(*primals)
+    return X, plain_matmul(inverse_lower(L), dB - plain_matmul(jnp.tril(dL), X))
+
+
+@jax.custom_jvp
+def inverse_lower(L: Array) -> Array:
+    """The inverse of lower-triangular ``L``, shape (..., M, M)."""
+    return _inverse_lower(L)
+
+
+@jax.jit
+def _inverse_lower(L: Array) -> Array:
+    return one_by_one(_inverse, L)
+
+
+@inverse_lower.defjvp
+def _inverse_lower_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    W = inverse_lower(*primals)
+    return W, -plain_matmul(plain_matmul(W, jnp.tril(tangents[0])), W)
+
+
+def solve_right(B: Array, L: Array, W: Array) -> Array:
+    """``B L^-T`` from the inverse W of L, as precise as a solve."""
+    M = L.shape[-1]
+    if M <= _REFINED:
+        X = plain_matmul(B, transpose(W))
+        return X + plain_matmul(B - plain_matmul(X, transpose(L)), transpose(W))
+    h = half(M)
+    first = solve_right(B[..., :h], L[..., :h, :h], W[..., :h, :h])
+    rest = B[..., h:] - plain_matmul(first, transpose(L[..., h:, :h]))
+    return jnp.concatenate([first, solve_right(rest, L[..., h:, h:], W[..., h:, h:])], axis=-1)
+
+
+def half(M: int) -> int:
+    """Half of the rows, rounded up to a multiple of 8."""
+    return -(-M // 16) * 8
+
+
+def join_lower(first: Array, across: Array, second: Array) -> Array:
+    """The lower-triangular matrix of two triangles and the block beside the second."""
+    # Padded and added they are one pass. Concatenated they take longer to compile.
+    a, b = across.shape[-1], across.shape[-2]
+    return _placed(first, 0, b, 0, b) + _placed(across, a, 0, 0, b) + _placed(second, a, 0, a, 0)
+
+
+def _placed(A: Array, above: int, below: int, left: int, right: int) -> Array:
+    return jnp.pad(A, [(0, 0)] * (A.ndim - 2) + [(above, below), (left, right)])
+
+
+def _solve(L: Array, B: Array) -> Array:
+    M, num = B.shape[-2:]
+    if M <= BLOCK and M * num < _MOST_CALLS * THREADED:
+        return _by_lapack(L, B)
+    W = _inverse(L)
+    X = plain_matmul(W, B)
+    return X + plain_matmul(W, B - plain_matmul(L, X))
+
+
+def _inverse(L: Array) -> Array:
+    M = L.shape[-1]
+    if M <= BLOCK:
+        return _by_lapack(L, jnp.broadcast_to(jnp.eye(M, dtype=L.dtype), L.shape))
+    h = half(M)
+    W1, W2 = _inverse(L[..., :h, :h]), _inverse(L[..., h:, h:])
+    return join_lower(W1, -plain_matmul(W2, plain_matmul(L[..., h:, :h], W1)), W2)
+
+
+def _by_lapack(L: Array, B: Array) -> Array:
+    """A few columns at a time."""
+    few = max(1, (THREADED - 1) // L.shape[-1])
+    parts = (B[..., i : i + few] for i in range(0, B.shape[-1], few))
+    return jnp.concatenate([lax.linalg.triangular_solve(L, b, left_side=True, lower=True) for b in parts], axis=-1)
+
+
+def one_by_one(function: Callable[..., Array], *arrays: Array) -> Array:
+    """``function(*arrays)``, which calls LAPACK, for a batch of matrices; all arrays have the batch axes of the first.
+
+    On CPUs large matrices have their turns, which is faster than products of a batch. And jaxlib (0.10.2) spreads batched factors
+    and solves over the threads of XLA's pool and waits for them in one of these: two such calls at a time on two cores leave no
+    thread for the work, and all wait for ever, now and then.
+    """
+    batch, rows = arrays[0].shape[:-2], arrays[0].shape[-1]
+    if not batch or rows < _SPREAD_ROWS:
+        return function(*arrays)
+    flat = [a.reshape(-1, *a.shape[len(batch) :]) for a in arrays]
+    values = lax.platform_dependent(
+        *flat, cpu=lambda *each: lax.map(lambda one: function(*one), each), default=lambda *each: function(*each)
+    )
+    return values.reshape(batch + values.shape[1:])
