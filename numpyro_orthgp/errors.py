@@ -18,7 +18,7 @@ from jax.extend.core import get_opaque_trace_state
 
 __all__ = [
     "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_key", "check_option", "check_params",
-    "check_same_dtype", "inspect", "is_concrete", "no_function", "run_checked", "with_checks",
+    "check_same_dtype", "inspect", "is_concrete", "no_function", "with_checks",
 ]  # fmt: skip
 
 _Result = TypeVar("_Result")
@@ -81,16 +81,6 @@ def with_checks(function: Callable[..., _Result]) -> Callable[..., tuple[_Result
         return result, Waiting(tuple(check for check, _ in waiting), tuple(values for _, values in waiting))
 
     return program
-
-
-def run_checked(function: Callable[..., _Result], *args: Any) -> _Result:
-    """``function(*args)`` as one compiled program, whose values are checked as they would be without ``jit``, but at its end.
-
-    :param args: pytrees of arrays.
-    """
-    result, waiting = jax.jit(with_checks(function))(*args)
-    waiting.inspect()
-    return result
 
 
 def no_function(value: Any) -> str:

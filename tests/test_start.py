@@ -16,7 +16,8 @@ from numpyro.infer import SVI, TraceMeanField_ELBO, autoguide
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
-from numpyro_orthgp.errors import inspect, run_checked
+from numpyro_orthgp.errors import inspect
+from numpyro_orthgp.training.kept import run_checked
 from numpyro_orthgp.training.start import initial_state
 from tests import problems
 

@@ -22,13 +22,15 @@ from jax.extend import core
 from numpyro_orthgp.training.devices import to_host
 from numpyro_orthgp.training.digest import digest, digest_of_array
 
-__all__ = ["Program", "loss_only", "program_of"]
+__all__ = ["Program", "Unnamed", "exact_digest", "loss_only", "program_of"]
 
 # Parameters of operations that say where or under what name they run, or how they are differentiated, but not what they are.
 NOT_MATHEMATICS = re.compile(
     "name|.*sharding.*|.*layouts?|donated_invars|.*mesh|keep_unused|inline|compiler_options.*|backend|device|debug.*|"
     "jvp_jaxpr_fun|fwd_jaxpr_thunk|bwd|out_trees|memory_kinds?"
 )
+# Of these those that have no say in what is compiled.
+NO_SAY = re.compile("name|debug.*|jvp_jaxpr_fun|fwd_jaxpr_thunk|bwd|out_trees")
 
 SUMS = {"add": (1, 1), "add_any": (1, 1), "sub": (1, -1), "neg": (-1,)}  # signs of the terms
 MAX_TERMS = 1024  # of a sum whose order has no say
@@ -52,6 +54,18 @@ def program_of(function: Callable[..., Any], *args: Any) -> Program:
         warnings.simplefilter("ignore")  # the compiled step says it
         closed = jax.make_jaxpr(function)(*args)
     return Program(*(digest("".join(_Digests(values).closed(closed)).encode()) for values in (False, True)))
+
+
+class Unnamed(Exception):
+    """Of an operation with a parameter that has no name of its own, such as a function of Python's."""
+
+
+def exact_digest(closed: core.ClosedJaxpr) -> str:
+    """Equal for programs that are the same operation by operation, so that one may run for the other.
+
+    :raises Unnamed: if that cannot be known.
+    """
+    return digest("".join(_ExactDigests(values=True).closed(closed)).encode())
 
 
 def loss_only(svi: Any) -> Any:
@@ -86,6 +100,9 @@ class _Digests:
     :param values: whether constants count by their values, or by shapes and dtypes only.
     """
 
+    ignored = NOT_MATHEMATICS
+    sums: dict[str, Sequence[int]] = SUMS
+
     def __init__(self, values: bool) -> None:
         self.values = values
         self.done: dict[int, tuple[Any, list[str]]] = {}  # the object too, so that its address stays its own
@@ -106,10 +123,12 @@ class _Digests:
             return self.constant(atom.val, atom.aval) if isinstance(atom, core.Literal) else known[atom]
 
         for eqn in jaxpr.eqns:
-            if eqn.primitive.name in SUMS:
-                known[eqn.outvars[0]] = self.sum(SUMS[eqn.primitive.name], [of(x) for x in eqn.invars], eqn.outvars[0])
+            if eqn.primitive.name in self.sums:
+                known[eqn.outvars[0]] = self.sum(
+                    self.sums[eqn.primitive.name], [of(x) for x in eqn.invars], eqn.outvars[0]
+                )
                 continue
-            parameters = [f"{k}={self.parameter(v)}" for k, v in eqn.params.items() if not NOT_MATHEMATICS.fullmatch(k)]
+            parameters = [f"{k}={self.parameter(v)}" for k, v in eqn.params.items() if not self.ignored.fullmatch(k)]
             words = [eqn.primitive.name, *sorted(parameters), *map(of, eqn.invars)]
             made = digest("\n".join(words).encode())
             known |= {var: f"{made} {i} {_type(var.aval)}" for i, var in enumerate(eqn.outvars)}
@@ -146,9 +165,26 @@ class _Digests:
             return self.constant(x)
         if isinstance(x, functools.partial):
             return self.parameter((x.func, x.args, x.keywords))
+        return self.name(x)
+
+    def name(self, x: Any) -> str:
+        """Of any other object."""
         if callable(x) and hasattr(x, "__qualname__"):
             return f"{x.__module__}.{x.__qualname__}"
         return re.sub(r"0x[0-9a-fA-F]+", "", str(x))
+
+
+class _ExactDigests(_Digests):
+    """Of which equal ones mean the same operations, in sums too in the same order."""
+
+    ignored = NO_SAY
+    sums: dict[str, Sequence[int]] = {}
+
+    def name(self, x: Any) -> str:
+        name = f"{x.__module__}.{x.__qualname__}" if callable(x) and hasattr(x, "__qualname__") else str(x)
+        if "<locals>" in name or "<lambda>" in name or re.search("0x[0-9a-fA-F]{6}", name):
+            raise Unnamed(name)
+        return name
 
 
 def _type(aval: Any) -> str:

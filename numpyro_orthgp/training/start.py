@@ -18,8 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_orthgp.errors import is_concrete, run_checked
+from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.training.batches import as_arguments
+from numpyro_orthgp.training.kept import run_checked
 
 __all__ = ["initial_state"]
 

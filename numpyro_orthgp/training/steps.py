@@ -8,6 +8,7 @@ length one and rounds differently; arrays have room for two steps then.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jax import lax
 from jax.sharding import Sharding
 
 from numpyro_orthgp.training.batches import Batch, as_arguments
+from numpyro_orthgp.training.kept import compiled, traced
 from numpyro_orthgp.training.plates import PlatesOfBatch
 
 __all__ = ["Steps", "Update", "compile_steps", "strongly_typed", "update_of"]
@@ -55,22 +57,49 @@ def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, replic
     :param replicated: sharding of what comes out.
     """
 
-    def run(state: Any, batches: Any, num: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
-        def step(i: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
-            state, losses = carry
-            batch = batches
-            if not is_full:
-                batch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), batches)
-                # Without it the reading may be fused into the step, differently for different capacities.
-                batch = lax.optimization_barrier(batch)
-            state, loss = update(state, batch)
-            return state, losses.at[i].set(jnp.asarray(loss, losses.dtype))
+    def run(state: Any, batches: Any, num: int) -> tuple[Any, jax.Array, jax.Array]:
+        nonlocal compiled_run, numbers
+        if compiled_run is None:
+            compiled_run, numbers = make(state, batches)
+        return compiled_run(numbers, state, batches, np.int32(num))
 
-        state, losses = lax.fori_loop(0, num, step, (state, jnp.zeros(capacity)))
-        return state, losses, has_nan(svi.get_params(state))
+    def make(state: Any, batches: Any) -> tuple[Any, Any]:
+        rows = batches if is_full else jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
+        step, nan = traced(update, state, rows), traced(lambda state: has_nan(svi.get_params(state)), state)
+        known = None not in (step.key, nan.key)
+        key = (step.key, nan.key, str(step.tree), capacity, is_full, replicated) if known else None
+        options = {} if replicated is None else {"out_shardings": replicated}
+        program = partial(_run, step, nan, capacity, is_full)
+        return compiled(key, lambda: jax.jit(program, **options)), (step.numbers, nan.numbers)
 
-    compiled = jax.jit(run) if replicated is None else jax.jit(run, out_shardings=replicated)
-    return lambda state, batches, num: compiled(state, batches, np.int32(num))
+    compiled_run, numbers = None, None
+    return run
+
+
+def _run(
+    update: Callable[..., Any],
+    nan: Callable[..., Any],
+    capacity: int,
+    is_full: bool,
+    numbers: tuple[Any, Any],
+    state: Any,
+    batches: Any,
+    num: jax.Array,
+) -> tuple[Any, jax.Array, jax.Array]:
+    """The program: the numbers of both functions are its first argument."""
+
+    def step(i: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+        state, losses = carry
+        batch = batches
+        if not is_full:
+            batch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), batches)
+            # Without it the reading may be fused into the step, differently for different capacities.
+            batch = lax.optimization_barrier(batch)
+        state, loss = update(numbers[0], state, batch)
+        return state, losses.at[i].set(jnp.asarray(loss, losses.dtype))
+
+    state, losses = lax.fori_loop(0, num, step, (state, jnp.zeros(capacity)))
+    return state, losses, nan(numbers[1], state)
 
 
 def has_nan(params: Any) -> jax.Array:

@@ -1,0 +1,122 @@
+"""Compiled programs that are kept, so that a fit that goes on, grows or begins anew does not compile anew.
+
+``jit`` keeps programs by the function that it is given, and each call of ``fit`` makes a new one. Here a program is known by what
+it does: JAX traces it (a fifth of a second), its numbers and arrays become arguments, and what is left gets a digest
+(:mod:`~numpyro_orthgp.training.program`). Programs with equal digests are one function of their arguments. So the number of rows,
+rates and values may change, which stand as numbers in the traced program itself. Numbers in loops and branches within it count as
+part of it, and so do 0, 1, -1 and infinity, which compilers make use of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from numpyro_orthgp.errors import with_checks
+from numpyro_orthgp.training.program import Unnamed, exact_digest
+
+__all__ = ["MOST_KEPT", "Traced", "compiled", "run_checked", "traced"]
+
+MOST_KEPT = 64  # programs, of which those used last stay
+
+_kept: OrderedDict[Hashable, Any] = OrderedDict()
+
+
+class Traced(NamedTuple):
+    """A function whose numbers are arguments.
+
+    :param key: equal for equal functions; None if that cannot be known, as of a callback to Python.
+    :param leaves: from numbers and the function's own arguments to the arrays that it returns.
+    :param numbers: arrays and numbers that were constants.
+    :param tree: the structure of what the function returns.
+    """
+
+    key: str | None
+    leaves: Callable[..., list[Any]]
+    numbers: list[Any]
+    tree: Any
+
+    def __call__(self, numbers: list[Any], *args: Any) -> Any:
+        return jax.tree.unflatten(self.tree, self.leaves(numbers, *args))
+
+
+def traced(function: Callable[..., Any], *args: Any) -> Traced:
+    """
+    :param args: pytrees of arrays, or of their shapes and dtypes.
+    """
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    opened, numbers = _with_numbers_as_arguments(closed)
+    evaluate = core.jaxpr_as_fun(opened)
+
+    def leaves(numbers: list[Any], *args: Any) -> list[Any]:
+        return evaluate(*numbers, *jax.tree.leaves(args))
+
+    try:
+        key = None if closed.effects else f"{exact_digest(opened)} {len(numbers)} {jax.tree.structure(args)}"
+    except Unnamed:
+        key = None
+    return Traced(key, leaves, [_uncommitted(x) for x in numbers], jax.tree.structure(shapes))
+
+
+def run_checked(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)`` as one program, whose values are checked as they would be without ``jit``, but at its end.
+
+    :param args: pytrees of arrays.
+    """
+    program = traced(with_checks(function), *args)
+    run = compiled(program.key, lambda: jax.jit(program.leaves))
+    result, waiting = jax.tree.unflatten(program.tree, run(program.numbers, *args))
+    waiting.inspect()
+    return result
+
+
+def compiled(key: Hashable | None, make: Callable[[], Any]) -> Any:
+    """What ``make`` returned when it was called first with this key.
+
+    :param key: None for what is not kept.
+    """
+    if key is None:
+        return make()
+    if key not in _kept:
+        _kept[key] = make()
+        while len(_kept) > MOST_KEPT:
+            _kept.popitem(last=False)
+    _kept.move_to_end(key)
+    return _kept[key]
+
+
+def _with_numbers_as_arguments(closed: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, list[Any]]:
+    """The program with its constants as first arguments, and these."""
+    jaxpr = closed.jaxpr
+    numbers, invars = list(closed.consts), list(jaxpr.constvars)
+
+    def opened(atom: Any) -> Any:
+        if not (isinstance(atom, core.Literal) and _may_differ(atom.val)):
+            return atom
+        numbers.append(np.asarray(atom.val, atom.aval.dtype))
+        invars.append(core.Var(jax.typeof(numbers[-1])))
+        return invars[-1]
+
+    eqns = [eqn.replace(invars=[opened(atom) for atom in eqn.invars]) for eqn in jaxpr.eqns]
+    # The names of arguments are kept for messages; there are more of these now.
+    names = jaxpr.debug_info._replace(arg_names=("",) * (len(invars) + len(jaxpr.invars)), result_paths=None)
+    jaxpr = jaxpr.replace(constvars=[], invars=[*invars, *jaxpr.invars], eqns=eqns, debug_info=names)
+    return core.ClosedJaxpr(jaxpr, []), numbers
+
+
+def _may_differ(value: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(value), jnp.floating) and math.isfinite(value) and value not in (0, 1, -1)
+
+
+def _uncommitted(x: Any) -> Any:
+    """As a constant it could go to any device."""
+    if isinstance(x, jax.Array) and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and x.committed:
+        return np.asarray(x)
+    return x
