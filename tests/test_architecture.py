@@ -218,6 +218,6 @@ def test_one_cholesky_factor_per_set(rng, sizes, expected):
 
     for function in (objective, jax.grad(objective)):
         equations = list(all_equations(jax.make_jaxpr(function)(params).jaxpr))
-            # All attempts, with more and more jitter, are one loop.
+        # All attempts, with more and more jitter, are one loop.
         assert sum(e.primitive.name == "cholesky" for e in equations) == expected
         assert not [e for e in equations for v in e.outvars if v.aval.shape[-2:] == (23, 23)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax import export
@@ -44,6 +45,23 @@ def test_update_exports(rng, platform, dtype, sizes):
     products = [line for line in exported.mlir_module().splitlines() if "stablehlo.dot" in line]
     assert len(products) > 20
     assert [line for line in products if "precision = [HIGHEST, HIGHEST]" not in line] == []
+
+
+@pytest.mark.parametrize("num_latents", [None, 2])
+def test_predictions_are_exported_for_any_number_of_rows(rng, num_latents):
+    X, y = problems.data(rng, 30)
+    y = y if num_latents is None else np.stack([y, -y], -1)
+    f = ogp.CollapsedGP(ogp.kernels.Matern32(1.0), X, X[:6], 0.1, num_outputs=num_latents).posterior(y)
+    (rows,) = export.symbolic_shape("rows")
+
+    def predict(X):
+        marginals = f(X)
+        return marginals.mean, marginals.variance
+
+    exported = export.export(jax.jit(predict))(jax.ShapeDtypeStruct((rows, X.shape[1]), X.dtype))
+    for num in (1, 7, 30):
+        for a, b in zip(exported.call(X[:num]), predict(X[:num]), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
 SHARDED = """
@@ -92,3 +110,85 @@ def test_sharded_over_four_devices_gives_the_same_losses():
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert "same losses on 4 devices" in run.stdout
+
+
+COLLECTIVES = """
+import re, jax, jax.numpy as jnp, numpy as np, numpyro, optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from numpyro.infer import SVI, TraceMeanField_ELBO
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels, likelihoods
+
+N, M = 4096, 16
+mesh = Mesh(np.array(jax.devices()), ("data",))
+assert mesh.size == 8
+X = np.random.default_rng(0).normal(size=(N, 3)).astype("f")
+y, Z = np.sin(X[:, 0]), X[:M]
+rows, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+Xs, ys = jax.device_put((X, y), rows)
+Z = jax.device_put(Z, everywhere)
+kernel = kernels.RBF(1.0)
+
+def bound(Z, X, y):
+    return ogp.CollapsedGP(kernel, X, Z, 0.1, block_size=512).log_prob(y)
+
+def optimum(Z, X, y):
+    return ogp.CollapsedGP(kernel, X, Z, 0.1, block_size=512).posterior(y).beliefs[0].loc
+
+def model(X, y, Z):
+    f = ogp.gp("f", kernel, Z)
+    with numpyro.plate("data", N):
+        numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
+
+svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO())
+state = svi.init(jax.random.PRNGKey(0), X, y, Z)
+f = ogp.CollapsedGP(kernel, X[:200], np.asarray(Z), 0.1).posterior(y[:200])
+object.__setattr__(f, "fitting", False)
+
+def predictions(X):
+    import numpyro_orthgp.functions.function as function
+    function.MIN_BLOCK, function.MAX_ENTRIES = 512, 1
+    marginals = f(X)
+    return marginals.mean, marginals.variance
+
+programs = {
+    "bound": (jax.value_and_grad(bound), Z, Xs, ys),
+    "optimum": (optimum, Z, Xs, ys),
+    "step": (lambda state, X, y: svi.update(state, X, y, Z), state, Xs, ys),
+    "predictions": (predictions, Xs),
+}
+kinds = "all-gather|all-reduce|collective-permute|all-to-all|reduce-scatter"
+for name, (function, *args) in programs.items():
+    compiled = jax.jit(function).lower(*args).compile()
+    lines = [line for line in compiled.as_text().splitlines() if re.search(rf" ({kinds})(-start)?\\(", line)]
+    sizes = []
+    for line in lines:
+        assert " all-reduce" in line, (name, line[:300])
+        result = line.split("=", 1)[1].split("all-reduce")[0]
+        sizes += [int(np.prod([int(n) for n in dims.split(",") if n])) for dims in re.findall(r"\\[([\\d,]*)\\]", result)]
+    assert sum(sizes) < 4 * M * M + 100, (name, sizes)
+    print(name, len(lines), sum(sizes))
+    if name == "predictions":
+        assert not lines or sum(sizes) < 100
+        assert all(s.spec == P("data") for s in jax.tree.leaves(compiled.output_shardings))
+    alone = jax.jit(function)(*jax.tree.map(np.asarray, args))
+    for a, b in zip(jax.tree.leaves(compiled(*args)), jax.tree.leaves(alone), strict=True):
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3 * float(jnp.abs(b).max()))
+print("rows stay where they are")
+"""
+
+
+def test_rows_on_eight_devices_stay_there():
+    """Of sharded rows nothing is gathered: what travels is sums, as small as the inducing variables."""
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run(
+        [sys.executable, "-c", COLLECTIVES],
+        env=env,
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "rows stay where they are" in run.stdout

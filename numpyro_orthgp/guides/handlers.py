@@ -21,7 +21,7 @@ from numpyro_orthgp.likelihoods.base import is_expected
 from numpyro_orthgp.primitives.messages import input_site_of, site_of
 from numpyro_orthgp.types import Array
 
-__all__ = ["InModelOrder", "KeysUsed", "OutputsByRow", "SamePlates", "WithoutGPs", "hidden_by_mask"]
+__all__ = ["FirstRows", "InModelOrder", "KeysUsed", "OutputsByRow", "SamePlates", "WithoutGPs", "hidden_by_mask"]
 
 
 def hidden_by_mask(name: str, names: Container[str]) -> bool:
@@ -75,6 +75,19 @@ class WithoutGPs(Messenger):
             if msg["value"] is None:
                 msg["value"] = jnp.zeros(msg["fn"].shape(), getattr(site_of(msg), "dtype", None))
             msg["stop"] = True
+
+
+class FirstRows(Messenger):
+    """Lets plates that would pick rows at random pick the first ones: a function of the fit does not depend on which.
+
+    On CPUs NumPyro's random choice is a loop that XLA compiles anew each time.
+    """
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate" and msg["value"] is None:
+            size, picked = msg["args"]
+            if picked < size:
+                msg["value"] = jnp.arange(picked)
 
 
 class InModelOrder(Messenger):

@@ -5,6 +5,9 @@ blocks of as many. Each block is computed again for the gradient: on CPUs arrays
 them twice. While fitting, ``f(X)`` takes a batch at once, since it may be divided among devices. What costs more to compute
 than to hold is kept (:func:`keep`): sums of a block, and the projections of a collapsed bound where all rows have no more than
 ``MAX_KEPT`` values of them (``collapsed/sums.py``).
+
+A block is not a stretch of rows but every so many-th one. So it has rows of all devices where rows are divided among these: each works
+on its own, and only sums travel. Stretches would be gathered, as all devices work on the same block at a time.
 """
 
 from __future__ import annotations
@@ -48,10 +51,10 @@ def map_blocks(function: Callable[[Any], Any], rows: Any, size: int) -> Any:
     :param rows: an array of shape (B, ...), or several in a pytree.
     """
     B = _num_rows(rows)
-    if size >= B:
+    if _fit(B, size):
         return function(rows)
     values = lax.map(_checkpoint(function), _blocks(rows, size))
-    return jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:])[:B], values)
+    return jax.tree.map(lambda v: jnp.swapaxes(v, 0, 1).reshape(-1, *v.shape[2:])[:B], values)
 
 
 def sum_blocks(
@@ -65,7 +68,7 @@ def sum_blocks(
     :param keep_large: keep for the gradient what the function says is large, too; memory is then that of all blocks.
     """
     B = _num_rows(rows)
-    if size >= B:
+    if _fit(B, size):
         return function(rows, weights)
     blocks = _blocks(rows, size), _blocks(weights, size, weigh_nothing=True)
     # The sum stays outside of what is checkpointed, or every block's running total would be kept for the gradient.
@@ -82,14 +85,20 @@ def _num_rows(rows: Any) -> int:
     return jax.tree.leaves(rows)[0].shape[0]
 
 
+def _fit(B: Any, size: int) -> bool:
+    """Whether all rows are one block; so they are if their number is a symbol (``jax.export``)."""
+    return not isinstance(B, int) or B <= size
+
+
 def _blocks(rows: Any, size: int, *, weigh_nothing: bool = False) -> Any:
-    """Rows cut into blocks as equal as can be, (number, size, ...); the last is filled up with real rows, or with zeros."""
+    """Rows cut into blocks as equal as can be, (number, size, ...), filled up with real rows, or with zeros."""
     B = _num_rows(rows)
     num = -(-B // max(size, 1))
     missing = -(-B // num) * num - B
 
     def cut(X: Array) -> Array:
         fill = jnp.zeros_like(X[:missing]) if weigh_nothing else X[:missing]
-        return jnp.concatenate([X, fill]).reshape(num, -1, *X.shape[1:])
+        filled = jnp.concatenate([X, fill]) if missing else X
+        return jnp.swapaxes(filled.reshape(-1, num, *X.shape[1:]), 0, 1)
 
     return jax.tree.map(cut, rows)

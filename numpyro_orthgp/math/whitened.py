@@ -95,8 +95,11 @@ def squares(A: Array, loc: Array, spread: Array | None) -> Squares:
 
 
 def pays(M: int, B: int, with_others: bool) -> bool:
-    """Whether :func:`full_variances` is faster than the derivatives of its products, for B columns of M rows."""
-    return (_RATIO_WITH_OTHERS if with_others else _RATIO) * M <= B
+    """Whether :func:`full_variances` is faster than the derivatives of its products, for B columns of M rows.
+
+    Not where B is a symbol (``jax.export``), as for predictions, which have no derivative.
+    """
+    return isinstance(B, int) and (_RATIO_WITH_OTHERS if with_others else _RATIO) * M <= B
 
 
 @jax.custom_jvp
