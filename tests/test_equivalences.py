@@ -129,9 +129,9 @@ def test_blocks_of_points_and_inputs_change_nothing(rng, monkeypatch, num_latent
     """Mean-only points in blocks of three, and predictions in blocks of four rows, which do not divide their numbers."""
     X, y = (jnp.asarray(a) for a in problems.data(rng, N=13))
     batch = () if num_latents is None else (num_latents,)
-    params = {"f.u0_loc": rng.normal(size=(*batch, 4)), "f.u1_weights": rng.normal(size=(*batch, 8))}
+    params = {"f.u0_loc": rng.normal(size=(*batch, 4)), "f.u1_weights": rng.normal(size=(*batch, 9))}
     params["f.u0_scale_tril"] = np.tril(rng.normal(size=(*batch, 4, 4)), -1) + 0.7 * np.eye(4)
-    params["Z"], params["H"] = problems.sets(rng, [4, 8])
+    params["Z"], params["H"] = problems.sets(rng, [4, 9])
     params = jax.tree.map(jnp.asarray, params)
     Y = y if num_latents is None else jnp.stack([y, -y], -1)
 
@@ -151,7 +151,7 @@ def test_blocks_of_points_and_inputs_change_nothing(rng, monkeypatch, num_latent
     monkeypatch.setattr(mean_shift, "MAX_ENTRIES", 12)
     in_blocks = jax.jit(lambda params: values_and_gradients(params))  # a function that JAX has not traced yet
     text = str(in_blocks.trace(params).jaxpr)
-    assert "13,8]" not in text and "8,13]" not in text  # no covariance of all inputs with all mean-only points
+    assert "13,9]" not in text and "9,13]" not in text  # no covariance of all inputs with all mean-only points
     three_points_at_a_time = "length=3" in text  # 12 values for 4 variables; 6 for two functions, one point at a time
     assert three_points_at_a_time == (num_latents is None)
     for a, b in zip(*map(jax.tree.leaves, (whole, in_blocks(params))), strict=True):

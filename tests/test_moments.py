@@ -276,3 +276,33 @@ def test_the_variance_is_the_sum_of_its_parts_and_so_is_its_derivative(rng):
         (total, parts), (dtotal, dparts) = jax.jvp(both, (jnp.asarray(0.7),), (jnp.ones(()),))
         assert_allclose(total, parts, rtol=1e-12)
         assert_allclose(dtotal, dparts, rtol=1e-9)
+
+
+def test_many_functions_of_one_projection_are_one_product(rng, monkeypatch):
+    """No product of M x M for each function; beyond some size the functions are worked on a few at a time, with equal results."""
+    P, M, B = 6, 5, 40
+    A = jnp.asarray(rng.normal(size=(M, B)))
+    q = Full(jnp.asarray(rng.normal(size=(P, M))), jnp.asarray(np.tril(rng.normal(size=(P, M, M)))))
+    weights = jnp.asarray(rng.normal(size=(P, B)))
+
+    def value(q, A):
+        return jnp.sum(weights * projection.moments_of_whitened(q, A).net)
+
+    def each(q, A):
+        T = q.scale_tril
+        return jnp.sum(weights * (jnp.einsum("pmk,mb,plk,lb->pb", T, A, T, A) - jnp.sum(A**2, 0)))
+
+    def results(function):
+        return jax.jit(jax.value_and_grad(lambda q, A: function(q, A), (0, 1)))(q, A)
+
+    whole, expected = results(value), results(each)
+    program = str(jax.make_jaxpr(jax.grad(value, (0, 1)))(q, A))
+    assert "batch" not in "".join(line for line in program.splitlines() if "dot_general" in line)
+    monkeypatch.setattr(projection, "MOST_AT_ONCE", 0)
+    monkeypatch.setattr(projection, "MAX_ENTRIES", 4 * M * B)
+    blocks = results(value)
+    assert "scan" in str(jax.make_jaxpr(lambda q, A: value(q, A))(q, A))
+    for a, b, c in zip(*map(jax.tree.leaves, (whole, blocks, expected)), strict=True):
+        lower = jnp.tril if c.shape == (P, M, M) else jnp.asarray  # the rest of a root's gradient is of no meaning
+        assert_allclose(lower(a), lower(c), rtol=1e-10, atol=1e-10)
+        assert_allclose(b, a, rtol=1e-12, atol=1e-12)

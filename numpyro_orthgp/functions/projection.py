@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_orthgp.gaussians.family import Full, Whitened
+from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
 from numpyro_orthgp.math.linalg import clip_rounding, jitter_scale, join
 from numpyro_orthgp.math.products import (
@@ -49,6 +50,9 @@ __all__ = [
     "Block", "added_moments", "all_moments", "conditional_covariance", "decompose", "extend", "joint_whitener",
     "moments_of_whitened", "project", "residual_covariance", "residual_variance", "turn", "whiten",
 ]  # fmt: skip
+
+# Values of T' A of many functions that are held at once (P = 10 at M = 256 and 1024 rows); of more, blocks are faster.
+MOST_AT_ONCE = 4 * MAX_ENTRIES
 
 
 @jax.tree_util.register_dataclass
@@ -218,8 +222,9 @@ def added_moments(
     :return: the moments, and :math:`A(Z_j)^\top A` for each later set, shapes (..., M_j, B).
     """
     M, B = C.shape[-2:]
-    # Not for subclasses, which may spread otherwise.
-    if equal_weights and type(q) is Full and block.carrier is not None and pays(M, B, with_others=bool(later)):
+    # Not for subclasses, which may spread otherwise; nor for many functions of one A, where it takes products of M x M for each.
+    fast = equal_weights and q.loc.ndim < C.ndim and pays(M, B, with_others=bool(later))
+    if fast and type(q) is Full and block.carrier is not None:
         return full_variances(block.whitener, block.carrier, C, q.loc, q.scale_tril, list(later))
     A = whiten(block, C)
     return moments_of_whitened(q, A), [matmul_transposed(AZ, A) for AZ in later]
@@ -230,4 +235,20 @@ def moments_of_whitened(q: Whitened, A: Array) -> Squares:
 
     :param A: projections on the set, shape (..., M, B).
     """
-    return squares(A, q.loc, q.spread(A))
+    return squares(A, q.loc, _explained(q, A))
+
+
+def _explained(q: Whitened, A: Array) -> Array | None:
+    """The variance that q explains, shape (..., B); ``None`` for a known value. Of many functions of one A some at a time."""
+    if q.is_value:
+        return None
+
+    def variance(q: Whitened) -> Array:
+        W = q.spread(A)
+        assert W is not None
+        return jnp.sum(W**2, axis=-2)
+
+    num = q.loc.shape[0] if q.loc.ndim > A.ndim - 1 else 1
+    if num * A.size <= MOST_AT_ONCE or jax.eval_shape(variance, q).ndim == A.ndim - 1:
+        return variance(q)
+    return map_blocks(variance, q, max(1, MAX_ENTRIES // A.size))

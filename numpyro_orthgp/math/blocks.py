@@ -6,8 +6,8 @@ them twice. While fitting, ``f(X)`` takes a batch at once, since it may be divid
 than to hold is kept (:func:`keep`): sums of a block, and the projections of a collapsed bound where all rows have no more than
 ``MAX_KEPT`` values of them (``collapsed/sums.py``).
 
-A block is not a stretch of rows but every so many-th one. So it has rows of all devices where rows are divided among these: each works
-on its own, and only sums travel. Stretches would be gathered, as all devices work on the same block at a time.
+A block is not a stretch of rows but every so many-th one. So it has rows of all devices where rows are divided among these: each
+works on its own, and only sums travel. Stretches would be gathered, as all devices work on the same block at a time.
 """
 
 from __future__ import annotations

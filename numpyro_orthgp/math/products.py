@@ -61,7 +61,12 @@ def linear_matmul(A: Array, B: Array) -> Array:
 
 
 def plain_matmul(A: Array, B: Array) -> Array:
-    """``A @ B`` in full precision on every device, for derivative rules: XLA chooses how to transpose it."""
+    """``A @ B`` in full precision on every device, for derivative rules: XLA chooses how to transpose it.
+
+    Many matrices that meet one are one product, forward and backward: their rows are stacked.
+    """
+    if A.ndim > 2 and B.ndim == 2:
+        return jnp.matmul(A.reshape(-1, A.shape[-1]), B, precision=PRECISION).reshape(*A.shape[:-1], B.shape[-1])
     return jnp.matmul(A, B, precision=PRECISION)
 
 

@@ -82,15 +82,15 @@ class Squares(NamedTuple):
     net: Array
 
 
-def squares(A: Array, loc: Array, spread: Array | None) -> Squares:
+def squares(A: Array, loc: Array, explained: Array | None) -> Squares:
     """The sums as they are written.
 
     :param A: shape (..., M, B).
     :param loc: m, shape (..., M).
-    :param spread: a matrix W with W'W = A' S A, ``T' A`` for one; ``None`` if S is zero.
+    :param explained: the diagonal of A' S A, shape (..., B); ``None`` if S is zero.
     """
     prior = jnp.sum(A**2, axis=-2)
-    explained = jnp.zeros_like(prior) if spread is None else jnp.sum(spread**2, axis=-2)
+    explained = jnp.zeros_like(prior) if explained is None else explained
     return Squares(combine(loc, A), explained, -prior, explained - prior)
 
 
@@ -129,7 +129,9 @@ def full_variances(
     :param others: projections A_Z, shapes (..., M, n).
     """
     A = lower_matmul(W, C)
-    return squares(A, loc, lower_matmul_transposed(T, A)), [matmul_transposed(AZ, A) for AZ in others]
+    return squares(A, loc, jnp.sum(lower_matmul_transposed(T, A) ** 2, axis=-2)), [
+        matmul_transposed(AZ, A) for AZ in others
+    ]
 
 
 @full_variances.defjvp

@@ -100,7 +100,7 @@ def _with_numbers_as_arguments(closed: core.ClosedJaxpr) -> tuple[core.ClosedJax
     def opened(atom: Any) -> Any:
         if not (isinstance(atom, core.Literal) and _may_differ(atom.val)):
             return atom
-        numbers.append(np.asarray(atom.val, atom.aval.dtype))
+        numbers.append(np.asarray(atom.val, jnp.result_type(atom.aval)))
         invars.append(core.Var(jax.typeof(numbers[-1])))
         return invars[-1]
 

@@ -32,7 +32,12 @@ NOT_MATHEMATICS = re.compile(
 # Of these those that have no say in what is compiled.
 NO_SAY = re.compile("name|debug.*|jvp_jaxpr_fun|fwd_jaxpr_thunk|bwd|out_trees")
 
-SUMS = {"add": (1, 1), "add_any": (1, 1), "sub": (1, -1), "neg": (-1,)}  # signs of the terms
+SUMS: dict[str, tuple[int, ...]] = {
+    "add": (1, 1),
+    "add_any": (1, 1),
+    "sub": (1, -1),
+    "neg": (-1,),
+}  # signs of the terms
 MAX_TERMS = 1024  # of a sum whose order has no say
 
 
@@ -101,7 +106,7 @@ class _Digests:
     """
 
     ignored = NOT_MATHEMATICS
-    sums: dict[str, Sequence[int]] = SUMS
+    sums: dict[str, tuple[int, ...]] = SUMS
 
     def __init__(self, values: bool) -> None:
         self.values = values
@@ -178,7 +183,7 @@ class _ExactDigests(_Digests):
     """Of which equal ones mean the same operations, in sums too in the same order."""
 
     ignored = NO_SAY
-    sums: dict[str, Sequence[int]] = {}
+    sums: dict[str, tuple[int, ...]] = {}
 
     def name(self, x: Any) -> str:
         name = f"{x.__module__}.{x.__qualname__}" if callable(x) and hasattr(x, "__qualname__") else str(x)

@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import Sharding
 
 from numpyro_orthgp.training.batches import Batch, as_arguments
-from numpyro_orthgp.training.kept import compiled, traced
+from numpyro_orthgp.training.kept import Traced, compiled, traced
 from numpyro_orthgp.training.plates import PlatesOfBatch
 
 __all__ = ["Steps", "Update", "compile_steps", "strongly_typed", "update_of"]
@@ -58,27 +58,29 @@ def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, replic
     """
 
     def run(state: Any, batches: Any, num: int) -> tuple[Any, jax.Array, jax.Array]:
-        nonlocal compiled_run, numbers
-        if compiled_run is None:
-            compiled_run, numbers = make(state, batches)
-        return compiled_run(numbers, state, batches, np.int32(num))
+        if not made:
+            made.append(make(state, batches))
+        program, numbers = made[0]
+        return program(numbers, state, batches, np.int32(num))
 
     def make(state: Any, batches: Any) -> tuple[Any, Any]:
         rows = batches if is_full else jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
         step, nan = traced(update, state, rows), traced(lambda state: has_nan(svi.get_params(state)), state)
         known = None not in (step.key, nan.key)
         key = (step.key, nan.key, str(step.tree), capacity, is_full, replicated) if known else None
-        options = {} if replicated is None else {"out_shardings": replicated}
         program = partial(_run, step, nan, capacity, is_full)
-        return compiled(key, lambda: jax.jit(program, **options)), (step.numbers, nan.numbers)
+        jitted = (
+            partial(jax.jit, program) if replicated is None else partial(jax.jit, program, out_shardings=replicated)
+        )
+        return compiled(key, jitted), (step.numbers, nan.numbers)
 
-    compiled_run, numbers = None, None
+    made: list[tuple[Any, Any]] = []  # once the shapes are known
     return run
 
 
 def _run(
-    update: Callable[..., Any],
-    nan: Callable[..., Any],
+    update: Traced,
+    nan: Traced,
     capacity: int,
     is_full: bool,
     numbers: tuple[Any, Any],
