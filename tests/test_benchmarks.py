@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks import accelerator, ahead_of_time
+from benchmarks import accelerator, ahead_of_time, many_functions, second_calls
 from benchmarks.peers import floor, ours, problem
 from benchmarks.peers.__main__ import check
 from benchmarks.peers.contenders import PEERS, TASKS, Contender, tolerance
@@ -107,3 +107,15 @@ def test_a_product_that_may_be_rounded_ends_the_script(monkeypatch):
     monkeypatch.setattr(ahead_of_time, "compiled", lambda *_: ahead_of_time.Program(0.1, 1.0, 3, 2, 0, None))
     with pytest.raises(SystemExit, match=r"SVGP \(8\): 2 products may be rounded"):
         ahead_of_time.main(SMALL)
+
+
+def test_second_calls_compile_nothing():
+    found = second_calls.main(["--num-inducing", "7", "--steps", "3"])
+    again = ("the fit goes on", "with 3000 rows", "a new SVI with another rate", "posterior, second call", "f(X) again")
+    assert found["fit of 2500 rows"][0] > 0
+    assert all(found[name][0] == 0 for name in again), found
+
+
+def test_many_functions_are_timed():
+    ((P, M, ms, over, _),) = many_functions.main(["--functions", "3", "--sizes", "5", "--batch-size", "20"])
+    assert (P, M) == (3, 5) and ms > 0 and over > 0

@@ -248,7 +248,7 @@ def _explained(q: Whitened, A: Array) -> Array | None:
         assert W is not None
         return jnp.sum(W**2, axis=-2)
 
-    num = q.loc.shape[0] if q.loc.ndim > A.ndim - 1 else 1
-    if num * A.size <= MOST_AT_ONCE or jax.eval_shape(variance, q).ndim == A.ndim - 1:
+    many = q.loc.ndim > A.ndim - 1 and isinstance(A.shape[-1], int)  # or a symbol, by jax.export
+    if not many or q.loc.shape[0] * A.size <= MOST_AT_ONCE or jax.eval_shape(variance, q).ndim == A.ndim - 1:
         return variance(q)
     return map_blocks(variance, q, max(1, MAX_ENTRIES // A.size))
