@@ -71,12 +71,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num", type=int, default=20)
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which tests count as failed")
-    parser.add_argument("files", nargs="+")
-    parser.add_argument("tests", nargs="+")
+    parser.add_argument("files", nargs="+", help="to be changed; then --, and what pytest is given")
     argv = sys.argv[1:] if argv is None else argv
     at = argv.index("--")
-    args = parser.parse_args([*argv[:at], "tests"])
-    tests, rng = argv[at + 1 :], random.Random(args.seed)
+    args, tests = parser.parse_args(argv[:at]), argv[at + 1 :]
+    rng = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".venv", ".git", ".jax_cache", "out", "_build"))
