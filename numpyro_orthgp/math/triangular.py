@@ -10,6 +10,7 @@ a training step took up to twice as long. So LAPACK gets at most :data:`THREADED
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -124,10 +125,16 @@ def _inverse(L: Array) -> Array:
 
 
 def _by_lapack(L: Array, B: Array) -> Array:
-    """A few columns at a time."""
+    """On CPUs a few columns at a time; elsewhere each call is a launch."""
     few = max(1, (THREADED - 1) // L.shape[-1])
-    parts = (B[..., i : i + few] for i in range(0, B.shape[-1], few))
-    return jnp.concatenate([lax.linalg.triangular_solve(L, b, left_side=True, lower=True) for b in parts], axis=-1)
+    solve = partial(lax.linalg.triangular_solve, left_side=True, lower=True)
+    if B.shape[-1] <= few:
+        return solve(L, B)
+
+    def by_parts(L: Array, B: Array) -> Array:
+        return jnp.concatenate([solve(L, B[..., i : i + few]) for i in range(0, B.shape[-1], few)], axis=-1)
+
+    return lax.platform_dependent(L, B, cpu=by_parts, default=solve)
 
 
 def one_by_one(function: Callable[..., Array], *arrays: Array) -> Array:
