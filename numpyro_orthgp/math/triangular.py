@@ -2,8 +2,8 @@
 
 LAPACK's solves run at a third of the speed of products or less; and on CPUs OpenBLAS, whose solves jaxlib calls, starts threads for
 all but small right-hand sides. Between two calls they wait for work by spinning, which takes the cores away from XLA's own threads:
-a training step took up to twice as long. So LAPACK gets at most :data:`THREADED` entries at a time, and only triangles of
-:data:`BLOCK` rows. Larger ones are inverted by halves. A product with the inverse is refined once; then it is as precise as a solve
+a training step took up to twice as long. So LAPACK gets at most ``THREADED`` entries at a time, and only triangles of
+``BLOCK`` rows. Larger ones are inverted by halves. A product with the inverse is refined once; then it is as precise as a solve
 (``tests/test_triangular.py``, where LAPACK alone is the oracle).
 """
 
