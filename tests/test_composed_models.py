@@ -263,3 +263,22 @@ def test_posterior_refuses_parameters_that_are_not_the_fits(setting):
 def test_a_gp_outside_of_a_model_says_where_it_belongs(setting):
     with pytest.raises(ValueError, match=r"gp\(\) and orthogonal\(\) belong in a model or a guide"):
         ogp.gp("f", kernels.RBF(0.9), setting[2][0])
+
+
+def test_plates_of_a_fitted_model_pick_evenly_spread_rows(rng):
+    """Not at random, by a loop that is compiled each time; nor the first ones, of data that may be sorted."""
+    X = rng.normal(size=(30, 1))
+    seen = []
+
+    def model(X):
+        f = ogp.gp("f", kernels.RBF(1.0), X[:4])
+        with numpyro.plate("data", 30, subsample_size=7) as rows:
+            seen.append(np.asarray(rows))
+            numpyro.sample("y", likelihoods.Gaussian(f(X[rows]), 0.1), obs=jnp.zeros(7))
+
+    guide = ogp.AutoSparseGP(model)
+    svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    params = svi.get_params(svi.init(jax.random.PRNGKey(0), X))
+    seen.clear()
+    ogp.posterior(model, guide, params, X)
+    assert seen and all(list(rows) == [0, 4, 8, 12, 17, 21, 25] for rows in seen)

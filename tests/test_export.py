@@ -97,19 +97,19 @@ print("same losses on 4 devices")
 """
 
 
+def output_of(script, num_devices):
+    """What a script prints on so many simulated devices."""
+    flags = f"--xla_force_host_platform_device_count={num_devices}"
+    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", script]
+    run = subprocess.run(command, env=env, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return run.stdout
+
+
 @pytest.mark.slow
 def test_sharded_over_four_devices_gives_the_same_losses():
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    run = subprocess.run(
-        [sys.executable, "-c", SHARDED],
-        env=env,
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert "same losses on 4 devices" in run.stdout
+    assert "same losses on 4 devices" in output_of(SHARDED, 4)
 
 
 COLLECTIVES = """
@@ -143,7 +143,6 @@ def model(X, y, Z):
 svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO())
 state = svi.init(jax.random.PRNGKey(0), X, y, Z)
 f = ogp.CollapsedGP(kernel, X[:200], np.asarray(Z), 0.1).posterior(y[:200])
-object.__setattr__(f, "fitting", False)
 
 def predictions(X):
     import numpyro_orthgp.functions.function as function
@@ -181,14 +180,4 @@ print("rows stay where they are")
 
 def test_rows_on_eight_devices_stay_there():
     """Of sharded rows nothing is gathered: what travels is sums, as small as the inducing variables."""
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    run = subprocess.run(
-        [sys.executable, "-c", COLLECTIVES],
-        env=env,
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert "rows stay where they are" in run.stdout
+    assert "rows stay where they are" in output_of(COLLECTIVES, 8)

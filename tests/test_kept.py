@@ -77,6 +77,13 @@ def test_a_constant_of_the_model_leaves_the_step_as_it_is(compilations):
     assert not np.allclose(other.losses, first.losses)
 
 
+def test_what_is_kept_holds_no_arrays(compilations):
+    """Arrays that a program closes over may be all the data."""
+    run()
+    steps = [kept_one.__wrapped__.args[:2] for kept_one in kept._kept.values() if hasattr(kept_one.__wrapped__, "args")]
+    assert steps and all(program.numbers == [] for pair in steps for program in pair)
+
+
 def test_what_differs_otherwise_is_compiled(compilations):
     first = run()
     for options in ({"kernel": ogp.kernels.RBF}, {"Z": Z[:9]}, {"rows": 50}):

@@ -16,7 +16,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
-from numpyro_orthgp.math.cholesky import inverse_cholesky, root_of_inverse, unrescued_inverse
+from numpyro_orthgp.math.cholesky import inverse_cholesky, root_of_inverse
 from numpyro_orthgp.math.triangular import BLOCK, THREADED, inverse_lower, solve_lower, solve_right
 
 DTYPES = [jnp.float32, jnp.float64]
@@ -110,8 +110,12 @@ def test_roots_of_inverses(rng, M):
     T = root_of_inverse(jnp.asarray(K), jnp.ones(2))
     np.testing.assert_array_equal(T, jnp.tril(T))
     np.testing.assert_allclose(T @ T.mT, np.linalg.inv(K), rtol=1e-8, atol=1e-8)
-    np.testing.assert_allclose(unrescued_inverse(jnp.asarray(K)), np.linalg.inv(np.linalg.cholesky(K)), atol=1e-9)
-    assert bool(jnp.isnan(unrescued_inverse(-jnp.asarray(K))).any())
+    np.testing.assert_allclose(root_of_inverse(jnp.asarray(K)), T, rtol=1e-12, atol=1e-12)
+    singular = jnp.asarray(K).at[1].set(1.0)
+    assert bool(jnp.isnan(root_of_inverse(singular)[1]).any()) and bool(
+        jnp.isfinite(root_of_inverse(singular)[0]).all()
+    )
+    assert bool(jnp.isfinite(root_of_inverse(singular, jnp.ones(2))).all())
 
 
 # ---------------------------------------------------------------- threads

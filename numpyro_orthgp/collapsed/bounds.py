@@ -172,7 +172,7 @@ def optimum(sums: Statistics, sizes: Sequence[int]) -> list[tuple[Array, Array]]
     W, _ = _factors(sums.gram, sizes)
     mean = lower_matmul_transposed(W, lower_matmul(W, sums.product))
     blocks = [(part, precision[..., part, part]) for part in _parts(sizes)]
-    return [(mean[..., part, :], jnp.tril(root_of_inverse(P, _scale(P)))) for part, P in blocks]
+    return [(mean[..., part, :], root_of_inverse(P, _scale(P))) for part, P in blocks]
 
 
 def log_upper_bound(sums: Statistics) -> Array:

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.math.cholesky import unrescued_inverse
+from numpyro_orthgp.math.cholesky import root_of_inverse
 from numpyro_orthgp.math.products import lower_matmul, matmul, transpose
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -42,9 +42,8 @@ def full_step(loc: Array, scale_tril: Array, d_loc: Array, d_scale_tril: Array, 
     :param d_scale_tril: those with respect to T.
     :return: the next m and T.
     """
-    W, rate = _inside_full(_symmetric(matmul(transpose(scale_tril), jnp.tril(d_scale_tril))), rate)
-    # W is the inverse factor of Q with both axes reversed: Q^-1 = F F^T for the lower-triangular F = J W^T J, and T' = T F.
-    scale = jnp.tril(lower_matmul(scale_tril, jnp.flip(transpose(W), axis=(-2, -1))))
+    F, rate = _inside_full(_symmetric(matmul(transpose(scale_tril), jnp.tril(d_scale_tril))), rate)
+    scale = jnp.tril(lower_matmul(scale_tril, F))
     ahead = matmul(scale, matmul(transpose(scale), d_loc[..., None]))[..., 0]
     return loc - rate * ahead, scale
 
@@ -88,26 +87,25 @@ precondition.defvjp(_precondition_fwd, _precondition_bwd)
 
 
 def _inside_full(G: Array, rate: ArrayLike) -> tuple[Array, Array]:
-    """The inverse factor of I + rate G, axes reversed, and the ``rate``, shortened if need be; shapes (..., M, M), (..., 1)."""
-    G = jnp.flip(G, axis=(-2, -1))
+    """The lower-triangular F with F F' = (I + rate G)^-1, and the ``rate``, shortened if need be; shapes (..., M, M), (..., 1)."""
     eye = jnp.eye(G.shape[-1], dtype=G.dtype)
-    # A pivot below rounding error is as good as none.
+    # A pivot below rounding error is as good as none; F has their inverses on its diagonal.
     floor = jnp.sqrt(jnp.finfo(G.dtype).eps * G.shape[-1])
 
-    def factor(rate: Array) -> Array:
-        return unrescued_inverse(eye + rate[..., None] * G)
+    def root(rate: Array) -> Array:
+        return root_of_inverse(eye + rate[..., None] * G)
 
     full = jnp.broadcast_to(jnp.asarray(rate, G.dtype), (*G.shape[:-2], 1))
-    W = factor(full)
-    outside = ~(jnp.diagonal(W, axis1=-2, axis2=-1) < 1 / floor).all(-1, keepdims=True)
+    F = root(full)
+    outside = ~(jnp.diagonal(F, axis1=-2, axis2=-1) < 1 / floor).all(-1, keepdims=True)
 
     def shorten() -> tuple[Array, Array]:
         # Half the way to the edge: there I + rate G >= I / 2, so no variance more than doubles in a shortened step.
         kept = jnp.where(outside, _half_way(jnp.linalg.eigvalsh(G)[..., :1], full), full)
-        return factor(kept), kept
+        return root(kept), kept
 
     # Rarely needed, and an eigenvalue costs many factors.
-    return lax.cond(outside.any(), shorten, lambda: (W, full))
+    return lax.cond(outside.any(), shorten, lambda: (F, full))
 
 
 def _inside_diagonal(g: Array, rate: ArrayLike) -> tuple[Array, Array]:

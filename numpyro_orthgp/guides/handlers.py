@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro.primitives import Messenger
 
 from numpyro_orthgp.functions.marginals import Marginals
@@ -21,7 +22,7 @@ from numpyro_orthgp.likelihoods.base import is_expected
 from numpyro_orthgp.primitives.messages import input_site_of, site_of
 from numpyro_orthgp.types import Array
 
-__all__ = ["FirstRows", "InModelOrder", "KeysUsed", "OutputsByRow", "SamePlates", "WithoutGPs", "hidden_by_mask"]
+__all__ = ["EvenRows", "InModelOrder", "KeysUsed", "OutputsByRow", "SamePlates", "WithoutGPs", "hidden_by_mask"]
 
 
 def hidden_by_mask(name: str, names: Container[str]) -> bool:
@@ -77,8 +78,8 @@ class WithoutGPs(Messenger):
             msg["stop"] = True
 
 
-class FirstRows(Messenger):
-    """Lets plates that would pick rows at random pick the first ones: a function of the fit does not depend on which.
+class EvenRows(Messenger):
+    """Lets plates that would pick rows at random pick evenly spread ones: a fitted function does not depend on which.
 
     On CPUs NumPyro's random choice is a loop that XLA compiles anew each time.
     """
@@ -87,7 +88,7 @@ class FirstRows(Messenger):
         if msg["type"] == "plate" and msg["value"] is None:
             size, picked = msg["args"]
             if picked < size:
-                msg["value"] = jnp.arange(picked)
+                msg["value"] = jnp.asarray(np.arange(picked) * size // picked)
 
 
 class InModelOrder(Messenger):

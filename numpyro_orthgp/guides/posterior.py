@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.asking import Answers, Asking
-from numpyro_orthgp.guides.handlers import FirstRows, OutputsByRow
+from numpyro_orthgp.guides.handlers import EvenRows, OutputsByRow
 from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_model_params
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, site_of
 from numpyro_orthgp.types import PRNGKey
@@ -110,7 +110,7 @@ def fitted_trace(
     guide_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
     guide_trace: Trace = {}
     # Inside another model these sites are none of that model's.
-    with handlers.block(), FirstRows(None):
+    with handlers.block(), EvenRows(None):
         if guide is not None:
             is_new = getattr(guide, "prototype_trace", True) is None
             seeded = handlers.seed(guide, guide_key)

@@ -31,7 +31,7 @@ from numpyro_orthgp.math.triangular import BLOCK, half, inverse_lower, join_lowe
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "inverse_cholesky", "relative_carrier", "rescue_jitter", "root_of_inverse", "safe_cholesky", "unrescued_inverse",
+    "inverse_cholesky", "relative_carrier", "rescue_jitter", "root_of_inverse", "safe_cholesky",
 ]  # fmt: skip
 
 
@@ -90,17 +90,17 @@ def rescue_jitter(K: Array, scale: Array) -> Array:
     return _inverse_cholesky(K, scale)[1]
 
 
-def unrescued_inverse(K: Array) -> Array:
-    """:func:`inverse_cholesky` without extra jitter: it holds NaN where the factor does not exist. It has no derivative rule."""
-    return one_by_one(lambda K: _factor(K)[1], K)
-
-
-def root_of_inverse(K: Array, scale: Array) -> Array:
+def root_of_inverse(K: Array, scale: Array | None = None) -> Array:
     r"""The lower-triangular T with :math:`T T^\top = K^{-1}`, shape (..., M, M).
 
     :math:`T = J L^{-T} J` with J the reversal of axes and :math:`L L^\top = J K J`.
+
+    :param scale: as for :func:`safe_cholesky`. Without it there is no extra jitter: T holds NaN where K is not positive definite,
+        and has no derivative rule.
     """
-    return _reversed(transpose(inverse_cholesky(_reversed(K), scale)))
+    reversed_K = _reversed(K)
+    W = one_by_one(lambda K: _factor(K)[1], reversed_K) if scale is None else inverse_cholesky(reversed_K, scale)
+    return _reversed(transpose(W))
 
 
 def _reversed(K: Array) -> Array:

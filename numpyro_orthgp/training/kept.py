@@ -46,6 +46,9 @@ class Traced(NamedTuple):
     def __call__(self, numbers: list[Any], *args: Any) -> Any:
         return jax.tree.unflatten(self.tree, self.leaves(numbers, *args))
 
+    def without_numbers(self) -> Traced:
+        return self._replace(numbers=[])
+
 
 def traced(function: Callable[..., Any], *args: Any) -> Traced:
     """

@@ -68,11 +68,10 @@ def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, replic
         step, nan = traced(update, state, rows), traced(lambda state: has_nan(svi.get_params(state)), state)
         known = None not in (step.key, nan.key)
         key = (step.key, nan.key, str(step.tree), capacity, is_full, replicated) if known else None
-        program = partial(_run, step, nan, capacity, is_full)
-        jitted = (
-            partial(jax.jit, program) if replicated is None else partial(jax.jit, program, out_shardings=replicated)
-        )
-        return compiled(key, jitted), (step.numbers, nan.numbers)
+        # What is kept must not hold on to arrays, which may be all the data.
+        program = partial(_run, step.without_numbers(), nan.without_numbers(), capacity, is_full)
+        options = {} if replicated is None else {"out_shardings": replicated}
+        return compiled(key, partial(jax.jit, program, **options)), (step.numbers, nan.numbers)
 
     made: list[tuple[Any, Any]] = []  # once the shapes are known
     return run
