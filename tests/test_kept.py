@@ -105,6 +105,15 @@ def test_numbers_within_branches_are_part_of_a_program():
     assert zero.key != one.key
 
 
+def test_the_order_of_a_sum_is_part_of_a_program():
+    """It has a say in the last bits."""
+    one, other = (
+        kept.traced(lambda x, y, z: x + y + z, *np.ones(3)),
+        kept.traced(lambda x, y, z: x + (y + z), *np.ones(3)),
+    )
+    assert one.key != other.key
+
+
 def test_arrays_are_arguments():
     first, second = (kept.traced(lambda x, a=a: x + jnp.asarray(a), 1.0) for a in (np.arange(3.0), np.ones(3)))
     assert first.key == second.key

@@ -90,7 +90,7 @@ def test_ill_conditioned_systems_are_solved_as_precisely_as_by_lapack(M):
     Z = np.random.default_rng(0).normal(size=(M, 3))
     K = np.exp(-((Z[:, None] - Z) ** 2).sum(-1) / 2) + 1e-5 * np.eye(M)
     L = np.linalg.cholesky(K)
-    B = np.random.default_rng(1).normal(size=(M, 400))
+    B = L @ np.random.default_rng(1).normal(size=(M, 400))  # of small solutions, which a product with the inverse loses
     single, right = jnp.asarray(L, jnp.float32), jnp.asarray(B, jnp.float32)
 
     def error(X):

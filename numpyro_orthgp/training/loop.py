@@ -123,7 +123,7 @@ def fit(
         the same: other data, a model that was changed, or a newer JAX.
     :param mesh: devices to divide batches among; their number must divide ``batch_size``.
     :param callback: called with a :class:`~numpyro_orthgp.training.Progress` after each call to the device.
-    :param kwargs: further keyword arguments of model and guide, as they are; arrays among them are constants of the compiled step.
+    :param kwargs: further keyword arguments of model and guide, as they are: constants of a step.
         For a model whose argument has a name of those above use ``functools.partial``.
     :return: parameters, state, losses, how it ended, and after how many steps.
     :raises TypeError: if ``svi``, ``data`` or ``mesh`` are not what they should be.
