@@ -15,9 +15,15 @@ artemev2021    :math:`N \log(1 + \tfrac1N \sum_i \rho_i)`                       
 titsias2025    :math:`\sum_i \log(1 + \rho_i)`                                     Titsias 2025, Eq. 16
 =============  ==================================================================  ==========================================
 
+"titsias2025" has a charge for groups of rows too: with the covariance :math:`R_b` of what is not explained of group b, and the
+noise :math:`S_b`, :math:`\sum_b \log |I + S_b^{-1/2} R_b S_b^{-1/2}|` (:mod:`numpyro_orthgp.functions.groups`).
+
 For comparison there are approximations that are no bounds: "dtc" charges nothing; "fitc" adds :math:`r_i` to the noise; "pep"
 (power expectation propagation, Bui, Yan and Turner 2017) adds :math:`\alpha r_i` and charges
 :math:`\tfrac{1 - \alpha}{\alpha} \log(1 + \alpha \rho_i)` (Titsias 2025, Eq. 25): titsias2009 as alpha goes to 0, fitc at 1.
+In groups they add :math:`\alpha R_b` to the noise, which then is no longer diagonal, and charge the logarithm of
+:math:`|I + \alpha S_b^{-1/2} R_b S_b^{-1/2}|`: fitc becomes the objective of the partially independent conditional (Snelson and
+Ghahramani 2007), pep that of power expectation propagation with blocks (Bui and Titsias 2025).
 
 All of it needs :math:`\Lambda = I + A S^{-1} A^\top` and a few sums (:class:`Statistics`), which add up over blocks of data. With
 several orthogonal sets, mean-field over sets, the best Gaussians have precisions :math:`\Lambda_{ii}`, the diagonal blocks, and the
@@ -40,12 +46,15 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from numpyro_orthgp.math.cholesky import inverse_cholesky, root_of_inverse
+from numpyro_orthgp.math.grouped import added_identity, cut_groups, join_groups, log_det, scale_groups
 from numpyro_orthgp.math.linalg import add_jitter
 from numpyro_orthgp.math.products import PRECISION, diagonal, gram, lower_matmul, lower_matmul_transposed, matmul
 from numpyro_orthgp.types import Array
 
 __all__ = [
     "BOUNDS",
+    "GROUPED",
+    "Bound",
     "Moments",
     "Statistics",
     "conditional_gain",
@@ -56,6 +65,20 @@ __all__ = [
 ]
 
 BOUNDS = ("titsias2009", "titsias2025", "artemev2021", "conditional", "fitc", "dtc", "pep")
+GROUPED = ("titsias2025", "fitc", "pep")
+
+
+class Bound(NamedTuple):
+    """Which bound is meant.
+
+    :param name: one of ``BOUNDS``.
+    :param alpha: the power of "pep".
+    :param group_size: number of rows in a group, or ``None``.
+    """
+
+    name: str
+    alpha: float = 1.0
+    group_size: int | None = None
 
 
 class Statistics(NamedTuple):
@@ -87,6 +110,7 @@ class Moments(NamedTuple):
     :param factors: where given, F, shape (S, B, M), and F F' - R F F' R' belongs to the second moment too.
     :param kept: that R, shape (M, M).
     :param spread: the covariance of :math:`A_i`, shape (B, M, M), where there is no ``second``.
+    :param groups: the covariance of what is not explained within groups of points, shape (..., n, G, G).
     """
 
     first: Array
@@ -96,9 +120,10 @@ class Moments(NamedTuple):
     factors: Array | None = None
     kept: Array | None = None
     spread: Array | None = None
+    groups: Array | None = None
 
 
-def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, bound: str, alpha: float) -> Statistics:
+def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, bound: Bound) -> Statistics:
     r"""The sums over one block of points.
 
     :param Y: outputs, shape (..., B, C); anything finite where there is no observation.
@@ -106,20 +131,42 @@ def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, b
     :param explained: variance of each point and output under a q of orthogonal sets that is not optimized here, summed over
         outputs, shape (..., B).
     """
-    ratio = moments.residual * precision
-    inflation = alpha * ratio if bound in ("fitc", "pep") else jnp.zeros_like(ratio)
     present = precision > 0
-    log_noise = jnp.where(present, jnp.log1p(inflation) - jnp.log(jnp.where(present, precision, 1)), 0)
-    precision = precision / (1 + inflation)
+    log_noise = jnp.where(present, -jnp.log(jnp.where(present, precision, 1)), 0)
+    num = present.astype(precision.dtype)
+    if moments.groups is not None:
+        R = scale_groups(moments.groups, jnp.sqrt(precision))
+        if bound.name in ("fitc", "pep"):
+            moments, Y, precision, added = _whitened_by_groups(moments, Y, precision, added_identity(bound.alpha * R))
+            log_noise = log_noise + added
+        charge = _charge_of_groups(R, bound)
+    else:
+        ratio = moments.residual * precision
+        charge = _charge(ratio, bound)
+        if bound.name in ("fitc", "pep"):
+            log_noise, precision = log_noise + jnp.log1p(bound.alpha * ratio), precision / (1 + bound.alpha * ratio)
     weighted = precision[..., None] * Y
     outer = _outer(moments, precision)
     square = jnp.sum(weighted * Y, (-2, -1)) + jnp.sum(precision * explained, -1)
-    batch = square.shape
-    totals = (
-        jnp.broadcast_to(jnp.sum(x, -1), batch)
-        for x in (log_noise, _charge(ratio, bound, alpha), present.astype(ratio.dtype))
-    )
+    totals = (jnp.broadcast_to(jnp.sum(x, -1), square.shape) for x in (log_noise, charge, num))
     return Statistics(outer, matmul(moments.first, weighted), square, *totals)
+
+
+def _whitened_by_groups(moments: Moments, Y: Array, precision: Array, C: Array) -> tuple[Moments, Array, Array, Array]:
+    """Points, outputs and precisions with noise that is not diagonal, as those of unit noise; and what log |noise| has more.
+
+    :param C: the noise of each group in units of ``precision``.
+    """
+    W, size = inverse_cholesky(C, jnp.ones(C.shape[:-2], C.dtype)), C.shape[-1]
+    root = jnp.sqrt(precision)[..., None, :]
+
+    def whiten(rows: Array) -> Array:  # (..., k, B)
+        cut = cut_groups(root * rows, size)
+        return join_groups(jnp.einsum("...ngh,...knh->...kng", W, cut, precision=PRECISION), rows.shape[-1])
+
+    whitened = moments._replace(first=whiten(moments.first))
+    Y = jnp.swapaxes(whiten(jnp.swapaxes(Y, -1, -2)), -1, -2)
+    return whitened, Y, jnp.ones_like(precision), -2 * join_groups(jnp.log(diagonal(W)), precision.shape[-1])
 
 
 def _outer(moments: Moments, precision: Array) -> Array:
@@ -138,12 +185,20 @@ def _outer(moments: Moments, precision: Array) -> Array:
     return outer + seen - matmul(matmul(moments.kept, seen), moments.kept.T)
 
 
-def _charge(ratio: Array, bound: str, alpha: float) -> Array:
-    if bound in ("fitc", "dtc"):
+def _charge(ratio: Array, bound: Bound) -> Array:
+    if bound.name in ("fitc", "dtc"):
         return jnp.zeros_like(ratio)
-    if bound == "titsias2025":
+    if bound.name == "titsias2025":
         return jnp.log1p(ratio)
-    return (1 - alpha) / alpha * jnp.log1p(alpha * ratio) if bound == "pep" else ratio
+    return (1 - bound.alpha) / bound.alpha * jnp.log1p(bound.alpha * ratio) if bound.name == "pep" else ratio
+
+
+def _charge_of_groups(ratio: Array, bound: Bound) -> Array:
+    """The same for groups, shape (..., n)."""
+    if bound.name == "fitc":
+        return jnp.zeros_like(ratio[..., 0, 0])
+    share = (1 - bound.alpha) / bound.alpha if bound.name == "pep" else 1.0
+    return share * log_det(added_identity((bound.alpha if bound.name == "pep" else 1.0) * ratio))
 
 
 def log_evidence(sums: Statistics, sizes: Sequence[int], bound: str) -> Array:

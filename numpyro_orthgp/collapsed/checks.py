@@ -9,15 +9,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.collapsed.bounds import BOUNDS
-from numpyro_orthgp.errors import check_finite, check_floating, check_option, inspect, is_concrete
+from numpyro_orthgp.collapsed.bounds import BOUNDS, GROUPED
+from numpyro_orthgp.errors import check_finite, check_floating, check_integer, check_option, inspect, is_concrete
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "MAX_CONDITIONAL", "check_block_size", "check_bound", "check_columns", "check_given", "check_loc", "check_noise",
-    "check_observed", "check_outputs",
+    "MAX_CONDITIONAL", "check_block_size", "check_bound", "check_columns", "check_given", "check_group_size", "check_loc",
+    "check_noise", "check_observed", "check_outputs",
 ]  # fmt: skip
 
 # The "conditional" bound holds N x N matrices.
@@ -55,6 +55,22 @@ def check_bound(bound: str, alpha: Any, N: int, num_sets: int, given: bool, unce
             "`orthogonal`, or a guide that hands over draws only (analytic=False)."
         )
     return 1.0 if alpha is None else float(alpha)
+
+
+def check_group_size(group_size: Any, bound: str, N: int, uncertain: bool) -> int | None:
+    """The number of points in a group, at most N; or ``None``.
+
+    :raises ValueError: for anything else, or where the bound has no groups.
+    """
+    if group_size is None:
+        return None
+    if bound not in GROUPED:
+        raise ValueError(f"`group_size` belongs to the bounds {', '.join(map(repr, GROUPED))}; got bound={bound!r}.")
+    if uncertain:
+        raise ValueError(
+            "With latent inputs that have a Gaussian `group_size` is not known: it needs covariances between uncertain points."
+        )
+    return min(check_integer("group_size", group_size), N)
 
 
 def check_given(given: Sequence[Whitened] | None, features: Sequence[Feature]) -> None:

@@ -15,7 +15,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_orthgp.collapsed import checks
-from numpyro_orthgp.collapsed.bounds import Statistics, conditional_gain, log_evidence, log_upper_bound, optimum
+from numpyro_orthgp.collapsed.bounds import Bound, Statistics, conditional_gain, log_evidence, log_upper_bound, optimum
 from numpyro_orthgp.collapsed.sums import Prior, Rows, project_inputs, sum_over_points, without_orthogonal
 from numpyro_orthgp.errors import check_inputs, check_key, check_same_dtype
 from numpyro_orthgp.functions.function import GPFunction
@@ -76,6 +76,9 @@ class CollapsedGP(dist.Distribution):
         (N, D).
     :param bound: one of "titsias2009", "titsias2025", "artemev2021", "conditional" (at most 5000 points), "fitc", "dtc", "pep".
     :param alpha: the power of "pep", in (0, 1].
+    :param group_size: G, for "titsias2025", "fitc" and "pep": what inducing variables leave is accounted for in groups of G
+        consecutive points, not point by point. Larger groups of near points give better bounds, at a cost of N G (M + G); sort the
+        data by :func:`numpyro_orthgp.init.groups`.
     :param orthogonal: what :func:`orthogonal` returns for the sets after the first; ``None`` takes the best Gaussians.
     :param loc: prior mean at X, shape (), (N,), (N, D) or (1, D).
     :param observed: True where y is observed, shape (N,) or (N, D); ``None`` if everywhere. Other entries of y may be NaN.
@@ -98,7 +101,16 @@ class CollapsedGP(dist.Distribution):
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("kernel", "X", "features", "noise_scale", "loc", "observed", "orthogonal")
-    pytree_aux_fields = ("bound", "alpha", "num_outputs", "jitter", "block_size", "num_points", "_separate")
+    pytree_aux_fields = (
+        "bound",
+        "alpha",
+        "group_size",
+        "num_outputs",
+        "jitter",
+        "block_size",
+        "num_points",
+        "_separate",
+    )
 
     def __init__(
         self,
@@ -109,6 +121,7 @@ class CollapsedGP(dist.Distribution):
         *,
         bound: str = "titsias2025",
         alpha: float | None = None,
+        group_size: int | None = None,
         orthogonal: Sequence[Whitened] | None = None,
         loc: ArrayLike = 0.0,
         observed: ArrayLike | None = None,
@@ -128,6 +141,7 @@ class CollapsedGP(dist.Distribution):
         N = self.X.shape[0]
         uncertain = self._uncertain
         self.alpha = checks.check_bound(bound, alpha, N, len(features), orthogonal is not None, uncertain)
+        self.group_size = checks.check_group_size(group_size, bound, N, uncertain)
         checks.check_given(orthogonal, features)
         self.orthogonal = None if orthogonal is None else tuple(orthogonal)
         self.noise_scale = checks.check_noise(noise_scale, N)
@@ -160,7 +174,7 @@ class CollapsedGP(dist.Distribution):
     @one_program
     def _log_bound(self, y: Array) -> Array:
         prior, rows = self._prior(), self._rows(y)
-        sums = sum_over_points(prior, rows, self.bound, self.alpha, self._rows_at_once(rows))
+        sums = sum_over_points(prior, rows, self._bound, self._rows_at_once(rows))
         evidence = log_evidence(sums, self._sizes, self.bound)
         return evidence + self._conditional_gain(prior, rows, sums) if self.bound == "conditional" else evidence
 
@@ -179,7 +193,7 @@ class CollapsedGP(dist.Distribution):
     @one_program
     def _log_upper_bound(self, y: Array) -> Array:
         prior, rows = self._prior()._replace(given=None), self._rows(y)
-        return jnp.sum(log_upper_bound(sum_over_points(prior, rows, "titsias2009", 1.0, self._rows_at_once(rows))))
+        return jnp.sum(log_upper_bound(sum_over_points(prior, rows, Bound("titsias2009"), self._rows_at_once(rows))))
 
     def posterior(self, value: ArrayLike) -> GPFunction:
         """The function given y, under the best q(u): as :func:`numpyro_orthgp.posterior` gives after ``SVI``.
@@ -207,7 +221,7 @@ class CollapsedGP(dist.Distribution):
     @one_program
     def _optimum(self, y: Array) -> tuple[tuple[Block, ...], list[tuple[Array, Array]]]:
         prior, rows = self._prior(), self._rows(y)
-        sums = sum_over_points(prior, rows, self.bound, self.alpha, self._rows_at_once(rows))
+        sums = sum_over_points(prior, rows, self._bound, self._rows_at_once(rows))
         return prior.blocks, optimum(sums, self._sizes)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -251,6 +265,10 @@ class CollapsedGP(dist.Distribution):
     @property
     def _uncertain(self) -> bool:
         return isinstance(self.X, LatentInputs) and self.X.scale is not None
+
+    @property
+    def _bound(self) -> Bound:
+        return Bound(self.bound, self.alpha, self.group_size)
 
     @property
     def _sizes(self) -> tuple[int, ...]:

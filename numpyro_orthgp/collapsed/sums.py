@@ -13,15 +13,18 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
-from numpyro_orthgp.collapsed.bounds import Moments, Statistics, statistics
+from numpyro_orthgp.collapsed.bounds import Bound, Moments, Statistics, statistics
+from numpyro_orthgp.functions.groups import covariance_of_groups
 from numpyro_orthgp.functions.prior import expect_covariances
 from numpyro_orthgp.functions.projection import Block, project, residual_variance
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.kernels.expectations import psi0
 from numpyro_orthgp.math.blocks import sum_blocks
+from numpyro_orthgp.math.grouped import cut_groups, gram_of_groups
 from numpyro_orthgp.math.linalg import join
 from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike
@@ -66,11 +69,11 @@ class Rows(NamedTuple):
     precision: Array
 
 
-def sum_over_points(prior: Prior, rows: Rows, bound: str, alpha: float, block_size: int | None) -> Statistics:
+def sum_over_points(prior: Prior, rows: Rows, bound: Bound, block_size: int | None) -> Statistics:
     """The sums over all points; ``block_size`` rows at a time, each block computed again for the gradient.
 
     Memory is then that of one block, O(M^2 + block_size M), in both directions; projections are kept for the gradient where
-    those of all rows are few.
+    those of all rows are few. Blocks are of whole groups, if there are any.
     """
     entries = rows.X.shape[0] * sum(math.prod(block.whitener.shape[:-1]) for block in prior.blocks)
     if rows.scale is not None:
@@ -80,10 +83,22 @@ def sum_over_points(prior: Prior, rows: Rows, bound: str, alpha: float, block_si
     # What fills the last block has precision zero: no observation.
 
     def of(rows: tuple[Array, Array | None, Array], precision: Array) -> Statistics:
-        return _block(prior, Rows(*rows, precision), bound, alpha)
+        return _block(prior, Rows(*rows, precision), bound)
 
-    size = block_size or rows.X.shape[0]
-    return sum_blocks(of, rows[:3], rows.precision, size, keep_large=entries <= MAX_KEPT)
+    def of_groups(rows: tuple[Array, Array | None, Array], precision: Array) -> Statistics:
+        return of(*jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (rows, precision)))
+
+    size, keep_large, group_size = block_size or rows.X.shape[0], entries <= MAX_KEPT, bound.group_size
+    if group_size is None:
+        return sum_blocks(of, rows[:3], rows.precision, size, keep_large=keep_large)
+    points, precision = jax.tree.map(lambda a: _by_groups(a, group_size, "edge"), rows[:3]), rows.precision
+    precision = _by_groups(precision, group_size, "constant")  # what fills the last group has no observation
+    return sum_blocks(of_groups, points, precision, -(-size // group_size), keep_large=keep_large)
+
+
+def _by_groups(rows: Array, size: int, fill: str) -> Array:
+    """(N, ...) to (n, G, ...)."""
+    return jnp.moveaxis(cut_groups(jnp.moveaxis(rows, 0, -1), size, fill), (-2, -1), (0, 1))
 
 
 def project_inputs(prior: Prior, X: Array) -> tuple[Array, ...]:
@@ -103,7 +118,7 @@ def without_orthogonal(given: Sequence[Whitened], A: Sequence[Array], Y: Array) 
     return Y, explained
 
 
-def _block(prior: Prior, rows: Rows, bound: str, alpha: float) -> Statistics:
+def _block(prior: Prior, rows: Rows, bound: Bound) -> Statistics:
     Y, precision = rows.Y, rows.precision
     if rows.scale is not None:
         moments, explained = _uncertain(prior, rows.X, rows.scale), jnp.zeros((Y.shape[0], 1), Y.dtype)
@@ -112,12 +127,16 @@ def _block(prior: Prior, rows: Rows, bound: str, alpha: float) -> Statistics:
         residual = residual_variance(prior.kernel(rows.X), A)
         Y, explained = without_orthogonal(prior.given or (), A[1:] if prior.given else (), Y)
         moments = Moments(A[0] if prior.given is not None else join(A, -2, event_dim=2), residual)
+        if bound.group_size is not None:
+            grams = [gram_of_groups(Ai, bound.group_size) for Ai in A]
+            groups = covariance_of_groups(prior.kernel, rows.X, sum(grams[1:], start=grams[0]), residual)
+            moments = moments._replace(groups=groups)
     explained = jnp.broadcast_to(explained, Y.shape)
     if precision.ndim == 1 and moments.residual.ndim == 1:
-        return statistics(moments, Y, precision, explained.sum(-1), bound, alpha)
+        return statistics(moments, Y, precision, explained.sum(-1), bound)
     # Outputs with a noise, a mask or a kernel of their own: a leading axis instead of columns.
     precision = jnp.broadcast_to(precision.T, (Y.shape[1], Y.shape[0]))
-    return statistics(moments, Y.T[..., None], precision, explained.T, bound, alpha)
+    return statistics(moments, Y.T[..., None], precision, explained.T, bound)
 
 
 def _uncertain(prior: Prior, loc: Array, scale: Array) -> Moments:

@@ -9,6 +9,7 @@ Read in this order:
 - ``function``: :class:`GPFunction`, which a model calls at inputs.
 
 Beside these: ``mean_only`` (points that move the mean alone), ``stacking`` (functions side by side), ``latent_inputs`` and
-``expected`` (inputs that are Gaussian themselves), ``paths`` (whole functions drawn), ``runs`` (a run of a model sees one
-function), ``shared_draws``, ``deep`` and ``images`` (functions of functions), ``sites`` (what a function needs of its model).
+``expected`` (inputs that are Gaussian themselves), ``groups`` (the residual in groups of rows), ``paths`` (whole functions
+drawn), ``runs`` (a run of a model sees one function), ``shared_draws``, ``deep`` and ``images`` (functions of functions),
+``sites`` (what a function needs of its model).
 """

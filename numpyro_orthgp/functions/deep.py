@@ -189,6 +189,10 @@ class DeepGP:
     def _checked(self, num_samples: int, rng_key: PRNGKey | None) -> PRNGKey:
         check_integer("num_samples", num_samples)
         self._check_layers()
+        if any(layer.group_size is not None for layer in self.layers):
+            raise ValueError(
+                "Rows that are draws of one point are no groups: leave `group_size` out for the layers of `particles`."
+            )
         rng_key = prng_key() if rng_key is None else rng_key
         if rng_key is None:
             raise ValueError(

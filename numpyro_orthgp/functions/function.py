@@ -13,6 +13,7 @@ from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
 from numpyro_orthgp.functions.expected import AveragedMarginals, average
+from numpyro_orthgp.functions.groups import covariance_of_groups
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.marginals import Marginals, check_joint_draw
 from numpyro_orthgp.functions.mean_only import MeanShift, weigh_points
@@ -59,6 +60,7 @@ class GPFunction:
     :param beliefs: a Gaussian or a value for the whitened inducing variables of each set.
     :param shift: mean-only points, or ``None``.
     :param residual_scale: see :class:`Marginals`.
+    :param group_size: G, where the residual is tightened in groups of G consecutive inputs; else ``None``.
     :param num_latents: P, or ``None`` for a single function.
     :param fitting: whether a guide of this package is being fitted, whose draw of the inducing variables is ``values``.
     :param values: what the whitened inducing variables of each set are in this run of the model, for draws; ``None`` where there is
@@ -72,6 +74,7 @@ class GPFunction:
     beliefs: tuple[Whitened, ...]
     shift: MeanShift | None = None
     residual_scale: Array | None = None
+    group_size: int | None = field(default=None, metadata={"static": True})
     num_latents: int | None = field(default=None, metadata={"static": True})
     fitting: bool = field(default=False, metadata={"static": True})
     names: Names | None = field(default=None, metadata={"static": True})
@@ -98,26 +101,27 @@ class GPFunction:
         :raises ValueError: if ``X`` has another shape or holds NaN or infinity.
         """
         X = self.checked(X)
-        mean, explained, residual, total = self._moments(X)
+        mean, explained, residual, total, groups = self._moments(X)
         joint = (DrawInRun if self.fitting else Partial)(draw_process, self, X)
-        return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names, total)
+        return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names, total, groups)
 
     @one_program
-    def _moments(self, X: Array) -> tuple[Array, Array, Array, Array]:
-        """Mean, explained and residual variance and their sum, shapes (B,) or (B, P)."""
+    def _moments(self, X: Array) -> tuple[Array, Array, Array, Array, Array | None]:
+        """Mean, explained and residual variance and their sum, (B,) or (B, P), and the residual's covariance within groups."""
         size = max(MAX_ENTRIES // (self.num_inducing * (self.num_latents or 1)), MIN_BLOCK)
         # While fitting a batch is small, and may be spread over devices.
         return map_blocks(self._moments_at_once, X, len(X) if self.fitting else size)
 
-    def _moments_at_once(self, X: Array) -> tuple[Array, Array, Array, Array]:
+    def _moments_at_once(self, X: Array) -> tuple[Array, Array, Array, Array, Array | None]:
         covariances = [s.covariance_with_inputs(self.kernel, X) for s in self.features]
-        equal_weights = self.residual_scale is None
-        added = all_moments(self._without_shift(), self.blocks, covariances, equal_weights=equal_weights)
+        how: Any = {"equal_weights": self.residual_scale is None, "group_size": self.group_size}
+        added, grams = all_moments(self._without_shift(), self.blocks, covariances, **how)
         mean, variance = added.mean + self._shift_at([InducingPoints(X)]), self.kernel(X)
         residual = clip_rounding(variance + added.change)
+        groups = None if grams is None else covariance_of_groups(self.kernel, X, grams, residual)
         total = with_derivative_of(added.explained + residual, variance + added.net)
         mean, explained, residual, total = (self._columns(a) for a in (mean, added.explained, residual, total))
-        return mean, explained, residual, total
+        return mean, explained, residual, total, None if groups is None else self._per_latent(groups, event_dim=3)
 
     def expected(self, X: LatentInputs, *, num_points: int = 20) -> Marginals:
         r"""Moments at latent inputs averaged over their Gaussian in closed form, for Gaussian noise.
@@ -141,6 +145,10 @@ class GPFunction:
         :raises TypeError: if ``X`` is not latent inputs, or inducing variables are not points.
         :raises ValueError: for mean-only points, or hyperparameters or points of each latent function's own.
         """
+        if self.group_size is not None:
+            raise ValueError(
+                "f.expected(X) knows no groups of rows, whose covariances it would need; leave `group_size` out."
+            )
         if not isinstance(X, LatentInputs):
             raise TypeError(f"f.expected(X) needs what latent_inputs() returns; got {type(X).__name__}. Use f(X).")
         if X.loc is None or X.scale is None:
@@ -202,8 +210,8 @@ class GPFunction:
         a weighted sum of the squares of :math:`V_i^\top A_i(x)`, so that one product of matrices per set is left of two. Unlike
         a cache of :math:`L^{-\top} (I - S) L^{-1}` this loses no digits in float32.
 
-        Costs one singular value decomposition of an M x M matrix per set. It is for predictions: derivatives for parameters do
-        not exist where S has equal eigenvalues, those for inputs do.
+        Costs one singular value decomposition per set. It is for predictions: derivatives for parameters do not exist where S has
+        equal eigenvalues, those for inputs do.
 
         :return: a function whose marginals, joint distributions and paths are those of this one.
         """

@@ -79,6 +79,11 @@ def patchwise(
         return jax.tree.map(lambda a: a.reshape(len(images), -1), (m.mean, m.explained, m.residual, m.total))
 
     mean, explained, residual, total = map_blocks(moments, X, max_entries // per_image)
+    if f.group_size is not None:
+        raise ValueError(
+            "patchwise() knows no groups of rows, since its rows are patches. Leave `group_size` out for this gp: "
+            "group_size={'another gp': 16}."
+        )
     v = f.residual_scale
     if v is not None:
         v = jnp.tile(jnp.broadcast_to(v, (channels,)), grid.num_patches)

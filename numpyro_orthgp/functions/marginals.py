@@ -14,6 +14,7 @@ from jax.tree_util import Partial
 from numpyro_orthgp.errors import check_columns
 from numpyro_orthgp.functions.runs import DrawInRun
 from numpyro_orthgp.functions.sites import Names, charge, prng_key
+from numpyro_orthgp.math.grouped import scale_groups
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
@@ -42,6 +43,8 @@ class Marginals:
     :param joint: draws the outputs jointly, ``joint(rng_key, sample_shape)``; ``None`` where draws are point by point.
     :param total: explained + residual where its derivative takes fewer operations than that of this sum, else ``None``: as where
         one of them is replaced by hand.
+    :param groups: the residual's covariance within each of n groups of G consecutive inputs, shape (n, G, G) or (L, n, G, G), where
+        the guide tightens it in groups; else ``None``. A last group that is shorter is filled up with anything.
     """
 
     mean: Array
@@ -52,6 +55,7 @@ class Marginals:
     joint: Any = None
     names: Names | None = field(default=None, metadata={"static": True})
     total: Array | None = None
+    groups: Array | None = None
 
     __array_ufunc__ = None  # numpy array + Marginals asks us, instead of adding us to each of its entries
 
@@ -148,6 +152,11 @@ class Marginals:
                 "`sample()` needs a random key: give `rng_key`, or run the model under numpyro.handlers.seed. Inference that "
                 "has no randomness (NUTS) cannot sample f; use a likelihood of numpyro_orthgp, which integrates it out."
             )
+        if self.groups is not None:
+            raise ValueError(
+                "The residual of a draw is tightened as a whole, not in groups of rows. Leave `group_size` out for this gp: "
+                "group_size={'another gp': 16}."
+            )
         if self.tight and self.names is not None:
             charge(self.names.fresh(), self.point_cost)
         return self.draw(rng_key, sample_shape)
@@ -182,7 +191,8 @@ class Marginals:
         if self.mixing is None:
             v = self.residual_scale
             v = None if v is None else jnp.broadcast_to(v, self.shape[1:])[columns]
-            picked = self._with_variances(lambda variance: variance[:, columns], residual_scale=v)
+            groups = None if self.groups is None else self.groups[columns]
+            picked = self._with_variances(lambda variance: variance[:, columns], residual_scale=v, groups=groups)
         else:
             picked = replace(self, mixing=self.mixing[..., np.atleast_1d(columns)])
         return replace(picked, mean=self.mean[:, columns], joint=joint)
@@ -211,8 +221,10 @@ class Marginals:
         _check_broadcast("*", factor, self.mean)
         joint = None if self.joint is None else Partial(_draw_scaled, self.joint, factor)
         if self.mixing is None:
-            square = factor**2
-            scaled = self._with_variances(lambda variance: variance * square)
+            square, groups = factor**2, self.groups
+            if groups is not None:
+                groups = scale_groups(groups, jnp.broadcast_to(factor, self.shape).T)
+            scaled = self._with_variances(lambda variance: variance * square, groups=groups)
         else:
             per_point = factor.ndim == self.mean.ndim
             per_output = jnp.broadcast_to(factor, self.shape).reshape(self.shape[0], 1, -1) if per_point else factor

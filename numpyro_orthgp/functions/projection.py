@@ -35,6 +35,7 @@ import jax.numpy as jnp
 from numpyro_orthgp.gaussians.family import Full, Whitened
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
+from numpyro_orthgp.math.grouped import gram_of_groups
 from numpyro_orthgp.math.linalg import clip_rounding, jitter_scale, join
 from numpyro_orthgp.math.products import (
     diagonal,
@@ -193,13 +194,24 @@ def residual_variance(variance: Array, A: Sequence[Array]) -> Array:
 
 
 def all_moments(
-    beliefs: Sequence[Whitened], blocks: Sequence[Block], covariances: Sequence[Array], *, equal_weights: bool
-) -> Squares:
-    """The sums over sets of what each adds to the moments.
+    beliefs: Sequence[Whitened],
+    blocks: Sequence[Block],
+    covariances: Sequence[Array],
+    *,
+    equal_weights: bool,
+    group_size: int | None = None,
+) -> tuple[Squares, Array | None]:
+    r"""The sums over sets of what each adds to the moments.
 
     :param covariances: K(Z_i, X) for each set, shapes (..., M_i, B).
     :param equal_weights: as for :func:`added_moments`.
+    :param group_size: G, if :math:`\sum_i A_i^\top A_i` within groups of consecutive inputs is wanted too, shape (..., n, G, G).
     """
+    if group_size is not None:
+        A = project(blocks, covariances)
+        moments = _summed([moments_of_whitened(q, Ai) for q, Ai in zip(beliefs, A, strict=True)])
+        grams = [gram_of_groups(Ai, group_size) for Ai in A]
+        return moments, sum(grams[1:], start=grams[0])
     parts = []
     for i, (q, block) in enumerate(zip(beliefs, blocks, strict=True)):
         C, *covariances = covariances
@@ -208,6 +220,10 @@ def all_moments(
         # As `project` does it, but from the set's side: its derivative rule covers what it explains of the others.
         covariances = [K - e for K, e in zip(covariances, explains, strict=True)]
         parts.append(part)
+    return _summed(parts), None
+
+
+def _summed(parts: Sequence[Squares]) -> Squares:
     return Squares(*(sum(part[1:], start=part[0]) for part in zip(*parts, strict=True)))
 
 

@@ -47,9 +47,17 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
     columns = {name: jnp.stack([getattr(m, name) for m in marginals], -1) for name in ("mean", "explained", "residual")}
     totals = [m.total for m in marginals if m.total is not None]
     total = jnp.stack(totals, -1) if len(totals) == len(marginals) else None
+    groups = _stacked_groups([m.groups for m in marginals])
     v = jnp.stack([jnp.asarray(m.residual_scale) for m in marginals]) if marginals[0].tight else None
     joint = Partial(draw_stacked, marginals) if any(m.joint is not None for m in marginals) else None
-    return replace(marginals[0], **columns, total=total, residual_scale=v, joint=joint)  # type: ignore[arg-type]
+    return replace(marginals[0], **columns, total=total, residual_scale=v, joint=joint, groups=groups)  # type: ignore[arg-type]
+
+
+def _stacked_groups(groups: Sequence[Array | None]) -> Array | None:
+    sizes = {None if g is None else g.shape[-1] for g in groups}
+    if len(sizes) > 1:
+        raise ValueError(f"`stack` needs functions with one `group_size`; got {', '.join(map(str, sizes))}.")
+    return None if None in sizes else jnp.stack([g for g in groups if g is not None])
 
 
 def _origin(m: Marginals) -> tuple[int, tuple[int, ...]] | None:

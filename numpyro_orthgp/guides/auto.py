@@ -20,6 +20,7 @@ from numpyro_orthgp.guides.declare import (
     Covariance,
     Residual,
     SetOfQ,
+    check_group_size,
     check_names,
     declare_sets,
     latent_inputs_posterior,
@@ -63,7 +64,7 @@ class AutoSparseGP(AutoGuide):
     ::
 
         AutoSparseGP(model)                                 # full covariances, MAP for the rest
-        AutoSparseGP(model, residual="tight")               # the tightened bound of Titsias 2025
+        AutoSparseGP(model, residual="tight")               # the tightened bound of Titsias 2025; group_size=16 for groups of rows
         AutoSparseGP(model, covariance=["full", "prior"])   # the second set moves the mean only
         AutoSparseGP(model, hyper=AutoNormal)               # fully Bayesian hyperparameters
         AutoSparseGP(model, natural=True)                   # for natural_gradient(optax.adam(1e-2), 0.1)
@@ -74,8 +75,7 @@ class AutoSparseGP(AutoGuide):
         AutoSparseGP(model, latents={"X": encoder})         # encoder(*args, **kwargs) -> loc, scale
 
     Its param sites are those of :func:`gp_posterior`, ``{name}_loc`` and ``{name}_scale`` of shape (N, D) for latent inputs, and
-    those of the ``hyper`` guide. The default ``hyper`` estimates sampled
-    hyperparameters by their posterior mode: the loss then holds their log prior, and is a bound on log p(y, hyperparameters).
+    those of the ``hyper`` guide, by default the posterior mode: the loss then is a bound on log p(y, hyperparameters).
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -95,8 +95,8 @@ class AutoSparseGP(AutoGuide):
     :param covariance: "full", "diagonal", "low_rank" or "prior" for all sets, or a family (see :func:`gp_posterior`); one per set;
         or a dict of these by gp name.
     :param residual: "prior", "tight" or a function (see :func:`gp_posterior`); or a dict of these by gp name.
-    :param natural: let :func:`~numpyro_orthgp.natural_gradient` step the Gaussians; or a dict of bools by gp name.
-    :param analytic: let the model integrate over the Gaussians while it is fitted, not see samples only; see :func:`gp_posterior`.
+    :param group_size: with "tight", the number of rows in a group (see :func:`gp_posterior`); or a dict by gp name.
+    :param natural, analytic: as for :func:`gp_posterior`; ``natural`` may be a dict of bools by gp name.
     :param init_scale: standard deviation, in whitened coordinates, that q starts with (1 is the prior's); or a dict by gp name. For
         deep GPs ``{"f1": 0.01}`` starts an inner layer near its mean function.
     :param latents: by name of :func:`latent_inputs`: where the means start, shape (N, D), or (means, standard deviations), the
@@ -114,6 +114,7 @@ class AutoSparseGP(AutoGuide):
         *,
         covariance: Covariance | Sequence[Covariance] | Mapping[str, Covariance | Sequence[Covariance]] = "full",
         residual: str | Residual | Mapping[str, str | Residual] = "prior",
+        group_size: int | Mapping[str, int] | None = None,
         natural: bool | Mapping[str, bool] = False,
         analytic: bool = True,
         init_scale: float | Mapping[str, float] = 1.0,
@@ -123,8 +124,8 @@ class AutoSparseGP(AutoGuide):
         super().__init__(model)
         self.prototype_trace: dict[str, dict[str, str]] | None = None
         check_names(covariance, residual)
-        self.covariance, self.residual, self.natural, self.analytic = covariance, residual, natural, analytic
-        self.init_scale = init_scale
+        self.covariance, self.residual, self.group_size = covariance, residual, group_size
+        self.natural, self.analytic, self.init_scale = natural, analytic, init_scale
         self.latents = dict(latents or {})
         self._rest = WithoutGPs(model)
         self._hyper = hyper(self._rest)
@@ -255,7 +256,7 @@ class AutoSparseGP(AutoGuide):
             )
         for name in self.latents:
             check_option("latents key", name, list(self._inputs))
-        for option in ("covariance", "residual", "natural", "init_scale"):
+        for option in ("covariance", "residual", "group_size", "natural", "init_scale"):
             value = getattr(self, option)
             if isinstance(value, Mapping):
                 for name in value:
@@ -310,6 +311,7 @@ class AutoSparseGP(AutoGuide):
             name,
             sets,
             residual=residual if sites[0].position == 0 else None,  # else the first is integrated out, and v with it
+            group_size=check_group_size(_of(name, self.group_size, None), residual),
             batch=sites[0].shape[:-1],
             natural=_of(name, self.natural, False),
             analytic=self.analytic,

@@ -17,7 +17,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_orthgp.errors import check_floating, check_option, inspect
+from numpyro_orthgp.errors import check_floating, check_integer, check_option, inspect
 from numpyro_orthgp.gaussians import FAMILIES, Whitened
 from numpyro_orthgp.gaussians.constraints import NaturalPart
 from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
@@ -25,8 +25,8 @@ from numpyro_orthgp.primitives.messages import Belief, InputBelief
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = [
-    "Covariance", "Residual", "SetOfQ", "check_names", "declare_sets", "gp_posterior", "latent_inputs_posterior", "per_set",
-    "residual_of",
+    "Covariance", "Residual", "SetOfQ", "check_group_size", "check_names", "declare_sets", "gp_posterior",
+    "latent_inputs_posterior", "per_set", "residual_of",
 ]  # fmt: skip
 
 # The member of a family that a fit begins with, from the shape of its mean and a standard deviation.
@@ -52,6 +52,7 @@ def gp_posterior(
     *,
     covariance: Covariance | Sequence[Covariance] = "full",
     residual: str | Residual = "prior",
+    group_size: int | None = None,
     num_latents: int | None = None,
     natural: bool = False,
     analytic: bool = True,
@@ -74,6 +75,10 @@ def gp_posterior(
     :param residual: "tight" for the tightened bound of Titsias 2025 (a param site ``{name}_residual_scale`` for v, used by
         likelihoods that are not Gaussian, whose optimal v is known), "prior", or a v of your own: a function of the gp's name, of
         the shape of v, () or (P,), and of its dtype, that returns positive numbers.
+    :param group_size: with "tight", G: the residual of unmixed functions with Gaussian noise is tightened in groups of G
+        consecutive rows of each batch, a better bound than that of each row by itself (:mod:`numpyro_orthgp.functions.groups`).
+        Groups are of near rows: sort the data by :func:`numpyro_orthgp.init.groups`, and make batches of whole groups, as
+        ``fit(..., group_size=G)`` does.
     :param num_latents: P, if the model's gp has it.
     :param natural: whether :func:`~numpyro_orthgp.natural_gradient` is to step these Gaussians, and ``MeanOnly`` weights have
         preconditioned gradients. Names and values of the parameters are the same.
@@ -89,12 +94,14 @@ def gp_posterior(
     sizes = [num_inducing] if isinstance(num_inducing, int) else list(num_inducing)
     starts = per_set("covariance", covariance, len(sizes))
     v = residual_of(residual)
+    group_size = check_group_size(group_size, v)
     sets = [SetOfQ(i, size, begin) for i, (size, begin) in enumerate(zip(sizes, starts, strict=True), start=first)]
     batch = () if num_latents is None else (num_latents,)
     return declare_sets(
         name,
         sets,
         residual=v if first == 0 else None,  # where the first set is integrated out, so is v
+        group_size=group_size,
         batch=batch,
         natural=natural,
         analytic=analytic,
@@ -121,6 +128,7 @@ def declare_sets(
     sets: Sequence[SetOfQ],
     *,
     residual: Residual | None,
+    group_size: int | None,
     batch: tuple[int, ...],
     natural: bool,
     analytic: bool,
@@ -133,7 +141,8 @@ def declare_sets(
     values = []
     for i, size, start in sets:
         q = _declared(f"{name}.u{i}", start((*batch, size), jnp.asarray(init_scale, dtype)), natural)
-        belief = Belief(q, v if i == sets[0].position else None, natural, analytic)
+        is_first = v is not None and i == sets[0].position
+        belief = Belief(q, v if is_first else None, group_size if is_first else None, natural, analytic)
         values.append(numpyro.sample(f"{name}.u{i}", WhitenedGaussian(q), infer=belief.as_infer()))
     return values
 
@@ -144,6 +153,18 @@ def residual_of(value: Any) -> Residual | None:
     :raises ValueError: for anything else.
     """
     return value if callable(value) else RESIDUALS[check_option("residual", value, tuple(RESIDUALS))]
+
+
+def check_group_size(value: Any, residual: Residual | None) -> int | None:
+    """The number of rows in a group, if the residual is tightened in groups.
+
+    :raises TypeError, ValueError: for anything else than a positive integer, or where the residual is the prior's.
+    """
+    if value is None:
+        return None
+    if residual is None:
+        raise ValueError("`group_size` says in which groups the residual is tightened: it needs residual='tight'.")
+    return check_integer("group_size", value)
 
 
 def check_names(covariance: Any, residual: Any) -> None:

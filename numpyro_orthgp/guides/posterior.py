@@ -77,7 +77,8 @@ def posterior(
     """
     sites, found = fitted_trace(model, guide, params, args, kwargs, rng_key)
     functions = {
-        name: replace(f, fitting=False, residual_scale=None, values=None, run=None) for name, f in found.items()
+        name: replace(f, fitting=False, residual_scale=None, group_size=None, values=None, run=None)
+        for name, f in found.items()
     }
     collapsed = {name: site["fn"].posterior(site["value"]) for name, site in sites.items() if _collapsed(site)}
     if not functions and not collapsed:

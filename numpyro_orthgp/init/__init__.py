@@ -5,7 +5,8 @@ Everything here runs once, before training, on arrays in and arrays out; nothing
 
 from numpyro_orthgp.init.clusters import kmeans
 from numpyro_orthgp.init.directions import linear_mean, pca
+from numpyro_orthgp.init.groups import groups
 from numpyro_orthgp.init.scales import median_lengthscale
 from numpyro_orthgp.init.variance import greedy_variance
 
-__all__ = ["greedy_variance", "kmeans", "linear_mean", "median_lengthscale", "pca"]
+__all__ = ["greedy_variance", "groups", "kmeans", "linear_mean", "median_lengthscale", "pca"]

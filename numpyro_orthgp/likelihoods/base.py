@@ -33,6 +33,7 @@ from numpyro_orthgp.likelihoods.integrators import (
     expectation,
     log_expectation,
 )
+from numpyro_orthgp.likelihoods.masks import ToldOfMasks, refuse_groups
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
@@ -43,7 +44,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-class ExpectedLikelihood(dist.Distribution):
+class ExpectedLikelihood(ToldOfMasks):
     r"""A distribution over y whose ``log_prob`` is :math:`E_{q(f)}[\log p(y \mid f)]`, minus the cost of tightening.
 
     The batch shape is that of ``conditional(f)``: (B,) for one latent function, or for P that each y depends on jointly;
@@ -73,6 +74,8 @@ class ExpectedLikelihood(dist.Distribution):
                 f"{marginals.shape}, or {marginals.shape[:1]} where y depends on all latent functions. Do its other arguments "
                 "broadcast against f?"
             )
+        if marginals.groups is not None and not self.closed_form:
+            refuse_groups(type(self).__name__)
         dim = (marginals.num_latents or 1) if self.mixes else 1
         self.by_default = integrator is None
         self.integrator = integrator or (GaussHermite() if dim <= 2 else QuasiMonteCarlo())

@@ -16,6 +16,7 @@ from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import check_option
 from numpyro_orthgp.functions.expected import AveragedMarginals
+from numpyro_orthgp.functions.groups import best_scales, charges
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS
@@ -34,7 +35,9 @@ class Gaussian(ExpectedLikelihood):
 
     with mean m, explained variance e and residual variance r of f(x). Tightened, :math:`-r / (2 s^2)` becomes
     :math:`-\tfrac12 \log(1 + r / s^2)`, the value at the best :math:`v = 1 / (1 + r / s^2)` of each point (Titsias 2025,
-    Eq. 19; the noise may differ from point to point, since scaling by it first leaves divergence and trace in closed form).
+    Eq. 19; the noise may differ from point to point, since scaling by it first leaves divergence and trace in closed form). In
+    groups of rows it becomes :math:`-\tfrac12 \log |I + S^{-1/2} D S^{-1/2}|` with the residual's covariance D of each group
+    (:mod:`numpyro_orthgp.functions.groups`), in equal parts on its rows.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import Marginals
@@ -64,7 +67,7 @@ class Gaussian(ExpectedLikelihood):
     def log_prob(self, value: ArrayLike) -> Array:
         y, m, s2 = self._checked(value), self.marginals, self.scale**2
         if self.closed_form:
-            cost = m.explained_variance / (2 * s2) + jnp.log1p(m.residual / s2) / 2
+            cost = m.explained_variance / (2 * s2) + self._charge / 2
         else:
             cost = m.variance / (2 * s2) + self.tightening_cost
         return dist.Normal(m.mean, self.scale).log_prob(y) - cost
@@ -79,8 +82,19 @@ class Gaussian(ExpectedLikelihood):
 
     @property
     def residual_scale(self) -> Array:
-        """The v of each point in that case, 1 / (1 + r / s^2), shape of f(X)."""
-        return 1 / (1 + self.marginals.residual / self.scale**2)
+        """The v of each point in that case, 1 / (1 + r / s^2), or of groups the diagonal of V; shape of f(X)."""
+        m = self.marginals
+        return 1 / (1 + m.residual / self.scale**2) if m.groups is None else best_scales(m.groups, self._by_output).T
+
+    @property
+    def _charge(self) -> Array:
+        m = self.marginals
+        return jnp.log1p(m.residual / self.scale**2) if m.groups is None else charges(m.groups, self._by_output).T
+
+    @property
+    def _by_output(self) -> Array:
+        """Standard deviations of the noise, shape (B,) or (P, B)."""
+        return jnp.broadcast_to(self.scale, self.marginals.shape).T
 
     def expected_log_density(self, y: Array) -> Array:
         return dist.Normal(self.marginals.mean, self.scale).log_prob(y) - self.marginals.variance / (2 * self.scale**2)

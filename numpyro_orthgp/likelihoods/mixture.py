@@ -53,6 +53,11 @@ class Mixture(dist.Distribution):
                 f"`components` must have batch shape (B S,) for `log_weights` of shape (B, S); got {components.batch_shape} and "
                 f"{self.log_weights.shape}. Several outputs of a point are an event: .to_event(1)."
             )
+        marginals = getattr(unwrap(components)[0], "marginals", None)
+        if getattr(marginals, "groups", None) is not None:
+            raise ValueError(
+                "Rows that are draws of one point are no groups to tighten the residual in: leave `group_size` out."
+            )
         self.components = components
         super().__init__(self.log_weights.shape[:1], components.event_shape, validate_args=validate_args)
 

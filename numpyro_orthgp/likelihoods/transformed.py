@@ -94,6 +94,11 @@ class Transformed(ExpectedLikelihood):
         """Which y are bounds only, as those of the likelihood of z; ``None`` where it knows of no such thing."""
         return getattr(self.likelihood, "censored", None)
 
+    def without(self, mask: Any) -> Any:
+        changed = super().without(mask)
+        changed.likelihood = self.likelihood.without(mask)
+        return changed
+
     @property
     def closed_form(self) -> bool:
         """Whether the likelihood of z is tightened in closed form, as :class:`Gaussian` is."""

@@ -6,6 +6,7 @@ What is tuned to how XLA and LAPACK work on each kind of device is here and only
   and their inverses; ``whitened``: products with these inverses whose derivatives take few others.
 - ``linalg``: the jitter policy, joined arrays, functions whose derivatives need care.
 - ``distances``, ``expansion``: squared distances, and weighted sums of functions of them.
+- ``grouped``: matrices within groups of rows.
 - ``blocks``, ``compiled``: many rows, some at a time; one program outside of ``jit``.
 - ``quadrature``, ``harmonics``: nodes and weights; polynomials on a sphere.
 """

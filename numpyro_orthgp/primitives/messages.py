@@ -68,6 +68,7 @@ class Belief(NamedTuple):
     :param q: the Gaussian that the site's value was drawn from.
     :param residual_scale: v, shape () or (P,), on the first site that a guide declares of a gp whose residual is tightened; else
         ``None``.
+    :param group_size: G, where it is tightened in groups of G consecutive inputs; on the same site.
     :param natural: whether the gp's parameters are stepped along natural gradients; then those of mean-only weights are
         preconditioned.
     :param analytic: whether the model is to integrate over ``q``, as bounds may, or to use the value.
@@ -76,6 +77,7 @@ class Belief(NamedTuple):
 
     q: Whitened
     residual_scale: Array | None
+    group_size: int | None = None
     natural: bool = False
     analytic: bool = True
     asked: bool = False

@@ -49,12 +49,13 @@ class Batches:
     :param data: a tuple or dict of arrays with a first axis of length N; memory maps are read only where rows are needed.
     :param batch_size: B; None or N for all the data at every step, in the order that they have.
     :param seed: words that the orders are drawn from.
+    :param group_size: rows that follow each other and stay together, or ``None``.
     :raises TypeError: for data that are not numeric arrays in a tuple or dict.
     :raises ValueError: if first axes differ or are empty, ``batch_size`` is not one of 1..N, or numbers do not fit into the dtype
         that JAX casts them to.
     """
 
-    def __init__(self, data: Any, batch_size: int | None, seed: tuple[int, ...]) -> None:
+    def __init__(self, data: Any, batch_size: int | None, seed: tuple[int, ...], group_size: int | None = None) -> None:
         if not isinstance(data, (tuple, dict)):
             raise TypeError(
                 "`data` must be a tuple of arrays, positional arguments of the model, such as (X, y), or a dict of arrays, its "
@@ -76,6 +77,13 @@ class Batches:
                 "For all the data at every step leave it out."
             )
         self.is_full = self.batch_size == self.num_rows
+        self.group_size = 1 if group_size is None else check_integer("group_size", group_size)
+        if not self.is_full and self.batch_size % self.group_size:
+            raise ValueError(
+                f"`batch_size` must be a multiple of `group_size`, whole groups; got {self.batch_size} and {self.group_size}."
+            )
+        # Of an epoch: a short last group would not fit into batches of whole groups.
+        self.epoch_rows = self.num_rows // self.group_size * self.group_size
         self.seed = seed
         self._numbers = np.arange(self.num_rows)
         self._orders: dict[int, np.ndarray] = {}
@@ -87,21 +95,35 @@ class Batches:
         return self.batch_size * sum(int(np.prod(s)) * d.itemsize for s, d in zip(shapes, self.dtypes, strict=True))
 
     def order(self, epoch: int) -> np.ndarray:
-        """All row numbers in the order of an epoch, shape (N,)."""
+        """All row numbers in the order of an epoch, shape (N,); with groups all but those of a short one."""
         if epoch not in self._orders:
             generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
             # Two are kept, since steps run over the end of an epoch.
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1}
-            self._orders[epoch] = generator.permutation(self.num_rows)
+            self._orders[epoch] = (
+                generator.permutation(self.num_rows) if self.group_size == 1 else self._groups(generator)
+            )
         return self._orders[epoch]
+
+    def _groups(self, generator: np.random.Generator) -> np.ndarray:
+        """Whole groups in random order. What is left of the rows takes the place of as many of a random group, or is left out.
+
+        Each row is left out with the same probability, so that losses are unbiased.
+        """
+        G, N, num = self.group_size, self.num_rows, self.epoch_rows
+        order = generator.permutation(num // G)[:, None] * G + np.arange(G)
+        left = N - num
+        if left and generator.uniform() < num / N:
+            order[generator.integers(len(order)), generator.choice(G, left, replace=False)] = np.arange(num, N)
+        return order.ravel()
 
     def row_numbers(self, step: int, num: int) -> np.ndarray:
         """Rows of ``num`` steps from ``step`` on, shape (num, B)."""
         start, stop = step * self.batch_size, (step + num) * self.batch_size
         parts = []
         while start < stop:
-            epoch, first = divmod(start, self.num_rows)
-            last = min(first + stop - start, self.num_rows)
+            epoch, first = divmod(start, self.epoch_rows)
+            last = min(first + stop - start, self.epoch_rows)
             parts.append(self.order(epoch)[first:last])
             start += last - first
         return np.concatenate(parts).reshape(num, self.batch_size)

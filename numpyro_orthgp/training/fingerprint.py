@@ -23,7 +23,7 @@ from numpyro_orthgp.training.steps import update_of
 __all__ = ["check_same", "fingerprint"]
 
 # Said as they are, and then nothing of what follows from them.
-PLAIN = ("N", "batch_size", "seed", "every", "score", "data", "state")
+PLAIN = ("N", "batch_size", "group_size", "seed", "every", "score", "data", "state")
 TOLERANCE = 1e-3  # of starting values: where they are computed from data not all devices repeat the last bits
 
 
@@ -60,6 +60,7 @@ def fingerprint(
     return {
         "N": batches.num_rows,
         "batch_size": size,
+        **({} if batches.group_size == 1 else {"group_size": batches.group_size}),
         "seed": list(batches.seed),
         "every": window,
         "score": score,

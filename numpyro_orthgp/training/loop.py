@@ -34,6 +34,7 @@ def fit(
     data: tuple[Any, ...] | dict[str, Any],
     *,
     batch_size: int | None = None,
+    group_size: int | None = None,
     num_epochs: int | None = None,
     num_steps: int | None = None,
     stands_for: int | None = None,
@@ -107,6 +108,9 @@ def fit(
     :param data: a tuple of arrays, positional arguments of model and guide, or a dict of them, keyword arguments. Arrays (NumPy,
         ``np.memmap``, JAX; nested tuples and dicts of them too) have a first axis of length N, and are cast as JAX would.
     :param batch_size: rows of a step; by default all N.
+    :param group_size: rows that follow each other in the data and come together in batches: whole groups in random order, for a
+        guide with ``group_size``. It divides ``batch_size``. Of N rows that are no whole number of groups as many as there are
+        too many are left out of each epoch, each row as often as any other.
     :param num_epochs: how often to go through the data: ceil(num_epochs N / batch_size) steps.
     :param num_steps: number of steps; exactly one of the two is given.
     :param stands_for: number of observations that the N rows stand for, if it is not N: the size of the model's plate, then. A
@@ -133,7 +137,8 @@ def fit(
     :raises FloatingPointError: if the very first loss is not finite.
     """
     _check_types(svi, early_stopping, callback, init_params, init_state, resume)
-    batches = Batches(data, batch_size, seed_of(rng_key))
+    batches = Batches(data, batch_size, seed_of(rng_key), group_size)
+    _warn_of_groups(svi, batches)
     warn_of_coarse(batches.names, batches.arrays, batches.dtypes)
     stands_for = batches.num_rows if stands_for is None else check_integer("stands_for", stands_for)
     num_steps = _num_steps(num_epochs, num_steps, batches)
@@ -202,6 +207,20 @@ def _check_types(svi: Any, early_stopping: Any, callback: Any, init_params: Any,
     for name, value, part in (("init_params", init_params, "params"), ("init_state", init_state, "state")):
         if isinstance(value, FitResult):
             raise TypeError(f"`{name}` must be a part of a FitResult, result.{part}; got all of it.")
+
+
+def _warn_of_groups(svi: Any, batches: Batches) -> None:
+    wanted = getattr(getattr(svi, "guide", None), "group_size", None)
+    sizes = [size for size in (wanted.values() if isinstance(wanted, dict) else [wanted]) if isinstance(size, int)]
+    if sizes and not batches.is_full and any(batches.group_size % size for size in sizes):
+        size = min(sizes)
+        warnings.warn(
+            f"The guide tightens the residual in groups of {size} consecutive rows, but batches hold groups of "
+            f"{batches.group_size} rows: rows that are not near each other gain nothing. Sort the data by "
+            f"init.groups(X, {size}) and say fit(..., group_size={size}).",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches) -> int:

@@ -1,0 +1,70 @@
+r"""The residual within groups of rows: a tighter bound than that of each row by itself.
+
+Given the inducing variables of all sets, let the residual at the rows of the data have the covariance D, and the noise the
+variances in S. With :math:`\tilde D = S^{-1/2} D S^{-1/2}` the posterior gives the residual the covariance
+
+.. math:: S^{1/2} \tilde D^{1/2} V \tilde D^{1/2} S^{1/2}
+
+instead of D, with V of one block for each group b of rows. The bound depends on V by
+
+.. math:: -\tfrac12 \sum_b \big( \mathrm{tr}(V_b \tilde D_{bb}) + \mathrm{tr}\, V_b - \log |V_b| - |b| \big)
+    = -\tfrac12 \sum_b \log |I + \tilde D_{bb}| \quad \text{at the best } V_b = (I + \tilde D_{bb})^{-1},
+
+since the trace of :math:`\tilde D^{1/2} V \tilde D^{1/2}` is that of :math:`V \tilde D`, which sees the blocks of D alone (Bui and
+Titsias 2025). Groups of one row are Titsias 2025, Eq. 19. By Fischer's inequality joined groups are never worse.
+
+The trace is all that Gaussian noise needs. Another likelihood needs the variance of each row, the diagonal of
+:math:`\tilde D^{1/2} V \tilde D^{1/2}`, and for that the root of all of D, unless V is a multiple of the identity
+(``docs/theory/tightened.md``).
+
+**Groups are consecutive rows**, of what f is called at. So a model says nothing of them, and batches are made of whole groups. Any
+groups give a bound; those of near rows give a better one (:func:`numpyro_orthgp.init.groups`).
+
+**Missing outputs** have no noise that could be known, and their rows are taken out of :math:`\tilde D`
+(:mod:`numpyro_orthgp.likelihoods.masks`). What is left of the charge is not that of a sum over rows with some left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_orthgp.math.grouped import added_identity, cut_groups, group_inverse, join_groups, log_det, scale_groups
+from numpyro_orthgp.math.products import diagonal
+from numpyro_orthgp.types import Array
+
+__all__ = ["best_scales", "charges", "covariance_of_groups"]
+
+
+def covariance_of_groups(kernel: Any, X: Array, grams: Array, residual: Array) -> Array:
+    r"""The residual's covariance within groups of consecutive inputs, shape (..., n, G, G).
+
+    :param X: shape (B, D).
+    :param grams: :math:`\sum_i A_i^\top A_i` of the groups, shape (..., n, G, G).
+    :param residual: its variances, shape (..., B); more precise than what stands on the diagonal of a difference of matrices.
+    """
+    size = grams.shape[-1]
+    groups = jnp.moveaxis(cut_groups(X.T, size, "edge"), 0, -1)
+    K = jax.vmap(lambda rows: kernel(rows, rows), out_axes=-3)(groups)
+    return jnp.where(jnp.eye(size, dtype=bool), cut_groups(residual, size)[..., None], K - grams)
+
+
+def charges(groups: Array, scale: Array) -> Array:
+    r"""What the bound pays for the residual: :math:`\log |I + \tilde D_{bb}|`, in equal parts on the rows of each group.
+
+    :param groups: D, shape (..., n, G, G); zero for rows without an output.
+    :param scale: standard deviations of the noise, shape (..., B).
+    :return: shape (..., B).
+    """
+    D = scale_groups(groups, 1 / scale)
+    seen = diagonal(D) > 0
+    share = log_det(added_identity(D)) / jnp.maximum(jnp.sum(seen, -1), 1)
+    return join_groups(jnp.where(seen, share[..., None], 0), scale.shape[-1])
+
+
+def best_scales(groups: Array, scale: Array) -> Array:
+    """The diagonal of the best V, shape (..., B); arguments as for :func:`charges`."""
+    V = group_inverse(added_identity(scale_groups(groups, 1 / scale)))
+    return join_groups(diagonal(V), scale.shape[-1])

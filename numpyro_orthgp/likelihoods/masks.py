@@ -1,0 +1,99 @@
+"""Masks that a likelihood has to know of: where the residual is tightened in groups of rows, rows are no longer by themselves.
+
+NumPyro puts a mask around a distribution (``handlers.mask``, ``obs_mask``, ``.mask``), which sets log densities of rows to zero
+afterwards. What a group is charged for is no sum over its rows, so that would be no bound. Here the likelihood beneath is told
+which rows have no output, whatever is around it, and takes their residual out of the group.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.math.grouped import scale_groups
+
+__all__ = ["ToldOfMasks", "refuse_groups"]
+
+
+class ToldOfMasks(dist.Distribution):
+    """A likelihood that is told of masks where the residual of its function is tightened in groups of rows."""
+
+    marginals: Marginals
+
+    def mask(self, mask: Any) -> dist.Distribution:
+        return super().mask(mask) if mask is True or self.marginals.groups is None else _told(self, mask)
+
+    def to_event(self, reinterpreted_batch_ndims: int | None = None) -> dist.Distribution:
+        num = len(self.batch_shape) if reinterpreted_batch_ndims is None else reinterpreted_batch_ndims
+        return super().to_event(num) if num == 0 or self.marginals.groups is None else _Together(self, num)
+
+    def expand(self, batch_shape: tuple[int, ...]) -> dist.Distribution:
+        if self.marginals.groups is not None and tuple(batch_shape) != self.batch_shape:
+            raise ValueError(
+                f"A likelihood whose residual is tightened in groups of rows has the batch shape {self.batch_shape} alone; a plate "
+                f"around it wants {tuple(batch_shape)}. Leave `group_size` out, or give each row an output of its own."
+            )
+        return super().expand(batch_shape)
+
+    def without(self, mask: Any) -> Any:
+        """The likelihood with the residual of those points alone that have an output.
+
+        :param mask: True where there is one, broadcasts to the batch shape.
+        """
+        changed, m = copy(self), self.marginals
+        assert m.groups is not None
+        seen = jnp.broadcast_to(jnp.asarray(mask), m.shape).astype(m.mean.dtype)
+        changed.marginals = replace(m, groups=scale_groups(m.groups, seen.T))
+        return changed
+
+
+def refuse_groups(likelihood: str) -> NoReturn:
+    """
+    :raises ValueError: for groups of rows where the bound is not known.
+    """
+    raise ValueError(
+        "A residual that is tightened in groups of rows (`group_size`) is known for Gaussian noise on functions that are not mixed; "
+        f"{likelihood} here needs the variance of each row, or has functions that f(X) @ W mixes. Leave `group_size` out for this "
+        "gp: group_size={'another gp': 16}."
+    )
+
+
+class _Told(dist.MaskedDistribution):
+    """A mask that the likelihood beneath knows of, and further ones too."""
+
+    def mask(self, mask: Any) -> dist.Distribution:
+        return _told(self, mask)
+
+    def to_event(self, reinterpreted_batch_ndims: int | None = None) -> dist.Distribution:
+        return _Together(
+            self, len(self.batch_shape) if reinterpreted_batch_ndims is None else reinterpreted_batch_ndims
+        )
+
+
+class _Together(dist.Independent):
+    """``to_event`` of a likelihood that is to know of masks."""
+
+    def mask(self, mask: Any) -> dist.Distribution:
+        return _told(self, mask)
+
+
+def _told(fn: Any, mask: Any) -> dist.Distribution:
+    """``fn`` masked, and the likelihood beneath told so.
+
+    :param mask: broadcasts to the batch shape of ``fn``; a Python bool is for all rows.
+    """
+    return _Told(fn if isinstance(mask, bool) else _hidden(fn, mask), mask)
+
+
+def _hidden(fn: Any, mask: Any) -> Any:
+    if isinstance(fn, dist.MaskedDistribution):
+        return _Told(_hidden(fn.base_dist, mask), fn._mask)
+    if isinstance(fn, dist.Independent):
+        num = fn.reinterpreted_batch_ndims
+        return _Together(_hidden(fn.base_dist, mask[(..., *(None,) * num)]), num)
+    return fn.without(mask)

@@ -1,0 +1,69 @@
+"""Matrices within groups of consecutive rows: blocks on the diagonal of a large matrix, of which nothing else is formed.
+
+Rows 0 to G - 1 are the first group, G to 2 G - 1 the second. A last group that is shorter is filled up with zeros, in
+matrices that are added to the identity: they change neither determinants nor the other rows.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_orthgp.math.cholesky import inverse_cholesky
+from numpyro_orthgp.math.products import PRECISION, diagonal
+from numpyro_orthgp.types import Array
+
+__all__ = ["added_identity", "cut_groups", "gram_of_groups", "group_inverse", "join_groups", "log_det", "scale_groups"]
+
+
+def cut_groups(x: Array, size: int, fill: str = "constant") -> Array:
+    """Entries of rows by groups: (..., B) to (..., n, G), the last group filled up with zeros, or with the last row ("edge")."""
+    missing = -x.shape[-1] % size
+    filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], mode=fill) if missing else x
+    return filled.reshape(*x.shape[:-1], -1, size)
+
+
+def join_groups(x: Array, num: int) -> Array:
+    """What :func:`cut_groups` cut: (..., n, G) to (..., B) for B = ``num``."""
+    return x.reshape(*x.shape[:-2], -1)[..., :num]
+
+
+def gram_of_groups(A: Array, size: int) -> Array:
+    """``A' A`` within groups of columns: A of shape (..., M, B) gives (..., n, G, G)."""
+    parts = cut_groups(A, size)
+    return jnp.einsum("...mng,...mnh->...ngh", parts, parts, precision=PRECISION)
+
+
+def scale_groups(C: Array, factor: Array) -> Array:
+    """``diag(a) C diag(a)`` of every group, C of shape (..., n, G, G) and the factors a of all rows, (..., B)."""
+    a = cut_groups(factor, C.shape[-1])
+    return a[..., :, None] * C * a[..., None, :]
+
+
+def added_identity(C: Array) -> Array:
+    """``I + C``."""
+    return C + jnp.eye(C.shape[-1], dtype=C.dtype)
+
+
+@jax.custom_jvp
+def log_det(C: Array) -> Array:
+    """``log |C|`` of symmetric matrices that are the identity plus a covariance, (..., G, G) to (...)."""
+    return -2 * jnp.sum(jnp.log(diagonal(_whitener(C))), -1)
+
+
+@log_det.defjvp
+def _log_det_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # The derivative is the inverse: no derivative of a factor.
+    (C,), (dC,) = primals, tangents
+    return log_det(C), jnp.sum(group_inverse(C) * dC, (-2, -1))
+
+
+def group_inverse(C: Array) -> Array:
+    """The inverse of such matrices."""
+    W = _whitener(C)
+    return jnp.einsum("...kg,...kh->...gh", W, W, precision=PRECISION)
+
+
+def _whitener(C: Array) -> Array:
+    # No eigenvalue is below one, but for rounding.
+    return inverse_cholesky(C, jnp.ones(C.shape[:-2], C.dtype))

@@ -1,0 +1,235 @@
+"""The residual tightened in groups of rows, beside dense formulas, and the ways by which groups come into a fit."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+from numpyro import handlers
+from numpyro.infer import SVI, TraceMeanField_ELBO
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import AutoSparseGP, CollapsedGP, gp, init, kernels, likelihoods
+from numpyro_orthgp.training.batches import Batches
+from tests import oracles
+
+N = 23
+RNG = np.random.default_rng(0)
+X = np.sort(RNG.uniform(0, 1, (N, 1)), 0)
+Y = np.sin(6 * X[:, 0]) + 0.1 * RNG.normal(size=N)
+Z, O = X[::5], X[2::7]
+NOISE = RNG.uniform(0.1, 0.3, N)
+SEEN = RNG.uniform(size=N) > 0.3
+KERNEL = oracles.matern32(1.0, 0.3)
+
+
+@pytest.fixture(autouse=True, params=["float64"])
+def _x64(request):
+    with jax.enable_x64(True):
+        yield
+
+
+def split(sets=(Z,)):
+    """Explained and residual covariance of f(X)."""
+    P = np.concatenate(sets)
+    Q = KERNEL(X, P) @ np.linalg.solve(KERNEL(P, P) + 1e-10 * np.eye(len(P)), KERNEL(P, X))
+    return Q, KERNEL(X, X) - Q
+
+
+def dense_bound(y, size, name, alpha=1.0, seen=None, sets=(Z,)):
+    Q, R = split(sets)
+    rows = np.arange(N) if seen is None else np.flatnonzero(seen)
+    blocks, charge = np.zeros((N, N)), 0.0
+    for first in range(0, N, size):
+        i = rows[(rows >= first) & (rows < first + size)]
+        ratio = R[np.ix_(i, i)] / np.outer(NOISE[i], NOISE[i])
+        blocks[np.ix_(i, i)] = R[np.ix_(i, i)]
+        if name == "titsias2025":
+            charge += np.linalg.slogdet(np.eye(len(i)) + ratio)[1]
+        if name == "pep":
+            charge += (1 - alpha) / alpha * np.linalg.slogdet(np.eye(len(i)) + alpha * ratio)[1]
+    share = {"titsias2025": 0.0, "fitc": 1.0, "pep": alpha}[name]
+    C = Q + share * blocks + np.diag(NOISE**2)
+    return oracles.log_normal(y[rows], 0.0, C[np.ix_(rows, rows)]) - charge / 2
+
+
+def collapsed(size, **options):
+    return CollapsedGP(
+        kernels.Matern32(0.3), jnp.asarray(X), jnp.asarray(Z), jnp.asarray(NOISE), group_size=size, **options
+    )
+
+
+@pytest.mark.parametrize("size", [1, 4, N])
+@pytest.mark.parametrize(("name", "alpha"), [("titsias2025", None), ("fitc", None), ("pep", 0.4)])
+def test_collapsed_bounds_of_groups(size, name, alpha):
+    options = {"bound": name, "alpha": alpha}
+    for block_size in (None, 8):
+        value = collapsed(size, block_size=block_size, **options).log_prob(Y)
+        np.testing.assert_allclose(value, dense_bound(Y, size, name, alpha or 1.0), rtol=1e-10)
+    # Two outputs, of which other rows are missing.
+    both = collapsed(size, observed=np.stack([SEEN, ~SEEN], 1), **options).log_prob(np.stack([Y, 2 * Y], 1))
+    parts = [dense_bound(y, size, name, alpha or 1.0, seen) for y, seen in ((Y, SEEN), (2 * Y, ~SEEN))]
+    np.testing.assert_allclose(both, sum(parts), rtol=1e-10)
+
+
+def test_posterior_of_a_partially_independent_conditional():
+    Q, R = split()
+    blocks = np.where(np.arange(N)[:, None] // 4 == np.arange(N) // 4, R, 0)
+    at = np.array([[0.11], [0.52]])
+    Qs = KERNEL(at, Z) @ np.linalg.solve(KERNEL(Z, Z) + 1e-10 * np.eye(len(Z)), KERNEL(Z, X))
+    expected = Qs @ np.linalg.solve(Q + blocks + np.diag(NOISE**2), Y)
+    f = collapsed(4, bound="fitc").posterior(Y)
+    np.testing.assert_allclose(f(jnp.asarray(at)).mean, expected, rtol=1e-7)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 6), st.integers(2, 4), st.integers(0, 10**6))
+def test_bounds_are_in_order(size, factor, seed):
+    with jax.enable_x64(True):
+        y = np.random.default_rng(seed).normal(size=N)
+        sizes = (None, size, factor * size)
+        diagonal, fine, coarse = (float(collapsed(s).log_prob(y)) for s in sizes)
+        loose = float(collapsed(None, bound="titsias2009").log_prob(y))
+        exact = oracles.exact_log_marginal(KERNEL, X, y, NOISE**2)
+        assert loose <= diagonal <= fine + 1e-9 <= coarse + 2e-9 <= exact + 3e-9
+        np.testing.assert_allclose(float(collapsed(1).log_prob(y)), diagonal, rtol=1e-12)
+
+
+def svi_of(size, *, wrap=lambda fn: fn, handler=None, optim=None, sets=(Z, O), **options):
+    def model(X, y):
+        f = gp("f", kernels.Matern32(0.3), [jnp.asarray(s) for s in sets])
+        with numpyro.plate("data", N, subsample_size=len(X)), handler or nullcontext():
+            numpyro.sample("y", wrap(likelihoods.Gaussian(f(X), jnp.asarray(NOISE))), obs=y)
+
+    guide = AutoSparseGP(model, residual="tight", group_size=size, **options)
+    return SVI(model, guide, optim or optax.adam(1e-2), TraceMeanField_ELBO())
+
+
+def dense_start(size, seen=None, sets=(Z, O)):
+    """The bound at q(u) = p(u)."""
+    Q, R = split(sets)
+    rows = np.arange(N) if seen is None else np.flatnonzero(seen)
+    value = -0.5 * np.sum(np.log(2 * np.pi * NOISE[rows] ** 2) + (Y[rows] ** 2 + np.diag(Q)[rows]) / NOISE[rows] ** 2)
+    for first in range(0, N, size):
+        i = rows[(rows >= first) & (rows < first + size)]
+        value -= np.linalg.slogdet(np.eye(len(i)) + R[np.ix_(i, i)] / np.outer(NOISE[i], NOISE[i]))[1] / 2
+    return value
+
+
+def start(svi):
+    return -svi.evaluate(
+        svi.init(jax.random.PRNGKey(0), jnp.asarray(X), jnp.asarray(Y)), jnp.asarray(X), jnp.asarray(Y)
+    )
+
+
+@pytest.mark.parametrize("size", [1, 4, N, 40])
+def test_groups_of_rows_in_a_fit(size):
+    np.testing.assert_allclose(start(svi_of(size)), dense_start(size), rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "how", [{"handler": handlers.mask(mask=jnp.asarray(SEEN))}, {"wrap": lambda fn: fn.mask(jnp.asarray(SEEN))}]
+)
+def test_missing_rows_leave_their_group(how):
+    np.testing.assert_allclose(start(svi_of(4, **how)), dense_start(4, SEEN), rtol=1e-8)
+
+
+def test_missing_rows_of_outputs_that_are_events():
+    def model(X, Y):
+        f = gp("f", kernels.Matern32(0.3), [jnp.asarray(Z), jnp.asarray(O)], num_latents=2)
+        with numpyro.plate("data", N), handlers.mask(mask=jnp.asarray(SEEN)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), jnp.asarray(NOISE)[:, None]).to_event(1), obs=Y)
+
+    svi = SVI(model, AutoSparseGP(model, residual="tight", group_size=4), optax.adam(1e-2), TraceMeanField_ELBO())
+    data = jnp.asarray(X), jnp.stack([jnp.asarray(Y)] * 2, 1)
+    value = -svi.evaluate(svi.init(jax.random.PRNGKey(0), *data), *data)
+    np.testing.assert_allclose(value, 2 * dense_start(4, SEEN), rtol=1e-8)
+
+
+def test_a_natural_step_ends_on_the_collapsed_bound():
+    svi = svi_of(4, natural=True, optim=ogp.natural_gradient(optax.sgd(0.0), 1.0), sets=(Z,))
+    state = svi.init(jax.random.PRNGKey(0), jnp.asarray(X), jnp.asarray(Y))
+    state, _ = svi.update(state, jnp.asarray(X), jnp.asarray(Y))
+    value = -svi.evaluate(state, jnp.asarray(X), jnp.asarray(Y))
+    np.testing.assert_allclose(value, collapsed(4).log_prob(Y), rtol=1e-8)
+
+
+def test_gradients_are_those_of_differences():
+    def bound(lengthscale, noise):
+        return CollapsedGP(kernels.Matern32(lengthscale), jnp.asarray(X), jnp.asarray(Z), noise, group_size=4).log_prob(
+            Y
+        )
+
+    check_grads(bound, (0.3, 0.2), order=1, modes=("rev",), rtol=1e-5)
+
+
+def test_what_groups_cannot_do_is_refused():
+    def fit(likelihood, **options):
+        def model(X, y):
+            f = gp("f", kernels.Matern32(0.3), jnp.asarray(Z), num_latents=2)
+            with numpyro.plate("data", N):
+                numpyro.sample("y", likelihood(f(X)), obs=y)
+
+        svi = SVI(model, AutoSparseGP(model, **options), optax.adam(1e-2), TraceMeanField_ELBO())
+        svi.evaluate(
+            svi.init(jax.random.PRNGKey(0), jnp.asarray(X), jnp.asarray(SEEN)), jnp.asarray(X), jnp.asarray(SEEN)
+        )
+
+    tight = {"residual": "tight", "group_size": 4}
+    with pytest.raises(ValueError, match="known for Gaussian noise on functions that are not mixed; Bernoulli"):
+        fit(lambda f: likelihoods.Bernoulli(f[..., 0]), **tight)
+    with pytest.raises(ValueError, match="not mixed; Gaussian"):
+        fit(lambda f: likelihoods.Gaussian((f @ jnp.ones((2, 1)))[..., 0], 0.1), **tight)
+    with pytest.raises(ValueError, match="tightened as a whole, not in groups"):
+        fit(lambda f: numpyro.distributions.Normal(f[..., 0].sample(), 0.1), **tight)
+    with pytest.raises(ValueError, match="needs residual='tight'"):
+        fit(lambda f: likelihoods.Gaussian(f[..., 0], 0.1), group_size=4)
+    with pytest.raises(ValueError, match="`group_size` belongs to the bounds 'titsias2025'"):
+        collapsed(4, bound="titsias2009")
+
+
+def test_groups_of_near_rows():
+    points = np.random.default_rng(1).uniform(size=(1003, 3))
+    order = init.groups(points, 16)
+    assert sorted(order) == list(range(1003))
+    np.testing.assert_array_equal(order, init.groups(points, 16))
+    cut = points[order][:992].reshape(-1, 16, 3)
+    assert cut.var(1).mean() < 0.1 * points.var(0).mean()
+    assert len(init.groups(np.zeros((7, 2)), 3)) == 7  # rows that do not differ
+
+
+def test_batches_are_whole_groups_and_leave_out_each_row_as_often():
+    batches = Batches((np.arange(11),), 4, (0,), 4)
+    counts, epochs = np.zeros(11), 3000
+    for epoch in range(epochs):
+        order = batches.order(epoch)
+        assert len(order) == len(set(order)) == 8
+        counts[order] += 1
+        whole = [group for group in order.reshape(-1, 4) if max(group) < 8]
+        assert all((np.diff(group) == 1).all() and group[0] % 4 == 0 for group in whole)
+    np.testing.assert_allclose(counts / epochs, 8 / 11, atol=0.04)
+    with pytest.raises(ValueError, match="`batch_size` must be a multiple of `group_size`"):
+        Batches((np.arange(11),), 6, (0,), 4)
+
+
+def test_fit_with_groups_and_a_warning_without():
+    data = X[:20], Y[:20]
+
+    def model(X, y):
+        f = gp("f", kernels.Matern32(0.3), jnp.asarray(Z))
+        with numpyro.plate("data", 20, subsample_size=len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.2), obs=y)
+
+    svi = SVI(model, AutoSparseGP(model, residual="tight", group_size=4), optax.adam(1e-2), TraceMeanField_ELBO())
+    steps = {"batch_size": 8, "num_steps": 5, "progress_bar": False}
+    assert ogp.fit(svi, jax.random.PRNGKey(0), data, group_size=4, **steps).losses.shape == (5,)
+    with pytest.warns(UserWarning, match=r"groups of 4 consecutive rows, but batches hold groups of 1"):
+        ogp.fit(svi, jax.random.PRNGKey(0), data, **steps)
