@@ -119,6 +119,7 @@ class DeepGP:
         :raises ValueError: without a key.
         """
         H = check_inputs("X", X)
+        self._check_no_groups()
         for i, layer in enumerate(self.layers[:-1]):
             marginals = layer(H)
             mean = self._mean(i, H, marginals.shape[1] if len(marginals.shape) == 2 else 1)
@@ -189,10 +190,7 @@ class DeepGP:
     def _checked(self, num_samples: int, rng_key: PRNGKey | None) -> PRNGKey:
         check_integer("num_samples", num_samples)
         self._check_layers()
-        if any(layer.group_size is not None for layer in self.layers):
-            raise ValueError(
-                "Rows that are draws of one point are no groups: leave `group_size` out for the layers of `particles`."
-            )
+        self._check_no_groups()
         rng_key = prng_key() if rng_key is None else rng_key
         if rng_key is None:
             raise ValueError(
@@ -200,6 +198,13 @@ class DeepGP:
                 "randomness (NUTS) cannot draw inner layers."
             )
         return rng_key
+
+    def _check_no_groups(self) -> None:
+        if any(getattr(layer, "group_size", None) is not None for layer in self.layers):
+            raise ValueError(
+                "Inner layers are drawn row by row, so rows of a layer are no groups to tighten its residual in: that would be no "
+                "bound. Leave `group_size` out for the layers."
+            )
 
     def _check_layers(self) -> None:
         for layer in self.layers:

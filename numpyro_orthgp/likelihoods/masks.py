@@ -57,9 +57,9 @@ def refuse_groups(likelihood: str) -> NoReturn:
     :raises ValueError: for groups of rows where the bound is not known.
     """
     raise ValueError(
-        "A residual that is tightened in groups of rows (`group_size`) is known for Gaussian noise on functions that are not mixed; "
-        f"{likelihood} here needs the variance of each row, or has functions that f(X) @ W mixes. Leave `group_size` out for this "
-        "gp: group_size={'another gp': 16}."
+        "A residual that is tightened in groups of rows (`group_size`) is known for Gaussian noise on functions that are not "
+        f"mixed; {likelihood} here needs the variance of each row, or has functions that f(X) @ W mixes. Leave `group_size` "
+        "out for this gp: group_size={'another gp': 16}."
     )
 
 
