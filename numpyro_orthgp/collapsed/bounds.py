@@ -131,6 +131,7 @@ def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, b
     :param explained: variance of each point and output under a q of orthogonal sets that is not optimized here, summed over
         outputs, shape (..., B).
     """
+    precision = precision.astype(jnp.result_type(moments.residual, precision))
     present = precision > 0
     log_noise = jnp.where(present, -jnp.log(jnp.where(present, precision, 1)), 0)
     num = present.astype(precision.dtype)

@@ -74,12 +74,12 @@ class GPFunction:
     beliefs: tuple[Whitened, ...]
     shift: MeanShift | None = None
     residual_scale: Array | None = None
-    group_size: int | None = field(default=None, metadata={"static": True})
     num_latents: int | None = field(default=None, metadata={"static": True})
     fitting: bool = field(default=False, metadata={"static": True})
     names: Names | None = field(default=None, metadata={"static": True})
     values: tuple[Array, ...] | None = None
     run: Run | None = None
+    group_size: int | None = field(default=None, metadata={"static": True})
 
     @property
     def drawn(self) -> tuple[int, ...]:
