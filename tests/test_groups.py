@@ -18,6 +18,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import AutoSparseGP, CollapsedGP, gp, init, kernels, likelihoods
+from numpyro_orthgp.functions.groups import charges
 from numpyro_orthgp.training.batches import Batches
 from tests import oracles
 
@@ -263,3 +264,94 @@ def test_missing_outputs_beneath_a_transform():
 
     np.testing.assert_allclose(bound(True, SEEN), bound(False, SEEN) - Y[SEEN].sum(), rtol=1e-8)
     np.testing.assert_allclose(bound(False, SEEN), dense_start(4, SEEN, (Z,)), rtol=1e-8)
+
+
+def test_hidden_outputs_of_obs_mask():
+    def model(X, y):
+        f = gp("f", kernels.Matern32(0.3), jnp.asarray(Z))
+        with numpyro.plate("data", N):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), jnp.asarray(NOISE)), obs=y, obs_mask=jnp.asarray(SEEN))
+
+    svi = SVI(model, AutoSparseGP(model, residual="tight", group_size=4), optax.adam(1e-2), TraceMeanField_ELBO())
+    np.testing.assert_allclose(start(svi), dense_start(4, SEEN, (Z,)), rtol=1e-8)
+
+
+def test_mean_only_points_leave_the_charge():
+    """Whatever they add to the mean, the residual is that of the sets before."""
+    with_points = svi_of(4, sets=(Z,))
+    plain = start(with_points)
+
+    def model(X, y):
+        f = gp("f", kernels.Matern32(0.3), [jnp.asarray(Z), ogp.MeanOnly(jnp.asarray(O))])
+        with numpyro.plate("data", N):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), jnp.asarray(NOISE)), obs=y)
+
+    svi = SVI(model, AutoSparseGP(model, residual="tight", group_size=4), optax.adam(1e-2), TraceMeanField_ELBO())
+    np.testing.assert_allclose(start(svi), plain, rtol=1e-10)  # weights begin at zero
+
+
+def test_a_plate_of_groups_is_unbiased():
+    """The loss of whole groups, in ordinary NumPyro, averaged over all groups."""
+    rows_of_all = 20
+
+    def model(X, y, group):
+        f = gp("f", kernels.Matern32(0.3), jnp.asarray(Z))
+        with handlers.substitute(data={"groups": group}), numpyro.plate("groups", 5, subsample_size=1) as g:
+            pass
+        rows = (4 * g[:, None] + jnp.arange(4)).ravel()
+        with numpyro.plate("data", rows_of_all, subsample_size=4):
+            numpyro.sample("y", likelihoods.Gaussian(f(X[rows]), 0.2), obs=y[rows])
+
+    guide = AutoSparseGP(model, residual="tight", group_size=4)
+    svi = SVI(model, guide, optax.adam(1e-2), TraceMeanField_ELBO())
+    data = jnp.asarray(X[:rows_of_all]), jnp.asarray(Y[:rows_of_all])
+    state = svi.init(jax.random.PRNGKey(0), *data, jnp.array([0]))
+    parts = [svi.evaluate(state, *data, jnp.array([i])) for i in range(5)]
+
+    def whole(X, y):
+        f = gp("f", kernels.Matern32(0.3), jnp.asarray(Z))
+        with numpyro.plate("data", rows_of_all):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.2), obs=y)
+
+    full = SVI(whole, AutoSparseGP(whole, residual="tight", group_size=4), optax.adam(1e-2), TraceMeanField_ELBO())
+    np.testing.assert_allclose(
+        np.mean(parts), full.evaluate(full.init(jax.random.PRNGKey(0), *data), *data), rtol=1e-10
+    )
+
+
+def test_a_residual_of_zero_has_a_derivative():
+    slope = jax.grad(lambda r: charges(r * jnp.eye(3)[None], jnp.full(3, 0.5)).sum())(0.0)
+    np.testing.assert_allclose(slope, 3 / 0.5**2)
+
+
+def test_what_comes_after_a_fit():
+    svi = svi_of(4)
+    data = jnp.asarray(X), jnp.asarray(Y)
+    result = ogp.fit(svi, jax.random.PRNGKey(0), data, num_steps=50, progress_bar=False)
+    f = ogp.posterior(svi.model, svi.guide, result.params, *data)["f"]
+    assert f.group_size is None and f(data[0]).groups is None
+    report = ogp.check(svi.model, svi.guide, result.params, *data, rng_key=jax.random.PRNGKey(1))
+    (v,) = report.residual_scales.values()
+    assert ((v > 0) & (v <= 1)).all()
+    assert np.isfinite(ogp.khat(svi.model, svi.guide, result.params, *data, num_samples=100).khat)
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_float32(size):
+    # Near rows and little noise: the residual of a group is close to singular, and large beside the noise.
+    points = np.linspace(0, 1, 64)[:, None]
+    y = np.sin(6 * points[:, 0])
+
+    def bound(lengthscale, dtype):
+        X, Z = points.astype(dtype), points[::13].astype(dtype)
+        return CollapsedGP(kernels.RBF(lengthscale), X, Z, jnp.asarray(0.05, dtype), group_size=size).log_prob(
+            y.astype(dtype)
+        )
+
+    for scale in (0.1, 0.3):
+        (exact, slope), (value, slope32) = (
+            jax.value_and_grad(bound)(jnp.asarray(scale, d), d) for d in ("float64", "float32")
+        )
+        assert value.dtype == jnp.float32
+        np.testing.assert_allclose(value, exact, rtol=1e-3)
+        np.testing.assert_allclose(slope32, slope, rtol=1e-2, atol=1e-2 * abs(exact))

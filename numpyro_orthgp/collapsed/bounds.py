@@ -39,7 +39,7 @@ compare with. The cheaper form of Shi et al. 2020, Eq. 21, takes q(v) as given (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -135,17 +135,19 @@ def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, b
     present = precision > 0
     log_noise = jnp.where(present, -jnp.log(jnp.where(present, precision, 1)), 0)
     num = present.astype(precision.dtype)
-    if moments.groups is not None:
-        R = scale_groups(moments.groups, jnp.sqrt(precision))
-        if bound.name in ("fitc", "pep"):
-            moments, Y, precision, added = _whitened_by_groups(moments, Y, precision, added_identity(bound.alpha * R))
-            log_noise = log_noise + added
-        charge = _charge_of_groups(R, bound)
-    else:
+    if moments.groups is None:
         ratio = moments.residual * precision
-        charge = _charge(ratio, bound)
+        charge = _charge(ratio, bound, jnp.log1p)
         if bound.name in ("fitc", "pep"):
             log_noise, precision = log_noise + jnp.log1p(bound.alpha * ratio), precision / (1 + bound.alpha * ratio)
+    else:
+        ratio = scale_groups(moments.groups, jnp.sqrt(precision))
+        charge = _charge(ratio, bound, lambda R: log_det(added_identity(R)))
+        if bound.name in ("fitc", "pep"):
+            moments, Y, precision, added = _whitened_by_groups(
+                moments, Y, precision, added_identity(bound.alpha * ratio)
+            )
+            log_noise = log_noise + added
     weighted = precision[..., None] * Y
     outer = _outer(moments, precision)
     square = jnp.sum(weighted * Y, (-2, -1)) + jnp.sum(precision * explained, -1)
@@ -186,20 +188,18 @@ def _outer(moments: Moments, precision: Array) -> Array:
     return outer + seen - matmul(matmul(moments.kept, seen), moments.kept.T)
 
 
-def _charge(ratio: Array, bound: Bound) -> Array:
+def _charge(ratio: Array, bound: Bound, log_one_plus: Callable[[Array], Array]) -> Array:
+    """
+    :param ratio: of the residual to the noise, shape (..., B), or (..., n, G, G) for groups.
+    :param log_one_plus: log(1 + ratio), shape (..., B) or (..., n).
+    """
+    if bound.name in ("titsias2009", "artemev2021", "conditional"):
+        return ratio
     if bound.name in ("fitc", "dtc"):
-        return jnp.zeros_like(ratio)
+        return jnp.zeros_like(log_one_plus(ratio))
     if bound.name == "titsias2025":
-        return jnp.log1p(ratio)
-    return (1 - bound.alpha) / bound.alpha * jnp.log1p(bound.alpha * ratio) if bound.name == "pep" else ratio
-
-
-def _charge_of_groups(ratio: Array, bound: Bound) -> Array:
-    """The same for groups, shape (..., n)."""
-    if bound.name == "fitc":
-        return jnp.zeros_like(ratio[..., 0, 0])
-    share = (1 - bound.alpha) / bound.alpha if bound.name == "pep" else 1.0
-    return share * log_det(added_identity((bound.alpha if bound.name == "pep" else 1.0) * ratio))
+        return log_one_plus(ratio)
+    return (1 - bound.alpha) / bound.alpha * log_one_plus(bound.alpha * ratio)
 
 
 def log_evidence(sums: Statistics, sizes: Sequence[int], bound: str) -> Array:
@@ -224,7 +224,7 @@ def optimum(sums: Statistics, sizes: Sequence[int]) -> list[tuple[Array, Array]]
 
     :return: for each set the means, shape (..., M_i, C), and the lower-triangular factor of the covariance, (..., M_i, M_i).
     """
-    precision = _plus_identity(sums.gram)
+    precision = added_identity(sums.gram)
     W, _ = _factors(sums.gram, sizes)
     mean = lower_matmul_transposed(W, lower_matmul(W, sums.product))
     blocks = [(part, precision[..., part, part]) for part in _parts(sizes)]
@@ -264,7 +264,7 @@ def conditional_gain(sums: Statistics, A: Array, residual: Array, precision: Arr
 
 def _factors(outer: Array, sizes: Sequence[int]) -> tuple[Array, Array]:
     r"""The inverse Cholesky factor of :math:`\Lambda` and :math:`\sum_i \log |\Lambda_{ii}|`."""
-    precision = _plus_identity(outer)
+    precision = added_identity(outer)
     W = _inverse_cholesky(precision)
     # The factor of the first block is the first block of the factor.
     diagonals = [diagonal(W)[..., : sizes[0]]]
@@ -275,10 +275,6 @@ def _factors(outer: Array, sizes: Sequence[int]) -> tuple[Array, Array]:
 
 def _parts(sizes: Sequence[int]) -> list[slice]:
     return [slice(a, b) for a, b in pairwise([0, *accumulate(sizes)])]
-
-
-def _plus_identity(outer: Array) -> Array:
-    return outer + jnp.eye(outer.shape[-1], dtype=outer.dtype)
 
 
 def _inverse_cholesky(precision: Array) -> Array:

@@ -102,15 +102,8 @@ class CollapsedGP(dist.Distribution):
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("kernel", "X", "features", "noise_scale", "loc", "observed", "orthogonal")
     pytree_aux_fields = (
-        "bound",
-        "alpha",
-        "group_size",
-        "num_outputs",
-        "jitter",
-        "block_size",
-        "num_points",
-        "_separate",
-    )
+        "bound", "alpha", "group_size", "num_outputs", "jitter", "block_size", "num_points", "_separate",
+    )  # fmt: skip
 
     def __init__(
         self,

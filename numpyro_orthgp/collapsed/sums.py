@@ -128,8 +128,7 @@ def _block(prior: Prior, rows: Rows, bound: Bound) -> Statistics:
         Y, explained = without_orthogonal(prior.given or (), A[1:] if prior.given else (), Y)
         moments = Moments(A[0] if prior.given is not None else join(A, -2, event_dim=2), residual)
         if bound.group_size is not None:
-            grams = [gram_of_groups(Ai, bound.group_size) for Ai in A]
-            groups = covariance_of_groups(prior.kernel, rows.X, sum(grams[1:], start=grams[0]), residual)
+            groups = covariance_of_groups(prior.kernel, rows.X, gram_of_groups(A, bound.group_size), residual)
             moments = moments._replace(groups=groups)
     explained = jnp.broadcast_to(explained, Y.shape)
     if precision.ndim == 1 and moments.residual.ndim == 1:

@@ -210,8 +210,7 @@ def all_moments(
     if group_size is not None:
         A = project(blocks, covariances)
         moments = _summed([moments_of_whitened(q, Ai) for q, Ai in zip(beliefs, A, strict=True)])
-        grams = [gram_of_groups(Ai, group_size) for Ai in A]
-        return moments, sum(grams[1:], start=grams[0])
+        return moments, gram_of_groups(A, group_size)
     parts = []
     for i, (q, block) in enumerate(zip(beliefs, blocks, strict=True)):
         C, *covariances = covariances

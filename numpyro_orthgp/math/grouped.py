@@ -6,6 +6,8 @@ matrices that are added to the identity: they change neither determinants nor th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -28,10 +30,11 @@ def join_groups(x: Array, num: int) -> Array:
     return x.reshape(*x.shape[:-2], -1)[..., :num]
 
 
-def gram_of_groups(A: Array, size: int) -> Array:
-    """``A' A`` within groups of columns: A of shape (..., M, B) gives (..., n, G, G)."""
-    parts = cut_groups(A, size)
-    return jnp.einsum("...mng,...mnh->...ngh", parts, parts, precision=PRECISION)
+def gram_of_groups(matrices: Sequence[Array], size: int) -> Array:
+    """The sum of ``A' A`` within groups of columns, (..., n, G, G), over matrices A of shapes (..., M, B)."""
+    cut = [cut_groups(A, size) for A in matrices]
+    grams = [jnp.einsum("...mng,...mnh->...ngh", A, A, precision=PRECISION) for A in cut]
+    return sum(grams[1:], start=grams[0])
 
 
 def scale_groups(C: Array, factor: Array) -> Array:

@@ -100,9 +100,7 @@ class Batches:
             generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
             # Two are kept, since steps run over the end of an epoch.
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1}
-            self._orders[epoch] = (
-                generator.permutation(self.num_rows) if self.group_size == 1 else self._groups(generator)
-            )
+            self._orders[epoch] = self._groups(generator)
         return self._orders[epoch]
 
     def _groups(self, generator: np.random.Generator) -> np.ndarray:
