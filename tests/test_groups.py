@@ -27,7 +27,7 @@ RNG = np.random.default_rng(0)
 X = np.sort(RNG.uniform(0, 1, (N, 1)), 0)
 Y = np.sin(6 * X[:, 0]) + 0.1 * RNG.normal(size=N)
 Z, O = X[::5], X[2::7]
-NOISE = RNG.uniform(0.1, 0.3, N)
+NOISE = np.append(RNG.uniform(0.1, 0.3, N - 1), 1.5)
 SEEN = RNG.uniform(size=N) > 0.3
 KERNEL = oracles.matern32(1.0, 0.3)
 

@@ -21,7 +21,7 @@ The trace is all that Gaussian noise needs. Another likelihood needs the varianc
 groups give a bound; those of near rows give a better one (:func:`numpyro_orthgp.init.groups`).
 
 **Missing outputs** have no noise that could be known, and their rows are taken out of :math:`\tilde D`
-(:mod:`numpyro_orthgp.likelihoods.masks`). What is left of the charge is not that of a sum over rows with some left out.
+(``likelihoods/masks.py``). What is left of the charge is not that of a sum over rows with some left out.
 """
 
 from __future__ import annotations
