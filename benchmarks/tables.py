@@ -7,8 +7,9 @@
     titsias2025    Tables 2 and 4: SVGP and SVGP-new, the tightened bound; Table 1: collapsed bounds (medium_regression.py)
     salimbeni2018  Tables 3 and 4: coupled and decoupled bases (Salimbeni, Cheng, Boots, Deisenroth 2018, App. G)
 
-SOLVE-GP-new, SOLVE-GP with the tightened bound, is in no paper, and stands in the tables of Shi et al. and in Tables 2 and 4 of
-Titsias. FOLDER has files such as kin40k.npz with arrays X (N, D) and y (N,); sets without a file are named and left out.
+Methods that are in no paper stand in the tables of Shi et al. and in Tables 2 and 4 of Titsias: SOLVE-GP-new, SOLVE-GP with the
+tightened bound, and -G16 and -G32, the bound tightened in groups of 16 and 32 near rows (Bui and Titsias 2025). Lines with "+near"
+are the predictions of the fit above them with ``with_neighbors``. FOLDER has files such as kin40k.npz with arrays X (N, D) and y (N,); sets without a file are named and left out.
 ``benchmarks/paper/settings.py`` says what each experiment is and what its paper leaves open.
 
 Defaults are the papers' runs, for a GPU. One fit serves all tables that it occurs in. Fits that are done are lines of fits.jsonl
@@ -152,6 +153,9 @@ def fitted_lines(table: Table, name: str, arrays: Any, args: argparse.Namespace,
         times = [row["seconds"] for row in found if row["seconds"] is not None]
         seconds = float(np.median(times)) if times else None
         yield Line(method.label, ours.points, found, table.quantity, table.values[name].get(method.label), seconds)
+        near = f"{table.quantity}_near"
+        if found and all(near in row for row in found):
+            yield Line(f"  +near {method.points}", ours.points, found, near, None, None)
 
 
 def collapsed_lines(

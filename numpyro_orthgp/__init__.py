@@ -42,6 +42,7 @@ from numpyro_orthgp.functions.images import patchwise as patchwise
 from numpyro_orthgp.functions.images import patchwise_mean as patchwise_mean
 from numpyro_orthgp.functions.latent_inputs import LatentInputs as LatentInputs
 from numpyro_orthgp.functions.marginals import Marginals as Marginals
+from numpyro_orthgp.functions.neighbors import with_neighbors as with_neighbors
 from numpyro_orthgp.functions.stacking import stack as stack
 from numpyro_orthgp.gaussians.natural_gradient import natural_gradient as natural_gradient
 from numpyro_orthgp.guides import AutoSparseGP as AutoSparseGP

@@ -20,8 +20,10 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 import numpyro_orthgp as ogp
 from benchmarks.paper.settings import Method, Setting, guide_of, model
 from benchmarks.store import Store
+from numpyro_orthgp import init
 
 ROWS_AT_ONCE = 8192  # of predictions
+NEIGHBORS = 32
 
 
 class Key(NamedTuple):
@@ -109,6 +111,9 @@ def fit(key: Key, data: Data, setting: Setting, method: Method, checkpoint: Path
     """
     N, clock = len(data.y), Clock()
     points = setting.start(random.PRNGKey(key.split), jnp.asarray(data.X), method.sizes)
+    if method.group_size is not None:
+        order = np.asarray(init.groups(data.X, method.group_size))
+        data = data._replace(X=data.X[order], y=data.y[order])
     constants = {"N": N, "setting": setting, "method": method, "points": points}
     svi = SVI(model, guide_of(method), setting.optimizer(method), TraceMeanField_ELBO())
     row = {"log_density": math.nan, "rmse": math.nan, "status": "diverged", "steps": 0}
@@ -136,6 +141,7 @@ def train(
         random.PRNGKey(key.split),
         (data.X, data.y),
         batch_size=min(setting.batch_size, N),
+        group_size=constants["method"].group_size,
         num_steps=setting.num_steps(N, key.epochs),
         checkpoint=checkpoint,
         progress_bar=sys.stderr.isatty(),
@@ -145,19 +151,32 @@ def train(
 
 
 def scores(svi: SVI, params: dict[str, Any], data: Data, constants: dict[str, Any]) -> dict[str, float]:
-    """Mean log predictive density of test outputs, their RMSE, and the noise's standard deviation; block by block."""
+    """Mean log predictive density of test outputs, their RMSE, and the noise's standard deviation; block by block.
+
+    For functions of the library both scores again, as ``log_density_near`` and ``rmse_near``, of predictions that also use the data
+    near each test input.
+    """
 
     @jax.jit
     def of(params: Any, X: jax.Array, y: jax.Array) -> Any:
         f, noise = fitted(svi, params, X[:1], y[:1], constants)
-        predicted = ogp.likelihoods.Gaussian(f(X), noise)
-        return predicted.log_predictive(y), (predicted.mean - y) ** 2, noise
+        functions = {"": f}
+        if constants["method"].has_sites:
+            functions["_near"] = ogp.with_neighbors(f, data.X, data.y, noise, num_neighbors=NEIGHBORS)
+        found = {}
+        for name, function in functions.items():
+            predicted = ogp.likelihoods.Gaussian(function(X), noise)
+            found[name] = predicted.log_predictive(y), (predicted.mean - y) ** 2
+        return found, noise
 
     num = len(data.y_test)
     size = -(-num // -(-num // ROWS_AT_ONCE))
     blocks = [of(params, *padded(data.X_test[i:][:size], data.y_test[i:][:size], size)) for i in range(0, num, size)]
-    density, squares = (np.concatenate([np.asarray(b[k], float) for b in blocks])[:num] for k in (0, 1))
-    return {"log_density": float(density.mean()), "rmse": float(squares.mean() ** 0.5), "noise": float(blocks[0][2])}
+    result = {"noise": float(blocks[0][1])}
+    for name in blocks[0][0]:
+        density, squares = (np.concatenate([np.asarray(b[name][k], float) for b, _ in blocks])[:num] for k in (0, 1))
+        result |= {f"log_density{name}": float(density.mean()), f"rmse{name}": float(squares.mean() ** 0.5)}
+    return result
 
 
 def fitted(svi: SVI, params: dict[str, Any], X: jax.Array, y: jax.Array, constants: dict[str, Any]) -> Any:

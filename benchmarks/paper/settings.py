@@ -50,6 +50,7 @@ class Method(NamedTuple):
     :param tight: train with the tightened bound of Titsias 2025.
     :param natural: step q along natural gradients.
     :param ours: in no paper, and shown in every table of its setting.
+    :param group_size: rows of near inputs whose residuals are tightened together.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Method(NamedTuple):
     tight: bool = False
     natural: bool = False
     ours: bool = False
+    group_size: int | None = None
 
     @property
     def points(self) -> str:
@@ -159,6 +161,11 @@ LARGE = Setting(
         Method("ODVGP", (1024, 8096), columns=1024),
         Method("SOLVE-GP", (1024, 1024)),
         Method("SOLVE-GP-new", (1024, 1024), tight=True, ours=True),
+        *(
+            Method(f"{name}-G{G}", sizes, tight=True, ours=True, group_size=G)
+            for name, sizes in (("SVGP", (1024,)), ("SOLVE-GP", (1024, 1024)))
+            for G in (16, 32)
+        ),
     ),
 )
 
@@ -228,4 +235,5 @@ def model(X: jax.Array, y: jax.Array, *, N: int, setting: Setting, method: Metho
 def guide_of(method: Method) -> Callable[..., Any]:
     if not method.has_sites:
         return lambda *args, **kwargs: None
-    return ogp.AutoSparseGP(model, residual="tight" if method.tight else "prior", natural=method.natural)
+    residual = "tight" if method.tight else "prior"
+    return ogp.AutoSparseGP(model, residual=residual, natural=method.natural, group_size=method.group_size)

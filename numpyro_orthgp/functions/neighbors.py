@@ -1,0 +1,163 @@
+r"""Predictions that use the data near each input, beside what the inducing variables say of all data.
+
+The exact prediction is an average over the inducing variables u of all sets,
+
+.. math:: p(f_* \mid y) = \int p(f_* \mid u, y) \, p(u \mid y) \, du .
+
+``f(X)`` takes q(u) for the second factor, and in the first it forgets the data: :math:`p(f_* \mid u)`. Here the first factor keeps
+the H rows b that are nearest to the input, :math:`p(f_* \mid u, y_b)`. With D the residual's covariance given u, S the noise's and
+A the projections,
+
+.. math::
+    g &= (D_{bb} + S_b)^{-1} D_{b*}, \qquad h = A_* - A_b g \\
+    E f_* &= A_*^\top m + g^\top (y_b - A_b^\top m), \qquad
+    \mathrm{Var} f_* = h^\top S_u h + D_{**} - g^\top D_{b*}
+
+for :math:`q(u) = N(m, S_u)` in whitened coordinates. No observation counts twice: with :math:`q(u) = p(u \mid y)` and H = N this is
+the exact posterior. With groups of rows for b and the q(u) of PIC it is the prediction of Snelson and Ghahramani 2007, "Local and
+global sparse Gaussian process approximations", Sec. 4; with any q(u) it costs O(H M^2 + H^3) for an input, and a kernel value for
+each row of the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_orthgp.errors import check_floating, check_integer, inspect
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.groups import covariance_of_groups
+from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.inducing import InducingPoints
+from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
+from numpyro_orthgp.math.compiled import one_program
+from numpyro_orthgp.math.grouped import added_identity, cut_groups, gram_of_groups, group_inverse
+from numpyro_orthgp.math.linalg import clip_rounding, safe_sqrt
+from numpyro_orthgp.math.products import PRECISION
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = ["NeighborFunction", "with_neighbors"]
+
+MIN_SEARCHED = 64  # inputs at once, however many rows of data they are compared with
+
+
+def with_neighbors(
+    f: GPFunction, X: ArrayLike, y: ArrayLike, noise: ArrayLike, *, num_neighbors: int = 32
+) -> NeighborFunction:
+    r"""A fitted function whose predictions also use the outputs observed near each input.
+
+    What the inducing points are too few to say is still in the data. Where they are too few, predictions are better, by much;
+    where they are enough, the same::
+
+        f = posterior(model, guide, params, X, y)["f"]
+        g = with_neighbors(f, X, y, params["noise"])
+        likelihoods.Gaussian(g(X_test), params["noise"]).log_predictive(y_test)
+
+    For Gaussian noise only. The formula is in :mod:`numpyro_orthgp.functions.neighbors`.
+
+    :param f: from :func:`posterior` or ``CollapsedGP(...).posterior(y)``.
+    :param X: inputs of the data, shape (N, D).
+    :param y: outputs, shape (N,), or (N, P) for P latent functions; NaN where there is none. An output that has more than f in it,
+        such as a mean function, is given without it.
+    :param noise: standard deviation of the noise, a scalar or an array that broadcasts to the shape of y.
+    :param num_neighbors: H. Nearest are the rows whose prior correlation with the input is largest, so lengthscales count.
+    :return: callable at inputs (B, D), for :class:`Marginals`.
+    :raises TypeError: if ``f`` is not a function of a Gaussian process, or arrays are not floating.
+    :raises ValueError: if shapes do not go together, the noise is not positive, or f's residual is tightened, as within a guide.
+    """
+    if not isinstance(f, GPFunction):
+        raise TypeError(
+            f"`f` must be a function of one gp, from posterior(...) or CollapsedGP.posterior; got {type(f).__name__}. Stacked, "
+            "deep and patchwise functions have no neighbours here."
+        )
+    if f.residual_scale is not None:
+        raise ValueError("`f` is one that a guide is fitting; take the fitted one, posterior(model, guide, params, ...)['f'].")
+    X = f.checked(X)
+    y, noise = (check_floating(name, a).astype(X.dtype) for name, a in (("y", y), ("noise", jnp.asarray(noise, float))))
+    shape = (len(X),) if f.num_latents is None else (len(X), f.num_latents)
+    if y.shape != shape:
+        raise ValueError(f"`y` must have the shape {shape} of f(X), an output for each row of X; got {y.shape}.")
+    try:
+        noise = jnp.broadcast_to(noise, shape)
+    except ValueError:
+        raise ValueError(f"`noise` must be a scalar or broadcast to the shape {shape} of y; got {noise.shape}.") from None
+    inspect(_refuse_noise, noise)
+    count = min(check_integer("num_neighbors", num_neighbors), len(X))
+    observed = jnp.isfinite(y)
+    return NeighborFunction(f, X, jnp.where(observed, y, 0), jnp.where(observed, 1 / noise, 0), count)
+
+
+def _refuse_noise(noise: Any) -> None:
+    if not (noise > 0).all():
+        raise ValueError(f"`noise` must be positive, the noise's standard deviation; got {noise.min()}.")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class NeighborFunction:
+    """What :func:`with_neighbors` returns; a pytree.
+
+    :param f: the function.
+    :param X: inputs of the data, shape (N, D).
+    :param y: outputs, zero where there is none.
+    :param precision_root: one over the noise's standard deviation, zero where there is no output, shape of y.
+    :param num_neighbors: H.
+    """
+
+    f: GPFunction
+    X: Array
+    y: Array
+    precision_root: Array
+    num_neighbors: int = field(metadata={"static": True})
+
+    def __call__(self, X: ArrayLike) -> Marginals:
+        """Marginals at inputs (B, D), of shape (B,) or (B, P). Draws are independent between inputs."""
+        return Marginals(*self._moments(self.f.checked(X)))
+
+    @one_program
+    def _moments(self, X: Array) -> tuple[Array, Array, Array]:
+        near = map_blocks(self._nearest, X, max(MAX_ENTRIES // len(self.X), MIN_SEARCHED))
+        held = (1 + self.num_neighbors) * self.f.num_inducing * (self.f.num_latents or 1)
+        return map_blocks(lambda rows: self._moments_given(*rows), (X, near), max(MAX_ENTRIES // held, 1))
+
+    def _nearest(self, X: Array) -> Array:
+        """The H rows with the largest prior correlation with each input, shape (B, H)."""
+        scale = safe_sqrt(self.f.kernel(self.X))
+        correlation = jnp.abs(self.f.kernel(X, self.X)) / jnp.where(scale > 0, scale, 1)[..., None, :]
+        correlation = correlation.reshape(-1, len(X), len(self.X)).mean(0)  # kernels may have an axis for each latent function
+        seen = self.precision_root if self.y.ndim == 1 else self.precision_root.max(-1)
+        return lax.top_k(jnp.where(seen > 0, correlation, -1), self.num_neighbors)[1]
+
+    def _moments_given(self, X: Array, near: Array) -> tuple[Array, Array, Array]:
+        f, size = self.f, 1 + self.num_neighbors
+        rows = jnp.concatenate([X[:, None], self.X[near]], 1).reshape(-1, X.shape[-1])  # each input before its neighbours
+        A = f.project(rows)
+        residual = clip_rounding(f.kernel(rows) - sum(jnp.sum(Ai**2, -2) for Ai in A))
+        D = covariance_of_groups(f.kernel, rows, gram_of_groups(A, size), residual)
+        mean = cut_groups(f.mean([InducingPoints(rows)], A), size)
+        y, root = (jnp.moveaxis(a[near], -1, 0) if a.ndim == 2 else a[near] for a in (self.y, self.precision_root))
+
+        C = root[..., :, None] * D[..., 1:, 1:] * root[..., None, :]
+        across = D[..., 1:, 0]
+        weights = _times(group_inverse(added_identity(C)), root * across)
+        g = root * weights
+        explained = jnp.zeros((), X.dtype)
+        for q, Ai in zip(f.beliefs, A, strict=True):
+            cut = cut_groups(Ai, size)
+            W = q.spread(cut[..., 0] - jnp.einsum("...mbh,...bh->...mb", cut[..., 1:], g, precision=PRECISION))
+            explained = explained if W is None else explained + jnp.sum(W**2, -2)
+        moments = (
+            mean[..., 0] + jnp.sum(g * (y - mean[..., 1:]), -1),
+            explained,
+            clip_rounding(D[..., 0, 0] - jnp.sum(g * across, -1)),
+        )
+        columns = (f._columns(jnp.broadcast_to(a, jnp.broadcast_shapes(a.shape, moments[0].shape))) for a in moments)
+        return tuple(columns)
+
+
+def _times(C: Array, x: Array) -> Array:
+    return jnp.einsum("...gh,...h->...g", C, x, precision=PRECISION)
