@@ -339,6 +339,16 @@ def q_f(k: Kernel, sets: Sequence[WhitenedSet], X, jitter=0.0, mean_only: MeanOn
     return mean, k(X, X) - G @ k(Z, X) + G @ S @ G.T
 
 
+def with_neighbors(k: Kernel, sets: Sequence[WhitenedSet], X, y, noise, x, rows, mean_only: MeanOnlySet | None = None):
+    """Mean, explained and residual variance of f at one input x (1, D), given u and the outputs of some rows: p(f | u, y_b) q(u)."""
+    X, y, S = np.concatenate([x, X[rows]]), y[rows], np.diag(noise[rows])
+    mean, cov = q_f(k, sets, X, mean_only=mean_only)
+    D = residual_covariance(k, sets, X)
+    g = np.linalg.solve(D[1:, 1:] + S, D[1:, 0])
+    w = np.append(1.0, -g)
+    return mean[0] + g @ (y - mean[1:]), w @ (cov - D) @ w, D[0, 0] - g @ D[1:, 0]
+
+
 def kl_q(k: Kernel, sets: Sequence[WhitenedSet], jitter=0.0, mean_only: MeanOnlySet | None = None) -> float:
     """KL[q || p] of all inducing values together; a mean-only set adds a^T C_HH a / 2, [C] App. A.1."""
     Z, K, m, S = union(k, sets, jitter)

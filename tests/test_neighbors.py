@@ -1,0 +1,205 @@
+"""Predictions with the data near each input, beside dense formulas and the exact process."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import CollapsedGP, kernels, with_neighbors
+from numpyro_orthgp.functions.mean_only import MeanShift
+from numpyro_orthgp.functions.projection import decompose
+from numpyro_orthgp.gaussians.family import Full, Value
+from numpyro_orthgp.inducing import InducingPoints
+from tests import oracles
+
+N, H = 40, 6
+RNG = np.random.default_rng(0)
+X = RNG.uniform(0, 1, (N, 2))
+Y = np.sin(6 * X[:, 0]) * X[:, 1] + 0.1 * RNG.normal(size=N)
+NEW = RNG.uniform(0, 1, (7, 2))
+NOISE = RNG.uniform(0.1, 0.3, N)
+SCALES = np.array([0.3, 0.5])
+KERNEL = 1.3 * kernels.Matern32(SCALES)
+DENSE = oracles.matern32(1.3, SCALES)
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def one_of(sizes=(5,), dtype=float, num_latents=None):
+    """A function with a q drawn at random, and its sets for the oracle."""
+    rng, sets, P = np.random.default_rng(1), [], (num_latents,) if num_latents else ()
+    for M in sizes:
+        root = np.tril(rng.normal(size=(*P, M, M))) / M + 0.1 * np.eye(M)
+        sets.append((rng.uniform(0, 1, (M, 2)), rng.normal(size=(*P, M)), root))
+    kernel = jnp.asarray(1.3, dtype) * kernels.Matern32(jnp.asarray(SCALES, dtype))
+    Zs = [jnp.asarray(Z, dtype) for Z, _, _ in sets]
+    blocks = decompose([[kernel(Zs[j], Zs[i]) for j in range(i + 1)] for i in range(len(Zs))], 0.0)
+    beliefs = tuple(Full(jnp.asarray(m, dtype), jnp.asarray(T, dtype)) for _, m, T in sets)
+    features = tuple(map(InducingPoints, Zs))
+    f = ogp.GPFunction(kernel, features, blocks, beliefs, num_latents=num_latents)
+    dense = [
+        [oracles.WhitenedSet(Z, m[p] if P else m, (T[p] if P else T) @ (T[p] if P else T).T) for Z, m, T in sets]
+        for p in range(num_latents or 1)
+    ]
+    return f, dense if P else dense[0]
+
+
+def near(x, rows=range(N), num=H):
+    """The rows with the largest prior covariance with x, of a stationary kernel."""
+    rows = np.asarray(rows)
+    return rows[np.argsort(-DENSE(x[None], X[rows])[0], kind="stable")[:num]]
+
+
+def dense(sets, y=Y, noise=NOISE**2, rows=range(N), num=H):
+    """Mean, explained and residual variance at all new inputs."""
+    each = [oracles.with_neighbors(DENSE, sets, X, y, noise, x[None], near(x, rows, num)) for x in NEW]
+    return np.array(each).T
+
+
+def parts(m):
+    return np.array([m.mean, m.explained_variance, m.residual_variance])
+
+
+@pytest.mark.parametrize("sizes", [(5,), (4, 3, 2)], ids=["one set", "three sets"])
+def test_dense_formula(sizes):
+    f, sets = one_of(sizes)
+    np.testing.assert_allclose(parts(with_neighbors(f, X, Y, NOISE, num_neighbors=H)(NEW)), dense(sets), rtol=1e-9)
+
+
+def test_in_float32_beside_float64():
+    f, _ = one_of(dtype=jnp.float32)
+    found = with_neighbors(f, *(a.astype("float32") for a in (X, Y, NOISE)), num_neighbors=H)(NEW.astype("float32"))
+    assert found.mean.dtype == jnp.float32
+    np.testing.assert_allclose(parts(found), dense(one_of()[1]), rtol=2e-4, atol=2e-5)
+
+
+def test_latent_functions_with_missing_outputs():
+    """Each output has rows of its own; a row that has none at all is nobody's neighbour."""
+    f, sets = one_of(num_latents=2)
+    y = np.stack([Y, Y**2], 1)
+    y[::3, 0] = np.nan
+    y[:6] = np.nan
+    noise = np.stack([NOISE, 2 * NOISE], 1)
+    found = with_neighbors(f, X, y, noise, num_neighbors=H)(NEW)
+    assert found.shape == (len(NEW), 2)
+    for p in range(2):
+        for i, x in enumerate(NEW):
+            rows = near(x, range(6, N))
+            rows = rows[np.isfinite(y[rows, p])]
+            expected = oracles.with_neighbors(DENSE, sets[p], X, y[:, p], noise[:, p] ** 2, x[None], rows)
+            np.testing.assert_allclose(parts(found)[:, i, p], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("num", [N, 10 * N])
+def test_all_rows_and_the_exact_q_are_the_exact_process(num):
+    """One group of all rows makes PIC exact, and so is q(u); with all rows beside it nothing is approximated."""
+    f = CollapsedGP(KERNEL, X, X[:5], NOISE, bound="fitc", group_size=N).posterior(Y)
+    m = with_neighbors(f, X, Y, NOISE, num_neighbors=num)(NEW)
+    mean, cov = oracles.exact_predict(DENSE, X, Y, NOISE**2, NEW)
+    np.testing.assert_allclose(m.mean, mean, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(m.variance, np.diag(cov), rtol=1e-6)
+
+
+def test_of_a_fitted_guide_nearer_to_the_exact_process():
+    """Few points, a fit in closed form: predictions are nearer to the exact ones, in mean and in variance."""
+    f = CollapsedGP(KERNEL, X, X[:5], NOISE, bound="titsias2025").posterior(Y)
+    exact, cov = oracles.exact_predict(DENSE, X, Y, NOISE**2, NEW)
+    exact_sd = np.sqrt(np.diag(cov))
+
+    def errors(m):
+        return np.abs(m.mean - exact).mean(), np.abs(np.sqrt(m.variance) - exact_sd).mean()
+
+    before, after = errors(f(NEW)), errors(with_neighbors(f, X, Y, NOISE, num_neighbors=H)(NEW))
+    assert after[0] < before[0] / 2 and after[1] < before[1] / 2
+
+
+def test_points_that_say_everything_leave_nothing_to_the_neighbours():
+    f = CollapsedGP(KERNEL, X, X, NOISE).posterior(Y)
+    m = with_neighbors(f, X, Y, NOISE, num_neighbors=H)(X[:7])
+    np.testing.assert_allclose(parts(m), parts(f(X[:7])), atol=1e-7)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31 - 1), scale=st.floats(0.05, 3.0))
+def test_order_of_rows_and_infinite_noise(seed, scale):
+    """Rows may come in any order; rows that say nothing change nothing; residuals only shrink."""
+    f, _ = one_of()
+    order = np.random.default_rng(seed).permutation(N)
+    m = with_neighbors(f, X, Y, scale, num_neighbors=H)(NEW)
+    again = with_neighbors(f, X[order], Y[order], scale, num_neighbors=H)(NEW)
+    np.testing.assert_allclose(parts(m), parts(again), rtol=1e-10)
+    assert (m.residual_variance <= f(NEW).residual_variance + 1e-12).all()
+    nothing = with_neighbors(f, X, Y, 1e9, num_neighbors=H)(NEW)
+    np.testing.assert_allclose(parts(nothing), parts(f(NEW)), rtol=1e-9)
+
+
+def test_many_inputs_in_blocks_under_jit_with_gradients():
+    f, _ = one_of()
+    g = with_neighbors(f, X, Y, NOISE, num_neighbors=H)
+    many = np.random.default_rng(2).uniform(0, 1, (30_000, 2))
+    found = parts(g(many))
+    np.testing.assert_allclose(found[:, -7:], parts(jax.jit(lambda g, X: g(X))(g, many[-7:])), rtol=1e-9)
+    slope = jax.grad(lambda x: g(x[None]).mean[0])(jnp.asarray(NEW[0]))
+    step = 1e-6 * np.eye(2)
+    means = g(np.concatenate([NEW[:1] + step, NEW[:1] - step])).mean
+    np.testing.assert_allclose(slope, (means[:2] - means[2:]) / 2e-6, rtol=1e-5)
+
+
+def test_mean_only_points():
+    """What a mean-only set adds to the mean is in the mean at the neighbours too."""
+
+    def model(X, y=None):
+        f = ogp.gp("f", KERNEL, [X[:5], ogp.MeanOnly(X[5:12])])
+        with numpyro.plate("data", N):
+            numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), NOISE), obs=y)
+
+    guide = ogp.AutoSparseGP(model)
+    svi = numpyro.infer.SVI(model, guide, numpyro.optim.Adam(0.05), numpyro.infer.TraceMeanField_ELBO())
+    params = svi.run(jax.random.PRNGKey(0), 30, jnp.asarray(X), jnp.asarray(Y), progress_bar=False).params
+    f = ogp.posterior(model, guide, params, jnp.asarray(X), jnp.asarray(Y))["f"]
+    assert isinstance(f.shift, MeanShift)
+    m = with_neighbors(f, X, Y, NOISE, num_neighbors=H)(NEW)
+    for i, x in enumerate(NEW):
+        rows = np.concatenate([x[None], X[near(x)]])
+        joint = f.joint(rows)
+        without = ogp.GPFunction(f.kernel, f.features, f.blocks, tuple(Value(q.loc) for q in f.beliefs))
+        D = without.joint(rows).covariance_matrix
+        gain = np.linalg.solve(D[1:, 1:] + np.diag(NOISE[near(x)] ** 2), D[1:, 0])
+        np.testing.assert_allclose(m.mean[i], joint.mean[0] + gain @ (Y[near(x)] - joint.mean[1:]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"f": lambda X: X}, TypeError, "must be a function of one gp"),
+        ({"y": Y[:5]}, ValueError, r"must have the shape \(40,\)"),
+        ({"y": Y.round().astype(int)}, TypeError, "`y` must have a floating dtype"),
+        ({"noise": 0.0}, ValueError, "`noise` must be positive"),
+        ({"noise": -NOISE}, ValueError, "`noise` must be positive"),
+        ({"noise": NOISE[:3]}, ValueError, "`noise` must be a scalar or broadcast"),
+        ({"num_neighbors": 0}, ValueError, "`num_neighbors` must be a positive integer"),
+        ({"X": X[:, :1]}, ValueError, "X"),
+    ],
+)
+def test_refusals(change, error, message):
+    arguments = {"f": one_of()[0], "X": X, "y": Y, "noise": NOISE} | change
+    f, X_, y, noise = (arguments.pop(name) for name in ("f", "X", "y", "noise"))
+    with pytest.raises(error, match=message):
+        with_neighbors(f, X_, y, noise, **arguments)
+
+
+def test_refused_within_a_guide():
+    f, _ = one_of()
+    tight = ogp.GPFunction(f.kernel, f.features, f.blocks, f.beliefs, None, jnp.ones(()))
+    with pytest.raises(ValueError, match="one that a guide is fitting"):
+        with_neighbors(tight, X, Y, NOISE)
