@@ -19,7 +19,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 import numpyro_orthgp as ogp
 from numpyro_orthgp import AutoSparseGP, CollapsedGP, gp, init, kernels, likelihoods
 from numpyro_orthgp.functions.groups import charges
-from numpyro_orthgp.training.batches import Batches
+from numpyro_orthgp.training.batches import Batches, spread
 from tests import oracles
 
 N = 23
@@ -205,6 +205,18 @@ def test_groups_of_near_rows():
     cut = points[order][:992].reshape(-1, 16, 3)
     assert cut.var(1).mean() < 0.1 * points.var(0).mean()
     assert len(init.groups(np.zeros((7, 2)), 3)) == 7  # rows that do not differ
+
+
+@pytest.mark.parametrize(("num", "size"), [(12, 4), (50, 7), (5, 5), (9, 1)])
+def test_batches_have_a_group_of_each_stretch(num, size):
+    """Every group comes once, as many times from each stretch of the data in each batch, and none earlier than others on average."""
+    orders = np.array([spread(np.random.default_rng(seed), num, size) for seed in range(400)])
+    assert (np.sort(orders, 1) == np.arange(num)).all()
+    stretches = orders[:, : num // size * size].reshape(400, -1, size) * size // num
+    assert (np.sort(stretches, -1) == np.arange(size)).all()
+    if num % size == 0:
+        first = np.bincount(orders[:, :size].ravel(), minlength=num) / 400  # of the first batch
+        np.testing.assert_allclose(first, size / num, atol=5 * np.sqrt(size / num * (1 - size / num) / 400) + 1e-12)
 
 
 def test_batches_are_whole_groups_and_leave_out_each_row_as_often():

@@ -22,7 +22,7 @@ import numpy as np
 
 from numpyro_orthgp.errors import check_integer
 
-__all__ = ["Batch", "Batches", "as_arguments", "on_disk"]
+__all__ = ["Batch", "Batches", "as_arguments", "on_disk", "spread"]
 
 # Puts rows on devices, given their shape, dtype, batch axis, and what reads the part of them at an index.
 Put = Callable[[tuple[int, ...], Any, int, Callable[[tuple[slice, ...]], np.ndarray]], jax.Array]
@@ -41,6 +41,19 @@ class Batch(NamedTuple):
 def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the model: a dict is keywords, a tuple is not."""
     return ((), batch) if isinstance(batch, dict) else (tuple(batch), {})
+
+
+def spread(generator: np.random.Generator, num: int, size: int) -> np.ndarray:
+    """All of ``num`` items in a random order in which each ``size`` that follow each other come from as many stretches of the items.
+
+    Groups that follow each other are near, and losses of near rows are alike. A batch with one of each stretch has a mean of less
+    variance than one of items drawn at random (stratified sampling), and each item still comes once.
+    """
+    order = generator.permutation(num)
+    stretch = np.arange(num) * size // num
+    order = order[np.argsort(stretch[order], kind="stable")]  # by stretches, in random order within each
+    rank = np.arange(num) - np.searchsorted(stretch, stretch)
+    return order[np.lexsort((stretch, rank))]
 
 
 class Batches:
@@ -109,7 +122,8 @@ class Batches:
         Each row is left out with the same probability, so that losses are unbiased.
         """
         G, N, num = self.group_size, self.num_rows, self.epoch_rows
-        order = generator.permutation(num // G)[:, None] * G + np.arange(G)
+        order = generator.permutation(num // G) if G == 1 else spread(generator, num // G, self.batch_size // G)
+        order = order[:, None] * G + np.arange(G)
         left = N - num
         if left and generator.uniform() < num / N:
             order[generator.integers(len(order)), generator.choice(G, left, replace=False)] = np.arange(num, N)
