@@ -16,6 +16,7 @@ from numpyro_orthgp.diagnostics.convergence import Convergence
 from numpyro_orthgp.diagnostics.health import FunctionHealth, SetHealth
 from numpyro_orthgp.diagnostics.importance import LIMIT, ParetoK
 from numpyro_orthgp.diagnostics.integration import IntegrationError
+from numpyro_orthgp.diagnostics.nearby import Nearby
 from numpyro_orthgp.diagnostics.words import percent
 from numpyro_orthgp.training.resolution import REMEDY
 
@@ -30,6 +31,7 @@ FAR = 0.5  # standard deviations between means
 CLEAR = 3  # standard errors
 CONVERGED = 1.05  # R-hat
 MISSED = 0.01  # nats per point that an integral is off
+GAINED = 0.02  # nats per row that near rows would add
 
 
 def advise(
@@ -42,6 +44,7 @@ def advise(
     collapsed: tuple[str, ...],
     coarse: tuple[str, ...],
     integration: Mapping[str, IntegrationError],
+    nearby: Mapping[str, Nearby],
 ) -> Iterator[str]:
     """Sentences, most urgent first."""
     for words in coarse:
@@ -64,6 +67,12 @@ def advise(
             yield (
                 f"The tightened bound of {name} wants less residual than the prior has (v = {np.median(v):.2g}): more points would "
                 "pay."
+            )
+    for name, gain in nearby.items():
+        if gain.neighbors > GAINED:
+            yield (
+                f"The data near an input say more of {name} than its points do: predictions would gain {gain.neighbors:.2g} nats per "
+                "row by ogp.with_neighbors(f, X, y, noise)."
             )
     yield from _on_weights(khat, held_out, nuts, collapsed)
 

@@ -17,6 +17,7 @@ from numpyro_orthgp.diagnostics.health import FunctionHealth, health_of, inputs_
 from numpyro_orthgp.diagnostics.importance import ParetoK, check_guide, khat_of
 from numpyro_orthgp.diagnostics.integration import integration_errors
 from numpyro_orthgp.diagnostics.layout import Trace
+from numpyro_orthgp.diagnostics.nearby import nearby_gains
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.report import Report
 from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
@@ -66,6 +67,9 @@ def check(
       is each point's own under Gaussian noise, also beneath ``LogNormal``, ``Transformed`` and ``Mixture``, else that of a gp;
     * what Gauss-Hermite nodes miss of each output's expectation, in nats per point, beside some thousands of nodes: where a density
       is narrow beside f, or has a kink, the bound may be too high. Likelihoods in closed form have no such line;
+    * of Gaussian noise about one function, what near rows say that the inducing points do not, in nats per row: what groups of 16
+      would add to the tightened bound, and what the 32 nearest rows would add to the density of rows that are left out
+      (:func:`with_neighbors`);
     * the Pareto k-hat of the guide's importance weights (:func:`khat`);
     * predictions of held-out data: mean log density, and how many outputs lie in their predictive intervals. What is masked does
       not count, down to single entries; a censored time lies with its probability in what the interval has beyond it;
@@ -117,6 +121,7 @@ def check(
         layout.collapsed,
         coarse_of(arguments_of(model, args, kwargs) | inputs),
         integration_errors(model, guide, params, arguments, layout, draw_key),
+        nearby_gains(model, guide, params, arguments, layout, draw_key),
     )
 
 

@@ -15,6 +15,7 @@ from numpyro_orthgp.diagnostics.convergence import Convergence
 from numpyro_orthgp.diagnostics.health import FunctionHealth
 from numpyro_orthgp.diagnostics.importance import ParetoK
 from numpyro_orthgp.diagnostics.integration import IntegrationError
+from numpyro_orthgp.diagnostics.nearby import GROUP_SIZE, NEIGHBORS, Nearby
 from numpyro_orthgp.diagnostics.words import percent, table
 
 __all__ = ["Report"]
@@ -36,6 +37,7 @@ class Report:
     :param collapsed: names of outputs that are a :class:`~numpyro_orthgp.CollapsedGP`, which has no held-out data.
     :param coarse: arguments of the model, and inputs of functions, whose dtype cannot tell neighbours apart, each as a sentence.
     :param integration: what Gauss-Hermite nodes miss, by name of the output; of those that are integrated by them.
+    :param nearby: what near rows would add, by name of the output; of those that are one function and Gaussian noise.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -47,6 +49,7 @@ class Report:
     collapsed: tuple[str, ...] = ()
     coarse: tuple[str, ...] = ()
     integration: Mapping[str, IntegrationError] = field(default_factory=dict)
+    nearby: Mapping[str, Nearby] = field(default_factory=dict)
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -62,6 +65,7 @@ class Report:
                 self.collapsed,
                 self.coarse,
                 self.integration,
+                self.nearby,
             )
         )
 
@@ -85,6 +89,11 @@ class Report:
             yield (
                 f"integral of {name}, by {found.num_points} nodes: {found.mean:+.1g} nats per point beside the exact one (most "
                 f"{found.most:.1g} at one)"
+            )
+        for name, gain in self.nearby.items():
+            yield (
+                f"near rows of {name}: groups of {GROUP_SIZE} would add {gain.groups:.2g} nats per row to the tightened bound, the "
+                f"{NEIGHBORS} nearest {gain.neighbors:.2g} to the density of {gain.num} rows left out"
             )
         yield str(self.khat) if isinstance(self.khat, ParetoK) else f"k-hat: none. {self.khat}"
         if self.collapsed:

@@ -1,0 +1,123 @@
+"""What rows near each other say that the inducing points do not: for the bound in groups, for predictions by neighbours.
+
+Both are measured on the fit at hand, for Gaussian noise about one function. Groups: what :mod:`numpyro_orthgp.functions.groups` would
+charge for the residual instead of what single rows are charged, at the same parameters. Neighbours: rows are left out of the data and
+predicted by f alone and by :func:`~numpyro_orthgp.with_neighbors` from the others. q has seen them in both cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.collapsed import CollapsedGP
+from numpyro_orthgp.diagnostics.draws import Arguments
+from numpyro_orthgp.diagnostics.layout import Layout
+from numpyro_orthgp.diagnostics.sites import mask_of
+from numpyro_orthgp.functions.function import GPFunction, draw_process
+from numpyro_orthgp.functions.groups import charges
+from numpyro_orthgp.functions.latent_inputs import LatentInputs
+from numpyro_orthgp.functions.neighbors import with_neighbors
+from numpyro_orthgp.guides import posterior
+from numpyro_orthgp.guides.posterior import fitted_trace
+from numpyro_orthgp.init import groups as near_groups
+from numpyro_orthgp.likelihoods import Gaussian
+from numpyro_orthgp.likelihoods.base import unwrap
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["GROUP_SIZE", "NEIGHBORS", "Nearby", "nearby_gains"]
+
+GROUP_SIZE, NEIGHBORS = 16, 32
+MAX_LEFT_OUT = 500  # rows that are predicted
+MAX_GROUPED = 16_384  # rows whose charge is looked at, whole groups taken at random
+MAX_DATA = 100_000  # rows among which neighbours are looked for
+
+
+@dataclass(frozen=True)
+class Nearby:
+    """What near rows would add, in nats per row.
+
+    :param groups: to the tightened bound, by ``group_size=16``.
+    :param neighbors: to the log predictive density, by :func:`~numpyro_orthgp.with_neighbors` of 32 rows.
+    :param num: rows that were left out and predicted.
+    """
+
+    groups: float
+    neighbors: float
+    num: int
+
+
+def nearby_gains(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    params: dict[str, Any],
+    arguments: Arguments,
+    layout: Layout,
+    rng_key: PRNGKey,
+) -> dict[str, Nearby]:
+    """By name of the output, of those that are one function at their rows and Gaussian noise, and not masked."""
+    names: list[str] = []
+
+    def collect(arrays: Any, params: Any) -> list[tuple[Any, ...]]:
+        args, kwargs = arguments.join(arrays)
+        sites, _ = fitted_trace(model, guide, params, args, kwargs, rng_key)
+        functions = posterior(model, guide, params, *args, **kwargs)
+        found = list(_regressions(layout, sites, functions))
+        names[:] = [name for name, *_ in found]
+        return [rest for _, *rest in found]
+
+    found = jax.jit(collect)(arguments.arrays, params)
+    return {name: _gains(*rest) for name, rest in zip(names, found, strict=True)}
+
+
+def _regressions(
+    layout: Layout, sites: dict[str, Any], functions: dict[str, GPFunction]
+) -> Iterator[tuple[str, GPFunction, Array, Array, Array]]:
+    """Name, function, inputs, outputs and the noise's standard deviation, shape of the outputs."""
+    for output in layout.outputs:
+        fn, y = sites[output.site]["fn"], sites[output.site]["value"]
+        if mask_of(fn) is not None:
+            continue
+        inner = unwrap(fn)[0]
+        if isinstance(inner, CollapsedGP):
+            f = functions.get(output.name)
+            plain = y.ndim == 1 and inner.observed is None and not isinstance(inner.X, LatentInputs)
+            if f is not None and plain and f.num_latents is None:
+                loc, noise = (jnp.broadcast_to(a, (len(y), 1))[:, 0] for a in (inner.loc, inner.noise_scale))
+                yield output.name, f, inner.X, y - loc, noise
+        elif isinstance(inner, Gaussian) and getattr(inner.marginals.joint, "func", None) is draw_process:
+            seen, X = inner.marginals.joint.args  # f itself: no arithmetic
+            same = [f for f in functions.values() if f.names is not None and f.names == seen.names]
+            if same:
+                yield output.name, same[0], X, y, jnp.broadcast_to(inner.scale, y.shape)
+
+
+def _gains(f: GPFunction, X: Array, y: Array, noise: Array) -> Nearby:
+    f = replace(f, residual_scale=None, group_size=None)
+    generator = np.random.default_rng(0)
+    order = generator.permutation(len(X))[:MAX_DATA]
+    num = min(MAX_LEFT_OUT, len(order) // 5)
+    out, kept = order[:num], order[num:]
+    neighbors = 0.0
+    if num and len(kept) > NEIGHBORS:
+        near = with_neighbors(f, X[kept], y[kept], noise[kept], num_neighbors=NEIGHBORS)
+        density = [Gaussian(g(X[out]), noise[out]).log_predictive(y[out]) for g in (near, f)]
+        neighbors = float((density[0] - density[1]).sum() / num)
+    return Nearby(_gain_of_groups(f, X, noise, generator), neighbors, num)
+
+
+def _gain_of_groups(f: GPFunction, X: Array, noise: Array, generator: np.random.Generator) -> float:
+    rows = np.asarray(near_groups(X, GROUP_SIZE))
+    rows = rows[: len(rows) // GROUP_SIZE * GROUP_SIZE].reshape(-1, GROUP_SIZE)
+    if not len(rows):
+        return 0.0
+    rows = rows[generator.permutation(len(rows))[: MAX_GROUPED // GROUP_SIZE]].ravel()
+    m, scale = replace(f, group_size=GROUP_SIZE)(X[rows]), noise[rows]
+    assert m.groups is not None
+    single = jnp.log1p(m.residual / scale**2)
+    return float((single.sum() - charges(m.groups, scale.T).sum()) / (2 * len(rows)))
