@@ -9,7 +9,9 @@
 
 Methods that are in no paper stand in the tables of Shi et al. and in Tables 2 and 4 of Titsias: SOLVE-GP-new, SOLVE-GP with the
 tightened bound, and -G16 and -G32, the bound tightened in groups of 16 and 32 near rows (Bui and Titsias 2025). Lines with "+near"
-are the predictions of the fit above them with ``with_neighbors``. FOLDER has files such as kin40k.npz with arrays X (N, D) and y (N,); sets without a file are named and left out.
+are the predictions of the fit above them with ``with_neighbors``.
+
+FOLDER has files such as kin40k.npz with arrays X (N, D) and y (N,); sets without a file are named and left out.
 ``benchmarks/paper/settings.py`` says what each experiment is and what its paper leaves open.
 
 Defaults are the papers' runs, for a GPU. One fit serves all tables that it occurs in. Fits that are done are lines of fits.jsonl

@@ -111,6 +111,7 @@ EXAMPLES = {
     "survival": ["Exponential", "Weibull", "Gamma", "LogNormal", "censored as relapses", "censored thrown away"],
     "digits": ["SVGP, softmax, Adam", "SVGP, softmax", "SOLVE-GP, softmax", "SOLVE-GP, robust-max"],
     "multitask": ["independent", "LMC", "ICM"],
+    "neighbors": ["single rows", "groups of 16", "PIC, groups of 16"],
     "deep": [
         "1 layer, SVGP(10)",
         "1 layer, SVGP(10), tight",
@@ -161,6 +162,11 @@ def spatial_says(rows: Rows) -> None:
     assert rows["SOLVE-GP (24+24)"][0] > rows["SVGP (24)"][0]
 
 
+def neighbors_say(rows: Rows) -> None:
+    # Objective, noise, log density and RMSE, each by the points and with neighbours.
+    assert all(row[3] > row[2] and row[5] < row[4] for row in rows.values())
+
+
 def deep_kernel_says(rows: Rows) -> None:
     # Few data: the better bound, and the worse predictions.
     gp, deep = rows["   50  GP"], rows["   50  deep kernel"]
@@ -175,6 +181,7 @@ SAYS = {
     "nuts": nuts_say,
     "spatial": spatial_says,
     "deep_kernel": deep_kernel_says,
+    "neighbors": neighbors_say,
 }
 
 
