@@ -110,7 +110,9 @@ def draw(found: dict[str, tuple[dict, Any]], data: Data, path: Path) -> None:
             ax.fill_between(line[:, 0], mean - 2 * sd, mean + 2 * sd, color="#0072B2", alpha=0.25, linewidth=0)
             ax.plot(line[:, 0], mean, color="#0072B2", linewidth=1.8, label="mean of f, ± 2 sd")
             ax.plot(line[:, 0], truth(line), color="black", linewidth=1, linestyle="--", label="truth")
-            ax.plot(data.X[close, 0], data.y[close], ".", color="grey", markersize=4, label="rows within 0.015 of the slice")
+            ax.plot(
+                data.X[close, 0], data.y[close], ".", color="grey", markersize=4, label="rows within 0.015 of the slice"
+            )
             ax.set_title(f"{name}, {titles[how]}", fontsize="medium")
             ax.spines[["top", "right"]].set_visible(False)
     for ax in axes[-1]:
@@ -132,7 +134,9 @@ def main(argv: list[str] | None = None) -> None:
     data = make_data(args.seed, *sizes)
     Z = init.kmeans(random.PRNGKey(args.seed), jnp.asarray(data.X), 40)
     print(f"{len(data.y)} rows, 40 inducing points, {num_steps} steps; the noise is {NOISE}")
-    print(f"{'trained in':18s}{'objective':>11s}{'noise':>9s}{'log density':>13s}{'+ near':>9s}{'RMSE':>9s}{'+ near':>9s}")
+    print(
+        f"{'trained in':18s}{'objective':>11s}{'noise':>9s}{'log density':>13s}{'+ near':>9s}{'RMSE':>9s}{'+ near':>9s}"
+    )
     found = {}
     for name, (bound, group_size) in FITS.items():
         value, params, f = fit(data, Z, bound, group_size, num_steps)

@@ -30,11 +30,11 @@ import numpyro_orthgp as ogp
 from tests import problems
 from tests.fitting import KEY, assert_close, assert_same_bits, data, make
 
-def solve_gp():
+def solve_gp(**options):
     rng = np.random.default_rng(1)
     arrays = problems.data(rng, 48)
     sets = [jnp.asarray(s) for s in problems.sets(rng, [4, 3])]
-    guide = ogp.AutoSparseGP(problems.model, residual="tight")
+    guide = ogp.AutoSparseGP(problems.model, residual="tight", **options)
     kwargs = {"inducing": sets, "likelihood": problems.gaussian(0.3), "jitter": None, "N": 48}
     return make(None, TraceMeanField_ELBO(), problems.model, guide), arrays, kwargs
 
@@ -55,6 +55,8 @@ assert_close(fit(mesh=row, batch_size=None).losses, fit(batch_size=None).losses,
 assert_same_bits(fit(mesh=row, steps_per_call=3).losses, fit(mesh=row, steps_per_call=7).losses)
 one, many = fit(solve_gp), fit(solve_gp, mesh=row)
 assert_close(many.losses, one.losses, rtol=1e-10)
+grouped = lambda: solve_gp(group_size=4)  # groups of which a device has a half
+assert_close(fit(grouped, mesh=row, group_size=4).losses, fit(grouped, group_size=4).losses, rtol=1e-10)
 assert one.losses[-8:].mean() < one.losses[:8].mean()
 
 path = sys.argv[1]

@@ -19,6 +19,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 import numpyro_orthgp as ogp
 from numpyro_orthgp import AutoSparseGP, CollapsedGP, gp, init, kernels, likelihoods
 from numpyro_orthgp.functions.groups import charges
+from numpyro_orthgp.gaussians import Full
 from numpyro_orthgp.training.batches import Batches, spread
 from tests import oracles
 
@@ -79,6 +80,29 @@ def test_collapsed_bounds_of_groups(size, name, alpha):
     both = collapsed(size, observed=np.stack([SEEN, ~SEEN], 1), **options).log_prob(np.stack([Y, 2 * Y], 1))
     parts = [dense_bound(y, size, name, alpha or 1.0, seen) for y, seen in ((Y, SEEN), (2 * Y, ~SEEN))]
     np.testing.assert_allclose(both, sum(parts), rtol=1e-10)
+
+
+def test_collapsed_bound_beside_a_given_orthogonal_set():
+    """q of the second set is the prior's: what it explains is a variance, and no part of the residual."""
+    M = len(O)
+    given = (Full(jnp.zeros(M), jnp.eye(M)),)
+    value = CollapsedGP(
+        kernels.Matern32(0.3), jnp.asarray(X), [Z, O], jnp.asarray(NOISE), group_size=4, orthogonal=given
+    ).log_prob(Y)
+    (Q, _), (both, R) = split(), split((Z, O))
+    expected = oracles.log_normal(Y, 0.0, Q + np.diag(NOISE**2)) - np.sum(np.diag(both - Q) / NOISE**2) / 2
+    for first in range(0, N, 4):
+        i = np.arange(first, min(first + 4, N))
+        expected -= np.linalg.slogdet(np.eye(len(i)) + R[np.ix_(i, i)] / np.outer(NOISE[i], NOISE[i]))[1] / 2
+    np.testing.assert_allclose(value, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["titsias2025", "fitc"])
+def test_outputs_with_a_kernel_each(name):
+    kernel = kernels.Matern32(jnp.asarray([[0.3], [0.3]])) * jnp.asarray([1.0, 1.0])
+    both = CollapsedGP(kernel, jnp.asarray(X), jnp.asarray(Z), jnp.asarray(NOISE), bound=name, group_size=4)
+    value = both.log_prob(np.stack([Y, 2 * Y], 1))
+    np.testing.assert_allclose(value, sum(dense_bound(y, 4, name) for y in (Y, 2 * Y)), rtol=1e-8)
 
 
 def test_posterior_of_a_partially_independent_conditional():

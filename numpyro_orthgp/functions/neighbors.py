@@ -75,7 +75,9 @@ def with_neighbors(
             "deep and patchwise functions have no neighbours here."
         )
     if f.residual_scale is not None:
-        raise ValueError("`f` is one that a guide is fitting; take the fitted one, posterior(model, guide, params, ...)['f'].")
+        raise ValueError(
+            "`f` is one that a guide is fitting; take the fitted one, posterior(model, guide, params, ...)['f']."
+        )
     X = f.checked(X)
     y, noise = (check_floating(name, a).astype(X.dtype) for name, a in (("y", y), ("noise", jnp.asarray(noise, float))))
     shape = (len(X),) if f.num_latents is None else (len(X), f.num_latents)
@@ -84,7 +86,9 @@ def with_neighbors(
     try:
         noise = jnp.broadcast_to(noise, shape)
     except ValueError:
-        raise ValueError(f"`noise` must be a scalar or broadcast to the shape {shape} of y; got {noise.shape}.") from None
+        raise ValueError(
+            f"`noise` must be a scalar or broadcast to the shape {shape} of y; got {noise.shape}."
+        ) from None
     inspect(_refuse_noise, noise)
     count = min(check_integer("num_neighbors", num_neighbors), len(X))
     observed = jnp.isfinite(y)
@@ -128,13 +132,17 @@ class NeighborFunction:
         """The H rows with the largest prior correlation with each input, shape (B, H)."""
         scale = safe_sqrt(self.f.kernel(self.X))
         correlation = jnp.abs(self.f.kernel(X, self.X)) / jnp.where(scale > 0, scale, 1)[..., None, :]
-        correlation = correlation.reshape(-1, len(X), len(self.X)).mean(0)  # kernels may have an axis for each latent function
+        correlation = correlation.reshape(-1, len(X), len(self.X)).mean(
+            0
+        )  # kernels may have an axis for each latent function
         seen = self.precision_root if self.y.ndim == 1 else self.precision_root.max(-1)
         return lax.top_k(jnp.where(seen > 0, correlation, -1), self.num_neighbors)[1]
 
     def _moments_given(self, X: Array, near: Array) -> tuple[Array, Array, Array]:
         f, size = self.f, 1 + self.num_neighbors
-        rows = jnp.concatenate([X[:, None], self.X[near]], 1).reshape(-1, X.shape[-1])  # each input before its neighbours
+        rows = jnp.concatenate([X[:, None], self.X[near]], 1).reshape(
+            -1, X.shape[-1]
+        )  # each input before its neighbours
         A = f.project(rows)
         residual = clip_rounding(f.kernel(rows) - sum(jnp.sum(Ai**2, -2) for Ai in A))
         D = covariance_of_groups(f.kernel, rows, gram_of_groups(A, size), residual)
