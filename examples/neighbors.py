@@ -4,8 +4,8 @@
 
 A function of two columns with more detail than 40 inducing points can hold, observed at 2000 places. The collapsed bound is trained
 for single rows (Titsias 2025) and for groups of 16 near rows (Bui and Titsias 2025), and so is the PIC objective (Snelson and
-Ghahramani 2007). Each fit predicts 1000 new places twice: by its inducing points alone, and with the outputs of the 32 nearest rows.
-The picture is a slice of the function. Full-batch Adam in float64.
+Ghahramani 2007). Each fit predicts 1000 new places twice: by its inducing points alone, and with the outputs of the 32 nearest
+rows. The picture is a slice of the function. Full-batch Adam in float64.
 """
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ def q_f(k: Kernel, sets: Sequence[WhitenedSet], X, jitter=0.0, mean_only: MeanOn
 
 
 def with_neighbors(k: Kernel, sets: Sequence[WhitenedSet], X, y, noise, x, rows, mean_only: MeanOnlySet | None = None):
-    """Mean, explained and residual variance of f at one input x (1, D), given u and the outputs of some rows: p(f | u, y_b) q(u)."""
+    """Mean, explained and residual variance of f at one input x (1, D) given u and outputs of some rows: p(f | u, y_b) q(u)."""
     X, y, S = np.concatenate([x, X[rows]]), y[rows], np.diag(noise[rows])
     mean, cov = q_f(k, sets, X, mean_only=mean_only)
     D = residual_covariance(k, sets, X)

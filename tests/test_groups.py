@@ -233,7 +233,7 @@ def test_groups_of_near_rows():
 
 @pytest.mark.parametrize(("num", "size"), [(12, 4), (50, 7), (5, 5), (9, 1)])
 def test_batches_have_a_group_of_each_stretch(num, size):
-    """Every group comes once, as many times from each stretch of the data in each batch, and none earlier than others on average."""
+    """Every group comes once, one of each stretch of the data in each batch, and none earlier than others on average."""
     orders = np.array([spread(np.random.default_rng(seed), num, size) for seed in range(400)])
     assert (np.sort(orders, 1) == np.arange(num)).all()
     stretches = orders[:, : num // size * size].reshape(400, -1, size) * size // num

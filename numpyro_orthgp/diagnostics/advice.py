@@ -71,8 +71,8 @@ def advise(
     for name, gain in nearby.items():
         if gain.neighbors > GAINED:
             yield (
-                f"The data near an input say more of {name} than its points do: predictions would gain {gain.neighbors:.2g} nats per "
-                "row by ogp.with_neighbors(f, X, y, noise)."
+                f"The data near an input say more of {name} than its points do: predictions would gain {gain.neighbors:.2g} nats "
+                "per row by ogp.with_neighbors(f, X, y, noise)."
             )
     yield from _on_weights(khat, held_out, nuts, collapsed)
 

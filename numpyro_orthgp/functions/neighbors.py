@@ -51,7 +51,8 @@ def with_neighbors(
     r"""A fitted function whose predictions also use the outputs observed near each input.
 
     What the inducing points are too few to say is still in the data. Where they are too few, predictions are better, by much;
-    where they are enough, the same::
+    where they are enough, the same. Train by a bound, or by "fitc" in groups: "fitc" row by row takes residuals for independent, and
+    ends with less noise than near rows that share a residual allow. :func:`check` measures the gain on the fit at hand::
 
         f = posterior(model, guide, params, X, y)["f"]
         g = with_neighbors(f, X, y, params["noise"])

@@ -44,7 +44,7 @@ def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def spread(generator: np.random.Generator, num: int, size: int) -> np.ndarray:
-    """All of ``num`` items in a random order in which each ``size`` that follow each other come from as many stretches of the items.
+    """All of ``num`` items in a random order in which each ``size`` that follow each other come from as many stretches of them.
 
     Groups that follow each other are near, and losses of near rows are alike. A batch with one of each stretch has a mean of less
     variance than one of items drawn at random (stratified sampling), and each item still comes once.
