@@ -39,8 +39,8 @@ def model(X, y, N, how=lambda f: f, mask=None):
         observe(how(f(X)), y, mask)
 
 
-def collapsed(X, y):
-    numpyro.sample("y", CollapsedGP(kernels.Matern32(SCALE), X, Z, NOISE, loc=0.5, bound="titsias2025"), obs=y + 0.5)
+def collapsed(X, y, loc):
+    numpyro.sample("y", CollapsedGP(kernels.Matern32(SCALE), X, Z, NOISE, loc=loc, bound="titsias2025"), obs=y + 0.5)
 
 
 def fitted(model, guide, *args, **kwargs):
@@ -81,11 +81,12 @@ def test_gains_of_a_guide(params, residual):
     assert "near rows of y: groups of 16 would add" in str(report)
 
 
-def test_gains_of_a_collapsed_bound_with_a_mean():
+@pytest.mark.parametrize("loc", [0.5, np.full(N, 0.5)], ids=["scalar", "of each row"])
+def test_gains_of_a_collapsed_bound_with_a_mean(loc):
     def guide(*args):
         pass
 
-    gain = ogp.check(collapsed, guide, {}, X, Y, num_samples=25).nearby["y"]
+    gain = ogp.check(collapsed, guide, {}, X, Y, loc, num_samples=25).nearby["y"]
     np.testing.assert_allclose(gain.groups, dense_gain_of_groups(), rtol=1e-6)
     f = CollapsedGP(kernels.Matern32(SCALE), X, Z, NOISE).posterior(Y)
     order = np.random.default_rng(0).permutation(N)

@@ -1,8 +1,8 @@
 """What rows near each other say that the inducing points do not: for the bound in groups, for predictions by neighbours.
 
-Both are measured on the fit at hand, for Gaussian noise about one function. Groups: what ``functions/groups.py`` would charge for the
-residual instead of what single rows are charged, at the same parameters. Neighbours: rows are left out of the data and predicted by
-f alone and by :func:`~numpyro_orthgp.with_neighbors` from the others. q has seen them in both cases.
+Both are measured on the fit at hand, for Gaussian noise about one function. Groups: what ``functions/groups.py`` would charge for
+the residual instead of what single rows are charged, at the same parameters. Neighbours: rows are left out of the data and predicted
+by f alone and by :func:`~numpyro_orthgp.with_neighbors` from the others. q has seen them in both cases.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def nearby_gains(
         functions = posterior(model, guide, params, *args, **kwargs)
         found = list(_regressions(layout, sites, functions))
         names[:] = [name for name, *_ in found]
-        return [rest for _, *rest in found]
+        return [tuple(rest) for _, *rest in found]
 
     found = jax.jit(collect)(arguments.arrays, params)
     return {name: _gains(*rest) for name, rest in zip(names, found, strict=True)}
@@ -88,8 +88,9 @@ def _regressions(
             f = functions.get(output.name)
             plain = y.ndim == 1 and inner.observed is None and not isinstance(inner.X, LatentInputs)
             if f is not None and plain and f.num_latents is None:
-                loc, noise = (jnp.broadcast_to(a, (len(y), 1))[:, 0] for a in (inner.loc, inner.noise_scale))
-                yield output.name, f, inner.X, y - loc, noise
+                loc, noise = (a[:, 0] if jnp.ndim(a) == 2 else a for a in (inner.loc, inner.noise_scale))
+                noise = jnp.broadcast_to(noise, y.shape)
+                yield output.name, f, jnp.asarray(inner.X), y - loc, noise
         elif isinstance(inner, Gaussian) and getattr(inner.marginals.joint, "func", None) is draw_process:
             seen, X = inner.marginals.joint.args  # f itself: no arithmetic
             same = [f for f in functions.values() if f.names is not None and f.names == seen.names]

@@ -51,8 +51,8 @@ def with_neighbors(
     r"""A fitted function whose predictions also use the outputs observed near each input.
 
     What the inducing points are too few to say is still in the data. Where they are too few, predictions are better, by much;
-    where they are enough, the same. Train by a bound, or by "fitc" in groups: "fitc" row by row takes residuals for independent, and
-    ends with less noise than near rows that share a residual allow. :func:`check` measures the gain on the fit at hand::
+    where they are enough, the same. Train by a bound, or by "fitc" in groups: "fitc" row by row takes residuals for independent,
+    and ends with less noise than near rows that share a residual allow. :func:`check` measures the gain on the fit at hand::
 
         f = posterior(model, guide, params, X, y)["f"]
         g = with_neighbors(f, X, y, params["noise"])
@@ -159,13 +159,13 @@ class NeighborFunction:
             cut = cut_groups(Ai, size)
             W = q.spread(cut[..., 0] - jnp.einsum("...mbh,...bh->...mb", cut[..., 1:], g, precision=PRECISION))
             explained = explained if W is None else explained + jnp.sum(W**2, -2)
-        moments = (
+        values = (
             mean[..., 0] + jnp.sum(g * (y - mean[..., 1:]), -1),
             explained,
             clip_rounding(D[..., 0, 0] - jnp.sum(g * across, -1)),
         )
-        columns = (f._columns(jnp.broadcast_to(a, jnp.broadcast_shapes(a.shape, moments[0].shape))) for a in moments)
-        return tuple(columns)
+        mean, explained, residual = (f._columns(jnp.broadcast_to(a, values[0].shape)) for a in values)
+        return mean, explained, residual
 
 
 def _times(C: Array, x: Array) -> Array:
