@@ -173,11 +173,11 @@ def main(argv: list[str] | None = None) -> None:
         if arrays is None:
             continue
         print(f"\n{name}, {args.num_data} rows at most, M = {args.num_inducing}, {args.neighbors} neighbours")
-        print(f"{'bound':13s}{'G':>5s}" + "".join(f"{column:>10s}" for column in COLUMNS.values()))
+        print(f"{'bound':13s}{'G':>5s}" + "".join(f"{column:>11s}" for column in COLUMNS.values()))
         first = None
         for bound, size, row in lines(name, arrays, args, store):
             first = first or row["seconds"]
-            shown = [f"{row[k]:10.4f}" for k in list(COLUMNS)[:-1]] + [f"{row['seconds'] / first:10.2f}"]
+            shown = [f"{row[k]:11.4f}" for k in list(COLUMNS)[:-1]] + [f"{row['seconds'] / first:11.2f}"]
             print(f"{bound:13s}{size:5d}" + "".join(shown), flush=True)
 
 

@@ -1,8 +1,8 @@
 """What rows near each other say that the inducing points do not: for the bound in groups, for predictions by neighbours.
 
 Both are measured on the fit at hand, for Gaussian noise about one function. Groups: what ``functions/groups.py`` would charge for
-the residual instead of what single rows are charged, at the same parameters. Neighbours: rows are left out of the data and predicted
-by f alone and by :func:`~numpyro_orthgp.with_neighbors` from the others. q has seen them in both cases.
+the residual instead of what single rows are charged, at the same parameters. Neighbours: rows are left out of the data and
+predicted by f alone and by :func:`~numpyro_orthgp.with_neighbors` from the others. q has seen them in both cases.
 """
 
 from __future__ import annotations
