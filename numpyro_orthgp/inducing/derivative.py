@@ -35,8 +35,8 @@ class Derivative(Functional):
         numpyro.sample("slope", likelihoods.Gaussian(f(Derivative(X, 0)), slope_noise), obs=slope)
         numpyro.sample("up", likelihoods.Bernoulli(f(Derivative(grid, 0)) * 100.0, "probit"), obs=ones)  # monotone
 
-    Their units are those of f per those of the inputs, once for each order. Hold for ordinary inducing points; inducing
-    variables that are derivatives too are a second set: ``gp("f", kernel, [Z, Derivative(Z, 0)])``.
+    Their units are those of f per those of the inputs, once for each order. Inducing variables may be values alone, or derivatives
+    too, as one set or a second one: ``gp("f", kernel, concatenate([Z, Derivative(Z, 0)]))``, ``[Z, Derivative(Z, 0)]``.
 
     >>> import jax, jax.numpy as jnp, numpyro
     >>> from numpyro_orthgp import Derivative, gp, kernels
