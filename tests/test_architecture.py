@@ -146,7 +146,7 @@ def test_public_names():
         "Marginals", "MeanOnly", "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "fit", "gp", "gp_posterior",
         "infer_latents", "init", "kernels", "latent_inputs",
         "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
-        "check", "concatenate", "khat", "patchwise_mean", "posterior", "stack", "to_arviz", "variance_shares",
+        "centred", "check", "concatenate", "khat", "patchwise_mean", "posterior", "stack", "to_arviz", "variance_shares",
         # submodules, visible because they are imported
         "closures", "collapsed", "diagnostics", "errors", "functions", "gaussians", "guides", "inducing", "math", "plots",
         "primitives", "training", "types",
@@ -186,6 +186,7 @@ def test_public_names():
             "Average",
             "Derivative",
             "Integral",
+            "centred",
             "concatenate",
             "variance_shares",
             "fit",

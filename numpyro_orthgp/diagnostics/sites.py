@@ -25,8 +25,8 @@ import numpyro.distributions as dist
 from numpyro_orthgp.diagnostics.draws import density
 from numpyro_orthgp.diagnostics.layout import Trace, is_marginals
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.inducing.rows import Rows
 from numpyro_orthgp.functions.marginals import MAX_JOINT_DRAW
+from numpyro_orthgp.inducing.rows import Rows
 from numpyro_orthgp.likelihoods import Categorical, Likelihood
 from numpyro_orthgp.likelihoods.base import is_expected, log_predictive, unwrap
 from numpyro_orthgp.likelihoods.mixture import Mixture

@@ -1,6 +1,6 @@
 """Inducing features: what a set of inducing variables is, seen through two covariances."""
 
-from numpyro_orthgp.inducing.averages import Average, Integral
+from numpyro_orthgp.inducing.averages import Average, Integral, centred
 from numpyro_orthgp.inducing.derivative import Derivative
 from numpyro_orthgp.inducing.feature import Feature
 from numpyro_orthgp.inducing.fourier import FourierFeatures
@@ -12,5 +12,6 @@ from numpyro_orthgp.inducing.spherical import SphericalHarmonics
 
 __all__ = [
     "Average", "Derivative", "Feature", "FourierFeatures", "Functional", "InducingPatches", "InducingPoints", "Integral",
-    "MeanOnly", "SphericalHarmonics", "as_sets", "concatenate", "covariance_of_points", "input_dim", "weighted_covariance",
+    "MeanOnly", "SphericalHarmonics", "as_sets", "centred", "concatenate",
+    "covariance_of_points", "input_dim", "weighted_covariance",
 ]  # fmt: skip

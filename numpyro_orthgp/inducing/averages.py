@@ -20,7 +20,7 @@ from numpyro_orthgp.kernels.summands import Place
 from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["Average", "Integral"]
+__all__ = ["Average", "Integral", "centred"]
 
 MAX_NODES = 10_000  # of one box
 
@@ -96,6 +96,23 @@ class Average(Functional):
         weights = jnp.full((B, Q), 1 / Q, nodes.dtype) if self.weights is None else jnp.asarray(self.weights)
         weights = jnp.broadcast_to(weights, (B, Q))
         return jnp.einsum("...bq,bq->...b", values.reshape(*values.shape[:-1], B, Q), weights, precision=PRECISION)
+
+
+def centred(X: ArrayLike, over: ArrayLike) -> Average:
+    r"""Values at inputs less the average over others, :math:`f(x) - \frac1Q \sum_q f(x_q)`.
+
+    For terms of a sum, which data tell only up to a constant that one may take from another:
+    ``f.term("week")(centred(days, week))`` is how days differ from the week's average, which is known far better than the term.
+
+    :param X: inputs, shape (B, D).
+    :param over: inputs over which is averaged, shape (Q, D): a few dozen that cover what the term sees.
+    :return: weighted sums of Q + 1 nodes for each row.
+    :raises TypeError: if arrays are not floating.
+    :raises ValueError: if shapes do not match.
+    """
+    X, over = check_inputs("X", X), check_inputs("over", over, dim=jnp.shape(X)[-1])
+    nodes = jnp.concatenate([X[:, None], jnp.broadcast_to(over, (len(X), *over.shape))], 1)
+    return Average(nodes, jnp.concatenate([jnp.ones(1), jnp.full(len(over), -1 / len(over))]))
 
 
 @jax.tree_util.register_dataclass
