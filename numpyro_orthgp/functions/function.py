@@ -290,7 +290,7 @@ class GPFunction:
         """Number of inducing variables of all sets together."""
         return sum(s.num for s in self.features)
 
-    def project(self, X: Rows) -> tuple[Array, ...]:
+    def project(self, X: Array | Functional) -> tuple[Array, ...]:
         """The projections A_i(X) on each set, shapes (..., M_i, B); see :mod:`numpyro_orthgp.functions.projection`."""
         return project(self.blocks, [covariance_with_rows(self.kernel, s, X) for s in self.features])
 

@@ -52,6 +52,7 @@ class Average(Functional):
     :param nodes: shape (B, Q, D), units of the inputs.
     :param weights: shape (Q,) or (B, Q), of any sign and sum; by default 1 / Q. Rows with fewer nodes are filled up with any, of
         weight zero.
+    :param places: the summands of the kernel that it is of, which ``f.term(...)`` sets; ``None`` for f as a whole.
     :raises TypeError: when used, if arrays are not floating, or of another dtype than the inducing variables.
     :raises ValueError: when used, for wrong shapes, NaN or infinity.
     """
@@ -137,6 +138,7 @@ class Integral(Functional):
     :param upper: upper corners b, shape (B, D), not below the lower ones.
     :param average: the integral divided by the volume of the box, which must not be zero.
     :param num_nodes: nodes in each dimension; 10,000 for a box at most.
+    :param places: the summands of the kernel that it is of, which ``f.term(...)`` sets; ``None`` for f as a whole.
     :raises TypeError: when used, if arrays are not floating, or of another dtype than the inducing variables.
     :raises ValueError: when used, for wrong shapes, corners in the wrong order, or too many nodes.
     """

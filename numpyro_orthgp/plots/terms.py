@@ -13,7 +13,7 @@ from numpyro_orthgp.functions.terms import term_names
 from numpyro_orthgp.inducing import centred
 from numpyro_orthgp.kernels.summands import find_summands, summands
 from numpyro_orthgp.plots.points import check_function
-from numpyro_orthgp.plots.predictions import picked, predict
+from numpyro_orthgp.plots.predictions import predict
 from numpyro_orthgp.plots.slices import check_data, slice_inputs
 from numpyro_orthgp.plots.style import COLOURS, check_share, frame, new_axes
 from numpyro_orthgp.types import ArrayLike
@@ -70,20 +70,20 @@ def terms(
     num = LEAST_GRID if X is None else min(max(LEAST_GRID, 2 * len(X)), MOST_GRID)
     x = where.positions(grid, 0, num)
     chosen = list(range(len(term_names(f)))) if which is None else list(which)
-    panels = _panels(axes, len(chosen) + (y is not None))
     inputs: Any = where.inputs(x)
     inputs = inputs if over is None else centred(inputs, jnp.asarray(over, inputs.dtype))
     tails = [(1 - level) / 2, (1 + level) / 2]
-    for ax, one in zip(panels, chosen, strict=False):
-        prediction = predict(f.term(one), inputs, output, None)
-        lower, upper = prediction.signal(tails)  # type: ignore[misc]
-        ax.fill_between(x, lower, upper, color=COLOURS[0], alpha=0.3, linewidth=0)
+    found = [(_label(f, one), predict(f.term(one), inputs, output, None)) for one in chosen]
+    rest = None if X is None or y is None else y - predict(f, jnp.asarray(X, f.features[0].dtype), output, None).mean()
+
+    panels = _panels(axes, len(chosen) + (rest is not None))
+    for ax, (label, prediction) in zip(panels, found, strict=False):
+        ax.fill_between(x, *prediction.signal(tails), color=COLOURS[0], alpha=0.3, linewidth=0)  # type: ignore[misc]
         ax.plot(x, prediction.mean(), color=COLOURS[0], linewidth=1.5)
-        frame(ax, ylabel=_label(f, one))
-    if X is not None and y is not None:
-        mean = np.asarray(picked(f(jnp.asarray(X, f.features[0].dtype)), output).mean)
+        frame(ax, ylabel=label)
+    if X is not None and rest is not None:
         panels[-1].axhline(0, color="0.6", linewidth=0.8)
-        panels[-1].scatter(X[:, where.dims[0]], y - mean, s=5, color="0.25", linewidths=0)
+        panels[-1].scatter(X[:, where.dims[0]], rest, s=5, color="0.25", linewidths=0)
         frame(panels[-1], ylabel="remainder")
     for ax in panels:
         ax.set_xlim(x[0], x[-1])
@@ -102,11 +102,10 @@ def _label(f: GPFunction, which: Any) -> str:
 
 def _panels(axes: Sequence[Axes] | None, num: int) -> np.ndarray:
     if axes is None:
-        first = new_axes(None)
-        figure = first.figure
-        first.remove()
-        figure.set_size_inches(6.4, 1.5 * num + 0.5)  # type: ignore[union-attr]
-        return np.atleast_1d(figure.subplots(num, sharex=True))  # type: ignore[union-attr]
+        figure: Any = new_axes(None).figure
+        figure.clear()
+        figure.set_size_inches(6.4, 1.5 * num + 0.5)
+        return np.atleast_1d(figure.subplots(num, sharex=True))
     panels = np.ravel(np.asarray(axes, dtype=object))
     if len(panels) != num:
         raise ValueError(
