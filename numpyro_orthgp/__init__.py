@@ -13,8 +13,7 @@ The rooms of the package, in reading order; each imports only from those before 
     types, closures, errors   array aliases and axis letters; functions as pytrees of what they close over; clear words
     math                      linear algebra and quadrature: arrays in, arrays out, made fast
     kernels                   covariance functions, their random features, and their expectations at Gaussian inputs
-    inducing                  what is conditioned on: points, patches, Fourier and spherical features, points for the mean only;
-                              and linear functionals of f: derivatives, averages, integrals
+    inducing                  what is conditioned on: points, patches, Fourier and spherical features; functionals, for data too
     gaussians                 what q is: families, distributions, constraints, natural gradients
     functions                 what f is: the decomposition (``projection``), marginals, draws, paths, deep GPs
     likelihoods               distributions of y that integrate f out

@@ -56,9 +56,8 @@ def test_terms_together_and_their_covariance(fitted):
     np.testing.assert_allclose(joint.covariance_matrix, cov, atol=1e-6)
     np.testing.assert_allclose(fitted.term(0).joint(at).covariance_matrix, cov[:4, :4], atol=1e-6)
     assert np.corrcoef(cov[:4, 8:]).shape == (4, 4) and abs(cov[:4, 8:]).max() > 1e-3  # they are not independent
-    for names in (["trend", "season"], [0, 1], [TREND, 1]):
-        if TREND in names:  # a kernel that is in the sum only beneath its name
-            names = [summands(fitted.kernel)[0].path[-1], 1]
+    kernel = summands(fitted.kernel)[0].path[-1]
+    for names in (["trend", "season"], [0, 1], [kernel, 1]):
         m = fitted.term(names)(at)
         part = [slice(0, 4), slice(8, 12)]
         np.testing.assert_allclose(m.mean, sum(mean[p] for p in part), atol=1e-6)

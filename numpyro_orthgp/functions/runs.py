@@ -46,7 +46,8 @@ from jax.extend.core import get_opaque_trace_state
 
 from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.functions.sites import model_running
-from numpyro_orthgp.inducing.rows import Rows, join_rows
+from numpyro_orthgp.inducing import Functional
+from numpyro_orthgp.inducing.rows import join_rows
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["DrawInRun", "Drawn", "Run"]
@@ -59,7 +60,7 @@ class Drawn(NamedTuple):
     :param noise: its whitened variables, shape (n,) or (P, n).
     """
 
-    X: Rows
+    X: Array | Functional
     noise: Array
 
 
@@ -74,7 +75,7 @@ class Run:
 
     def __init__(self) -> None:
         self._drawn: list[Drawn] = []
-        self._values: list[tuple[Rows, Array]] = []
+        self._values: list[tuple[Array | Functional, Array]] = []
         self._model, self._trace = model_running(), get_opaque_trace_state()
 
     @property
@@ -89,7 +90,7 @@ class Run:
         X, noise = zip(*self._drawn, strict=True)
         return Drawn(join_rows(X), jnp.concatenate(noise, -1))
 
-    def values_at(self, X: Rows) -> Array | None:
+    def values_at(self, X: Array | Functional) -> Array | None:
         """The values drawn at just these inputs, if there are any."""
         return next((values for at, values in self._values if _same(at, X)), None) if self._going else None
 
@@ -97,7 +98,7 @@ class Run:
         """Whether these very values were drawn."""
         return any(values is drawn for _, drawn in self._values)
 
-    def note(self, X: Rows, noise: Array, values: Array) -> None:
+    def note(self, X: Array | Functional, noise: Array, values: Array) -> None:
         """Remember a draw, unless it was made where its arrays end with a loop."""
         if self._going and get_opaque_trace_state() == self._trace:
             self._drawn.append(Drawn(X, noise))
@@ -139,7 +140,7 @@ class DrawInRun:
         return cls()
 
 
-def _same(a: Rows, b: Rows) -> bool:
+def _same(a: Array | Functional, b: Array | Functional) -> bool:
     if a is b:
         return True
     (of_a, kind_a), (of_b, kind_b) = jax.tree.flatten(a), jax.tree.flatten(b)

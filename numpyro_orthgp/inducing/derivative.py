@@ -50,7 +50,7 @@ class Derivative(Functional):
     :param X: inputs, shape (B, D).
     :param dim: the input column, or several for a derivative of higher order: ``(0, 0)`` is the second along column 0, and
         ``(0, 1)`` the mixed one. Negative ones count from the end. May be left out where D = 1.
-    :param direction: instead of ``dim`` a direction v, shape (D,) or (B, D), for :math:`v^\top \nabla f`; v need not have length one.
+    :param direction: instead of ``dim`` a direction v, shape (D,) or (B, D), for :math:`v^\top \nabla f`; of any length.
     :param places: the summands of the kernel that it is of, which ``f.term(...)`` sets; ``None`` for f as a whole.
     :raises TypeError: when used, if ``X`` or ``direction`` are not floating, or of another dtype than the inducing variables.
     :raises ValueError: when used, for wrong shapes; for a column that is not there; where the process has no such derivative
