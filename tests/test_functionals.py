@@ -266,6 +266,17 @@ def test_fourier_features_know_slopes(rng):
     np.testing.assert_allclose(L.covariance_with_feature(kernel, features), slope[..., 0].T, atol=1e-12)
 
 
+def test_derivatives_beside_fourier_features(rng):
+    """Either of them first."""
+    kernel, at = 1.7 * kernels.Matern52(0.6), jnp.asarray(AT)
+    features, slopes = ogp.FourierFeatures(3, -1.0, 1.0), ogp.Derivative(at, 0)
+    with numpyro.handlers.seed(rng_seed=0):
+        f, g = ogp.gp("f", kernel, [features, slopes]), ogp.gp("g", kernel, [slopes, features])
+    for h in (f, g):  # what both explain does not depend on the order
+        np.testing.assert_allclose(h(slopes).residual, 0, atol=1e-6)
+    np.testing.assert_allclose(f(at).residual, g(at).residual, atol=1e-6)
+
+
 def test_latent_functions_of_their_own(rng):
     f = ogp.CollapsedGP(KERNEL, jnp.asarray(X), jnp.asarray(X), NOISE, jitter=1e-13)
     f = f.posterior(jnp.stack([jnp.asarray(Y), -2 * jnp.asarray(Y)], -1))
@@ -411,6 +422,31 @@ def test_a_joint_draw_of_values_and_slopes(fitted):
     np.testing.assert_allclose(np.cov(draws.T) / np.outer(sd, sd), cov / np.outer(sd, sd), atol=0.05)
 
 
+@pytest.mark.parametrize("dtype, atol", [(jnp.float64, 1e-6), (jnp.float32, 2e-3)])
+def test_units_far_apart_leave_values_alone(dtype, atol):
+    """Curvatures have a variance of 480,000 here, to which jitter must not be relative where it is that of values."""
+    at, kernel = jnp.linspace(0.0, 1.0, 5, dtype=dtype)[:, None], kernels.RBF(jnp.asarray(0.05, dtype))
+    curvature = ogp.Derivative(at, (0, 0))
+    both = ogp.concatenate([at, curvature])
+
+    def model():
+        f = ogp.gp("f", kernel, both)
+        f(curvature).sample()
+        numpyro.deterministic("drawn", f(at).sample())
+        return f
+
+    with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as sites:
+        f = model()
+    drawn = sites["drawn"]["value"]
+    assert drawn.dtype == dtype
+    np.testing.assert_allclose(drawn, f(at).mean, atol=50 * atol)  # inducing variables, and known
+    np.testing.assert_allclose(f(at).variance, 0, atol=atol)
+    with numpyro.handlers.seed(rng_seed=0):
+        g = ogp.gp("f", kernel, at[::4])
+    C = g.joint(ogp.concatenate([at[1:4], curvature])).covariance_matrix
+    np.testing.assert_allclose(jnp.diag(C)[:3], g(at[1:4]).variance, atol=atol)
+
+
 def test_paths_have_slopes_and_averages(fitted):
     paths = fitted.sample_paths(jax.random.PRNGKey(0), 3, num_features=64)
     at = jnp.asarray(AT)
@@ -506,7 +542,7 @@ def test_nothing_is_not_concatenated():
 
 def test_where_functionals_do_not_go(fitted):
     slope = ogp.Derivative(jnp.asarray(AT), 0)
-    with pytest.raises(ValueError, match="Groups of rows are of values at inputs, not of Derivative"):
+    with pytest.raises(ValueError, match="Groups of rows are of values of f at inputs, not of Derivative"):
         replace(fitted, group_size=2)(slope)
     with pytest.raises(TypeError, match=r"got Derivative, a linear functional\. Functionals are asked of"):
         ogp.DeepGP([fitted, fitted])(slope)

@@ -181,6 +181,10 @@ def _factors(f: GPFunction) -> list[tuple[Array, Array, Array, Array]]:
     return found
 
 
+def _block_size(f: GPFunction, X: Rows) -> int:
+    return max(MAX_ENTRIES // (f.num_inducing * (X.width if isinstance(X, Functional) else 1)), 1)
+
+
 def _shares(f: GPFunction, X: Rows) -> tuple[Array, Array]:
     """What each set explains of the prior variance, shape (N, K) or (N, K, P); the share of the mean that is mean-only."""
 
@@ -194,6 +198,6 @@ def _shares(f: GPFunction, X: Rows) -> tuple[Array, Array]:
         return jnp.moveaxis(shares, -1, 0).swapaxes(1, -1), mean.T, (mean - own).T
 
     parts = X.parts if isinstance(X, Concatenated) else (X,)
-    done = [map_blocks(at, part, max(MAX_ENTRIES // f.num_inducing, 1)) for part in parts]
+    done = [map_blocks(at, part, _block_size(f, part)) for part in parts]
     shares, mean, moved = (jnp.concatenate(of_parts) for of_parts in zip(*done, strict=True))
     return shares, jnp.std(moved) / jnp.maximum(jnp.std(mean), jnp.finfo(mean.dtype).tiny)

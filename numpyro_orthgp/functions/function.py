@@ -26,7 +26,14 @@ from numpyro_orthgp.functions.terms import Term
 from numpyro_orthgp.gaussians.family import Value, Whitened
 from numpyro_orthgp.inducing import Feature, input_dim
 from numpyro_orthgp.inducing.functional import Concatenated, Functional
-from numpyro_orthgp.inducing.rows import Rows, as_feature, covariance_of_rows, covariance_with_rows, variance_of_rows
+from numpyro_orthgp.inducing.rows import (
+    Rows,
+    as_feature,
+    covariance_of_rows,
+    covariance_with_rows,
+    scale_of_rows,
+    variance_of_rows,
+)
 from numpyro_orthgp.kernels.summands import find_summands
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import safe_cholesky
@@ -196,8 +203,14 @@ class GPFunction:
     def _joint_moments(self, X: Rows) -> tuple[Array, Array]:
         A = self.project(X)
         K = covariance_of_rows(self.kernel, X)
-        scale = jitter_scale(diagonal(K))
-        L = safe_cholesky(add_jitter(self.covariance(K, A), default_jitter(K.dtype) * scale), scale)
+        C, unit = self.covariance(K, A), scale_of_rows(self.kernel, X)
+        if unit is None:
+            scale = jitter_scale(diagonal(K))
+            L = safe_cholesky(add_jitter(C, default_jitter(K.dtype) * scale), scale)
+        else:
+            one = jnp.ones(C.shape[:-2], C.dtype)
+            C = C / unit[..., :, None] / unit[..., None, :]
+            L = unit[..., :, None] * safe_cholesky(add_jitter(C, default_jitter(K.dtype) * one), one)
         return self.mean([as_feature(X)], A), self._per_latent(L, event_dim=2)
 
     def _at_values(self) -> GPFunction:
@@ -280,7 +293,7 @@ class GPFunction:
             return self.checked(X)
         if self.group_size is not None:
             raise ValueError(
-                f"Groups of rows are of values at inputs, not of {type(X).__name__}. Leave `group_size` out for this gp: "
+                f"Groups of rows are of values of f at inputs, not of {type(X).__name__}. Leave `group_size` out for this gp: "
                 "group_size={'another gp': 16}."
             )
         return X.checked(input_dim(self.features), self.features[0].dtype)

@@ -8,8 +8,9 @@ since covariances are linear in each argument. Everything else, projections, mar
 A functional may be of some summands of f alone (``places``): with :math:`f = f_1 + f_2` a priori independent,
 :math:`\mathrm{cov}(L f_1, f(z)) = L_x\, k_1(x, z)` and :math:`\mathrm{cov}(L f_1, L' f_2) = 0`.
 
-A functional is a :class:`~numpyro_orthgp.inducing.feature.Feature`. So a second set of inducing variables may be one too, beside
-a first of points.
+A functional is a :class:`~numpyro_orthgp.inducing.feature.Feature`, and may be a set of inducing variables too, each divided by its
+standard deviation (:class:`InducingFunctionals`): jitter is relative to the mean variance, and values and slopes may be orders of
+magnitude apart.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from numpyro_orthgp.kernels.summands import Place, select
 from numpyro_orthgp.math.linalg import join
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
-__all__ = ["Concatenated", "Functional", "Values", "concatenate"]
+__all__ = ["Concatenated", "Functional", "InducingFunctionals", "Values", "concatenate"]
 
 Evaluated = Callable[[Array], Array]  # a function of inputs: shape (n, D) to (..., n)
 
@@ -112,7 +113,7 @@ class Functional(abc.ABC):
 
         :raises TypeError: for some summands, and inducing variables of which is not known what summand they are of.
         """
-        if isinstance(feature, Functional):
+        if isinstance(feature, Functional | InducingFunctionals):
             return feature.covariance(kernel, self)
         part = select(kernel, self.places)
         self.check(part)
@@ -132,6 +133,11 @@ class Functional(abc.ABC):
         """The prior variance of each functional, shape (..., B)."""
         rows = jax.tree.map(lambda a: a[:, None], self)
         return jnp.moveaxis(jax.vmap(lambda row: row.covariance(kernel, row)[..., 0, 0])(rows), 0, -1)
+
+    def scale(self, kernel: KernelLike) -> Array:
+        """The prior standard deviation of each functional, one where that is zero; shape (..., B)."""
+        variance = self.variance(kernel)
+        return jnp.sqrt(jnp.where(variance > 0, variance, 1))
 
     def matrix(self, kernel: KernelLike) -> Array:
         """The prior covariance of all rows, with the diagonal that :meth:`variance` has; shape (..., B, B)."""
@@ -204,6 +210,44 @@ class Concatenated(Functional):
 
     def variance(self, kernel: KernelLike) -> Array:
         return join([part.variance(kernel) for part in self.parts], -1, event_dim=1)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class InducingFunctionals:
+    """Inducing variables that are functionals of f, divided by their prior standard deviations.
+
+    :param functional: what they are, shape (M,).
+    """
+
+    functional: Functional
+
+    @property
+    def num(self) -> int:
+        return self.functional.num
+
+    @property
+    def dtype(self) -> Any:
+        return self.functional.dtype
+
+    def covariance(self, kernel: KernelLike, other: Feature) -> Array:
+        scale = self.functional.scale(kernel)[..., None]
+        if other is self:
+            return self.functional.matrix(kernel) / scale / jnp.swapaxes(scale, -1, -2)
+        if isinstance(other, InducingFunctionals):
+            return (
+                self.functional.covariance(kernel, other.functional)
+                / scale
+                / other.functional.scale(kernel)[..., None, :]
+            )
+        return self.functional.covariance(kernel, other) / scale
+
+    def covariance_with_inputs(self, kernel: KernelLike, X: Array) -> Array:
+        return self.functional.covariance_with_inputs(kernel, X) / self.functional.scale(kernel)[..., None]
+
+    def covariance_with_feature(self, kernel: KernelLike, feature: Feature) -> Array:
+        """Covariance of another set with these variables, shape (..., M_other, M)."""
+        return self.functional.covariance_with_feature(kernel, feature) / self.functional.scale(kernel)[..., None, :]
 
 
 def concatenate(rows: Sequence[Functional | ArrayLike]) -> Functional:

@@ -12,7 +12,7 @@ from numpyro_orthgp.inducing.functional import Functional, concatenate
 from numpyro_orthgp.inducing.points import InducingPoints
 from numpyro_orthgp.types import Array
 
-__all__ = ["as_feature", "covariance_of_rows", "covariance_with_rows", "join_rows", "variance_of_rows"]
+__all__ = ["as_feature", "covariance_of_rows", "covariance_with_rows", "join_rows", "scale_of_rows", "variance_of_rows"]
 
 Rows = Array | Functional
 
@@ -32,6 +32,11 @@ def variance_of_rows(kernel: Any, X: Rows) -> Array:
 def covariance_of_rows(kernel: Any, X: Rows) -> Array:
     """The prior covariance of all rows, shape (..., B, B)."""
     return X.matrix(kernel) if isinstance(X, Functional) else kernel(X, X)
+
+
+def scale_of_rows(kernel: Any, X: Rows) -> Array | None:
+    """What rows of different units are divided by before they are factored; ``None`` for values of f, which all have one."""
+    return X.scale(kernel) if isinstance(X, Functional) else None
 
 
 def as_feature(X: Rows) -> Feature:
