@@ -57,8 +57,7 @@ def random_f(rng, inducing, kernel=KERNEL, num_latents=None, **fixed):
         return ogp.gp("f", kernel, inducing, jitter=0.0, num_latents=num_latents)
 
     guide = ogp.AutoSparseGP(model)
-    params = {**problems.q_params(qs), **fixed}
-    f = ogp.posterior(model, guide, params)["f"]
+    f = jax.jit(lambda params: ogp.posterior(model, guide, params)["f"])({**problems.q_params(qs), **fixed})
     assert isinstance(f, GPFunction)
     return f, qs
 
@@ -69,6 +68,12 @@ def assert_marginals(m, mean, cov, atol=1e-6):
 
 
 # ---------------------------------------------------------------- derivatives of kernels
+
+
+@jax.jit
+def covariances(L, kernel, X):
+    """With each other, with values, and the variances."""
+    return L.covariance(kernel, L), L.covariance_with_inputs(kernel, X), L.variance(kernel)
 
 
 def _matern32(a, t):
@@ -91,10 +96,10 @@ def test_slopes_of_matern_kernels_also_where_inputs_coincide(kernel, profile, ro
     X = np.array([[0.0], [0.0], [0.3], [0.3 + 1e-4], [2.0]])
     slopes = ogp.Derivative(jnp.asarray(X, dtype), 0)
     _, slope, curvature = profile(root / LENGTHSCALE, X - X.T)
-    K = slopes.covariance(kernel(LENGTHSCALE), slopes)
+    K, with_values, variance = covariances(slopes, kernel(LENGTHSCALE), slopes.X)
     np.testing.assert_allclose(K, -curvature, rtol=rtol, atol=rtol)
-    np.testing.assert_allclose(slopes.covariance_with_inputs(kernel(LENGTHSCALE), slopes.X), slope, atol=rtol)
-    np.testing.assert_allclose(slopes.variance(kernel(LENGTHSCALE)), np.diag(-curvature), rtol=rtol)
+    np.testing.assert_allclose(with_values, slope, atol=rtol)
+    np.testing.assert_allclose(variance, np.diag(-curvature), rtol=rtol)
     assert K.dtype == dtype
 
 
@@ -107,10 +112,10 @@ def test_derivatives_of_any_order_of_rbf(rng, D):
         orders = np.bincount(dims, minlength=D)
         rows, L = augmented(X, *orders), ogp.Derivative(jnp.asarray(X), dims)
         expected = ORACLE(rows, rows)
-        np.testing.assert_allclose(L.matrix(KERNEL), expected, atol=1e-11 * np.abs(expected).max())
-        np.testing.assert_allclose(
-            L.covariance_with_inputs(KERNEL, jnp.asarray(X)), ORACLE(rows, augmented(X, *[0] * D)), atol=1e-11
-        )
+        K, with_values, variance = covariances(L, KERNEL, jnp.asarray(X))
+        np.testing.assert_allclose(K, expected, atol=1e-11 * np.abs(expected).max())
+        np.testing.assert_allclose(variance, np.diag(expected), rtol=1e-12)
+        np.testing.assert_allclose(with_values, ORACLE(rows, augmented(X, *[0] * D)), atol=1e-11)
 
 
 def test_second_derivatives_of_matern52_where_inputs_coincide():
@@ -140,8 +145,9 @@ def test_derivatives_of_other_kernels_are_those_of_differences(rng, kernel):
     nodes = jnp.asarray(np.stack([X + step, X - step, X + 2 * step, X - 2 * step], 1))
     difference = ogp.Average(nodes, jnp.array([8.0, -8.0, -1.0, 1.0]) / (12 * h)).checked(2, float)
     L = ogp.Derivative(jnp.asarray(X), 0)
-    np.testing.assert_allclose(L.matrix(kernel), difference.matrix(kernel), rtol=1e-5, atol=1e-5)
-    gradient = jax.grad(lambda X: ogp.Derivative(X, 0).matrix(kernel).sum())(jnp.asarray(X))
+    K, by_differences = jax.jit(lambda L, d: (L.matrix(kernel), d.matrix(kernel)))(L, difference)
+    np.testing.assert_allclose(K, by_differences, rtol=1e-5, atol=1e-5)
+    gradient = jax.jit(jax.grad(lambda X: ogp.Derivative(X, 0).matrix(kernel).sum()))(jnp.asarray(X))
     assert jnp.isfinite(gradient).all()
 
 
@@ -233,12 +239,12 @@ def test_marginals_of_functionals_with_several_sets(rng, sizes):
     rows = np.concatenate([augmented(at, 0, 0), augmented(at, 0, 1)])
     sets = [oracles.WhitenedSet(augmented(Z, 0, 0), m, T @ T.T) for Z, (m, T) in zip(Zs, qs, strict=True)]
     mean, cov = oracles.q_f(ORACLE, sets, rows)
-    m = f(both)
+    m, joint, diagonalized = jax.jit(lambda f, L: (f(L), f.joint(L).covariance_matrix, f.diagonalized()(L)))(f, both)
     np.testing.assert_allclose(m.mean, mean, atol=1e-8)
     np.testing.assert_allclose(m.variance, np.diag(cov), atol=1e-8)
     np.testing.assert_allclose(m.residual_variance, np.diag(oracles.residual_covariance(ORACLE, sets, rows)), atol=1e-8)
-    np.testing.assert_allclose(f.joint(both).covariance_matrix, cov, atol=1e-8)
-    np.testing.assert_allclose(f.diagonalized()(both).variance, m.variance, atol=1e-8)
+    np.testing.assert_allclose(joint, cov, atol=1e-8)
+    np.testing.assert_allclose(diagonalized.variance, m.variance, atol=1e-8)
 
 
 def test_mean_only_points_move_derivatives_too(rng):
@@ -262,19 +268,25 @@ def test_fourier_features_know_slopes(rng):
     features = ogp.FourierFeatures(4, -1.0, 1.0)
     L = ogp.Derivative(jnp.asarray(AT), 0)
     kernel = 1.7 * kernels.Matern52(0.6)
-    slope = jax.vmap(jax.jacfwd(lambda x: features.covariance_with_inputs(kernel, x[None])[:, 0]))(jnp.asarray(AT))
-    np.testing.assert_allclose(L.covariance_with_feature(kernel, features), slope[..., 0].T, atol=1e-12)
+    slope = jax.vmap(jax.jacfwd(lambda x: features.covariance_with_inputs(kernel, x[None])[:, 0]))
+    known, found = jax.jit(lambda at, L: (slope(at), L.covariance_with_feature(kernel, features)))(L.X, L)
+    np.testing.assert_allclose(found, known[..., 0].T, atol=1e-12)
 
 
 def test_derivatives_beside_fourier_features(rng):
     """Either of them first."""
     kernel, at = 1.7 * kernels.Matern52(0.6), jnp.asarray(AT)
     features, slopes = ogp.FourierFeatures(3, -1.0, 1.0), ogp.Derivative(at, 0)
-    with numpyro.handlers.seed(rng_seed=0):
-        f, g = ogp.gp("f", kernel, [features, slopes]), ogp.gp("g", kernel, [slopes, features])
-    for h in (f, g):  # what both explain does not depend on the order
-        np.testing.assert_allclose(h(slopes).residual, 0, atol=1e-6)
-    np.testing.assert_allclose(f(at).residual, g(at).residual, atol=1e-6)
+
+    @jax.jit
+    def residuals(slopes, at):
+        with numpyro.handlers.seed(rng_seed=0):
+            both = ogp.gp("f", kernel, [features, slopes]), ogp.gp("g", kernel, [slopes, features])
+        return [(f(slopes).residual, f(at).residual) for f in both]
+
+    (zero, f), (also_zero, g) = residuals(slopes, at)
+    np.testing.assert_allclose([zero, also_zero], 0, atol=1e-6)
+    np.testing.assert_allclose(f, g, atol=1e-6)  # what both explain does not depend on the order
 
 
 def test_latent_functions_of_their_own(rng):
@@ -382,7 +394,7 @@ def test_nuts_sees_the_same_functionals(slopes_seen):
     """With two inducing points NUTS draws p(u | y), whose moments a dense formula has."""
     at, y, slope = slopes_seen
     args = (at, y, slope, at[::4])
-    mcmc = MCMC(NUTS(gradient_model), num_warmup=200, num_samples=1000, progress_bar=False)
+    mcmc = MCMC(NUTS(gradient_model), num_warmup=200, num_samples=600, progress_bar=False)
     mcmc.run(jax.random.PRNGKey(0), *args)
     rows, both, noise = dense_data()
     K = ORACLE(augmented(X[::4], 0), augmented(X[::4], 0))
@@ -405,11 +417,17 @@ def test_draws_of_one_run_go_together():
         numpyro.deterministic("again", f(ogp.Average(nodes.reshape(2, 3, 1))).sample() - a)
 
     guide = ogp.AutoSparseGP(model)
-    with numpyro.handlers.seed(rng_seed=0):
-        of_guide = numpyro.handlers.trace(guide).get_trace()
-        of_model = numpyro.handlers.trace(numpyro.handlers.replay(model, of_guide)).get_trace()
-    np.testing.assert_allclose(of_model["after"]["value"], 0, atol=1e-3)
-    np.testing.assert_allclose(of_model["again"]["value"], 0)
+
+    @jax.jit
+    def run():
+        with numpyro.handlers.seed(rng_seed=0):
+            of_guide = numpyro.handlers.trace(guide).get_trace()
+            of_model = numpyro.handlers.trace(numpyro.handlers.replay(model, of_guide)).get_trace()
+        return of_model["after"]["value"], of_model["again"]["value"]
+
+    after, again = run()
+    np.testing.assert_allclose(after, 0, atol=1e-3)
+    np.testing.assert_allclose(again, 0, atol=1e-3)
 
 
 def test_a_joint_draw_of_values_and_slopes(fitted):
@@ -425,37 +443,37 @@ def test_a_joint_draw_of_values_and_slopes(fitted):
 @pytest.mark.parametrize("dtype, atol", [(jnp.float64, 1e-6), (jnp.float32, 2e-3)])
 def test_units_far_apart_leave_values_alone(dtype, atol):
     """Curvatures have a variance of 480,000 here, to which jitter must not be relative where it is that of values."""
-    at, kernel = jnp.linspace(0.0, 1.0, 5, dtype=dtype)[:, None], kernels.RBF(jnp.asarray(0.05, dtype))
-    curvature = ogp.Derivative(at, (0, 0))
-    both = ogp.concatenate([at, curvature])
 
-    def model():
-        f = ogp.gp("f", kernel, both)
-        f(curvature).sample()
-        numpyro.deterministic("drawn", f(at).sample())
-        return f
+    @jax.jit
+    def model(at):
+        curvature, kernel = ogp.Derivative(at, (0, 0)), kernels.RBF(jnp.asarray(0.05, dtype))
+        with numpyro.handlers.seed(rng_seed=0):
+            f = ogp.gp("f", kernel, ogp.concatenate([at, curvature]))
+            g = ogp.gp("g", kernel, at[::4])
+            f(curvature).sample()
+            drawn = f(at).sample()
+        C = g.joint(ogp.concatenate([at[1:4], curvature])).covariance_matrix
+        return drawn, f(at).mean, f(at).variance, jnp.diag(C)[:3], g(at[1:4]).variance
 
-    with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as sites:
-        f = model()
-    drawn = sites["drawn"]["value"]
+    drawn, mean, variance, joint, alone = model(jnp.linspace(0.0, 1.0, 5, dtype=dtype)[:, None])
     assert drawn.dtype == dtype
-    np.testing.assert_allclose(drawn, f(at).mean, atol=50 * atol)  # inducing variables, and known
-    np.testing.assert_allclose(f(at).variance, 0, atol=atol)
-    with numpyro.handlers.seed(rng_seed=0):
-        g = ogp.gp("f", kernel, at[::4])
-    C = g.joint(ogp.concatenate([at[1:4], curvature])).covariance_matrix
-    np.testing.assert_allclose(jnp.diag(C)[:3], g(at[1:4]).variance, atol=atol)
+    np.testing.assert_allclose(drawn, mean, atol=50 * atol)  # inducing variables, and known
+    np.testing.assert_allclose(variance, 0, atol=atol)
+    np.testing.assert_allclose(joint, alone, atol=atol)
 
 
 def test_paths_have_slopes_and_averages(fitted):
-    paths = fitted.sample_paths(jax.random.PRNGKey(0), 3, num_features=64)
-    at = jnp.asarray(AT)
-    slopes = jax.vmap(jax.grad(lambda x, i: paths.pick(i)(x[None])[0, 0]), (0, None))
-    for i in range(3):
-        np.testing.assert_allclose(paths(ogp.Derivative(at, 0))[i], slopes(at, i)[:, 0], atol=1e-8)
-    np.testing.assert_allclose(paths(ogp.Average(at.reshape(2, 2, 1))), paths(at).reshape(3, 2, 2).mean(2), atol=1e-10)
-    both = paths(ogp.concatenate([at, ogp.Derivative(at, 0)]))
-    np.testing.assert_allclose(both[:, :4], paths(at), atol=1e-10)
+
+    @jax.jit
+    def of_paths(f, at):
+        paths = f.sample_paths(jax.random.PRNGKey(0), 3, num_features=64)
+        slopes = jax.jacfwd(lambda shift: paths(at + shift))(0.0)
+        averages = paths(ogp.Average(at.reshape(2, 2, 1)))
+        return paths(at), slopes, paths(ogp.concatenate([at, ogp.Derivative(at, 0)])), averages
+
+    values, slopes, both, averages = of_paths(fitted, jnp.asarray(AT))
+    np.testing.assert_allclose(both, np.concatenate([values, slopes], 1), atol=1e-8)
+    np.testing.assert_allclose(averages, values.reshape(3, 2, 2).mean(2), atol=1e-10)
 
 
 # ---------------------------------------------------------------- invariants
@@ -561,8 +579,11 @@ def test_where_functionals_do_not_go(fitted):
 def test_images_have_no_derivatives_but_averages(rng):
     kernel = kernels.Convolutional(kernels.RBF(), image_shape=(2, 2), patch_shape=(1, 1))
     images = jnp.asarray(rng.normal(size=(2, 3, 4)))
-    L = ogp.Average(images)
-    expected = kernel(images.reshape(6, 4), images.reshape(6, 4)).reshape(2, 3, 2, 3).mean((1, 3))
-    np.testing.assert_allclose(L.covariance(kernel, L), expected, atol=1e-12)
+
+    @jax.jit
+    def both(images, flat):
+        return ogp.Average(images).matrix(kernel), kernel(flat, flat).reshape(2, 3, 2, 3).mean((1, 3))
+
+    np.testing.assert_allclose(*both(images, images.reshape(6, 4)), atol=1e-12)
     with pytest.raises(ValueError, match="Derivatives of functions of images are not known here"):
         ogp.Derivative(images[0], 0).variance(kernel)

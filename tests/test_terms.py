@@ -77,19 +77,25 @@ def test_terms_with_several_sets(rng, sizes, mean_only):
         return ogp.gp("f", KERNEL, inducing, jitter=0.0)
 
     params = problems.q_params(qs) | ({f"f.u{len(sizes)}_weights": jnp.asarray(a)} if mean_only else {})
-    f = ogp.posterior(model, ogp.AutoSparseGP(model), params)["f"]
+    guide, at = ogp.AutoSparseGP(model), jnp.asarray(AT)
+
+    @jax.jit
+    def moments(params):
+        f = ogp.posterior(model, guide, params)["f"]
+        terms = [f.term(j)(at) for j in range(3)]
+        return [(m.mean, m.variance, m.residual_variance) for m in terms], f(at).mean
+
+    found, whole = moments(params)
     sets = [oracles.WhitenedSet(rows(Z, 0), m, T @ T.T) for Z, (m, T) in zip(Zs, qs, strict=True)]
     shift = oracles.MeanOnlySet(rows(H, 0), a) if mean_only else None
     total = 0
     for j in (1, 2, 3):
         mean, cov = oracles.q_f(ORACLE, sets, rows(AT, j), mean_only=shift)
-        m = f.term(j - 1)(jnp.asarray(AT))
-        total = total + m.mean
-        np.testing.assert_allclose(m.mean, mean, atol=1e-8)
-        np.testing.assert_allclose(m.variance, np.diag(cov), atol=1e-8)
         residual = np.diag(oracles.residual_covariance(ORACLE, sets, rows(AT, j)))
-        np.testing.assert_allclose(m.residual_variance, residual, atol=1e-8)
-    np.testing.assert_allclose(total, f(jnp.asarray(AT)).mean, atol=1e-10)
+        for ours, dense in zip(found[j - 1], (mean, np.diag(cov), residual), strict=True):
+            np.testing.assert_allclose(ours, dense, atol=1e-8)
+        total = total + found[j - 1][0]
+    np.testing.assert_allclose(total, whole, atol=1e-10)
 
 
 def test_features_of_one_term_say_nothing_of_another(rng):
@@ -97,15 +103,22 @@ def test_features_of_one_term_say_nothing_of_another(rng):
     kernel = 1.3 * kernels.Matern52(0.8).on(0) + kernels.RBF(0.7).on(1)
     features = ogp.FourierFeatures(3, -1.0, 1.0, dim=0)
     at = jnp.asarray(rng.uniform(-1, 1, (4, 2)))
-    with numpyro.handlers.seed(rng_seed=0):
-        f = ogp.gp("f", kernel, [features, at[:2]])
-    first, second = (f.term(i).at(at) for i in (0, 1))
-    known = features.covariance_with_inputs(kernel, at)
-    np.testing.assert_allclose(first.covariance_with_feature(kernel, features), known, atol=1e-13)
-    np.testing.assert_allclose(second.covariance_with_feature(kernel, features), 0)
-    np.testing.assert_allclose(f.term(0)(at).mean + f.term(1)(at).mean, f(at).mean, atol=1e-10)
-    joint = f.joint(ogp.concatenate([first, second])).covariance_matrix
-    whole = f.joint(at).covariance_matrix
+
+    @jax.jit
+    def both(at):
+        with numpyro.handlers.seed(rng_seed=0):
+            f = ogp.gp("f", kernel, [features, at[:2]])
+        terms = [f.term(i).at(at) for i in (0, 1)]
+        with_features = [L.covariance_with_feature(kernel, features) for L in terms]
+        joint = f.joint(ogp.concatenate(terms)).covariance_matrix
+        means = f(terms[0]).mean + f(terms[1]).mean - f(at).mean
+        known = features.covariance_with_inputs(kernel, at)
+        return with_features, known, means, joint, f.joint(at).covariance_matrix
+
+    (first, second), known, difference, joint, whole = both(at)
+    np.testing.assert_allclose(first, known, atol=1e-13)
+    np.testing.assert_allclose(second, 0)
+    np.testing.assert_allclose(difference, 0, atol=1e-10)
     np.testing.assert_allclose(sum(joint[a : a + 4, b : b + 4] for a in (0, 4) for b in (0, 4)), whole, atol=1e-8)
 
 
@@ -121,15 +134,26 @@ def test_functionals_of_a_term(fitted):
 
 
 def test_paths_fall_into_terms(fitted):
-    paths, at = fitted.sample_paths(jax.random.PRNGKey(1), 400, num_features=8), jnp.asarray(AT)
-    parts = [paths(fitted.term(i).at(at)) for i in range(3)]
-    np.testing.assert_allclose(sum(parts), paths(at), atol=1e-8)
+    at = jnp.asarray(AT)
+
+    @jax.jit
+    def of_paths(f, at):
+        paths = f.sample_paths(jax.random.PRNGKey(1), 400, num_features=8)
+        slopes = jax.jacfwd(lambda shift: paths(f.term(0).at(at + shift)))(0.0)
+        return (
+            [paths(f.term(i).at(at)) for i in range(3)],
+            paths(at),
+            slopes,
+            paths(f.term(0).at(ogp.Derivative(at, 0))),
+        )
+
+    parts, whole, slopes, known = of_paths(fitted, at)
+    np.testing.assert_allclose(sum(parts), whole, atol=1e-8)
+    np.testing.assert_allclose(slopes, known, atol=1e-8)
     for i, part in enumerate(parts):
         m = fitted.term(i)(at)
         np.testing.assert_allclose((part.mean(0) - m.mean) / m.variance**0.5, 0, atol=5 / 400**0.5)
         np.testing.assert_allclose(part.std(0) / m.variance**0.5, 1, atol=0.2)
-    slopes = jax.vmap(jax.grad(lambda x: paths(fitted.term(0).at(x[None]))[0, 0]))(at)[:, 0]
-    np.testing.assert_allclose(paths(ogp.concatenate([fitted.term(0).at(ogp.Derivative(at, 0))]))[0], slopes, atol=1e-8)
 
 
 def test_draws_of_terms_in_one_run_add_up():
@@ -141,10 +165,14 @@ def test_draws_of_terms_in_one_run_add_up():
         numpyro.deterministic("left", whole - sum(f.term(i)(at).sample() for i in range(3)))
 
     guide = ogp.AutoSparseGP(model)
-    with numpyro.handlers.seed(rng_seed=0):
-        of_guide = numpyro.handlers.trace(guide).get_trace()
-        of_model = numpyro.handlers.trace(numpyro.handlers.replay(model, of_guide)).get_trace()
-    np.testing.assert_allclose(of_model["left"]["value"], 0, atol=1e-3)
+
+    @jax.jit
+    def run():
+        with numpyro.handlers.seed(rng_seed=0):
+            of_guide = numpyro.handlers.trace(guide).get_trace()
+            return numpyro.handlers.trace(numpyro.handlers.replay(model, of_guide)).get_trace()["left"]["value"]
+
+    np.testing.assert_allclose(run(), 0, atol=1e-3)
 
 
 def test_a_term_may_be_observed(fitted):
