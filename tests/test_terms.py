@@ -250,6 +250,13 @@ def test_unknown_terms_say_so(fitted, which, error, message):
         fitted.term(which)
 
 
+def test_a_term_of_another_term_says_so(fitted):
+    season = fitted.term("season").at(jnp.asarray(AT))
+    with pytest.raises(ValueError, match="A functional of one term of f is asked for of another term"):
+        fitted.term("trend")(season)
+    assert fitted.term([0, 1]).at(season).places == season.places
+
+
 def test_names_are_words():
     with pytest.raises(ValueError, match="`name` must be a word, such as 'trend'; got ''"):
         kernels.RBF().named("")

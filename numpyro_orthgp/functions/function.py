@@ -293,8 +293,8 @@ class GPFunction:
             return self.checked(X)
         if self.group_size is not None:
             raise ValueError(
-                f"Groups of rows are of values of f at inputs, not of {type(X).__name__}. Leave `group_size` out for this gp: "
-                "group_size={'another gp': 16}."
+                f"Groups of rows are of values of f at inputs, not of functionals or terms of it; got {type(X).__name__}. Leave "
+                "`group_size` out for this gp: group_size={'another gp': 16}."
             )
         return X.checked(input_dim(self.features), self.features[0].dtype)
 

@@ -136,7 +136,7 @@ class Integral(Functional):
 
     :param lower: lower corners a of the boxes, shape (B, D), units of the inputs.
     :param upper: upper corners b, shape (B, D), not below the lower ones.
-    :param average: the integral divided by the volume of the box, which must not be zero.
+    :param average: the average over each box, the integral divided by its volume.
     :param num_nodes: nodes in each dimension; 10,000 for a box at most.
     :param places: the summands of the kernel that it is of, which ``f.term(...)`` sets; ``None`` for f as a whole.
     :raises TypeError: when used, if arrays are not floating, or of another dtype than the inducing variables.

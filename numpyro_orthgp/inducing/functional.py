@@ -82,8 +82,14 @@ class Functional(abc.ABC):
         """Refuse a kernel whose process does not have this functional; that of the summands which it is of."""
 
     def of(self, places: tuple[Place, ...]) -> Functional:
-        """The same functional of some summands of f only."""
-        return replace(self, places=_common(self.places, places))  # type: ignore[type-var]
+        """The same functional of some summands of f only.
+
+        :raises ValueError: if it is one of other summands.
+        """
+        common = _common(self.places, places)
+        if not common:
+            raise ValueError("A functional of one term of f is asked for of another term, in which it has no part.")
+        return replace(self, places=common)  # type: ignore[type-var]
 
     # ---------------------------------------------------------------- what follows
 
