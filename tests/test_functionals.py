@@ -476,6 +476,29 @@ def test_paths_have_slopes_and_averages(fitted):
     np.testing.assert_allclose(averages, values.reshape(3, 2, 2).mean(2), atol=1e-10)
 
 
+def test_other_likelihoods_integrate_over_the_functional(fitted):
+    """A probit of slopes, and Poisson counts whose log rate is an average."""
+    slope, average = fitted(ogp.Derivative(jnp.asarray(AT), 0)), fitted(ogp.Average(jnp.asarray(AT).reshape(2, 2, 1)))
+    ones, (mean, variance) = np.ones(4), (np.asarray(slope.mean), np.asarray(slope.variance))
+    expected = oracles.expected_log_density(oracles.log_bernoulli_probit, ones, mean, variance)
+    found = likelihoods.Bernoulli(slope, "probit").log_prob(jnp.ones(4, int))
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+    rate = np.exp(average.mean + average.variance / 2)
+    known = 3 * average.mean - rate - math.log(6)
+    np.testing.assert_allclose(likelihoods.Poisson(average).log_prob(jnp.array([3, 3])), known, atol=1e-10)
+
+
+def test_the_bound_of_the_guide_for_counts_of_areas(fitted):
+    """n log-sum-exp of the means less the mean of the rate lies below the expected log density, beside draws."""
+    nodes, w, n = jnp.linspace(-2.5, 2.5, 6)[:, None], 0.7, 3
+    m = fitted(nodes)
+    bound = n * np.log(w * np.exp(m.mean).sum()) - w * np.exp(m.mean + m.variance / 2).sum() - math.log(6)
+    rates = w * np.exp(m.sample(jax.random.PRNGKey(0), (20_000,))).sum(-1)
+    terms = n * np.log(rates) - rates - math.log(6)
+    assert bound < terms.mean() - 3 * terms.std() / 20_000**0.5
+    assert bound > terms.mean() - 0.5
+
+
 # ---------------------------------------------------------------- invariants
 
 
@@ -560,7 +583,7 @@ def test_nothing_is_not_concatenated():
 
 def test_where_functionals_do_not_go(fitted):
     slope = ogp.Derivative(jnp.asarray(AT), 0)
-    with pytest.raises(ValueError, match="Groups of rows are of values of f at inputs, .*; got Derivative"):
+    with pytest.raises(ValueError, match=r"not of functionals or terms of it; got Derivative\. Leave `group_size` out"):
         replace(fitted, group_size=2)(slope)
     with pytest.raises(TypeError, match=r"got Derivative, a linear functional\. Functionals are asked of"):
         ogp.DeepGP([fitted, fitted])(slope)
