@@ -27,7 +27,7 @@ QUICK := architecture public_api equations errors clear_words products moments m
 
 .DEFAULT_GOAL := help
 EXAMPLES := regression classification gplvm counts survey survival digits multitask deep deep_kernel convolutional spectral streaming nuts thompson \
-	large spatial neighbors
+	large spatial neighbors seasons
 
 .PHONY: help demo snelson $(EXAMPLES) examples gallery test quick fuzz slow lint typecheck docs site doctest pages check package clean
 

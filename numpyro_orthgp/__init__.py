@@ -13,7 +13,7 @@ The rooms of the package, in reading order; each imports only from those before 
     types, closures, errors   array aliases and axis letters; functions as pytrees of what they close over; clear words
     math                      linear algebra and quadrature: arrays in, arrays out, made fast
     kernels                   covariance functions, their random features, and their expectations at Gaussian inputs
-    inducing                  what is conditioned on: points, patches, Fourier and spherical features, points for the mean only
+    inducing                  what is conditioned on: points, patches, Fourier and spherical features; functionals, for data too
     gaussians                 what q is: families, distributions, constraints, natural gradients
     functions                 what f is: the decomposition (``projection``), marginals, draws, paths, deep GPs
     likelihoods               distributions of y that integrate f out
@@ -44,16 +44,22 @@ from numpyro_orthgp.functions.latent_inputs import LatentInputs as LatentInputs
 from numpyro_orthgp.functions.marginals import Marginals as Marginals
 from numpyro_orthgp.functions.neighbors import with_neighbors as with_neighbors
 from numpyro_orthgp.functions.stacking import stack as stack
+from numpyro_orthgp.functions.terms import variance_shares as variance_shares
 from numpyro_orthgp.gaussians.natural_gradient import natural_gradient as natural_gradient
 from numpyro_orthgp.guides import AutoSparseGP as AutoSparseGP
 from numpyro_orthgp.guides import gp_posterior as gp_posterior
 from numpyro_orthgp.guides import latent_inputs_posterior as latent_inputs_posterior
 from numpyro_orthgp.guides import posterior as posterior
+from numpyro_orthgp.inducing import Average as Average
+from numpyro_orthgp.inducing import Derivative as Derivative
 from numpyro_orthgp.inducing import FourierFeatures as FourierFeatures
 from numpyro_orthgp.inducing import InducingPatches as InducingPatches
 from numpyro_orthgp.inducing import InducingPoints as InducingPoints
+from numpyro_orthgp.inducing import Integral as Integral
 from numpyro_orthgp.inducing import MeanOnly as MeanOnly
 from numpyro_orthgp.inducing import SphericalHarmonics as SphericalHarmonics
+from numpyro_orthgp.inducing import centred as centred
+from numpyro_orthgp.inducing import concatenate as concatenate
 from numpyro_orthgp.likelihoods import GaussHermite as GaussHermite
 from numpyro_orthgp.likelihoods import Likelihood as Likelihood
 from numpyro_orthgp.likelihoods import MonteCarlo as MonteCarlo

@@ -135,6 +135,12 @@ def check_floating(name: str, x: Any) -> jax.Array:
     try:
         x = jnp.asarray(x)
     except (TypeError, ValueError) as error:
+        if hasattr(x, "apply") and hasattr(x, "places"):
+            raise TypeError(
+                f"`{name}` must be an array of inputs here; got {type(x).__name__}, a linear functional. Functionals are asked of "
+                "one function, f(...), f.joint(...), paths(...): the derivative or average of a deep GP, of patches or under "
+                "uncertain inputs is not known. Draw values, and go on from these."
+            ) from error
         raise TypeError(
             f"`{name}` must be an array of floating-point numbers; got {_described(x)}. Text and categories need numbers: for "
             "each a column of zeros and ones (one-hot), or one column of their indices, for kernels.Coregion(W, kappa).on(column)."

@@ -495,3 +495,52 @@ def largest_of_normals(mean, scale, c: int, *, num_nodes=16):
     gradient = np.zeros(len(mean))
     gradient[others], gradient[c] = -slopes, slopes.sum()
     return weights.sum(), gradient
+
+
+# ---------------------------------------------------------------- linear functionals of f
+
+# Kernels of rows that say what they are of: all of the above takes them for inputs.
+
+
+def of_derivatives(variance, lengthscale) -> Kernel:
+    """RBF; rows (x, n) of shape (N, 2 D), for the derivative of order n_d along each x_d.
+
+    With g(t) = exp(-t^2 / 2) and g^(n) = (-1)^n He_n g (Hermite polynomials of the probabilists), each column gives
+    d^a/dx^a d^b/dx'^b g((x - x') / l) = (-1)^b l^-(a + b) g^(a + b)((x - x') / l).
+    """
+
+    def k(A, B):
+        D = A.shape[1] // 2
+        K = np.full((len(A), len(B)), float(variance))
+        for d in range(D):
+            t = (A[:, None, d] - B[None, :, d]) / lengthscale
+            a, b = (rows[:, D + d].astype(int) for rows in (A, B))
+            n = a[:, None] + b[None, :]
+            He = np.select([n == i for i in range(5)], [np.polynomial.hermite_e.HermiteE.basis(i)(t) for i in range(5)])
+            K = K * (-1.0) ** (n + b[None, :]) * lengthscale ** (-1.0 * n) * He * np.exp(-(t**2) / 2)
+        return K
+
+    return k
+
+
+def of_sums(k: Kernel) -> Kernel:
+    """Rows of shape (N, Q, D + 1): sums over Q nodes, whose last column holds their weights."""
+
+    def summed(A, B):
+        left, right = (rows.reshape(-1, rows.shape[-1]) for rows in (A, B))
+        K = left[:, -1:] * k(left[:, :-1], right[:, :-1]) * right[:, -1]
+        return K.reshape(len(A), A.shape[1], len(B), B.shape[1]).sum((1, 3))
+
+    return summed
+
+
+def of_terms(kernels: Sequence[Kernel]) -> Kernel:
+    """Rows (x, j) of shape (N, D + 1): values of f_j, or for j = 0 of f = f_1 + f_2 + ..., independent a priori."""
+
+    def k(A, B):
+        a, b = A[:, -1:], B[:, -1]
+        return sum(
+            k(A[:, :-1], B[:, :-1]) * np.isin(a, (0, j)) * np.isin(b, (0, j)) for j, k in enumerate(kernels, start=1)
+        )
+
+    return k

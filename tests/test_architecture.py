@@ -141,11 +141,12 @@ def test_from_f_of_X_to_the_bound_in_six_files(num_inducing, likelihood, file):
 
 def test_public_names():
     assert sorted(n for n in vars(numpyro_orthgp) if not n.startswith("_")) == sorted([
-        "AutoSparseGP", "CollapsedGP", "DeepGP", "EarlyStopping", "FourierFeatures", "GPFunction", "GaussHermite",
-        "InducingPatches", "InducingPoints", "InferredLatents", "LatentInputs", "Likelihood", "Marginals", "MeanOnly",
-        "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "fit", "gp", "gp_posterior", "infer_latents", "init", "kernels",
-        "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
-        "check", "khat", "patchwise_mean", "posterior", "stack", "to_arviz",
+        "AutoSparseGP", "Average", "CollapsedGP", "DeepGP", "Derivative", "EarlyStopping", "FourierFeatures", "GPFunction",
+        "GaussHermite", "InducingPatches", "InducingPoints", "InferredLatents", "Integral", "LatentInputs", "Likelihood",
+        "Marginals", "MeanOnly", "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "fit", "gp", "gp_posterior",
+        "infer_latents", "init", "kernels", "latent_inputs",
+        "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
+        "centred", "check", "concatenate", "khat", "patchwise_mean", "posterior", "stack", "to_arviz", "variance_shares",
         # submodules, visible because they are imported
         "closures", "collapsed", "diagnostics", "errors", "functions", "gaussians", "guides", "inducing", "math", "plots",
         "primitives", "training", "types",
@@ -182,6 +183,12 @@ def test_public_names():
             "FourierFeatures",
             "SphericalHarmonics",
             "InducingPatches",
+            "Average",
+            "Derivative",
+            "Integral",
+            "centred",
+            "concatenate",
+            "variance_shares",
             "fit",
             "EarlyStopping",
             "to_arviz",

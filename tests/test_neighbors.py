@@ -198,6 +198,15 @@ def test_refusals(change, error, message):
         with_neighbors(f, X_, y, noise, **arguments)
 
 
+def test_functionals_have_no_neighbours():
+    f, _ = one_of()
+    g = with_neighbors(f, X, Y, NOISE)
+    with pytest.raises(TypeError, match="got Derivative.* by f itself"):
+        g(ogp.Derivative(jnp.asarray(NEW), 0))
+    with pytest.raises(TypeError, match="got Derivative"):
+        with_neighbors(f, ogp.Derivative(jnp.asarray(X), 0), Y, NOISE)
+
+
 def test_refused_within_a_guide():
     f, _ = one_of()
     tight = ogp.GPFunction(f.kernel, f.features, f.blocks, f.beliefs, None, jnp.ones(()))

@@ -603,6 +603,52 @@ def test_errors_of_functions(rng):
     assert not plt.get_fignums(), "a picture that failed leaves no figure behind"
 
 
+# ---------------------------------------------------------------- terms of a sum
+
+
+def two_terms(rng):
+    X = np.sort(rng.uniform(-2, 2, (30, 1)), 0)
+    kernel = kernels.RBF(1.5).named("trend") + kernels.Periodic(1.0, 0.7)
+    f = jax.jit(ogp.CollapsedGP(kernel, X, X[::3], NOISE).posterior)(X[:, 0] + np.sin(9 * X[:, 0]))
+    return f, X, X[:, 0] + np.sin(9 * X[:, 0])
+
+
+def test_terms_have_a_panel_each_and_the_remainder(rng):
+    f, X, y = two_terms(rng)
+    grid = np.linspace(-1, 1, 5)
+    panels = plots.terms(f, grid, data=(X, y), interval=0.9, names=["time"])
+    assert [ax.get_ylabel() for ax in panels] == ["trend", "Periodic", "remainder"]
+    assert [ax.get_xlabel() for ax in panels] == ["", "", "time"] and panels[0].get_xlim() == (-1, 1)
+    for which, ax in zip(("trend", 1), panels, strict=False):
+        m, z = f.term(which)(grid[:, None]), scipy.stats.norm.ppf(0.95)
+        np.testing.assert_allclose(ax.lines[0].get_ydata(), m.mean, atol=1e-9)
+        lower, upper = edges(ax.collections[0])
+        np.testing.assert_allclose(upper[:, 1], m.mean + z * m.variance**0.5, atol=1e-9)
+        np.testing.assert_allclose(lower[:, 1], m.mean - z * m.variance**0.5, atol=1e-9)
+    np.testing.assert_allclose(panels[2].collections[0].get_offsets()[:, 1], y - f(X).mean, atol=1e-9)
+
+
+def test_terms_may_be_centred_and_chosen(rng):
+    f, X, y = two_terms(rng)
+    grid, axes = np.linspace(-1, 1, 5), plt.figure().subplots(1, 2)
+    panels = plots.terms(f, grid, which=["trend", [0, 1]], over=X[::5], axes=axes)
+    assert panels.tolist() == list(axes) and [ax.get_ylabel() for ax in axes] == ["trend", "trend + Periodic"]
+    m = f.term("trend")(ogp.centred(grid[:, None], X[::5]))
+    np.testing.assert_allclose(axes[0].lines[0].get_ydata(), m.mean, atol=1e-9)
+    known = f.term(0)(grid[:, None]).mean - f.term(0)(X[::5]).mean.mean()
+    np.testing.assert_allclose(m.mean, known, atol=1e-9)
+    plt.close("all")
+    assert len(plots.terms(f)) == 2  # at the inducing points
+    plt.close("all")
+    with pytest.raises(ValueError, match="`axes` must be 3, one for each term and one for the remainder"):
+        plots.terms(f, grid, data=(X, y), axes=[None] * 2)
+    with pytest.raises(ValueError, match="No summand of the kernel is named 'tide'"):
+        plots.terms(f, grid, which=["tide"])
+    with pytest.raises(TypeError, match="`f` must be a function of posterior"):
+        plots.terms(lambda X: f(X), grid)
+    assert not plt.get_fignums()
+
+
 def test_errors_of_traces_and_calibration():
     cases = [
         (TypeError, "`losses` must be an array, or have one as `losses`; got str", lambda: plots.elbo("losses")),

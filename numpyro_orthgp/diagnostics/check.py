@@ -24,6 +24,8 @@ from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides import posterior
+from numpyro_orthgp.inducing import Functional
+from numpyro_orthgp.inducing.rows import Rows
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["check"]
@@ -135,7 +137,7 @@ def _functions(
         args, kwargs = arguments.join(arrays)
         return posterior(replay.model, guide, params, *args, **kwargs)
 
-    def inputs(sites: Trace, functions: dict[str, GPFunction], key: PRNGKey) -> dict[str, Array]:
+    def inputs(sites: Trace, functions: dict[str, GPFunction], key: PRNGKey) -> dict[str, Rows]:
         collapsed = {
             n: s["fn"].X for n, s in sites.items() if isinstance(s.get("fn"), CollapsedGP) and s["is_observed"]
         }
@@ -144,7 +146,7 @@ def _functions(
     at, _ = replay.ends(inputs, rng_key)
     functions = jax.jit(fitted)(arguments.arrays, params)
     health = {name: health_of(name, f, at.get(name)) for name, f in functions.items()}
-    return health, {f"inputs of {name}": X for name, X in at.items()}
+    return health, {f"inputs of {name}": X for name, X in at.items() if not isinstance(X, Functional)}
 
 
 def _khat(replay: Replay, rng_key: PRNGKey) -> ParetoK | str:

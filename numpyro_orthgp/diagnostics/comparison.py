@@ -23,6 +23,9 @@ from numpyro_orthgp.diagnostics.draws import Arguments, Draws, draws_of_mcmc
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data
 from numpyro_orthgp.diagnostics.replay import Replay
 from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.inducing import concatenate
+from numpyro_orthgp.inducing.functional import Concatenated
+from numpyro_orthgp.inducing.rows import Rows
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["CHAINS", "Comparison", "Moments", "compare"]
@@ -133,10 +136,12 @@ def _without(hidden: tuple[str, ...], model: Callable[..., Any]) -> Callable[...
     return handlers.block(handlers.substitute(model, substitute_fn=fixed), hide=list(hidden)) if hidden else model
 
 
-def _picked(rng_key: PRNGKey) -> Callable[[Array], Array]:
-    def pick(X: Array) -> Array:
-        rows = jax.random.permutation(rng_key, len(X))[:MAX_POINTS]
-        return X if len(X) <= MAX_POINTS else X[jnp.sort(rows)]
+def _picked(rng_key: PRNGKey) -> Callable[[Rows], Rows]:
+    def pick(X: Rows) -> Rows:
+        if isinstance(X, Concatenated):
+            return concatenate([pick(part) for part in X.parts])
+        rows = jnp.sort(jax.random.permutation(rng_key, len(X))[:MAX_POINTS])
+        return X if len(X) <= MAX_POINTS else jax.tree.map(lambda a: a[rows], X)
 
     return pick
 

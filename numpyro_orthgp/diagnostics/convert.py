@@ -23,6 +23,7 @@ from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.sites import function_draw, log_joint, mask_of, predictive_draw
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.likelihoods.base import log_predictive
 from numpyro_orthgp.types import PRNGKey
 
@@ -203,7 +204,11 @@ def _constants(
     return {
         "observed": {output.name: sites[output.site]["value"] for output in layout.outputs},
         "masks": {name: mask for name, mask in masks.items() if mask is not None},
-        "inputs": {name: X for name, _, _, X, _ in functions_at_data(sites, functions, rng_key)},
+        "inputs": {
+            name: X
+            for name, _, _, X, _ in functions_at_data(sites, functions, rng_key)
+            if not isinstance(X, Functional)
+        },
         "params": {name: sites[name]["value"] for name in layout.params},
         "points": points,
     }

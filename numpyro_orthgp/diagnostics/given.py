@@ -11,14 +11,16 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from numpyro_orthgp.diagnostics.layout import is_marginals
-from numpyro_orthgp.functions.function import GPFunction, draw_process
+from numpyro_orthgp.functions.draws import draw_process
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.stacking import draw_stacked
+from numpyro_orthgp.inducing.rows import Rows
 from numpyro_orthgp.likelihoods.base import is_expected
 from numpyro_orthgp.types import Array
 
 __all__ = ["Drawn", "given_functions"]
 
-Drawn = tuple[GPFunction, Array, Array]  # a function, inputs, and its values there
+Drawn = tuple[GPFunction, Rows, Array]  # a function, inputs, and its values there
 
 
 def given_functions(fn: Any, drawn: Sequence[Drawn]) -> Any:

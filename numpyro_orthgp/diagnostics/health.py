@@ -19,7 +19,9 @@ from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data, 
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.projection import conditional_covariance
 from numpyro_orthgp.guides.posterior import fitted_trace
-from numpyro_orthgp.inducing import InducingPoints
+from numpyro_orthgp.inducing import Functional
+from numpyro_orthgp.inducing.functional import Concatenated
+from numpyro_orthgp.inducing.rows import Rows, as_feature, join_rows, variance_of_rows
 from numpyro_orthgp.likelihoods.base import unwrap
 from numpyro_orthgp.likelihoods.stacked import Stacked
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
@@ -88,7 +90,7 @@ class FunctionHealth:
         return int(np.argmax(self.residual.reshape(len(self.residual), -1).max(-1)))
 
 
-def health_of(name: str, f: GPFunction, X: Array | None) -> FunctionHealth:
+def health_of(name: str, f: GPFunction, X: Rows | None) -> FunctionHealth:
     """Look at one function.
 
     :param name: of its gp.
@@ -110,19 +112,19 @@ def health_of(name: str, f: GPFunction, X: Array | None) -> FunctionHealth:
         for i, (s, (divergence, pivots, jitter, rescue)) in enumerate(zip(f.features, factors, strict=True))
     )
     residual = None if shares is None else np.maximum(1 - shares.sum(1), 0)
-    num_distinct = None if X is None else len(np.unique(np.asarray(X), axis=0))
+    num_distinct = None if X is None else len(X) if isinstance(X, Functional) else len(np.unique(np.asarray(X), axis=0))
     num_mean_only = 0 if f.shift is None else f.shift.points.shape[-2]
     return FunctionHealth(sets, residual, num_mean_only, float(moved), num_distinct)
 
 
-def inputs_of(sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey) -> dict[str, Array]:
-    """The inputs at which outputs depend on each function, by name of its gp, shape (N, D)."""
-    found: dict[str, list[Array]] = {}
+def inputs_of(sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey) -> dict[str, Rows]:
+    """The inputs at which outputs depend on each function, by name of its gp, shape (N, D); or functionals of it."""
+    found: dict[str, list[Rows]] = {}
     for _, _, f, X, _ in functions_at_data(sites, functions, rng_key):
         for name, g in functions.items():
             if g is f:
                 found.setdefault(name, []).append(X)
-    return {name: jnp.concatenate(parts) for name, parts in found.items()}
+    return {name: join_rows(parts) for name, parts in found.items()}
 
 
 def residual_scales(
@@ -179,17 +181,23 @@ def _factors(f: GPFunction) -> list[tuple[Array, Array, Array, Array]]:
     return found
 
 
-def _shares(f: GPFunction, X: Array) -> tuple[Array, Array]:
+def _block_size(f: GPFunction, X: Rows) -> int:
+    return max(MAX_ENTRIES // (f.num_inducing * (X.width if isinstance(X, Functional) else 1)), 1)
+
+
+def _shares(f: GPFunction, X: Rows) -> tuple[Array, Array]:
     """What each set explains of the prior variance, shape (N, K) or (N, K, P); the share of the mean that is mean-only."""
 
-    def at(X: Array) -> tuple[Array, Array, Array]:
+    def at(X: Rows) -> tuple[Array, Array, Array]:
         A = f.project(X)
-        prior = f.kernel(X)
+        prior = variance_of_rows(f.kernel, X)
         # Where the prior has no variance nothing is left to explain, least of all by sets after the first.
         parts = [jnp.where(prior > 0, jnp.sum(Ai**2, -2) / prior, float(i == 0)) for i, Ai in enumerate(A)]
         shares = jnp.stack(parts, -2)
-        mean, own = f.mean([InducingPoints(X)], A), replace(f, shift=None).mean([InducingPoints(X)], A)
+        mean, own = f.mean([as_feature(X)], A), replace(f, shift=None).mean([as_feature(X)], A)
         return jnp.moveaxis(shares, -1, 0).swapaxes(1, -1), mean.T, (mean - own).T
 
-    shares, mean, moved = map_blocks(at, X, max(MAX_ENTRIES // f.num_inducing, 1))
+    parts = X.parts if isinstance(X, Concatenated) else (X,)
+    done = [map_blocks(at, part, _block_size(f, part)) for part in parts]
+    shares, mean, moved = (jnp.concatenate(of_parts) for of_parts in zip(*done, strict=True))
     return shares, jnp.std(moved) / jnp.maximum(jnp.std(mean), jnp.finfo(mean.dtype).tiny)

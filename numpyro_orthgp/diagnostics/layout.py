@@ -11,13 +11,15 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_orthgp.collapsed import CollapsedGP
-from numpyro_orthgp.functions.function import GPFunction, drawn_functions
+from numpyro_orthgp.functions.draws import drawn_functions
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.guides.handlers import hidden_by_mask
+from numpyro_orthgp.inducing.rows import Rows
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.likelihoods.stacked import Stacked
 from numpyro_orthgp.primitives.messages import input_site_of, site_of
-from numpyro_orthgp.types import Array, PRNGKey
+from numpyro_orthgp.types import PRNGKey
 
 __all__ = [
     "Layout",
@@ -141,13 +143,13 @@ def outputs_of(sites: Trace) -> tuple[Output, ...]:
 
 def functions_at_data(
     sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey
-) -> Iterator[tuple[str, Output, GPFunction, Array, PRNGKey]]:
+) -> Iterator[tuple[str, Output, GPFunction, Rows, PRNGKey]]:
     """Each gp whose values the outputs depend on, once for all that see it at the same inputs.
 
     :return: its name, the first of these outputs, the function, its inputs, and the key of its draw.
     """
     f_key = output_key(rng_key, OF_FUNCTIONS)
-    seen: list[tuple[GPFunction, Array]] = []
+    seen: list[tuple[GPFunction, Rows]] = []
     named: set[str] = set()
     for output in outputs_of(sites):
         for f, X in _functions_of(sites[output.site]["fn"]):
@@ -191,13 +193,13 @@ def _dims(site: Mapping[str, Any], name: str, event_dim: int) -> tuple[str, ...]
     return tuple(dims)
 
 
-def _function_dims(name: str, output: Output, f: GPFunction, X: Array) -> tuple[str, ...]:
+def _function_dims(name: str, output: Output, f: GPFunction, X: Rows) -> tuple[str, ...]:
     plates = [plate for plate, _ in output.plates]
     over_data = len(plates) == 1 and output.plates[0][1] == len(X)
     return (plates[0] if over_data else f"{name}_dim", *(() if f.num_latents is None else (f"{name}_latent",)))
 
 
-def _functions_of(fn: Any) -> Iterator[tuple[GPFunction, Array]]:
+def _functions_of(fn: Any) -> Iterator[tuple[GPFunction, Rows]]:
     """The functions beneath a likelihood, and their inputs."""
     for m in _marginals(fn):
         yield from drawn_functions(m.joint)

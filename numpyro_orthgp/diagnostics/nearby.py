@@ -19,12 +19,14 @@ from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.diagnostics.draws import Arguments
 from numpyro_orthgp.diagnostics.layout import Layout
 from numpyro_orthgp.diagnostics.sites import mask_of
-from numpyro_orthgp.functions.function import GPFunction, draw_process
+from numpyro_orthgp.functions.draws import draw_process
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.groups import charges
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.neighbors import with_neighbors
 from numpyro_orthgp.guides import posterior
 from numpyro_orthgp.guides.posterior import fitted_trace
+from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.init import groups as near_groups
 from numpyro_orthgp.likelihoods import Gaussian
 from numpyro_orthgp.likelihoods.base import unwrap
@@ -94,7 +96,7 @@ def _regressions(
         elif isinstance(inner, Gaussian) and getattr(inner.marginals.joint, "func", None) is draw_process:
             seen, X = inner.marginals.joint.args  # f itself: no arithmetic
             same = [f for f in functions.values() if f.names is not None and f.names == seen.names]
-            if same:
+            if same and not isinstance(X, Functional):
                 yield output.name, same[0], X, y, jnp.broadcast_to(inner.scale, y.shape)
 
 

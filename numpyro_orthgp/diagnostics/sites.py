@@ -26,6 +26,7 @@ from numpyro_orthgp.diagnostics.draws import density
 from numpyro_orthgp.diagnostics.layout import Trace, is_marginals
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import MAX_JOINT_DRAW
+from numpyro_orthgp.inducing.rows import Rows
 from numpyro_orthgp.likelihoods import Categorical, Likelihood
 from numpyro_orthgp.likelihoods.base import is_expected, log_predictive, unwrap
 from numpyro_orthgp.likelihoods.mixture import Mixture
@@ -99,7 +100,7 @@ def predictive_draw(fn: Any, rng_key: PRNGKey) -> Array:
     return jax.tree.map(limited, fn, is_leaf=is_marginals).sample(rng_key) if is_expected(fn) else fn.sample(rng_key)
 
 
-def function_draw(f: GPFunction, X: Array, rng_key: PRNGKey) -> Array:
+def function_draw(f: GPFunction, X: Rows, rng_key: PRNGKey) -> Array:
     """f(X), as one function up to ``MAX_JOINT_DRAW`` inputs, beyond point by point."""
     m = f(X)
     return (m if len(X) <= MAX_JOINT_DRAW else m.independent()).draw(rng_key)

@@ -6,10 +6,10 @@ Read in this order:
   set adds to mean and variance under q.
 - ``prior``: kernels, features and inputs checked, and decomposed.
 - ``marginals``: the moments of outputs at inputs, and their arithmetic.
-- ``function``: :class:`GPFunction`, which a model calls at inputs.
+- ``function``: :class:`GPFunction`, which a model calls at inputs, or at linear functionals of it.
 
-Beside these: ``mean_only`` (points that move the mean alone), ``stacking`` (functions side by side), ``latent_inputs`` and
-``expected`` (inputs that are Gaussian themselves), ``groups`` (the residual in groups of rows), ``paths`` (whole functions
-drawn), ``runs`` (a run of a model sees one function), ``shared_draws``, ``deep`` and ``images`` (functions of functions),
-``sites`` (what a function needs of its model).
+Beside these: ``mean_only`` (points that move the mean alone), ``stacking`` (functions side by side), ``terms`` (the summands of a
+sum), ``latent_inputs`` and ``expected`` (inputs that are Gaussian themselves), ``groups`` (the residual in groups of rows),
+``paths`` (whole functions drawn), ``draws`` and ``runs`` (a run of a model sees one function), ``shared_draws``, ``deep`` and
+``images`` (functions of functions), ``sites`` (what a function needs of its model).
 """

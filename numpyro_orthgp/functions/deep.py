@@ -39,7 +39,8 @@ from jax.tree_util import Partial
 
 from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.errors import check_inputs, check_integer
-from numpyro_orthgp.functions.function import GPFunction, drawn_functions
+from numpyro_orthgp.functions.draws import drawn_functions
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.paths import Paths
 from numpyro_orthgp.functions.shared_draws import draw_grouped

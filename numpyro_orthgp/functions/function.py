@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,19 +12,29 @@ import numpyro.distributions as dist
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
+from numpyro_orthgp.functions.draws import draw_process
 from numpyro_orthgp.functions.expected import AveragedMarginals, average
 from numpyro_orthgp.functions.groups import covariance_of_groups
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
-from numpyro_orthgp.functions.marginals import Marginals, check_joint_draw
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, weigh_points
 from numpyro_orthgp.functions.paths import Paths, draw_paths
-from numpyro_orthgp.functions.prior import joint_root
 from numpyro_orthgp.functions.projection import Block, all_moments, project, residual_covariance, turn
 from numpyro_orthgp.functions.runs import DrawInRun, Run
 from numpyro_orthgp.functions.sites import Names
-from numpyro_orthgp.functions.stacking import draw_stacked
+from numpyro_orthgp.functions.terms import Term
 from numpyro_orthgp.gaussians.family import Value, Whitened
-from numpyro_orthgp.inducing import Feature, InducingPoints, input_dim
+from numpyro_orthgp.inducing import Feature, input_dim
+from numpyro_orthgp.inducing.functional import Concatenated, Functional
+from numpyro_orthgp.inducing.rows import (
+    Rows,
+    as_feature,
+    covariance_of_rows,
+    covariance_with_rows,
+    scale_of_rows,
+    variance_of_rows,
+)
+from numpyro_orthgp.kernels.summands import find_summands
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
@@ -34,13 +44,12 @@ from numpyro_orthgp.math.linalg import (
     default_jitter,
     jitter_scale,
     join,
-    safe_sqrt,
     with_derivative_of,
 )
-from numpyro_orthgp.math.products import PRECISION, combine, diagonal, matmul
+from numpyro_orthgp.math.products import combine, diagonal, matmul
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
-__all__ = ["GPFunction", "draw_process", "drawn_functions"]
+__all__ = ["GPFunction"]
 
 # Rows worked on at once are no fewer than that, or products of matrices turn into products with vectors.
 MIN_BLOCK = 256
@@ -89,36 +98,40 @@ class GPFunction:
         """
         return tuple(i for i, q in enumerate(self.beliefs) if q.is_value)
 
-    def __call__(self, X: ArrayLike | LatentInputs) -> Marginals:
-        """Marginals of the function at inputs.
+    def __call__(self, X: ArrayLike | LatentInputs | Functional) -> Marginals:
+        """Marginals of the function at inputs, or of a linear functional of it for each row: a derivative, an average.
 
         Costs O(B M^2) per set and never forms a B x B matrix. Outside of a fit many inputs are worked on block by block, in
         memory O(M^2 + B).
 
-        :param X: inputs, shape (B, D), same units as the inducing points.
+        :param X: inputs, shape (B, D), same units as the inducing points; or a functional, such as ``Derivative(X, 0)``.
         :return: marginals of shape (B,), or (B, P) with P latent functions.
         :raises TypeError: if ``X`` is not floating, or of another dtype than the inducing points.
         :raises ValueError: if ``X`` has another shape or holds NaN or infinity.
         """
-        X = self.checked(X)
+        X = self._rows(X)
         mean, explained, residual, total, groups = self._moments(X)
         joint = (DrawInRun if self.fitting else Partial)(draw_process, self, X)
         return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names, total, groups)
 
     @one_program
-    def _moments(self, X: Array) -> tuple[Array, Array, Array, Array, Array | None]:
+    def _moments(self, X: Rows) -> tuple[Array, Array, Array, Array, Array | None]:
         """Mean, explained and residual variance and their sum, (B,) or (B, P), and the residual's covariance within groups."""
+        if isinstance(X, Concatenated):
+            return jax.tree.map(lambda *parts: jnp.concatenate(parts), *map(self._moments, X.parts))
         size = max(MAX_ENTRIES // (self.num_inducing * (self.num_latents or 1)), MIN_BLOCK)
+        if isinstance(X, Functional):
+            size = max(size // X.width, 1)
         # While fitting a batch is small, and may be spread over devices.
         return map_blocks(self._moments_at_once, X, len(X) if self.fitting else size)
 
-    def _moments_at_once(self, X: Array) -> tuple[Array, Array, Array, Array, Array | None]:
-        covariances = [s.covariance_with_inputs(self.kernel, X) for s in self.features]
+    def _moments_at_once(self, X: Rows) -> tuple[Array, Array, Array, Array, Array | None]:
+        covariances = [covariance_with_rows(self.kernel, s, X) for s in self.features]
         how: Any = {"equal_weights": self.residual_scale is None, "group_size": self.group_size}
         added, grams = all_moments(self._without_shift(), self.blocks, covariances, **how)
-        mean, variance = added.mean + self._shift_at([InducingPoints(X)]), self.kernel(X)
+        mean, variance = added.mean + self._shift_at([as_feature(X)]), variance_of_rows(self.kernel, X)
         residual = clip_rounding(variance + added.change)
-        groups = None if grams is None else covariance_of_groups(self.kernel, X, grams, residual)
+        groups = None if grams is None else covariance_of_groups(self.kernel, jnp.asarray(X), grams, residual)
         total = with_derivative_of(added.explained + residual, variance + added.net)
         mean, explained, residual, total = (self._columns(a) for a in (mean, added.explained, residual, total))
         return mean, explained, residual, total, None if groups is None else self._per_latent(groups, event_dim=3)
@@ -162,46 +175,49 @@ class GPFunction:
         mean, explained, residual = (self._columns(a) for a in (mean, explained, residual))
         return AveragedMarginals(mean, explained, residual, None, self.residual_scale, None, self.names)
 
-    def joint(self, X: ArrayLike) -> dist.MultivariateNormal:
+    def term(self, which: str | int | Any) -> Term:
+        """One term of a function whose kernel is a sum, or several together: its posterior, exact given q.
+
+        ::
+
+            f = gp("f", k1.named("trend") + k2.named("season"), Z)
+            f.term("trend")(X).mean, f.term("trend")(X).variance
+
+        :param which: a name given by ``kernel.named``; a position in the sum; a kernel that is part of it; or a list of these.
+        :raises TypeError: if it is none of these.
+        :raises ValueError: if there is no such term.
+        """
+        return Term(self, find_summands(self.kernel, which))
+
+    def joint(self, X: ArrayLike | Functional) -> dist.MultivariateNormal:
         r"""Joint distribution at inputs, with the full B x B covariance (Shi et al. 2020, Eqs. 23-24).
 
-        :param X: inputs, shape (B, D).
+        :param X: inputs, shape (B, D); or a functional, of several kinds too (:func:`concatenate`).
         :return: event shape (B,); batch shape (P,) with P latent functions.
         :raises TypeError, ValueError: as for ``f(X)``.
         """
-        mean, scale_tril = self._joint_moments(self.checked(X))
+        mean, scale_tril = self._joint_moments(self._rows(X))
         return dist.MultivariateNormal(mean, scale_tril=scale_tril)
 
     @one_program
-    def _joint_moments(self, X: Array) -> tuple[Array, Array]:
+    def _joint_moments(self, X: Rows) -> tuple[Array, Array]:
         A = self.project(X)
-        K = self.kernel(X, X)
-        scale = jitter_scale(diagonal(K))
-        L = safe_cholesky(add_jitter(self.covariance(K, A), default_jitter(K.dtype) * scale), scale)
-        return self.mean([InducingPoints(X)], A), self._per_latent(L, event_dim=2)
+        K = covariance_of_rows(self.kernel, X)
+        C, unit = self.covariance(K, A), scale_of_rows(self.kernel, X)
+        if unit is None:
+            scale = jitter_scale(diagonal(K))
+            L = safe_cholesky(add_jitter(C, default_jitter(K.dtype) * scale), scale)
+        else:
+            one = jnp.ones(C.shape[:-2], C.dtype)
+            C = C / unit[..., :, None] / unit[..., None, :]
+            L = unit[..., :, None] * safe_cholesky(add_jitter(C, default_jitter(K.dtype) * one), one)
+        return self.mean([as_feature(X)], A), self._per_latent(L, event_dim=2)
 
     def _at_values(self) -> GPFunction:
         """The function of this run: given the values that its inducing variables have in it."""
         if self.values is None:
             return self
         return replace(self, beliefs=tuple(Value(value) for value in self.values))
-
-    def _draw_in_run(self, run: Run, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-        """Draws given this run's inducing variables and what it has drawn before, shape ``shape`` + (B,) or (B, P)."""
-        f, drawn, B = self._at_values(), run.drawn, len(X)
-        all_drawn = X if drawn is None else jnp.concatenate([drawn.X, X])
-        L = joint_root(self.kernel, self.features, self.blocks, all_drawn)[..., -B:, :]
-        known = [q.loc for q in f._without_shift()] + ([] if drawn is None else [drawn.noise])
-        mean = combine(join(known, -1, event_dim=1), jnp.swapaxes(L[..., :-B], -1, -2))
-        mean = self._per_latent(mean + self._shift_at([InducingPoints(X)]), event_dim=1)
-        noise = jax.random.normal(rng_key, (*shape, *mean.shape), X.dtype)
-        if self.residual_scale is not None:  # spherical in the residual's whitened coordinates (Titsias 2025, Sec. 3.3)
-            noise = safe_sqrt(self.residual_scale)[..., None] * noise
-        draws = mean + jnp.einsum("...bc,...c->...b", L[..., -B:], noise, precision=PRECISION)
-        draws = draws if self.num_latents is None else jnp.swapaxes(draws, -1, -2)
-        if not shape:
-            run.note(X, noise, draws)
-        return draws
 
     def diagonalized(self) -> GPFunction:
         r"""The same function in coordinates in which q's covariances are diagonal: faster at very many inputs.
@@ -272,14 +288,24 @@ class GPFunction:
         X = check_inputs("X", X, dim=input_dim(self.features))
         return check_same_dtype("X", X, self.features[0].dtype)
 
+    def _rows(self, X: Any) -> Rows:
+        if not isinstance(X, Functional):
+            return self.checked(X)
+        if self.group_size is not None:
+            raise ValueError(
+                f"Groups of rows are of values of f at inputs, not of functionals or terms of it; got {type(X).__name__}. Leave "
+                "`group_size` out for this gp: group_size={'another gp': 16}."
+            )
+        return X.checked(input_dim(self.features), self.features[0].dtype)
+
     @property
     def num_inducing(self) -> int:
         """Number of inducing variables of all sets together."""
         return sum(s.num for s in self.features)
 
-    def project(self, X: Array) -> tuple[Array, ...]:
+    def project(self, X: Array | Functional) -> tuple[Array, ...]:
         """The projections A_i(X) on each set, shapes (..., M_i, B); see :mod:`numpyro_orthgp.functions.projection`."""
-        return project(self.blocks, [s.covariance_with_inputs(self.kernel, X) for s in self.features])
+        return project(self.blocks, [covariance_with_rows(self.kernel, s, X) for s in self.features])
 
     def mean(self, features: Sequence[Feature], A: Sequence[Array]) -> Array:
         """Mean of variables whose projections are A: at inputs X, ``[InducingPoints(X)]``; shape (..., B)."""
@@ -320,31 +346,3 @@ class GPFunction:
                 f"The function has num_latents={P}, but its kernel or inducing variables a leading axis of {batch[0]}."
             )
         return values if P is None else jnp.broadcast_to(values, (P, *values.shape[values.ndim - event_dim :]))
-
-
-def draw_process(f: GPFunction, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    """Draws of f(X), shape ``shape`` + (B,) or (B, P): in a run of a model of its one function, elsewhere of q(f)."""
-    check_joint_draw(len(X), fitting=f.fitting)
-    if f.run is not None:
-        known = f.run.values_at(X)
-        if known is None:
-            return f._draw_in_run(f.run, X, rng_key, shape)
-        # Where S draws are asked for they are all of the one function.
-        return jnp.broadcast_to(known, (*shape, *known.shape)) if shape else known
-    # NumPyro draws in the default dtype, whatever that of the function.
-    draws = f.joint(X).sample(rng_key, shape).astype(X.dtype)
-    return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
-
-
-def drawn_functions(joint: Any) -> Iterator[tuple[GPFunction, Array]]:
-    """What ``Marginals.joint`` draws: each function beneath, and its inputs."""
-    if not isinstance(joint, Partial | DrawInRun) or joint.func is None:
-        return
-    if joint.func is draw_process:
-        yield joint.args
-    elif joint.func is draw_stacked:
-        (marginals,) = joint.args
-        for m in marginals:
-            yield from drawn_functions(m.joint)
-    else:  # arithmetic on marginals; patches are no function at the inputs themselves
-        yield from drawn_functions(joint.args[0])

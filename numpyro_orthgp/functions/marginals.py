@@ -298,8 +298,8 @@ def _operand(symbol: str, value: Any, dtype: Any) -> Array:
     if isinstance(value, Marginals):
         raise TypeError(
             f"Marginals {symbol} Marginals: what is made of two functions needs the covariance between them. Use a kernel that "
-            "is a sum (k1 + k2), or for independent functions (stack([f(X), g(X)]) @ jnp.ones((2, 1)))[..., 0]. One function at "
-            f"two inputs has values that go together: f(a).sample() {symbol} f(b).sample()."
+            "is a sum (k1 + k2), whose terms are f.term(...), or for independent functions (stack([f(X), g(X)]) @ "
+            "jnp.ones((2, 1)))[..., 0]. One function at two inputs: f(Average(jnp.stack([a, b], 1), jnp.array([1.0, -1.0])))."
         )
     value = jnp.asarray(value)
     # Integers become real first: unsigned ones would wrap around when negated or squared.

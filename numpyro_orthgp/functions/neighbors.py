@@ -32,7 +32,7 @@ from numpyro_orthgp.errors import check_floating, check_integer, inspect
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.groups import covariance_of_groups
 from numpyro_orthgp.functions.marginals import Marginals
-from numpyro_orthgp.inducing import InducingPoints
+from numpyro_orthgp.inducing import Functional, InducingPoints
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.grouped import added_identity, cut_groups, gram_of_groups, group_inverse
@@ -79,7 +79,7 @@ def with_neighbors(
         raise ValueError(
             "`f` is one that a guide is fitting; take the fitted one, posterior(model, guide, params, ...)['f']."
         )
-    X = f.checked(X)
+    X = _inputs(f, X)
     y, noise = (check_floating(name, a).astype(X.dtype) for name, a in (("y", y), ("noise", jnp.asarray(noise, float))))
     shape = (len(X),) if f.num_latents is None else (len(X), f.num_latents)
     if y.shape != shape:
@@ -94,6 +94,15 @@ def with_neighbors(
     count = min(check_integer("num_neighbors", num_neighbors), len(X))
     observed = jnp.isfinite(y)
     return NeighborFunction(f, X, jnp.where(observed, y, 0), jnp.where(observed, 1 / noise, 0), count)
+
+
+def _inputs(f: GPFunction, X: Any) -> Array:
+    if isinstance(X, Functional):
+        raise TypeError(
+            f"Neighbours are rows at inputs, where values of f were observed; got {type(X).__name__}. Predict functionals and "
+            "terms of f by f itself."
+        )
+    return f.checked(X)
 
 
 def _refuse_noise(noise: Any) -> None:
@@ -121,7 +130,7 @@ class NeighborFunction:
 
     def __call__(self, X: ArrayLike) -> Marginals:
         """Marginals at inputs (B, D), of shape (B,) or (B, P). Draws are independent between inputs."""
-        return Marginals(*self._moments(self.f.checked(X)))
+        return Marginals(*self._moments(_inputs(self.f, X)))
 
     @one_program
     def _moments(self, X: Array) -> tuple[Array, Array, Array]:

@@ -38,11 +38,14 @@ from jax import lax
 from numpyro_orthgp.errors import check_floating, check_inputs, check_integer, check_same_dtype
 from numpyro_orthgp.functions.projection import Block, project
 from numpyro_orthgp.gaussians.family import Whitened
-from numpyro_orthgp.inducing import Feature, InducingPatches, InducingPoints, input_dim
+from numpyro_orthgp.inducing import Feature, Functional, InducingPatches, InducingPoints, input_dim
+from numpyro_orthgp.inducing.functional import Concatenated
+from numpyro_orthgp.inducing.rows import covariance_with_rows
 from numpyro_orthgp.kernels.components import component
 from numpyro_orthgp.kernels.convolutional import Convolutional
 from numpyro_orthgp.kernels.patch_features import patch_response
-from numpyro_orthgp.kernels.random_features import RandomFunctions, draw_functions, term_at
+from numpyro_orthgp.kernels.random_features import RandomFunctions, draw_functions, term_at, terms_at
+from numpyro_orthgp.kernels.summands import select
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike, PRNGKey
@@ -88,14 +91,17 @@ class Paths:
         prior, weights = jax.tree.map(lambda leaf: leaf[rows], (self.prior, self.weights))
         return replace(self, prior=prior, weights=weights)
 
-    def __call__(self, X: ArrayLike) -> Array:
-        """Values of every path.
+    def __call__(self, X: ArrayLike | Functional) -> Array:
+        """Values of every path, or functionals of it.
 
-        :param X: inputs, shape (B, D), the same for all paths; or (num, B, D), inputs of its own for each path.
+        :param X: inputs, shape (B, D), the same for all paths; or (num, B, D), inputs of its own for each path; or a functional of
+            B rows, such as ``Derivative(X, 0)`` or ``f.term(0).at(X)``.
         :return: shape (num, B), or (num, B, P) with P latent functions.
         :raises TypeError: if ``X`` is not floating, or of another dtype than the inducing variables.
         :raises ValueError: if ``X`` has another shape or holds NaN or infinity.
         """
+        if isinstance(X, Functional):
+            return self._functionals(X.checked(input_dim(self.features), self.features[0].dtype))
         X = self._checked(X)
         entries = X.shape[-2] * (self.num_latents or 1) * self.prior.width
         if X.ndim == 3:
@@ -111,6 +117,24 @@ class Paths:
             K = feature.covariance_with_inputs(self.kernel, X)
             values = values + jnp.einsum("...mb,...m->...b", K, c, precision=PRECISION)
         return values
+
+    def _functionals(self, L: Functional) -> Array:
+        if isinstance(L, Concatenated):
+            return jnp.concatenate([self._functionals(part) for part in L.parts], 1)
+        L.check(select(self.kernel, L.places))
+        num_dims = _num_dims(self.kernel, self.features)
+        prior = self.prior if L.places is None else terms_at(self.prior, self.kernel, num_dims, L.places)
+
+        def one_path(own: tuple[RandomFunctions, tuple[Array, ...]]) -> Array:
+            values = L.apply(own[0].__call__)
+            for feature, c in zip(self.features, own[1], strict=True):
+                K = covariance_with_rows(self.kernel, feature, L)
+                values = values + jnp.einsum("...mb,...m->...b", K, c, precision=PRECISION)
+            return values
+
+        entries = len(L) * L.width * (self.num_latents or 1) * prior.width
+        values = _for_each_path(one_path, (prior, self.weights), entries)
+        return values if self.num_latents is None else jnp.swapaxes(values, -1, -2)
 
     def _checked(self, X: ArrayLike) -> Array:
         X = check_floating("X", X)

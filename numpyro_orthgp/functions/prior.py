@@ -13,6 +13,7 @@ from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.errors import inspect, no_function
 from numpyro_orthgp.functions.projection import Block, conditional_covariance, decompose, joint_whitener
 from numpyro_orthgp.inducing import Feature, InducingPoints
+from numpyro_orthgp.inducing.rows import Rows, covariance_of_rows, covariance_with_rows, scale_of_rows
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
 from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
 from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
@@ -42,7 +43,7 @@ def decompose_sets(kernel: KernelLike, features: Sequence[Feature], jitter: floa
     return decompose(rows, jitter)
 
 
-def joint_root(kernel: Any, features: Sequence[Feature], blocks: Sequence[Block], X: Array) -> Array:
+def joint_root(kernel: Any, features: Sequence[Feature], blocks: Sequence[Block], X: Rows) -> Array:
     """The Cholesky factor of the covariance of all sets and f(X) together, shape (..., M + B, M + B).
 
     Its last rows are the projections of X on each set, and the root of what these leave. Where they leave no more than rounding, in
@@ -50,14 +51,21 @@ def joint_root(kernel: Any, features: Sequence[Feature], blocks: Sequence[Block]
 
     :param blocks: of the sets, whose jitter is on their variables here too.
     """
-    K = kernel(X, X)
+    K, unit = covariance_of_rows(kernel, X), scale_of_rows(kernel, X)
+    with_sets = [covariance_with_rows(kernel, s, X) for s in features]
+    if unit is not None:  # jitter is relative to the mean variance, and those of values and slopes may be far apart
+        K, with_sets = K / unit[..., :, None] / unit[..., None, :], [C / unit[..., None, :] for C in with_sets]
     scale = jitter_scale(diagonal(K))
     rows = [[other.covariance(kernel, s) for other in features[: i + 1]] for i, s in enumerate(features)]
-    rows.append([*(s.covariance_with_inputs(kernel, X) for s in features), K])
+    rows.append([*with_sets, K])
     of_sets = (jnp.broadcast_to(b.jitter, (*b.jitter.shape[:-1], s.num)) for b, s in zip(blocks, features, strict=True))
     of_draw = jnp.broadcast_to((default_jitter(K.dtype) * scale)[..., None], (*scale.shape, len(X)))
     noise = join([*of_sets, of_draw], -1, event_dim=1)
-    return safe_cholesky(conditional_covariance(join_blocks(rows), (), noise), scale)
+    L = safe_cholesky(conditional_covariance(join_blocks(rows), (), noise), scale)
+    if unit is None:
+        return L
+    of_rows = jnp.concatenate([jnp.ones((*unit.shape[:-1], L.shape[-1] - len(X)), unit.dtype), unit], -1)
+    return of_rows[..., :, None] * L
 
 
 class Expectations(NamedTuple):

@@ -46,6 +46,8 @@ from jax.extend.core import get_opaque_trace_state
 
 from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.functions.sites import model_running
+from numpyro_orthgp.inducing import Functional
+from numpyro_orthgp.inducing.rows import join_rows
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["DrawInRun", "Drawn", "Run"]
@@ -54,11 +56,11 @@ __all__ = ["DrawInRun", "Drawn", "Run"]
 class Drawn(NamedTuple):
     """The inputs that a run has drawn a function at: one more orthogonal set.
 
-    :param X: all of them, shape (n, D).
+    :param X: all of them, shape (n, D), or functionals among them.
     :param noise: its whitened variables, shape (n,) or (P, n).
     """
 
-    X: Array
+    X: Array | Functional
     noise: Array
 
 
@@ -73,7 +75,7 @@ class Run:
 
     def __init__(self) -> None:
         self._drawn: list[Drawn] = []
-        self._values: list[tuple[Array, Array]] = []
+        self._values: list[tuple[Array | Functional, Array]] = []
         self._model, self._trace = model_running(), get_opaque_trace_state()
 
     @property
@@ -85,11 +87,10 @@ class Run:
         """All draws so far."""
         if not self._going or not self._drawn:
             return None
-        return Drawn(
-            *(jnp.concatenate(parts, axis) for parts, axis in zip(zip(*self._drawn, strict=True), (0, -1), strict=True))
-        )
+        X, noise = zip(*self._drawn, strict=True)
+        return Drawn(join_rows(X), jnp.concatenate(noise, -1))
 
-    def values_at(self, X: Array) -> Array | None:
+    def values_at(self, X: Array | Functional) -> Array | None:
         """The values drawn at just these inputs, if there are any."""
         return next((values for at, values in self._values if _same(at, X)), None) if self._going else None
 
@@ -97,7 +98,7 @@ class Run:
         """Whether these very values were drawn."""
         return any(values is drawn for _, drawn in self._values)
 
-    def note(self, X: Array, noise: Array, values: Array) -> None:
+    def note(self, X: Array | Functional, noise: Array, values: Array) -> None:
         """Remember a draw, unless it was made where its arrays end with a loop."""
         if self._going and get_opaque_trace_state() == self._trace:
             self._drawn.append(Drawn(X, noise))
@@ -139,7 +140,16 @@ class DrawInRun:
         return cls()
 
 
-def _same(a: Array, b: Array) -> bool:
+def _same(a: Array | Functional, b: Array | Functional) -> bool:
+    if a is b:
+        return True
+    (of_a, kind_a), (of_b, kind_b) = jax.tree.flatten(a), jax.tree.flatten(b)
+    return bool(kind_a == kind_b) and all(  # type: ignore[operator]
+        map(_same_arrays, of_a, of_b)
+    )
+
+
+def _same_arrays(a: Array, b: Array) -> bool:
     if a is b:
         return True
     return is_concrete(a) and is_concrete(b) and a.shape == b.shape and np.array_equal(a, b)

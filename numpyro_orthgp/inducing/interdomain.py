@@ -32,6 +32,8 @@ def covariance_across(feature: InterDomain, kernel: KernelLike, other: Feature) 
         return feature.covariance_with_inputs(kernel, other.points)
     if isinstance(other, InterDomain) and other.term(kernel).place != feature.term(kernel).place:
         return jnp.zeros((feature.num, other.num), feature.dtype)
+    if hasattr(other, "covariance_with_feature"):  # functionals, which ask for what is known of inputs
+        return other.covariance_with_feature(kernel, feature)
     raise TypeError(f"The covariance of {type(feature).__name__} with {type(other).__name__} is not known.")
 
 

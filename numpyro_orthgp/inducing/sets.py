@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.inducing.feature import Feature
+from numpyro_orthgp.inducing.functional import Functional, InducingFunctionals
 from numpyro_orthgp.inducing.points import InducingPoints, MeanOnly
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -75,6 +76,8 @@ def _as_feature(name: str, entry: Any | ArrayLike) -> Feature:
         raise TypeError(
             f"`{name}` must be an array of shape (M, D) or (P, M, D), or a feature; got {type(entry).__name__}."
         )
+    if isinstance(entry, Functional):
+        return InducingFunctionals(entry.checked(None, entry.dtype))
     if not hasattr(entry, "shape") and isinstance(entry, Feature):
         return entry
     return InducingPoints(check_inputs(name, entry, latents=True))

@@ -5,7 +5,7 @@ Stationary kernels have unit variance: write ``variance * Matern52(lengthscale)`
 are called, combined and batched.
 """
 
-from numpyro_orthgp.kernels.base import Constant, Function, Kernel, Product, Restricted, Scaled, Sum
+from numpyro_orthgp.kernels.base import Constant, Function, Kernel, Named, Product, Restricted, Scaled, Sum
 from numpyro_orthgp.kernels.convolutional import Convolutional
 from numpyro_orthgp.kernels.coregion import Coregion
 from numpyro_orthgp.kernels.dot_product import ArcCosine, Linear, Polynomial
@@ -34,6 +34,7 @@ __all__ = [
     "Matern12",
     "Matern32",
     "Matern52",
+    "Named",
     "PatchGrid",
     "Periodic",
     "Polynomial",

@@ -24,7 +24,7 @@ from numpyro_orthgp.kernels.hyperparameters import (
 from numpyro_orthgp.math.products import combine_columns
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
-__all__ = ["Constant", "Function", "Kernel", "Product", "Restricted", "Scaled", "Sum", "weighted_sum"]
+__all__ = ["Constant", "Function", "Kernel", "Named", "Product", "Restricted", "Scaled", "Sum", "weighted_sum"]
 
 
 def _register(cls: type[Kernel]) -> None:
@@ -135,6 +135,10 @@ class Kernel(abc.ABC):
             from the end.
         """
         return Restricted(self, dims)  # type: ignore[arg-type]
+
+    def named(self, name: str) -> Named:
+        """This kernel with a name by which ``f.term(name)`` finds it in a sum."""
+        return Named(self, name)
 
     def __add__(self, other: Any) -> Kernel:
         return Sum(self, _summand(other))
@@ -255,6 +259,30 @@ class Restricted(Kernel):
 
     def diagonal(self, X: Array) -> Array:
         return self.kernel(self.columns(X))
+
+
+class Named(Kernel):
+    """A kernel that has a name; what ``kernel.named(name)`` makes.
+
+    :param kernel: a kernel.
+    :param name: what it is called, not empty.
+    """
+
+    kernel: KernelLike
+    name: str = static()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"`name` must be a word, such as 'trend'; got {self.name!r}.")
+
+    def matrix(self, X1: Array, X2: Array) -> Array:
+        return self.kernel(X1, X2)
+
+    def weighted_sum(self, X1: Array, X2: Array, weights: Array) -> Array:
+        return weighted_sum(self.kernel, X1, X2, weights)
+
+    def diagonal(self, X: Array) -> Array:
+        return self.kernel(X)
 
 
 class Constant(Kernel):

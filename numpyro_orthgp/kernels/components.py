@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from numpyro_orthgp.kernels.base import Restricted, Scaled, Sum
+from numpyro_orthgp.kernels.base import Named, Restricted, Scaled, Sum
 from numpyro_orthgp.kernels.hyperparameters import per_latent
 from numpyro_orthgp.types import Array, KernelLike
 
@@ -64,6 +64,8 @@ def _components(kernel: Any, outer: Component) -> Iterator[Component]:
         yield from _components(kernel.right, outer._replace(place=(*outer.place, "right")))
     elif type(kernel) is Scaled:
         yield from _components(kernel.kernel, outer._replace(variances=(*outer.variances, kernel.variance)))
+    elif type(kernel) is Named:
+        yield from _components(kernel.kernel, outer)
     elif type(kernel) is Restricted:
         yield from _components(kernel.kernel, outer._replace(restrictions=(*outer.restrictions, kernel)))
     else:

@@ -50,7 +50,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.kernels.base import Constant, Function, Product, Restricted, Scaled, Sum
+from numpyro_orthgp.kernels.base import Constant, Function, Named, Product, Restricted, Scaled, Sum
 from numpyro_orthgp.kernels.coregion import Coregion
 from numpyro_orthgp.kernels.dot_product import ArcCosine, Linear, Polynomial
 from numpyro_orthgp.kernels.hyperparameters import as_array, per_dimension, per_latent
@@ -60,7 +60,7 @@ from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.types import Array, KernelLike, PRNGKey
 
-__all__ = ["Draw", "RandomFunctions", "draw_functions", "register", "term_at"]
+__all__ = ["Draw", "RandomFunctions", "draw_functions", "register", "term_at", "terms_at"]
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "cosine": jnp.cos,
@@ -185,14 +185,20 @@ def draw_functions(
 
 def term_at(functions: RandomFunctions, kernel: KernelLike, num_dims: int, place: tuple[str, ...]) -> Term:
     """That of the ``functions`` drawn from ``kernel`` whose kernel is the one at a ``place`` (of a ``Component``) of the sum."""
-    places = [summand.place for summand in _multiplied_out(kernel, np.arange(num_dims))]
-    return functions.terms[places.index(place)]
+    return terms_at(functions, kernel, num_dims, [place]).terms[0]
+
+
+def terms_at(functions: RandomFunctions, kernel: KernelLike, num_dims: int, places: Any) -> RandomFunctions:
+    """Those of the ``functions`` drawn from ``kernel`` whose kernels are at these ``places`` of the sum."""
+    of_terms = [summand.place for summand in _multiplied_out(kernel, np.arange(num_dims))]
+    pairs = zip(functions.terms, of_terms, strict=True)
+    return RandomFunctions(tuple(term for term, place in pairs if place in places))
 
 
 class _Summand(NamedTuple):
     """One summand of a kernel: a product of elementary kernels, with the columns that each sees, and of variances.
 
-    :param place: where it is in the sum, as a ``Component`` says it; ``None`` for parts of a product.
+    :param place: where it is in the sum, as a ``Component`` says it, of a product where that is; ``None`` for its factors.
     """
 
     kernels: tuple[tuple[Any, Any], ...] = ()
@@ -215,16 +221,19 @@ def _multiplied_out(kernel: Any, columns: Any, place: tuple[str, ...] = ()) -> l
         return left + _multiplied_out(kernel.right, columns, (*place, "right"))
     if kind is Product:
         right = _multiplied_out(kernel.right, columns)
-        return [a.times(b) for a in _multiplied_out(kernel.left, columns) for b in right]
+        return [a.times(b)._replace(place=place) for a in _multiplied_out(kernel.left, columns) for b in right]
     if kind is Scaled:
         scaled = _multiplied_out(kernel.kernel, columns, place)
         return [s._replace(variances=(*s.variances, kernel.variance)) for s in scaled]
+    if kind is Named:
+        return _multiplied_out(kernel.kernel, columns, place)
     if kind is Restricted:
         return _multiplied_out(kernel.kernel, kernel.columns(columns), place)
     if kind is Constant:
-        return [_Summand((), (kernel.value,))]
+        return [_Summand((), (kernel.value,), place)]
     if kind is Polynomial and kernel.degree == 1:
-        return [_Summand(((Linear(kernel.variance), columns),)), _Summand((), (kernel.offset,))]
+        linear = Linear(kernel.variance)
+        return [_Summand(((linear, columns),), place=place), _Summand((), (kernel.offset,), place)]
     _check_known(kernel)
     return [_Summand(((kernel, columns),), place=place)]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.kernels.base import Constant, Product, Restricted, Scaled, Sum
+from numpyro_orthgp.kernels.base import Constant, Named, Product, Restricted, Scaled, Sum
 from numpyro_orthgp.kernels.dot_product import Linear, Polynomial
 from numpyro_orthgp.kernels.hyperparameters import as_array
 from numpyro_orthgp.kernels.stationary import RBF
@@ -105,5 +105,6 @@ _RULES: dict[type, Callable[[Any, _Columns], tuple[Term, ...]]] = {
     Sum: lambda k, columns: _expand(k.left, columns) + _expand(k.right, columns),
     Product: lambda k, columns: _product(_expand(k.left, columns), _expand(k.right, columns)),
     Scaled: lambda k, columns: _product((columns.term(k.variance),), _expand(k.kernel, columns)),
+    Named: lambda k, columns: _expand(k.kernel, columns),
     Restricted: lambda k, columns: _expand(k.kernel, columns._replace(seen=k.columns(columns.seen))),
 }

@@ -10,6 +10,7 @@ from numpyro_orthgp.plots.pit import calibration
 from numpyro_orthgp.plots.points import inducing
 from numpyro_orthgp.plots.residuals import residual
 from numpyro_orthgp.plots.surfaces import surface
+from numpyro_orthgp.plots.terms import terms
 from numpyro_orthgp.plots.traces import elbo
 
-__all__ = ["calibration", "elbo", "function", "inducing", "latent_space", "relevance", "residual", "surface"]
+__all__ = ["calibration", "elbo", "function", "inducing", "latent_space", "relevance", "residual", "surface", "terms"]

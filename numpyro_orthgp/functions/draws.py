@@ -1,0 +1,70 @@
+"""Draws of a function at inputs, or at functionals of it: in a run of a model of its one function, elsewhere of q(f).
+
+What a run is, and why its draws go together, is in ``functions/runs.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from numpyro_orthgp.functions.marginals import check_joint_draw
+from numpyro_orthgp.functions.prior import joint_root
+from numpyro_orthgp.functions.runs import DrawInRun, Run
+from numpyro_orthgp.functions.stacking import draw_stacked
+from numpyro_orthgp.inducing.rows import Rows, as_feature, join_rows
+from numpyro_orthgp.math.linalg import join, safe_sqrt
+from numpyro_orthgp.math.products import PRECISION, combine
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["draw_process", "drawn_functions"]
+
+
+def draw_process(f: Any, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    """Draws of f(X), shape ``shape`` + (B,) or (B, P): in a run of a model of its one function, elsewhere of q(f)."""
+    check_joint_draw(len(X), fitting=f.fitting)
+    if f.run is not None:
+        known = f.run.values_at(X)
+        if known is None:
+            return _draw_in_run(f, f.run, X, rng_key, shape)
+        # Where S draws are asked for they are all of the one function.
+        return jnp.broadcast_to(known, (*shape, *known.shape)) if shape else known
+    # NumPyro draws in the default dtype, whatever that of the function.
+    draws = f.joint(X).sample(rng_key, shape).astype(X.dtype)
+    return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
+
+
+def _draw_in_run(f: Any, run: Run, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    """Draws given this run's inducing variables and what it has drawn before, shape ``shape`` + (B,) or (B, P)."""
+    f, drawn, B = f._at_values(), run.drawn, len(X)
+    all_drawn = X if drawn is None else join_rows([drawn.X, X])
+    L = joint_root(f.kernel, f.features, f.blocks, all_drawn)[..., -B:, :]
+    known = [q.loc for q in f._without_shift()] + ([] if drawn is None else [drawn.noise])
+    mean = combine(join(known, -1, event_dim=1), jnp.swapaxes(L[..., :-B], -1, -2))
+    mean = f._per_latent(mean + f._shift_at([as_feature(X)]), event_dim=1)
+    noise = jax.random.normal(rng_key, (*shape, *mean.shape), X.dtype)
+    if f.residual_scale is not None:  # spherical in the residual's whitened coordinates (Titsias 2025, Sec. 3.3)
+        noise = safe_sqrt(f.residual_scale)[..., None] * noise
+    draws = mean + jnp.einsum("...bc,...c->...b", L[..., -B:], noise, precision=PRECISION)
+    draws = draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
+    if not shape:
+        run.note(X, noise, draws)
+    return draws
+
+
+def drawn_functions(joint: Any) -> Iterator[tuple[Any, Rows]]:
+    """What ``Marginals.joint`` draws: each function beneath, and its inputs or functionals."""
+    if not isinstance(joint, Partial | DrawInRun) or joint.func is None:
+        return
+    if joint.func is draw_process:
+        yield joint.args
+    elif joint.func is draw_stacked:
+        (marginals,) = joint.args
+        for m in marginals:
+            yield from drawn_functions(m.joint)
+    else:  # arithmetic on marginals; patches are no function at the inputs themselves
+        yield from drawn_functions(joint.args[0])

@@ -1,0 +1,112 @@
+r"""Derivatives of f: slopes, curvatures, along columns of the inputs or along directions.
+
+The covariances are derivatives of the kernel, :math:`\mathrm{cov}(f(z), \partial_d f(x)) = \partial k(z, x) / \partial x_d` and
+:math:`\mathrm{cov}(\partial_d f(x), \partial_e f(x')) = \partial^2 k(x, x') / \partial x_d \partial x'_e` (Rasmussen and
+Williams 2006, Sec. 9.4), taken by forward differentiation of the kernel itself: all rows in one pass, at about twice the cost of
+values for each order. Kernels are written such that this is right where two inputs coincide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, check_integer, check_same_dtype
+from numpyro_orthgp.inducing.functional import Evaluated, Functional
+from numpyro_orthgp.kernels.smoothness import check_smooth
+from numpyro_orthgp.kernels.summands import Place
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = ["Derivative"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Derivative(Functional):
+    r"""Derivatives of f at inputs: :math:`\partial f / \partial x_d`, or along a direction, or of higher order.
+
+    ``f(Derivative(X, 0))`` are marginals as ``f(X)`` are, so derivatives may be observed, with a likelihood of their own, and
+    asked for::
+
+        numpyro.sample("y", likelihoods.Gaussian(f(X), noise), obs=y)
+        numpyro.sample("slope", likelihoods.Gaussian(f(Derivative(X, 0)), slope_noise), obs=slope)
+        numpyro.sample("up", likelihoods.Bernoulli(f(Derivative(grid, 0)) * 100.0, "probit"), obs=ones)  # monotone
+
+    Their units are those of f per those of the inputs, once for each order. Inducing variables may be values alone, or derivatives
+    too, as one set or a second one: ``gp("f", kernel, concatenate([Z, Derivative(Z, 0)]))``, ``[Z, Derivative(Z, 0)]``.
+
+    >>> import jax, jax.numpy as jnp, numpyro
+    >>> from numpyro_orthgp import Derivative, gp, kernels
+    >>> X = jnp.linspace(0.0, 1.0, 5)[:, None]
+    >>> with numpyro.handlers.seed(rng_seed=0):
+    ...     f = gp("f", kernels.Matern52(0.5), X)
+    >>> slope = jax.vmap(jax.grad(lambda x: f(x[None]).mean[0]))(X)[:, 0]
+    >>> bool(jnp.allclose(f(Derivative(X, 0)).mean, slope, atol=1e-3))
+    True
+
+    :param X: inputs, shape (B, D).
+    :param dim: the input column, or several for a derivative of higher order: ``(0, 0)`` is the second along column 0, and
+        ``(0, 1)`` the mixed one. Negative ones count from the end. May be left out where D = 1.
+    :param direction: instead of ``dim`` a direction v, shape (D,) or (B, D), for :math:`v^\top \nabla f`; of any length.
+    :param places: the summands of the kernel that it is of, which ``f.term(...)`` sets; ``None`` for f as a whole.
+    :raises TypeError: when used, if ``X`` or ``direction`` are not floating, or of another dtype than the inducing variables.
+    :raises ValueError: when used, for wrong shapes; for a column that is not there; where the process has no such derivative
+        (Matern 1/2 none, Matern 3/2 no second, White, images).
+    """
+
+    X: ArrayLike
+    dim: int | tuple[int, ...] | None = field(default=None, metadata={"static": True})
+    direction: ArrayLike | None = None
+    places: tuple[Place, ...] | None = field(default=None, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dim, list):
+            object.__setattr__(self, "dim", tuple(self.dim))
+
+    @property
+    def num(self) -> int:
+        return jnp.shape(self.X)[0]
+
+    @property
+    def dtype(self) -> Any:
+        return jnp.result_type(self.X)
+
+    def checked(self, dim: int | None, dtype: Any) -> Derivative:
+        X = check_same_dtype("X", check_inputs("X", self.X, dim=dim), dtype)
+        D = X.shape[1]
+        if self.direction is not None:
+            if self.dim is not None:
+                raise ValueError("Derivative takes `dim` or `direction`; got both.")
+            direction = check_finite("direction", check_floating("direction", self.direction))
+            if direction.shape not in ((D,), X.shape):
+                raise ValueError(
+                    f"`direction` must have shape (D,) or (B, D) = {X.shape} to match `X`; got {direction.shape}."
+                )
+            return replace(self, X=X, direction=jnp.broadcast_to(direction, X.shape).astype(dtype))
+        if self.dim is None and D > 1:
+            raise ValueError(f"Derivative needs `dim`, the input column, one of 0..{D - 1}; got none.")
+        dims = self.dim if isinstance(self.dim, tuple) else (0 if self.dim is None else self.dim,)
+        dims = tuple(check_integer("dim", d, least=None) for d in dims)
+        if not dims or any(not -D <= d < D for d in dims):
+            raise ValueError(f"`dim` must lie in 0..{D - 1} for inputs with D = {D}; got {self.dim}.")
+        return replace(self, X=X, dim=tuple(sorted(d % D for d in dims)))
+
+    def check(self, kernel: Any) -> None:
+        dims = (None,) if self.direction is not None else self.dim
+        check_smooth(kernel, dims if isinstance(dims, tuple) else (dims,), jnp.shape(self.X)[-1])
+
+    def apply(self, function: Evaluated) -> Array:
+        X = jnp.asarray(self.X)
+        if self.direction is not None:
+            return _along(function, jnp.asarray(self.direction))(X)
+        for dim in self.dim if isinstance(self.dim, tuple) else (self.dim or 0,):
+            function = _along(function, jnp.zeros_like(X).at[..., dim].set(1))
+        return function(X)
+
+
+def _along(function: Evaluated, directions: Array) -> Evaluated:
+    """The derivative of the value of each input along a direction of its own, shape (B, D)."""
+    return lambda X: jax.jvp(function, (X,), (directions,))[1]

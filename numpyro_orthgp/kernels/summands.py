@@ -1,0 +1,121 @@
+"""The summands of a kernel, f = f_1 + f_2 + ...: finding some of them by name, position or kernel, and their sum alone.
+
+A summand is told by its place, the turns to take at each sum on the way to it, as in ``kernels/components.py``. Factors in front
+of a sum and restrictions around it belong to each of its summands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from numpyro_orthgp.kernels.base import Kernel, Named, Restricted, Scaled, Sum
+from numpyro_orthgp.types import KernelLike
+
+__all__ = ["Place", "Summand", "find_summands", "select", "summands"]
+
+Place = tuple[str, ...]
+
+
+class Summand(NamedTuple):
+    """One summand of a kernel.
+
+    :param place: where it is in the sum.
+    :param path: what is around it, outermost first, and last the kernel beneath factors, names and restrictions.
+    """
+
+    place: Place
+    path: tuple[Any, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The names that it goes by, its own last."""
+        return [kernel.name for kernel in self.path if type(kernel) is Named]
+
+    @property
+    def label(self) -> str:
+        """Its own name, or that of its kernel's class."""
+        return self.names[-1] if self.names else type(self.path[-1]).__name__
+
+
+def summands(kernel: KernelLike) -> list[Summand]:
+    """All summands of a kernel, from left to right."""
+    return list(_walk(kernel, (), ()))
+
+
+def _walk(kernel: Any, place: Place, path: tuple[Any, ...]) -> Iterator[Summand]:
+    path = (*path, kernel)
+    if type(kernel) is Sum:
+        yield from _walk(kernel.left, (*place, "left"), path)
+        yield from _walk(kernel.right, (*place, "right"), path)
+    elif type(kernel) in (Scaled, Restricted, Named):
+        yield from _walk(kernel.kernel, place, path)
+    else:
+        yield Summand(place, path)
+
+
+def find_summands(kernel: KernelLike, which: Any) -> tuple[Place, ...]:
+    """The places of the summands that are meant.
+
+    :param which: a name, a position (negative ones count from the end), a kernel that is part of this one, or a sequence of these.
+    :raises TypeError: if it is none of these.
+    :raises ValueError: if there is no such summand, or none is named.
+    """
+    known = summands(kernel)
+    wanted = which if isinstance(which, list | tuple) else [which]
+    found = {s.place for one in wanted for s in _find(known, one)}
+    if not found:
+        raise ValueError(f"`which` must name at least one summand of the kernel; got {which!r}.")
+    return tuple(s.place for s in known if s.place in found)
+
+
+def _find(known: Sequence[Summand], which: Any) -> list[Summand]:
+    listed = ", ".join(f"{i}: {s.label}" for i, s in enumerate(known))
+    if isinstance(which, str):
+        found = [s for s in known if which in s.names]
+        if not found:
+            raise ValueError(
+                f"No summand of the kernel is named {which!r}; its summands are {listed}. Names are given by "
+                f"kernel.named({which!r})."
+            )
+        return found
+    if isinstance(which, Kernel):
+        found = [s for s in known if any(which is part for part in s.path)]
+        if not found:
+            raise ValueError(
+                f"The kernel given is no part of that of the function, whose summands are {listed}. What comes out of "
+                "posterior(...) or jit has a kernel of its own: take a name, f.term('trend'), or a position, f.term(0)."
+            )
+        return found
+    if isinstance(which, bool) or not hasattr(which, "__index__"):
+        raise TypeError(f"A summand is told by its name, its position or its kernel; got {which!r}.")
+    if not -len(known) <= which.__index__() < len(known):
+        raise ValueError(f"The kernel has {len(known)} summands, {listed}; got the position {which}.")
+    return [known[which.__index__()]]
+
+
+def select(kernel: KernelLike, places: Sequence[Place] | None) -> Any:
+    """The sum of some summands alone, with all factors and restrictions; ``None`` where none is wanted.
+
+    :param places: of the summands; ``None`` for the kernel as it is.
+    """
+    return kernel if places is None else _select(kernel, set(places), ())
+
+
+def _select(kernel: Any, places: set[Place], place: Place) -> Any:
+    if type(kernel) is Sum:
+        left = _select(kernel.left, places, (*place, "left"))
+        right = _select(kernel.right, places, (*place, "right"))
+        return right if left is None else left if right is None else Sum(left, right)
+    if type(kernel) in (Scaled, Restricted, Named):
+        inner = _select(kernel.kernel, places, place)
+        if inner is None or inner is kernel.kernel:
+            return None if inner is None else kernel
+        return _around(kernel, inner)
+    return kernel if place in places else None
+
+
+def _around(kernel: Any, inner: Any) -> Any:
+    if type(kernel) is Scaled:
+        return Scaled(inner, kernel.variance)
+    return Restricted(inner, kernel.dims) if type(kernel) is Restricted else Named(inner, kernel.name)
