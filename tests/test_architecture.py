@@ -147,6 +147,7 @@ def test_public_names():
         "infer_latents", "init", "kernels", "latent_inputs",
         "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
         "centred", "check", "concatenate", "khat", "patchwise_mean", "posterior", "stack", "to_arviz", "variance_shares",
+        "with_neighbors",
         # submodules, visible because they are imported
         "closures", "collapsed", "diagnostics", "errors", "functions", "gaussians", "guides", "inducing", "math", "plots",
         "primitives", "training", "types",

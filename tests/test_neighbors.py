@@ -201,7 +201,7 @@ def test_refusals(change, error, message):
 def test_functionals_have_no_neighbours():
     f, _ = one_of()
     g = with_neighbors(f, X, Y, NOISE)
-    with pytest.raises(TypeError, match="got Derivative.* by f itself"):
+    with pytest.raises(TypeError, match=r"got Derivative.* by f itself"):
         g(ogp.Derivative(jnp.asarray(NEW), 0))
     with pytest.raises(TypeError, match="got Derivative"):
         with_neighbors(f, ogp.Derivative(jnp.asarray(X), 0), Y, NOISE)
