@@ -143,7 +143,8 @@ def test_public_names():
     assert sorted(n for n in vars(numpyro_orthgp) if not n.startswith("_")) == sorted([
         "AutoSparseGP", "CollapsedGP", "DeepGP", "EarlyStopping", "FourierFeatures", "GPFunction", "GaussHermite",
         "InducingPatches", "InducingPoints", "InferredLatents", "LatentInputs", "Likelihood", "Marginals", "MeanOnly",
-        "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "fit", "gp", "gp_posterior", "infer_latents", "init", "kernels",
+        "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "fit", "fit_lbfgs", "gp", "gp_posterior", "infer_latents", "init",
+        "kernels",
         "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
         "check", "khat", "patchwise_mean", "posterior", "stack", "to_arviz",
         # submodules, visible because they are imported
@@ -183,6 +184,7 @@ def test_public_names():
             "SphericalHarmonics",
             "InducingPatches",
             "fit",
+            "fit_lbfgs",
             "EarlyStopping",
             "to_arviz",
             "khat",

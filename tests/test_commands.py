@@ -24,6 +24,7 @@ SHORT = {
     "deep": "--quick --seeds 1 --steps 2",
     "families": "--rows 200 --num-inducing 12 --steps 20",
     "equal_time": "--num-inducing 8 --steps 4 --seeds 0",
+    "lbfgs": "--num-inducing 8 --steps 4 --max-rows 60 --sets airfoil",
     "medium_regression": "--num-data 60 --num-inducing 6 --steps 2 --sets bike",
     "natural_gradients": "--num-data 100 --num-inducing 8 --batch-size 20 --steps 4 --natural-steps 4",
     "oil_flow": "--dims 2 --num-inducing 6 --steps 40 --batch 20",
