@@ -25,6 +25,7 @@ The rooms of the package, in reading order; each imports only from those before 
     init                      starting points
     diagnostics               ``check``, ``khat``, ``to_arviz``
     plots                     pictures
+    tabular                   ``regression``: from a table to predictions in one call
 """
 
 from numpyro_orthgp import init as init
@@ -62,6 +63,7 @@ from numpyro_orthgp.online.latents import infer_latents as infer_latents
 from numpyro_orthgp.primitives import gp as gp
 from numpyro_orthgp.primitives import latent_inputs as latent_inputs
 from numpyro_orthgp.primitives import orthogonal as orthogonal
+from numpyro_orthgp.tabular import regression as regression
 from numpyro_orthgp.training import EarlyStopping as EarlyStopping
 from numpyro_orthgp.training import fit as fit
 from numpyro_orthgp.training import fit_lbfgs as fit_lbfgs

@@ -23,7 +23,7 @@ PACKAGE = Path(numpyro_orthgp.__file__).parent
 # From top to bottom: a room imports only from rooms above it (and from itself, if it is a folder).
 ROOMS = [
     "types", "closures", "errors", "math", "kernels", "inducing", "gaussians", "functions", "likelihoods", "collapsed",
-    "primitives", "guides", "online", "training", "init", "diagnostics", "plots", "__init__",
+    "primitives", "guides", "online", "training", "init", "diagnostics", "plots", "tabular", "__init__",
 ]  # fmt: skip
 
 # What arrays-in-arrays-out rooms must not know.
@@ -146,10 +146,10 @@ def test_public_names():
         "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "fit", "fit_lbfgs", "gp", "gp_posterior", "infer_latents", "init",
         "kernels",
         "latent_inputs", "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
-        "check", "khat", "patchwise_mean", "posterior", "stack", "to_arviz",
+        "check", "khat", "patchwise_mean", "posterior", "regression", "stack", "to_arviz",
         # submodules, visible because they are imported
         "closures", "collapsed", "diagnostics", "errors", "functions", "gaussians", "guides", "inducing", "math", "plots",
-        "primitives", "training", "types",
+        "primitives", "tabular", "training", "types",
     ])  # fmt: skip
     assert {
         "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace",
