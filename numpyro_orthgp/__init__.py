@@ -26,6 +26,7 @@ The rooms of the package, in reading order; each imports only from those before 
     diagnostics               ``check``, ``khat``, ``to_arviz``
     plots                     pictures
     tabular                   ``regression``: from a table to predictions in one call
+    sklearn                   its estimator, for those who have scikit-learn
 """
 
 from numpyro_orthgp import init as init

@@ -23,7 +23,7 @@ PACKAGE = Path(numpyro_orthgp.__file__).parent
 # From top to bottom: a room imports only from rooms above it (and from itself, if it is a folder).
 ROOMS = [
     "types", "closures", "errors", "math", "kernels", "inducing", "gaussians", "functions", "likelihoods", "collapsed",
-    "primitives", "guides", "online", "training", "init", "diagnostics", "plots", "tabular", "__init__",
+    "primitives", "guides", "online", "training", "init", "diagnostics", "plots", "tabular", "sklearn", "__init__",
 ]  # fmt: skip
 
 # What arrays-in-arrays-out rooms must not know.

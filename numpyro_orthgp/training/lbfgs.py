@@ -79,7 +79,8 @@ def fit_lbfgs(
     >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
     >>> def model(X, y):
     ...     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
-    ...     numpyro.sample("y", ogp.CollapsedGP(ogp.kernels.RBF(lengthscale), X, X[::5], 0.1), obs=y)
+    ...     kernel = ogp.kernels.RBF(lengthscale)
+    ...     numpyro.sample("y", ogp.CollapsedGP(kernel, X, X[::5], 0.1), obs=y)
     >>> svi = SVI(model, AutoDelta(model), optax.adam(0.01), Trace_ELBO())
     >>> result = ogp.fit_lbfgs(svi, PRNGKey(0), (X, jnp.sin(6 * X[:, 0])))
     >>> result.status, round(float(result.params["lengthscale_auto_loc"]), 1)
