@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from numpyro_orthgp.tabular import regression
+from numpyro_orthgp.tabular.rows import LEAST_ROWS
 
 __all__ = ["GPRegressor"]
 
@@ -48,7 +49,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         :raises ValueError: as :func:`numpyro_orthgp.regression`.
         """
         if not hasattr(X, "columns"):
-            X, y = validate_data(self, X, y, ensure_all_finite="allow-nan", y_numeric=True)
+            checks: dict[str, Any] = {"ensure_all_finite": "allow-nan", "ensure_min_samples": LEAST_ROWS}
+            X, y = validate_data(self, X, y, y_numeric=True, **checks)
         else:
             validate_data(self, X, y, skip_check_array=True)
         options: dict[str, Any] = {

@@ -66,7 +66,6 @@ def test_tables(data):
 
 @pytest.mark.slow
 def test_check_estimator():
-    """All of scikit-learn's checks. Few rows are refused in words of our own, which one of them knows no other way to see."""
     results = check_estimator(GPRegressor(M=5, num_steps=3), on_fail=None)
     failed = {r["check_name"] for r in results if r["status"] == "failed"}
     assert failed == set(), failed

@@ -17,7 +17,7 @@ from numpyro_orthgp.tabular.importance import importance_of
 from numpyro_orthgp.tabular.models import regression_model
 from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_numbers, order_of
-from numpyro_orthgp.tabular.search import Found, function_of, moments, search
+from numpyro_orthgp.tabular.search import Found, function_of, moments, new_guide, search
 
 __all__ = ["RegressionFit", "regression"]
 
@@ -113,8 +113,8 @@ class RegressionFit:
 
     @property
     def guide(self) -> Any:
-        """``AutoDelta`` of the hyperparameters."""
-        return self.found.guide
+        """``AutoDelta`` of the hyperparameters, a new one each time."""
+        return new_guide()
 
     @property
     def params(self) -> dict[str, Any]:

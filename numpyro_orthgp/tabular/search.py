@@ -69,7 +69,6 @@ class Found:
     """
     :param values: of the hyperparameters.
     :param Z: inducing points for all rows.
-    :param guide: for the model.
     :param params: of the guide.
     :param stages: the searches.
     :param baseline: mean log density of held-out rows under a normal distribution that knows no inputs.
@@ -78,7 +77,6 @@ class Found:
 
     values: Values
     Z: np.ndarray
-    guide: Any
     params: dict[str, Any]
     stages: list[Stage] = field(default_factory=list)
     baseline: float = np.nan
@@ -131,6 +129,11 @@ def log_densities(values: Values, f: GPFunction, X: np.ndarray, y: np.ndarray) -
     return -0.5 * (np.log(2 * np.pi * variance) + (y - mean) ** 2 / variance)
 
 
+def new_guide() -> AutoDelta:
+    """Posterior modes. Its model hides y: it would evaluate the bound, operation by operation, when it is started."""
+    return AutoDelta(numpyro.handlers.block(regression_model, hide=["y"]))
+
+
 def as_params(values: Values) -> dict[str, Any]:
     """Parameters of ``AutoDelta``."""
     return {f"{name}_auto_loc": jnp.asarray(value) for name, value in values.items()}
@@ -151,9 +154,7 @@ class _Searches:
     budget: Budget
 
     def __post_init__(self) -> None:
-        # The guide is of a model that hides y: AutoDelta would evaluate the bound, operation by operation, when it is started.
-        self.guide = AutoDelta(numpyro.handlers.block(regression_model, hide=["y"]))
-        self.svi = SVI(regression_model, self.guide, optax.adam(0.01), Trace_ELBO())
+        self.svi = SVI(regression_model, new_guide(), optax.adam(0.01), Trace_ELBO())
 
     def stage(self, num_rows: int, num_points: int, name: str, values: Values) -> tuple[Stage, Values]:
         begin = self.budget.spent
@@ -221,7 +222,7 @@ def finish(X: Any, y: Any, searches: _Searches, values: Values, stages: list[Sta
         values = values | {"scale": np.array(1e-3), "slope": np.array(1e-3), "noise": np.array(1.0)}
     Z = np.asarray(greedy_variance(kernel_of(values), jnp.asarray(X), num_points))
     params = {name: np.asarray(value) for name, value in as_params(values).items()}
-    return Found(values, Z, searches.guide, params, stages, baseline, is_mean)
+    return Found(values, Z, params, stages, baseline, is_mean)
 
 
 def calibrate(searches: _Searches, values: Values, num_points: int) -> tuple[Values, float]:
