@@ -31,7 +31,9 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     >>> mean.round(0), std.shape
     (array([105.,  95.]), (2,))
 
-    :param time, M, num_steps: as for :func:`numpyro_orthgp.regression`.
+    :param time: seconds, as for :func:`numpyro_orthgp.regression`.
+    :param M: number of inducing points, likewise.
+    :param num_steps: the most steps of each search, likewise.
     :param random_state: an integer, for which rows are held out.
     """
 

@@ -87,7 +87,7 @@ def regression(
 
 @dataclass(frozen=True, repr=False)
 class RegressionFit:
-    """What :func:`regression` returns; ``print`` shows what was done.
+    """What :func:`numpyro_orthgp.regression` returns; ``print`` shows what was done.
 
     :param columns: what becomes of the table's columns.
     :param loc, scale: mean and standard deviation of y.

@@ -198,7 +198,7 @@ def search(X: np.ndarray, y: np.ndarray, num_held: int, budget: Budget) -> Found
         num_points = min(2 * last.num_points, len(searches.y))
         rows = searches.rows_for(num_points)
         growth = max(1.0, rows * num_points**2 / (last.num_rows * last.num_points**2))
-        if not budget.allows(min(0.5 * growth, 2.0) * last.seconds):
+        if not budget.allows(min(0.25 * growth, 1.0) * last.seconds):
             break
         stage, new = searches.stage(rows, num_points, "the search before", values)
         stages.append(stage)
