@@ -26,7 +26,7 @@ QUICK := architecture public_api equations errors clear_words products moments m
 	golden_likelihoods kernels_golden natural_safety
 
 .DEFAULT_GOAL := help
-EXAMPLES := regression classification gplvm counts survey survival digits multitask deep deep_kernel convolutional spectral streaming nuts thompson \
+EXAMPLES := one_call regression classification gplvm counts survey survival digits multitask deep deep_kernel convolutional spectral streaming nuts thompson \
 	large spatial neighbors seasons
 
 .PHONY: help demo snelson $(EXAMPLES) examples gallery test quick fuzz slow lint typecheck docs site doctest pages check package clean

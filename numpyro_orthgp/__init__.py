@@ -21,10 +21,12 @@ The rooms of the package, in reading order; each imports only from those before 
     primitives                ``gp``, ``latent_inputs``, ``orthogonal``: what a model says
     guides                    ``AutoSparseGP``, ``gp_posterior``, ``posterior``: what a guide says
     online                    a fit that grows: new data, new inducing points, latent inputs of new rows
-    training                  ``fit``: minibatches, checkpoints, devices
+    training                  ``fit``: minibatches, checkpoints, devices; ``fit_lbfgs``
     init                      starting points
     diagnostics               ``check``, ``khat``, ``to_arviz``
     plots                     pictures
+    tabular                   ``regression``: from a table to predictions in one call
+    sklearn                   its estimator, for those who have scikit-learn
 """
 
 from numpyro_orthgp import init as init
@@ -69,7 +71,9 @@ from numpyro_orthgp.online.latents import infer_latents as infer_latents
 from numpyro_orthgp.primitives import gp as gp
 from numpyro_orthgp.primitives import latent_inputs as latent_inputs
 from numpyro_orthgp.primitives import orthogonal as orthogonal
+from numpyro_orthgp.tabular import regression as regression
 from numpyro_orthgp.training import EarlyStopping as EarlyStopping
 from numpyro_orthgp.training import fit as fit
+from numpyro_orthgp.training import fit_lbfgs as fit_lbfgs
 
 __version__ = "0.1.0"

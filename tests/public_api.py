@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpyro_orthgp
-from numpyro_orthgp import diagnostics, init, kernels, likelihoods, online, plots, training
+from numpyro_orthgp import diagnostics, init, kernels, likelihoods, online, plots, tabular, training
 from numpyro_orthgp.functions import paths
 
-MODULES = (numpyro_orthgp, kernels, likelihoods, init, online, plots, diagnostics, training, paths)
+MODULES = (numpyro_orthgp, kernels, likelihoods, init, online, plots, diagnostics, training, tabular, paths)
 
 
 def lines() -> Iterator[str]:

@@ -23,7 +23,7 @@ PACKAGE = Path(numpyro_orthgp.__file__).parent
 # From top to bottom: a room imports only from rooms above it (and from itself, if it is a folder).
 ROOMS = [
     "types", "closures", "errors", "math", "kernels", "inducing", "gaussians", "functions", "likelihoods", "collapsed",
-    "primitives", "guides", "online", "training", "init", "diagnostics", "plots", "__init__",
+    "primitives", "guides", "online", "training", "init", "diagnostics", "plots", "tabular", "sklearn", "__init__",
 ]  # fmt: skip
 
 # What arrays-in-arrays-out rooms must not know.
@@ -143,14 +143,14 @@ def test_public_names():
     assert sorted(n for n in vars(numpyro_orthgp) if not n.startswith("_")) == sorted([
         "AutoSparseGP", "Average", "CollapsedGP", "DeepGP", "Derivative", "EarlyStopping", "FourierFeatures", "GPFunction",
         "GaussHermite", "InducingPatches", "InducingPoints", "InferredLatents", "Integral", "LatentInputs", "Likelihood",
-        "Marginals", "MeanOnly", "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "fit", "gp", "gp_posterior",
+        "Marginals", "MeanOnly", "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "fit", "fit_lbfgs", "gp", "gp_posterior",
         "infer_latents", "init", "kernels", "latent_inputs",
         "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
-        "centred", "check", "concatenate", "khat", "patchwise_mean", "posterior", "stack", "to_arviz", "variance_shares",
-        "with_neighbors",
+        "centred", "check", "concatenate", "khat", "patchwise_mean", "posterior", "regression", "stack",
+        "to_arviz", "variance_shares", "with_neighbors",
         # submodules, visible because they are imported
         "closures", "collapsed", "diagnostics", "errors", "functions", "gaussians", "guides", "inducing", "math", "plots",
-        "primitives", "training", "types",
+        "primitives", "tabular", "training", "types",
     ])  # fmt: skip
     assert {
         "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace",
@@ -191,6 +191,7 @@ def test_public_names():
             "concatenate",
             "variance_shares",
             "fit",
+            "fit_lbfgs",
             "EarlyStopping",
             "to_arviz",
             "khat",

@@ -105,6 +105,7 @@ EXAMPLES = {
         "     8  titsias2025",
         "   all  exact GP",
     ],
+    "one_call": ["one call", "trees", "linear regression", "mean"],
     "gplvm": ["GP-LVM", "nearest picture", "mean picture"],
     "counts": ["Poisson, exp", "Poisson, softplus", "NegativeBinomial", "ZeroInflated Poisson", "Poisson, no exposure"],
     "survey": ["Ordinal, probit", "Ordinal, logit", "Gaussian", "Categorical"],

@@ -1,13 +1,15 @@
-"""The training loop :func:`fit`, for any NumPyro ``SVI``: it knows nothing of Gaussian processes.
+"""Training of any NumPyro ``SVI``, by the loop :func:`fit` or by :func:`fit_lbfgs`: it knows nothing of Gaussian processes.
 
 ``batches`` says which rows a step sees, ``devices`` where they are put, ``steps`` makes many steps one program, ``kept`` keeps it,
 ``plan`` says how many of them are taken at once, ``stopping`` what was best so far, ``checkpoint`` what a run needs to go on after
-a crash; ``run`` puts these together and ``loop`` checks what the user handed in.
+a crash; ``run`` puts these together and ``loop`` checks what the user handed in. ``objective`` is the loss of all the data as a
+function of one vector, and ``lbfgs`` finds its least value.
 """
 
+from numpyro_orthgp.training.lbfgs import fit_lbfgs as fit_lbfgs
 from numpyro_orthgp.training.loop import fit as fit
 from numpyro_orthgp.training.result import FitResult as FitResult
 from numpyro_orthgp.training.result import Progress as Progress
 from numpyro_orthgp.training.stopping import EarlyStopping as EarlyStopping
 
-__all__ = ["EarlyStopping", "FitResult", "Progress", "fit"]
+__all__ = ["EarlyStopping", "FitResult", "Progress", "fit", "fit_lbfgs"]

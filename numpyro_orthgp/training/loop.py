@@ -25,7 +25,7 @@ from numpyro_orthgp.training.start import initial_state
 from numpyro_orthgp.training.steps import compile_steps, strongly_typed, update_of
 from numpyro_orthgp.training.stopping import EarlyStopping, default_window
 
-__all__ = ["fit"]
+__all__ = ["check_types", "fit", "seed_of", "start_of"]
 
 
 def fit(
@@ -136,7 +136,7 @@ def fit(
         written, or is of another run: other data, program, ``batch_size``, key, parameters or windows.
     :raises FloatingPointError: if the very first loss is not finite.
     """
-    _check_types(svi, early_stopping, callback, init_params, init_state, resume)
+    check_types(svi, early_stopping, callback, init_params, init_state, resume)
     batches = Batches(data, batch_size, seed_of(rng_key), group_size)
     _warn_of_groups(svi, batches)
     warn_of_coarse(batches.names, batches.arrays, batches.dtypes)
@@ -146,7 +146,7 @@ def fit(
     devices.check_shares(batches.batch_size, batches.is_full)
     window = early_stopping.every if early_stopping is not None else None
     window = window or default_window(batches.num_rows, batches.batch_size)
-    state = _start(svi, rng_key, batches, init_params, init_state, kwargs)
+    state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
     keeper = None
     if checkpoint is not None:
         score = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
@@ -194,7 +194,7 @@ def seed_of(rng_key: Any) -> tuple[int, ...]:
         raise TypeError(f"`rng_key` must be a key, such as jax.random.PRNGKey(0); got {rng_key!r}.") from error
 
 
-def _check_types(svi: Any, early_stopping: Any, callback: Any, init_params: Any, init_state: Any, resume: Any) -> None:
+def check_types(svi: Any, early_stopping: Any, callback: Any, init_params: Any, init_state: Any, resume: Any) -> None:
     for method in ("init", "update", "get_params"):
         if not callable(getattr(svi, method, None)):
             raise TypeError(f"`svi` must be a numpyro.infer.SVI; got {type(svi).__name__}, which has no `{method}`.")
@@ -232,7 +232,7 @@ def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches) 
     return -(-check_integer("num_epochs", num_epochs) * batches.num_rows // batches.batch_size)
 
 
-def _start(
+def start_of(
     svi: Any, rng_key: Any, batches: Batches, init_params: dict[str, Any] | None, state: Any, kwargs: dict[str, Any]
 ) -> Any:
     """The state to start from. Guides look at the model while they are initialised, even if the state is given."""

@@ -10,19 +10,22 @@ import numpy as np
 
 __all__ = ["FitResult", "Progress", "Status"]
 
-Status = Literal["finished", "stopped early", "interrupted", "diverged"]
+Status = Literal["finished", "stopped early", "interrupted", "diverged", "converged", "stalled"]
 
 
 class FitResult(NamedTuple):
-    """What :func:`~numpyro_orthgp.fit` returns; the first three as in NumPyro's ``SVIRunResult``.
+    """What :func:`~numpyro_orthgp.fit` and :func:`~numpyro_orthgp.fit_lbfgs` return; the first three as in
+    NumPyro's ``SVIRunResult``.
 
     :param params: constrained parameters, by name.
     :param state: the ``SVIState`` that they are read from; ``init_state=`` of another fit goes on from it.
     :param losses: the losses of all steps that were taken, NumPy, shape (number of steps,); for "diverged" those that were
         finite.
     :param status: "finished" (``params`` are those after the last step), "stopped early" or "interrupted" (those of the best window
-        so far, see :class:`~numpyro_orthgp.EarlyStopping`), "diverged" (the last whose loss was finite).
+        so far, see :class:`~numpyro_orthgp.EarlyStopping`), "diverged" (the last whose loss was finite). Of
+        :func:`~numpyro_orthgp.fit_lbfgs` also "converged" and "stalled"; ``params`` are those of the lowest loss.
     :param num_steps: the number of steps after which ``params`` were reached.
+    :param message: of :func:`~numpyro_orthgp.fit_lbfgs`: why it ended, in words.
     """
 
     params: dict[str, Any]
@@ -30,6 +33,7 @@ class FitResult(NamedTuple):
     losses: np.ndarray
     status: Status
     num_steps: int
+    message: str = ""
 
 
 @dataclass(frozen=True)

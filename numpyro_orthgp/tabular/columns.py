@@ -1,0 +1,249 @@
+"""From the columns of a table to standardized numbers, by rules that are said in words and kept for new rows.
+
+* A column of numbers (truth values too) is centred and divided by its standard deviation. Entries that are missing become its
+  median, and where any are missing in training a column of zeros and ones tells which.
+* A column of text or categories becomes a column of zeros and ones for each of its most frequent levels, -1 and 1 in fact, so that
+  two levels are about as far apart as two typical numbers. All other levels, those that are missing and those never seen in
+  training have zeros only. Two levels, of which none is missing, need one such column.
+* What is constant in training, or the same as a column before it, is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Column", "Columns", "Table", "read_table"]
+
+MOST_LEVELS = 20  # of a category, that have a column of their own
+
+
+@dataclass(frozen=True)
+class Table:
+    """
+    :param names: of the columns.
+    :param values: of each column, float64 with NaN where it is missing, or objects with None there.
+    :param index: labels of the rows, or None.
+    :param like: the class that it came as, which a table of predictions is made by; None for an array.
+    """
+
+    names: tuple[str, ...]
+    values: tuple[np.ndarray, ...]
+    index: Any = None
+    like: Any = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.values[0])
+
+    def rows(self, which: np.ndarray) -> Table:
+        """Some of the rows, without their labels."""
+        return Table(self.names, tuple(values[which] for values in self.values), like=self.like)
+
+
+def read_table(X: Any) -> Table:
+    """Columns of a pandas or polars table, or of an array of shape (N,) or (N, D).
+
+    :raises TypeError: for what is neither, and for columns of dates or of objects that are not text.
+    :raises ValueError: for a table without rows or columns, two columns of one name, and infinite numbers.
+    """
+    if hasattr(X, "columns") and hasattr(X, "shape"):
+        names = [str(name) for name in X.columns]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"`X` has more than one column of the name {twice[0]!r}: give each a name of its own.")
+        values = tuple(_column(name, X[key]) for name, key in zip(names, X.columns, strict=True))
+        table = Table(tuple(names), values, getattr(X, "index", None), type(X))
+    else:
+        array = np.asarray(X)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(
+                f"`X` must be numbers, or a pandas or polars table; got {type(X).__name__} of {array.dtype}. An array has one "
+                "kind of column: for text and categories pass a table, pandas.DataFrame(X), whose columns have dtypes of their own."
+            )
+        if array.ndim not in (1, 2):
+            raise ValueError(f"`X` must have shape (N, D), one row per case; got {array.shape}.")
+        array = array.astype(float)[:, None] if array.ndim == 1 else array.astype(float)
+        table = Table(tuple(f"x{d}" for d in range(array.shape[1])), tuple(array.T))
+    if not table.names or not table.num_rows:
+        raise ValueError("`X` must have at least one row and one column.")
+    for name, column in zip(table.names, table.values, strict=True):
+        if column.dtype.kind == "f" and np.isinf(column).any():
+            raise ValueError(f"Column {name!r} of `X` has infinite entries. Make them missing (NaN), or finite.")
+    return table
+
+
+def _column(name: str, column: Any) -> np.ndarray:
+    """Numbers as float64, categories as objects."""
+    dtype = str(column.dtype)
+    if dtype.lower().startswith(("datetime", "timedelta", "date", "duration", "time", "period")):
+        raise TypeError(
+            f"Column {name!r} of `X` holds dates ({dtype}). Say what about them matters, as numbers: days since a start, hour of "
+            "the day, month."
+        )
+    if dtype.lower().startswith(("int", "uint", "float", "bool", "decimal")):
+        values = column.to_numpy()
+        return values.astype(float) if values.dtype.kind in "biuf" else np.array([_number(v) for v in values])
+    values = np.array([None if _missing(v) else v for v in column.to_numpy()], object)
+    if all(v is None or isinstance(v, bool | int | float | np.number | np.bool_) for v in values) and dtype == "object":
+        return np.array([_number(v) for v in values])
+    strange = [v for v in values if not (v is None or isinstance(v, str | bool | int | float | np.generic))]
+    if strange:
+        raise TypeError(
+            f"Column {name!r} of `X` holds {type(strange[0]).__name__}; columns are numbers, text or categories."
+        )
+    return np.array([None if v is None else str(v) for v in values], object)
+
+
+def _missing(value: Any) -> bool:
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
+
+
+def _number(value: Any) -> float:
+    return np.nan if type(value).__name__ == "NAType" or value is None else float(value)
+
+
+@dataclass(frozen=True)
+class Column:
+    """What becomes of one column.
+
+    :param name: of the column.
+    :param levels: with a column of their own; None for numbers.
+    :param median: of a column of numbers, what stands where they are missing.
+    :param mean, scale: what numbers are centred and divided by.
+    :param tells_missing: whether a column tells which are missing.
+    """
+
+    name: str
+    levels: tuple[str, ...] | None = None
+    median: float = 0.0
+    mean: float = 0.0
+    scale: float = 1.0
+    tells_missing: bool = False
+
+    @classmethod
+    def learn(cls, name: str, values: np.ndarray) -> Column:
+        if values.dtype == object:
+            known = [v for v in values if v is not None]
+            levels, counts = np.unique(np.asarray(known, str), return_counts=True)
+            levels = levels[np.argsort(-counts, kind="stable")]
+            most = (
+                1 if len(levels) == 2 and len(known) == len(values) else MOST_LEVELS
+            )  # one column tells two levels apart
+            return cls(name, tuple(str(v) for v in levels[:most]))
+        known = values[np.isfinite(values)]
+        if not len(known):
+            return cls(name)
+        median = float(np.median(known))
+        filled = np.where(np.isfinite(values), values, median)
+        spread = float(filled.std())
+        # What rounding makes of equal numbers is no spread.
+        spread = spread if spread > np.finfo(float).eps * 8 * abs(median) else 0.0
+        return cls(name, None, median, float(filled.mean()), spread or 1.0, len(known) < len(values))
+
+    def encode(self, values: np.ndarray) -> list[np.ndarray]:
+        """Columns of numbers, about standardized, shape (N,) each."""
+        if self.levels is not None:
+            if values.dtype != object:
+                values = np.array([None if v != v else str(v) for v in values], object)
+            return [2 * np.array([v == level for v in values], float) - 1 for level in self.levels]
+        if values.dtype == object:
+            raise TypeError(f"Column {self.name!r} was numbers in training, and holds text or categories now.")
+        missing = ~np.isfinite(values)
+        numbers = (np.where(missing, self.median, values) - self.mean) / self.scale
+        return [numbers, 2.0 * missing - 1] if self.tells_missing else [numbers]
+
+    def names(self) -> list[str]:
+        if self.levels is not None:
+            return [f"{self.name}={level}" for level in self.levels]
+        return [self.name, f"{self.name} is missing"] if self.tells_missing else [self.name]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What becomes of a table.
+
+    :param columns: one for each of the table's.
+    :param kept: which of the encoded columns are used: not constant in training, and no copy of one before.
+    """
+
+    columns: tuple[Column, ...]
+    kept: tuple[int, ...]
+
+    @classmethod
+    def learn(cls, table: Table) -> Columns:
+        """
+        :raises ValueError: if every column is constant.
+        """
+        columns = tuple(Column.learn(*pair) for pair in zip(table.names, table.values, strict=True))
+        encoded = cls(columns, ())._all(table)
+        kept: list[int] = []
+        seen: set[bytes] = set()
+        for i, x in enumerate(encoded):
+            rounded = np.round(x, 9).tobytes()
+            if np.ptp(x) > 0 and rounded not in seen and np.round(-x, 9).tobytes() not in seen:
+                kept.append(i)
+                seen.add(rounded)
+        if not kept:
+            raise ValueError("All columns of `X` are constant, so nothing can be learned from them.")
+        return cls(columns, tuple(kept))
+
+    def encode(self, table: Table) -> np.ndarray:
+        """Standardized numbers, shape (N, D).
+
+        :raises ValueError: if the table has other columns than in training.
+        """
+        known = [column.name for column in self.columns]
+        if len(table.names) != len(known):
+            raise ValueError(
+                f"`X` must have the {len(known)} columns of training, {_some(known)}; got {_some(table.names)}."
+            )
+        order = range(len(known))
+        if table.like is not None:
+            lacking = [name for name in known if name not in table.names]
+            if lacking:
+                raise ValueError(
+                    f"`X` lacks {_some(lacking)}, of the columns of training; it has {_some(table.names)}."
+                )
+            order = [table.names.index(name) for name in known]  # type: ignore[assignment]
+        ordered = Table(tuple(known), tuple(table.values[i] for i in order))
+        encoded = self._all(ordered)
+        return np.stack([encoded[i] for i in self.kept], -1)
+
+    def _all(self, table: Table) -> list[np.ndarray]:
+        return [x for column, values in zip(self.columns, table.values, strict=True) for x in column.encode(values)]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the encoded columns."""
+        names = [name for column in self.columns for name in column.names()]
+        return [names[i] for i in self.kept]
+
+    @property
+    def sources(self) -> np.ndarray:
+        """For each encoded column which of the table's it comes from, shape (D,)."""
+        sources = [i for i, column in enumerate(self.columns) for _ in column.names()]
+        return np.asarray(sources)[list(self.kept)]
+
+    def words(self) -> list[str]:
+        """What was done beyond standardizing, a line for each kind."""
+        used = set(self.sources.tolist())
+        left = [column.name for i, column in enumerate(self.columns) if i not in used]
+        missing = [column.name for column in self.columns if column.tells_missing]
+        coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if c.levels is not None]
+        found = [
+            ("constant or copies, left out", left),
+            ("missing entries are medians, with a column that tells which", missing),
+            ("categories, columns of -1 and 1 (levels)", coded),
+        ]
+        return [f"{what}: {_some(names, 6)}" for what, names in found if names]
+
+
+def _some(names: Any, most: int = 12) -> str:
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more

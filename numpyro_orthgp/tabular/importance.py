@@ -1,0 +1,36 @@
+"""How much of what is predicted goes through each column of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from numpyro_orthgp.tabular.columns import Columns
+
+__all__ = ["importance_of"]
+
+MOST_ROWS = 1000
+
+
+def importance_of(mean: Callable[[np.ndarray], np.ndarray], X: np.ndarray, columns: Columns) -> dict[str, float]:
+    r"""Total Sobol indices by exchange, the largest first.
+
+    .. math:: T_d = \frac{E[(m(x) - m(x \text{ with column } d \text{ of } x'))^2]}{2 \mathrm{Var}\, m(x)}
+
+    with x and x' two rows of the data (Jansen 1999). The columns that one column of the table has become are exchanged together.
+
+    :param mean: from standardized columns (N, D) to (N,), or (N, P) for several functions, which are averaged by variance.
+    """
+    X = X[:MOST_ROWS]
+    other = np.roll(X, 1, axis=0)  # rows are in random order
+    before = mean(X)
+    variance = float(np.sum(before.var(axis=0)))
+    found = dict.fromkeys((column.name for column in columns.columns), 0.0)
+    for source in np.unique(columns.sources):
+        here = columns.sources == source
+        moved = mean(np.where(here, other, X)) - before
+        found[columns.columns[source].name] = (
+            float(np.sum((moved**2).mean(axis=0)) / (2 * variance)) if variance > 0 else 0.0
+        )
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))

@@ -1,0 +1,91 @@
+"""The loss of an ``SVI`` on all the data as a function of one vector, for optimizers that evaluate it where they like.
+
+It is the loss that ``svi.update`` steps along, of the same unconstrained parameters, so what is found there is a state of the
+``SVI``. A loss that is an estimate by draws is another function at each call, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from numpyro_orthgp.training.batches import Batch, Batches, as_arguments
+from numpyro_orthgp.training.devices import Devices
+from numpyro_orthgp.training.kept import compiled, traced
+from numpyro_orthgp.training.plates import PlatesOfBatch
+
+__all__ = ["Objective", "objective_of"]
+
+ROUNDINGS = 100  # by which two evaluations of the same function may differ, on devices that add up in any order
+
+
+class Objective(NamedTuple):
+    """
+    :param start: where it starts, a vector.
+    :param value_and_grad: from a vector to the loss and its gradient; one compiled program.
+    :param state_at: from a vector to an ``SVIState``.
+    """
+
+    start: np.ndarray
+    value_and_grad: Callable[[Any], tuple[Any, Any]]
+    state_at: Callable[[Any], Any]
+
+
+def objective_of(svi: Any, state: Any, batches: Batches, stands_for: int, kwargs: dict[str, Any]) -> Objective:
+    """The loss at all rows.
+
+    :param state: where to start, of ``svi.init``.
+    :param stands_for: number of observations that the rows stand for.
+    :param kwargs: further keyword arguments of model and guide.
+    :raises ValueError: if it depends on the random key, or on a mutable state.
+    """
+    if getattr(state, "mutable_state", None) is not None:
+        raise ValueError(
+            "The model has a mutable state, which each step would change: L-BFGS needs a loss that is a function of the "
+            "parameters alone. Use ogp.fit."
+        )
+    tree = svi.optim.get_params(state.optim_state)
+    start, unravel = ravel_pytree(tree)
+    data, key = batches.everything(Devices(None).put_rows), state.rng_key
+
+    def loss(vector: Any, rng_key: Any, batch: Batch) -> Any:
+        args, keywords = as_arguments(batch.data)
+        with PlatesOfBatch(batch.rows, batches.num_rows, stands_for):
+            params = svi.constrain_fn(unravel(vector))
+            static = getattr(svi, "static_kwargs", {})
+            return svi.loss.loss(rng_key, params, svi.model, svi.guide, *args, **keywords, **kwargs, **static)
+
+    program = traced(jax.value_and_grad(loss), start, key, data)
+    known = None if program.key is None else ("value and gradient", program.key)
+    run = compiled(known, lambda: jax.jit(program.without_numbers().leaves))
+
+    def value_and_grad(vector: Any, rng_key: Any = key) -> tuple[Any, Any]:
+        return tuple(run(program.numbers, jnp.asarray(vector, start.dtype), rng_key, data))
+
+    _refuse_draws(value_and_grad, start, key)
+
+    def state_at(vector: Any) -> Any:
+        params = unravel(jnp.asarray(vector, start.dtype))
+        return state._replace(optim_state=svi.optim.init(params))
+
+    return Objective(np.asarray(start, np.float64), value_and_grad, state_at)
+
+
+def _refuse_draws(value_and_grad: Callable[..., tuple[Any, Any]], start: jax.Array, key: Any) -> None:
+    """
+    :raises ValueError: if another key gives another value.
+    """
+    one, other = (float(value_and_grad(start, k)[0]) for k in jax.random.split(key))
+    few = ROUNDINGS * float(jnp.finfo(start.dtype).eps)
+    if np.isfinite(one) and not abs(one - other) <= few * max(1.0, abs(one)):
+        raise ValueError(
+            f"The loss depends on the random key ({one:.6g} and {other:.6g} at the same parameters): it is an estimate by draws, "
+            "and L-BFGS needs a function. Use likelihoods whose expectation is in closed form or by quadrature, a guide that "
+            "draws nothing (AutoSparseGP(model), AutoDelta; not hyper=AutoNormal), TraceMeanField_ELBO, and all rows: no plate "
+            "that draws its own. Or use ogp.fit with Adam, which is made for estimates."
+        )

@@ -1,0 +1,71 @@
+"""The estimator as scikit-learn's tools use it."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", minversion="1.6")
+
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from numpyro_orthgp.sklearn import GPRegressor
+
+SMALL = {"M": 10, "num_steps": 15}
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (100, 2))
+    return X, np.sin(X[:, 0]) + 0.1 * rng.normal(size=100)
+
+
+@pytest.fixture(scope="module")
+def fitted(data):
+    return GPRegressor(**SMALL).fit(*data)
+
+
+def test_fit_predict_and_score(data, fitted):
+    X, y = data
+    mean, std = fitted.predict(X, return_std=True)
+    np.testing.assert_array_equal(mean, fitted.gp_.predict(X).mean)
+    assert std.shape == mean.shape and (std > 0.05).all()
+    assert fitted.score(X, y) > 0.9 and fitted.n_features_in_ == 2
+
+
+def test_copies(data, fitted):
+    X, _ = data
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(again.predict(X), fitted.predict(X))
+    fresh = clone(fitted)
+    assert fresh.get_params() == fitted.get_params() == {"time": 60.0, "random_state": 0, **SMALL}
+    with pytest.raises(NotFittedError):
+        fresh.predict(X)
+
+
+def test_pipelines_and_cross_validation(data):
+    scores = cross_val_score(make_pipeline(StandardScaler(), GPRegressor(**SMALL)), *data, cv=2)
+    assert scores.shape == (2,) and scores.min() > 0.7
+
+
+def test_tables(data):
+    pd = pytest.importorskip("pandas")
+    X, y = data
+    frame = pd.DataFrame({"a": X[:, 0], "b": np.where(X[:, 1] > 0, "u", "v")})
+    estimator = GPRegressor(**SMALL).fit(frame, y)
+    assert list(estimator.feature_names_in_) == ["a", "b"] and estimator.predict(frame).shape == (100,)
+
+
+@pytest.mark.slow
+def test_check_estimator():
+    results = check_estimator(GPRegressor(M=5, num_steps=3), on_fail=None)
+    failed = {r["check_name"] for r in results if r["status"] == "failed"}
+    assert failed == set(), failed

@@ -1,0 +1,161 @@
+"""One call: what it finds, what it says, and what lies beneath."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import log_density
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp.init import greedy_variance
+from numpyro_orthgp.tabular.budget import Budget
+from numpyro_orthgp.tabular.rows import order_of
+from numpyro_orthgp.tabular.search import kernel_of
+from numpyro_orthgp.tabular.starts import starts
+from tests import oracles
+
+SMALL = {"M": 30, "num_steps": 40}
+
+
+def table(num: int = 120):
+    """Two columns that matter, one that does not, in units of their own."""
+    rng = np.random.default_rng(0)
+    X = np.stack([1e3 * rng.normal(size=num), rng.normal(size=num), rng.uniform(5, 6, num)], 1)
+    y = 50 + 10 * np.sin(X[:, 0] / 500) + 5 * X[:, 1] + rng.normal(size=num)
+    return X, y
+
+
+@pytest.fixture(scope="module")
+def fit():
+    X, y = table()
+    return ogp.regression(X, np.where(np.arange(120) == 7, np.nan, y), **SMALL)
+
+
+def test_it_predicts_in_the_units_of_y(fit):
+    X, y = table(400)
+    p = fit.predict(X[120:])
+    assert np.sqrt(np.mean((p.mean - y[120:]) ** 2)) < 3
+    lower, upper = p.interval(0.8)
+    assert 0.7 < np.mean((lower < y[120:]) & (y[120:] < upper)) < 0.95
+    assert p.log_density(y[120:]).mean() > -3 and (p.sd > p.function_sd).all()
+
+
+def test_predictions_are_those_of_the_model_and_of_the_dense_oracle(fit):
+    X = fit.X[:5]
+    values, Z = fit.hyperparameters, fit.arguments["Z"]
+    f = ogp.posterior(fit.model, fit.guide, fit.params, **{k: jnp.asarray(v) for k, v in fit.arguments.items()})["y"]
+    np.testing.assert_allclose(fit.function(X).mean, f(jnp.asarray(X)).mean, rtol=1e-8)
+
+    matern = oracles.matern52(values["scale"] ** 2, values["lengthscale"])
+
+    def kernel(A, B):
+        return matern(A, B) + values["slope"] ** 2 / A.shape[1] * A @ B.T
+
+    # Titsias 2009, Eq. 6, which the tightened bound shares.
+    Kuu, Kuf, s2 = kernel(Z, Z), kernel(Z, fit.X), values["noise"] ** 2
+    mean = kernel(X, Z) @ np.linalg.solve(Kuu + Kuf @ Kuf.T / s2, Kuf @ fit.y) / s2
+    np.testing.assert_allclose(fit.function(X).mean, mean, rtol=1e-3, atol=1e-3)
+
+
+def test_any_number_of_rows_is_the_same_prediction(fit):
+    X, _ = table()
+    many = fit.predict(np.tile(X, (10, 1)))
+    np.testing.assert_allclose(fit.predict(X[3][None]).mean, many.mean[123], rtol=1e-10)
+
+
+def test_importance_and_page(fit):
+    found = fit.importance()
+    assert list(found)[-1] == "x2" and found["x2"] < 0.05 and found["x0"] > 0.3
+    page = str(fit)
+    assert "119 rows (1 without y left out), 3 columns, 30 inducing points" in page
+    assert (
+        "equal lengthscales; " in page and "lengthscales by relevance" in page and "by mean and sd of y alone" in page
+    )
+    assert "119 rows" in repr(fit)
+
+
+def test_check_and_nuts_go_on_from_it(fit):
+    report = fit.check(num_samples=30)
+    assert "y" in report.functions and "points" in str(report)
+    arguments = {name: jnp.asarray(value) for name, value in fit.arguments.items()}
+    mcmc = MCMC(NUTS(fit.model, max_tree_depth=2), num_warmup=2, num_samples=2, progress_bar=False)
+    mcmc.run(jax.random.PRNGKey(0), **arguments)
+    assert set(mcmc.get_samples()) == set(fit.hyperparameters)
+
+
+def test_lowest_loss_is_the_density_of_the_model(fit):
+    """What the optimizer says is minus the model's log density at these hyperparameters."""
+    num_held = fit.num_held
+    stage = min(fit.found.stages, key=lambda s: s.fit.losses.min())
+    X, y = fit.X[num_held:], fit.y[num_held:]
+    assert stage.num_rows == len(y) and stage.num_points == 30
+    start = {"scale": np.array(1.0), "slope": np.array(0.3), "noise": np.array(0.3)}
+    scales = np.full(3, 3**0.5) if stage.start == "equal lengthscales" else starts(X, y)[stage.start]["lengthscale"]
+    Z = greedy_variance(kernel_of(start | {"lengthscale": scales}), jnp.asarray(X), 30)
+    value, _ = log_density(fit.model, (), {"X": jnp.asarray(X), "y": jnp.asarray(y), "Z": Z}, fit.hyperparameters)
+    np.testing.assert_allclose(stage.fit.losses.min(), -value, rtol=1e-8)
+
+
+def test_never_worse_than_the_mean():
+    rng = np.random.default_rng(3)
+    X, y = rng.normal(size=(119, 3)), rng.normal(size=119)
+    order, num_held = order_of(119, 0)
+    y[order[num_held:]] += 3 * X[order[num_held:], 0]  # what holds in training does not hold in the held-out rows
+    fit = ogp.regression(X, y, **SMALL)
+    assert fit.found.is_mean and "BETTER than the fit" in str(fit)
+    p = fit.predict(X)
+    np.testing.assert_allclose(p.mean, fit.loc, atol=0.01 * fit.scale)
+    np.testing.assert_allclose(p.sd, fit.scale, rtol=1e-3)
+
+
+def test_noise_that_held_out_rows_ask_for():
+    """Outliers that training did not have."""
+    X, y = table(119)
+    order, num_held = order_of(119, 0)
+    y[order[:num_held]] += 6 * np.where(np.arange(num_held) % 2, 1, -1)
+    assert ogp.regression(X, y, **SMALL).hyperparameters["noise"] * y.std() > 2.5
+
+
+def test_irrelevant_columns_are_no_trap():
+    """As pumadyn32nm: from equal lengthscales all is noise."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(400, 25))
+    y = np.sin(3 * X[:, 3]) + 0.1 * rng.normal(size=400)
+    fit = ogp.regression(X[:300], y[:300], M=30, num_steps=60)
+    assert np.sqrt(np.mean((fit.predict(X[300:]).mean - y[300:]) ** 2)) < 0.4
+    assert next(iter(fit.importance())) == "x3"
+
+
+def test_it_works_where_jax_has_32_bits(fit):
+    X, y = table()
+    with jax.enable_x64(False):
+        again = ogp.regression(X, np.where(np.arange(120) == 7, np.nan, y), **SMALL)
+        assert again.predict(X).mean.dtype == np.float64
+    np.testing.assert_allclose(again.predict(X).mean, fit.predict(X).mean, rtol=1e-9)
+
+
+def test_budgets():
+    by_clock = Budget.of(60.0, None, None)
+    assert by_clock.allows(1.0) and not by_clock.allows(61.0)
+    assert Budget.of(60.0, 10, None).seconds is None and Budget.of(None, None, 7).num_steps == 7
+    with pytest.raises(KeyboardInterrupt):
+        Budget(1.0, None, 5, begin=by_clock.begin - 2).watch(None)
+    for options, match in [
+        ({"time": 0}, "`time` must be"),
+        ({"M": 0}, "`M` must be"),
+        ({"num_steps": 1.5}, "`num_steps` must be"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            Budget.of(**({"time": None, "M": None, "num_steps": None} | options))
+
+
+@pytest.mark.slow
+def test_more_points_while_they_pay():
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.uniform(0, 100, 600))
+    fit = ogp.regression(x, np.sin(x) + np.sin(1.7 * x) + 0.1 * rng.normal(size=600), time=None, num_steps=30)
+    sizes = [stage.num_points for stage in fit.found.stages]
+    assert sizes[:2] == [100, 100] and sizes == sorted(sizes) and fit.found.stages[-1].gap < 0.05

@@ -1,0 +1,184 @@
+"""From tables to standardized columns: rules, new rows, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from numpyro_orthgp.tabular.columns import MOST_LEVELS, Columns, read_table
+from numpyro_orthgp.tabular.importance import importance_of
+from numpyro_orthgp.tabular.predictions import Predictions
+from numpyro_orthgp.tabular.rows import observed_numbers, order_of
+from numpyro_orthgp.tabular.starts import relevance, starts
+
+pd = pytest.importorskip("pandas")
+
+
+def learned(X):
+    table = read_table(X)
+    columns = Columns.learn(table)
+    return columns, columns.encode(table)
+
+
+def test_numbers_are_standardized_and_what_says_nothing_is_left_out(rng):
+    a, b = rng.normal(3, 2, 50), rng.normal(size=50)
+    columns, X = learned(np.stack([a, np.full(50, 0.1), b, 2 * a + 1, -b], 1))
+    assert columns.names == ["x0", "x2"] and columns.sources.tolist() == [0, 2]
+    np.testing.assert_allclose(X, np.stack([(a - a.mean()) / a.std(), (b - b.mean()) / b.std()], 1), rtol=1e-12)
+    assert columns.words() == ["constant or copies, left out: x1, x3, x4"]
+
+
+def test_missing_numbers_are_medians_and_said(rng):
+    a = rng.normal(size=40)
+    a[:5] = np.nan
+    columns, X = learned(pd.DataFrame({"a": a, "b": rng.normal(size=40)}))
+    assert columns.names == ["a", "a is missing", "b"]
+    filled = np.where(np.isnan(a), np.nanmedian(a), a)
+    np.testing.assert_allclose(X[:, 0], (filled - filled.mean()) / filled.std())
+    np.testing.assert_array_equal(X[:, 1], np.where(np.isnan(a), 1.0, -1.0))
+    # Nothing was missing of b in training: its median stands in, and no column tells.
+    new = columns.encode(read_table(pd.DataFrame({"b": [np.nan], "a": [0.0]})))
+    assert new.shape == (1, 3) and new[0, 1] == -1
+    assert "missing entries are medians, with a column that tells which: a" in columns.words()
+
+
+def test_categories_in_every_dress():
+    values = ["x", "y", "z", "x", None, "x"]
+    frames = [
+        pd.DataFrame({"c": values}),
+        pd.DataFrame({"c": pd.Categorical(values)}),
+        pd.DataFrame({"c": pd.array(values, dtype="string")}),
+    ]
+    for frame in frames:
+        columns, X = learned(frame)
+        assert columns.names == ["c=x", "c=y", "c=z"] and set(np.unique(X)) == {-1, 1}
+        np.testing.assert_array_equal(X[4], [-1, -1, -1])
+        np.testing.assert_array_equal(columns.encode(read_table(pd.DataFrame({"c": ["never seen"]}))), [[-1, -1, -1]])
+    columns, X = learned(pd.DataFrame({"two": ["a", "b", "a"], "truth": [True, False, False]}))
+    assert columns.names == ["two=a", "truth"] and X.shape == (3, 2)
+    codes = pd.DataFrame({"c": pd.Categorical([3, 1, 2, 3])})  # numbers that are codes
+    assert learned(codes)[0].names == ["c=3", "c=1", "c=2"]
+
+
+def test_many_levels_share():
+    _, X = learned(pd.DataFrame({"c": [f"l{i % 30}" for i in range(100)]}))
+    assert X.shape[1] == MOST_LEVELS and (X == 1).any(1).sum() < 100
+
+
+def test_numbers_of_pandas_that_may_be_missing():
+    frame = pd.DataFrame({"a": pd.array([1, None, 3], dtype="Int64"), "b": [None, 2.0, 3.0], "c": [True, False, True]})
+    table = read_table(frame)
+    np.testing.assert_array_equal(table.values[0], [1, np.nan, 3])
+    assert [v.dtype for v in table.values] == [np.dtype(float)] * 3
+    assert read_table(pd.DataFrame({"a": np.array([1, None, 2.5], object)})).values[0].dtype == float
+
+
+def test_tables_that_are_not_pandas(rng):
+    """polars for one: columns, shape, and columns with dtype and to_numpy."""
+
+    class Series:
+        def __init__(self, values, dtype):
+            self.values, self.dtype = values, dtype
+
+        def to_numpy(self):
+            return np.asarray(self.values)
+
+    class Frame(dict):
+        columns = property(lambda self: list(self))
+        shape = (3, 2)
+
+    frame = Frame(a=Series([1, 2, 3], "Int64"), b=Series(np.array(["u", "v", "u"], object), "String"))
+    columns, X = learned(frame)
+    assert columns.names == ["a", "b=u"] and X.shape == (3, 2)
+    assert read_table(frame).index is None
+
+
+@pytest.mark.parametrize(
+    "X, error, match",
+    [
+        (np.array([["a"]]), TypeError, "must be numbers, or a pandas or polars table"),
+        (np.zeros((2, 2, 2)), ValueError, r"shape \(N, D\)"),
+        (np.zeros((0, 2)), ValueError, "at least one row"),
+        (np.array([[np.inf]]), ValueError, "'x0' of `X` has infinite"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), ValueError, "more than one column of the name 'a'"),
+        (pd.DataFrame({"d": pd.to_datetime(["2020-01-01"])}), TypeError, "'d' of `X` holds dates"),
+        (pd.DataFrame({"d": [{1: 2}]}), TypeError, "holds dict"),
+    ],
+)
+def test_tables_that_are_refused(X, error, match):
+    with pytest.raises(error, match=match):
+        read_table(X)
+
+
+def test_other_columns_are_refused(rng):
+    with pytest.raises(ValueError, match="All columns of `X` are constant"):
+        learned(np.ones((5, 2)))
+    columns, _ = learned(pd.DataFrame({"a": rng.normal(size=5), "b": rng.normal(size=5)}))
+    with pytest.raises(ValueError, match="lacks b, of the columns of training; it has a, c"):
+        columns.encode(read_table(pd.DataFrame({"a": [1.0], "c": [2.0]})))
+    with pytest.raises(ValueError, match="must have the 2 columns of training, a, b; got x0"):
+        columns.encode(read_table([[1.0]]))
+    with pytest.raises(TypeError, match="'a' was numbers in training"):
+        columns.encode(read_table(pd.DataFrame({"a": ["u"], "b": [2.0]})))
+    np.testing.assert_array_equal(
+        columns.encode(read_table([[1.0, 2.0]])), columns.encode(read_table(pd.DataFrame({"b": [2.0], "a": [1.0]})))
+    )
+
+
+def test_outputs():
+    values, seen = observed_numbers(pd.Series([1.0, None, *range(10)]), 12)
+    assert len(values) == 11 and not seen[1]
+    for y, match in [
+        (np.zeros(12), "All outputs are 0"),
+        (np.r_[np.inf, np.arange(11)], "infinite"),
+        (np.r_[[np.nan] * 3, np.arange(9)], "At least 10 outputs are needed; got 9"),
+        (np.zeros((12, 2)), r"shape \(12,\), one output for each row"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            observed_numbers(y, 12)
+    with pytest.raises(TypeError, match=r"ogp\.classification|must be numbers"):
+        observed_numbers(["a"] * 12, 12)
+
+
+def test_order():
+    order, num_held = order_of(500, 0)
+    assert sorted(order) == list(range(500)) and num_held == 50
+    assert order_of(39, 0)[1] == 0 and order_of(40, 0)[1] == 10 and order_of(10**5, 0)[1] == 1000
+
+
+def test_relevance_finds_means_and_variances(rng):
+    X = rng.normal(size=(2000, 5))
+    y = np.sin(X[:, 1]) + 0.1 * rng.normal(size=2000) + X[:, 3] * rng.normal(size=2000)
+    found = relevance(X, y)
+    assert set(np.argsort(found)[-2:]) == {1, 3} and found[[0, 2, 4]].max() < 0.01
+    scales = starts(X, y)["lengthscales by relevance"]["lengthscale"]
+    assert scales[[1, 3]].max() < scales[[0, 2, 4]].min()
+    assert np.isfinite(starts(X[:, :2], np.zeros(2000))["lengthscales by relevance"]["lengthscale"]).all()
+
+
+def test_importance_of_a_known_function(rng):
+    """Sobol indices of x0 + 2 x1 x2 for independent columns: 1/5 and 4/5, 4/5 in total."""
+    X = rng.normal(size=(1000, 4))
+    columns, Z = learned(X)
+    found = importance_of(lambda Z: Z[:, 0] + 2 * Z[:, 1] * Z[:, 2], Z, columns)
+    np.testing.assert_allclose([found["x0"], found["x1"], found["x2"], found["x3"]], [0.2, 0.8, 0.8, 0.0], atol=0.15)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert set(importance_of(lambda Z: np.zeros(len(Z)), Z, columns).values()) == {0.0}
+
+
+def test_predictions():
+    p = Predictions(
+        np.array([1.0, 2.0]), np.array([1.0, 0.5]), np.array([0.1, 0.1]), index=["u", "v"], like=pd.DataFrame
+    )
+    lower, upper = p.interval(0.95)
+    np.testing.assert_allclose(upper - lower, 2 * 1.959964 * p.sd, rtol=1e-6)
+    np.testing.assert_allclose(p.quantile(0.5), p.mean)
+    assert p.quantile([0.1, 0.9, 0.95]).shape == (2, 3)
+    np.testing.assert_allclose(p.log_density([1.0, 2.0]), -0.5 * np.log(2 * np.pi * p.sd**2))
+    frame = p.frame()
+    assert list(frame.index) == ["u", "v"] and list(frame.columns) == ["mean", "sd", "lower", "upper"]
+    assert isinstance(Predictions(p.mean, p.sd, p.sd).frame(), dict)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        p.quantile(1.0)
+    with pytest.raises(ValueError, match=r"shape \(2,\)"):
+        p.log_density([1.0])
