@@ -11,13 +11,14 @@ import numpy as np
 
 from numpyro_orthgp.diagnostics import Report, check
 from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.neighbors import NeighborFunction
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns, read_table
 from numpyro_orthgp.tabular.importance import importance_of
 from numpyro_orthgp.tabular.models import regression_model
 from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_numbers, order_of
-from numpyro_orthgp.tabular.search import Found, function_of, moments, new_guide, search
+from numpyro_orthgp.tabular.search import Found, moments, new_guide, predictor_of, search
 
 __all__ = ["RegressionFit", "regression"]
 
@@ -42,8 +43,8 @@ def regression(
     the number of inducing points is doubled, picked anew for the kernel so far, until a tenth of the rows that is held out gains
     less than 0.005 nats a row, or the time is over. Of many rows the hyperparameters see twenty a point; the function that is
     returned is given all of them. If held-out rows are clearly predicted better with a larger noise, it is made larger, by steps of
-    a factor of 1.4. If the held-out rows are predicted better by the mean and the standard deviation of y, these are
-    what is returned, and the page says so.
+    a factor of 1.4; if with the rows nearest to each input, predictions use these (:func:`~numpyro_orthgp.with_neighbors`).
+    If they are predicted better by the mean and the standard deviation of y, these are what is returned, and the page says so.
 
     **To go on.** ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments`` are what ``SVI`` and ``NUTS`` take; the model
     is a few lines of the public pieces, to copy and change.
@@ -81,8 +82,9 @@ def regression(
     standardized = (outputs[order] - loc) / scale
     with jax.enable_x64(True):
         found = search(inputs, standardized, num_held, budget)
-        f = function_of(found.values, inputs, standardized, found.Z)
-    return RegressionFit(columns, loc, scale, found, inputs, standardized, f, num_held, int((~seen).sum()), budget)
+        predictor = predictor_of(found.values, inputs, standardized, found.Z, found.near)
+    num_dropped = int((~seen).sum())
+    return RegressionFit(columns, loc, scale, found, inputs, standardized, predictor, num_held, num_dropped, budget)
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,7 +95,7 @@ class RegressionFit:
     :param loc, scale: mean and standard deviation of y.
     :param found: hyperparameters, points and the searches for them.
     :param X, y: standardized rows, (N, D) and (N,), in the random order of the fit, the held-out ones first.
-    :param function: the function given all rows, of standardized columns.
+    :param predictor: what predicts from standardized columns, given all rows: the function, or it and the rows near each input.
     :param num_held: number of rows that the searches did not see.
     :param num_dropped: number of rows without y.
     """
@@ -104,12 +106,17 @@ class RegressionFit:
     found: Found
     X: np.ndarray
     y: np.ndarray
-    function: GPFunction
+    predictor: GPFunction | NeighborFunction
     num_held: int
     num_dropped: int
     budget: Budget
 
     model = staticmethod(regression_model)
+
+    @property
+    def function(self) -> GPFunction:
+        """The function given all rows, of standardized columns, by its inducing points."""
+        return self.predictor.f if isinstance(self.predictor, NeighborFunction) else self.predictor
 
     @property
     def guide(self) -> Any:
@@ -139,7 +146,7 @@ class RegressionFit:
         """
         table = read_table(X)
         with jax.enable_x64(True):
-            mean, variance = moments(self.function, self.columns.encode(table))
+            mean, variance = moments(self.predictor, self.columns.encode(table))
         noise = float(self.found.values["noise"])
         sd, function_sd = (self.scale * np.sqrt(v) for v in (variance + noise**2, np.maximum(variance, 0)))
         return Predictions(self.loc + self.scale * mean, sd, function_sd, table.index, table.like)
@@ -192,6 +199,10 @@ class RegressionFit:
         if self.num_held:
             better = "BETTER than the fit, and returned instead of it" if found.is_mean else "by mean and sd of y alone"
             lines.append(f"held-out rows {self.num_held}: log density {found.baseline:.3f} {better}")
+            if found.near:
+                lines.append(
+                    "predictions also use the 32 rows nearest to each input: held-out rows were clearly better with them"
+                )
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -21,6 +21,7 @@ from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.neighbors import NeighborFunction, with_neighbors
 from numpyro_orthgp.init import greedy_variance
 from numpyro_orthgp.kernels import Kernel
 from numpyro_orthgp.tabular.budget import Budget
@@ -28,7 +29,7 @@ from numpyro_orthgp.tabular.models import covariance, regression_model
 from numpyro_orthgp.tabular.starts import starts
 from numpyro_orthgp.training import FitResult, fit_lbfgs
 
-__all__ = ["Found", "Stage", "function_of", "moments", "search"]
+__all__ = ["Found", "Stage", "function_of", "moments", "predictor_of", "search"]
 
 Values = dict[str, np.ndarray]  # of the hyperparameters, by site
 
@@ -73,6 +74,7 @@ class Found:
     :param stages: the searches.
     :param baseline: mean log density of held-out rows under a normal distribution that knows no inputs.
     :param is_mean: whether that one is better, so that it was taken.
+    :param near: whether predictions also use the rows nearest to each input.
     """
 
     values: Values
@@ -81,6 +83,7 @@ class Found:
     stages: list[Stage] = field(default_factory=list)
     baseline: float = np.nan
     is_mean: bool = False
+    near: bool = False
 
 
 def kernel_of(values: Values) -> Kernel:
@@ -92,6 +95,12 @@ def kernel_of(values: Values) -> Kernel:
 def function_of(values: Values, X: Any, y: Any, Z: Any) -> GPFunction:
     """The function given the rows, in closed form; one program."""
     return _function(jax.tree.map(jnp.asarray, values), jnp.asarray(X), jnp.asarray(y), jnp.asarray(Z))
+
+
+def predictor_of(values: Values, X: Any, y: Any, Z: Any, near: bool) -> GPFunction | NeighborFunction:
+    """What predicts: the function, or with the rows nearest to each input."""
+    f = function_of(values, X, y, Z)
+    return with_neighbors(f, jnp.asarray(X), jnp.asarray(y), jnp.asarray(values["noise"])) if near else f
 
 
 @jax.jit
@@ -106,12 +115,12 @@ def _bounds(values: Any, X: Any, y: Any, Z: Any) -> tuple[Any, Any]:
 
 
 @jax.jit
-def _moments(f: GPFunction, X: Any) -> tuple[Any, Any]:
+def _moments(f: GPFunction | NeighborFunction, X: Any) -> tuple[Any, Any]:
     marginals = f(X)
     return marginals.mean, marginals.variance
 
 
-def moments(f: GPFunction, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def moments(f: GPFunction | NeighborFunction, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Means and variances at any number of inputs: blocks of one size, so that there is one program."""
     means, variances = [], []
     for first in range(0, len(X), ROWS_AT_ONCE):
@@ -123,7 +132,7 @@ def moments(f: GPFunction, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(means), np.concatenate(variances)
 
 
-def log_densities(values: Values, f: GPFunction, X: np.ndarray, y: np.ndarray) -> np.ndarray:
+def log_densities(values: Values, f: GPFunction | NeighborFunction, X: np.ndarray, y: np.ndarray) -> np.ndarray:
     mean, variance = moments(f, X)
     variance = variance + values["noise"] ** 2
     return -0.5 * (np.log(2 * np.pi * variance) + (y - mean) ** 2 / variance)
@@ -173,8 +182,8 @@ class _Searches:
         gap = float(upper - lower) / num_rows
         return Stage(num_rows, num_points, name, fit, float(score), gap, self.budget.spent - begin), values
 
-    def score(self, values: Values, X: Any, y: Any, Z: Any) -> np.ndarray:
-        return log_densities(values, function_of(values, X, y, Z), self.X_held, self.y_held)
+    def score(self, values: Values, X: Any, y: Any, Z: Any, near: bool = False) -> np.ndarray:
+        return log_densities(values, predictor_of(values, X, y, Z, near), self.X_held, self.y_held)
 
     def rows_for(self, num_points: int) -> int:
         return min(len(self.y), max(LEAST_ROWS, ROWS_PER_POINT * num_points))
@@ -210,32 +219,37 @@ def search(X: np.ndarray, y: np.ndarray, num_held: int, budget: Budget) -> Found
 
 def finish(X: Any, y: Any, searches: _Searches, values: Values, stages: list[Stage], last: Stage, grows: bool) -> Found:
     """All rows, and the points for them; the mean instead, where that predicts the held-out rows better."""
-    num_points, baseline, is_mean = last.num_points, np.nan, False
+    num_points, baseline, is_mean, near = last.num_points, np.nan, False, False
     if grows:
         most = min(MOST_POINTS, int((MOST_WORK / len(y)) ** 0.5))
         num_points = min(len(y), max(num_points, min(most, 2 * num_points)))
     if len(searches.y_held):
         baseline = float(np.mean(-0.5 * (np.log(2 * np.pi) + searches.y_held**2)))
-        values, score = calibrate(searches, values, min(num_points, len(searches.y)))
+        values, score, near = calibrate(searches, values, min(num_points, len(searches.y)))
         is_mean = bool(score < baseline)
     if is_mean:
         values = values | {"scale": np.array(1e-3), "slope": np.array(1e-3), "noise": np.array(1.0)}
     Z = np.asarray(greedy_variance(kernel_of(values), jnp.asarray(X), num_points))
     params = {name: np.asarray(value) for name, value in as_params(values).items()}
-    return Found(values, Z, params, stages, baseline, is_mean)
+    return Found(values, Z, params, stages, baseline, is_mean, near and not is_mean)
 
 
-def calibrate(searches: _Searches, values: Values, num_points: int) -> tuple[Values, float]:
-    """The noise, larger if held-out rows are clearly predicted better with it; and their mean log density then.
+def calibrate(searches: _Searches, values: Values, num_points: int) -> tuple[Values, float, bool]:
+    """The noise, larger if held-out rows are clearly predicted better with it; their mean log density then; and neighbours or not.
 
-    Of few rows, and of outputs with heavy tails, modes of the hyperparameters leave too small a noise.
+    Of few rows, and of outputs with heavy tails, modes of the hyperparameters leave too small a noise. Where there are fewer points
+    than rows, the rows near each input may say more than the points do.
     """
     Z = np.asarray(greedy_variance(kernel_of(values), jnp.asarray(searches.X), num_points))
-    best = searches.score(values, searches.X, searches.y, Z).sum()
-    for _ in range(MOST_LARGER):
-        larger = values | {"noise": values["noise"] * LARGER}
-        score = searches.score(larger, searches.X, searches.y, Z).sum()
-        if score < best + CLEARLY:
-            break
-        values, best = larger, score
-    return values, float(best) / len(searches.y_held)
+    found = []
+    for near in (False, True) if num_points < len(searches.y) else (False,):
+        chosen, best = values, searches.score(values, searches.X, searches.y, Z, near).sum()
+        for _ in range(MOST_LARGER):
+            larger = chosen | {"noise": chosen["noise"] * LARGER}
+            score = searches.score(larger, searches.X, searches.y, Z, near).sum()
+            if score < best + CLEARLY:
+                break
+            chosen, best = larger, score
+        found.append((chosen, float(best), near))
+    values, best, near = found[-1] if found[-1][1] > found[0][1] + CLEARLY else found[0]
+    return values, best / len(searches.y_held), near
