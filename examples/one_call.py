@@ -2,9 +2,10 @@
 
     python examples/one_call.py [--out out] [--seed 0] [--quick]
 
-The diabetes data of scikit-learn: 442 patients, ten columns, a measure of how the disease went on in a year. A fifth of the patients
-is put aside. The call is made as it stands, but for M, so that it does not look at the clock. Log densities of trees and of the linear
-regression are those of a normal distribution with the spread of the residuals of a tenth of the rows that each had not seen.
+The diabetes data of scikit-learn: 442 patients, ten columns, a measure of how the disease went on in a year. A fifth of the
+patients is put aside. The call is made as it stands, but for M, so that it does not look at the clock. Log densities of trees and
+of the linear regression are those of a normal distribution with the spread of the residuals of a tenth of the rows that each had
+not seen.
 """
 
 from __future__ import annotations

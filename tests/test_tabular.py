@@ -137,6 +137,13 @@ def test_it_works_where_jax_has_32_bits(fit):
     np.testing.assert_allclose(again.predict(X).mean, fit.predict(X).mean, rtol=1e-9)
 
 
+def test_few_rows_and_no_held_out():
+    x = np.linspace(0, 6, 20)
+    fit = ogp.regression(x, np.sin(x), M=50, num_steps=40)
+    assert fit.num_held == 0 and len(fit.arguments["Z"]) == 20 and "held-out rows" not in str(fit)
+    np.testing.assert_allclose(fit.predict(x).mean, np.sin(x), atol=0.1)
+
+
 def test_budgets():
     by_clock = Budget.of(60.0, None, None)
     assert by_clock.allows(1.0) and not by_clock.allows(61.0)
