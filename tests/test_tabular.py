@@ -12,6 +12,7 @@ from numpyro.infer.util import log_density
 import numpyro_orthgp as ogp
 from numpyro_orthgp.init import greedy_variance
 from numpyro_orthgp.tabular.budget import Budget
+from numpyro_orthgp.tabular.columns import read_table
 from numpyro_orthgp.tabular.rows import order_of
 from numpyro_orthgp.tabular.search import kernel_of
 from numpyro_orthgp.tabular.starts import starts
@@ -119,6 +120,27 @@ def test_noise_that_held_out_rows_ask_for():
     assert ogp.regression(X, y, **SMALL).hyperparameters["noise"] * y.std() > 2.5
 
 
+def test_neighbours_where_points_are_too_few(monkeypatch):
+    """Eight points for four waves: the rows near each input say more, and predictions take them; the model stays what it is."""
+    rng = np.random.default_rng(3)
+    X = rng.uniform(0, 1, (700, 1))
+    y = 100 + 20 * np.sin(25 * X[:, 0]) + rng.normal(size=700)
+    fit = ogp.regression(X[:500], y[:500], M=8, num_steps=40)
+    assert fit.found.near and "32 rows nearest to each input" in str(fit)
+    p, f = fit.predict(X[500:]), fit.function
+    alone = fit.loc + fit.scale * np.asarray(f(jnp.asarray(fit.columns.encode(read_table(X[500:])))).mean)
+    assert np.std(p.mean - y[500:]) < 0.6 * np.std(alone - y[500:])
+    lower, upper = p.interval(0.8)
+    assert 0.7 < np.mean((lower < y[500:]) & (y[500:] < upper)) < 0.95
+
+    def interrupt(self, progress):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Budget, "watch", interrupt)
+    with pytest.raises(KeyboardInterrupt):  # Ctrl-C ends the call, not one search
+        ogp.regression(X[:500], y[:500], M=8, num_steps=40)
+
+
 def test_irrelevant_columns_are_no_trap():
     """As pumadyn32nm: from equal lengthscales all is noise."""
     rng = np.random.default_rng(1)
@@ -135,6 +157,13 @@ def test_it_works_where_jax_has_32_bits(fit):
         again = ogp.regression(X, np.where(np.arange(120) == 7, np.nan, y), **SMALL)
         assert again.predict(X).mean.dtype == np.float64
     np.testing.assert_allclose(again.predict(X).mean, fit.predict(X).mean, rtol=1e-9)
+
+
+def test_few_rows_and_no_held_out():
+    x = np.linspace(0, 6, 20)
+    fit = ogp.regression(x, np.sin(x), M=50, num_steps=40)
+    assert fit.num_held == 0 and len(fit.arguments["Z"]) == 20 and "held-out rows" not in str(fit)
+    np.testing.assert_allclose(fit.predict(x).mean, np.sin(x), atol=0.1)
 
 
 def test_budgets():

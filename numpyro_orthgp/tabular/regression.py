@@ -40,11 +40,12 @@ def regression(
     with a lengthscale for each column plus a plane, Gaussian noise, weak priors, and the collapsed bound of Titsias 2025
     (:class:`~numpyro_orthgp.CollapsedGP`). Hyperparameters are posterior modes, by :func:`~numpyro_orthgp.fit_lbfgs` in float64,
     whatever JAX is set to, from two starts: equal lengthscales, and such as the relevance of each column by itself suggests. Then
-    the number of inducing points is doubled, picked anew for the kernel so far, until a tenth of the rows that is held out gains
-    less than 0.005 nats a row, or the time is over. Of many rows the hyperparameters see twenty a point; the function that is
-    returned is given all of them. If held-out rows are clearly predicted better with a larger noise, it is made larger, by steps of
-    a factor of 1.4; if with the rows nearest to each input, predictions use these (:func:`~numpyro_orthgp.with_neighbors`).
-    If they are predicted better by the mean and the standard deviation of y, these are what is returned, and the page says so.
+    the number of inducing points is doubled, picked anew for the kernel so far, until the rows that are held out (a tenth) gain
+    less than 0.005 nats each, or, where these are fewer than 200, the bounds leave no larger gap; or the time is over. Of many
+    rows the hyperparameters see twenty a point; the function that is returned is given all of them. If held-out rows are clearly
+    predicted better with a larger noise, it is made larger, by steps of a factor of 1.4; if with the rows nearest to each input,
+    predictions use these (:func:`~numpyro_orthgp.with_neighbors`), and the noise may become smaller too. If they are predicted
+    better by the mean and the standard deviation of y, these are what is returned, and the page says so.
 
     **To go on.** ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments`` are what ``SVI`` and ``NUTS`` take; the model
     is a few lines of the public pieces, to copy and change.

@@ -35,7 +35,8 @@ def observed_numbers(y: Any, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
         values = np.array([np.nan if v is None or type(v).__name__ == "NAType" else v for v in values], float)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"`y` must be numbers; got {values.dtype}, {values[0]!r} for one. For labels use ogp.classification."
+            f"`y` must be numbers; got {values.dtype}, {values[0]!r} for one. Labels and counts need "
+            "a model by hand, with likelihoods.Bernoulli, Categorical or Poisson."
         ) from error
     if np.isinf(values).any():
         raise ValueError("`y` has infinite entries. Make them missing (NaN), or finite.")

@@ -40,7 +40,7 @@ ENOUGH = (
     200  # held-out rows to go by; with fewer it is the gap between lower and upper bound that must be worth as much
 )
 MOST_WORK = 1e10  # N M^2 of the last step, which has no gradient
-LARGER, MOST_LARGER, CLEARLY = 1.4, 6, 1.0  # factors of the noise, and nats of all held-out rows that each must gain
+STEP, MOST_CHANGES, CLEARLY = 1.4, 6, 1.0  # factors of the noise, and nats of all held-out rows that each must gain
 TOLERANCE = 0.05  # nats, of a search
 ROWS_AT_ONCE = 1024  # of predictions
 
@@ -176,6 +176,8 @@ class _Searches:
             "callback": self.budget.watch,
         }
         fit = fit_lbfgs(self.svi, jax.random.PRNGKey(0), (X, y), init_params=as_params(values), Z=Z, **options)
+        if fit.status == "interrupted" and self.budget.allows(0.0):  # by the user, not by the clock
+            raise KeyboardInterrupt
         values = as_values(fit.params)
         score = self.score(values, X, y, Z).mean() if len(self.y_held) else np.nan
         lower, upper = _bounds(jax.tree.map(jnp.asarray, values), X, y, Z) if num_points < num_rows else (0.0, 0.0)
@@ -235,21 +237,27 @@ def finish(X: Any, y: Any, searches: _Searches, values: Values, stages: list[Sta
 
 
 def calibrate(searches: _Searches, values: Values, num_points: int) -> tuple[Values, float, bool]:
-    """The noise, larger if held-out rows are clearly predicted better with it; their mean log density then; and neighbours or not.
+    """The noise, changed if held-out rows are clearly predicted better with it; their mean log density then; and neighbours or not.
 
     Of few rows, and of outputs with heavy tails, modes of the hyperparameters leave too small a noise. Where there are fewer points
-    than rows, the rows near each input may say more than the points do.
+    than rows, the rows near each input may say more than the points do, and with them what the points miss is no noise any longer.
     """
     Z = np.asarray(greedy_variance(kernel_of(values), jnp.asarray(searches.X), num_points))
-    found = []
-    for near in (False, True) if num_points < len(searches.y) else (False,):
-        chosen, best = values, searches.score(values, searches.X, searches.y, Z, near).sum()
-        for _ in range(MOST_LARGER):
-            larger = chosen | {"noise": chosen["noise"] * LARGER}
-            score = searches.score(larger, searches.X, searches.y, Z, near).sum()
-            if score < best + CLEARLY:
-                break
-            chosen, best = larger, score
-        found.append((chosen, float(best), near))
-    values, best, near = found[-1] if found[-1][1] > found[0][1] + CLEARLY else found[0]
-    return values, best / len(searches.y_held), near
+
+    def climb(values: Values, near: bool, factors: tuple[float, ...]) -> tuple[Values, float]:
+        best = float(searches.score(values, searches.X, searches.y, Z, near).sum())
+        for factor in factors:
+            for _ in range(MOST_CHANGES):
+                other = values | {"noise": values["noise"] * factor}
+                score = float(searches.score(other, searches.X, searches.y, Z, near).sum())
+                if score < best + CLEARLY:
+                    break
+                values, best = other, score
+        return values, best
+
+    chosen, best = climb(values, False, (STEP,))
+    if num_points < len(searches.y):
+        with_near, score = climb(values, True, (1 / STEP, STEP))
+        if score > best + CLEARLY:
+            return with_near, score / len(searches.y_held), True
+    return chosen, best / len(searches.y_held), False
