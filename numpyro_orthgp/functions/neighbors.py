@@ -26,6 +26,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from numpyro_orthgp.errors import check_floating, check_integer, inspect
@@ -58,7 +59,13 @@ def with_neighbors(
         g = with_neighbors(f, X, y, params["noise"])
         likelihoods.Gaussian(g(X_test), params["noise"]).log_predictive(y_test)
 
-    For Gaussian noise only. The formula is in :mod:`numpyro_orthgp.functions.neighbors`.
+    For Gaussian noise only. With the residual's covariance D given the inducing variables, the noise's S, whitened projections A
+    and :math:`q(u) = N(m, S_u)`, the H nearest rows b give
+
+    .. math:: g = (D_{bb} + S_b)^{-1} D_{b*}, \quad E f_* = A_*^\top m + g^\top (y_b - A_b^\top m), \quad
+        \mathrm{Var} f_* = (A_* - A_b g)^\top S_u (A_* - A_b g) + D_{**} - g^\top D_{b*}
+
+    (Snelson and Ghahramani 2007, Sec. 4, where b is a group of the data).
 
     :param f: from :func:`posterior` or ``CollapsedGP(...).posterior(y)``.
     :param X: inputs of the data, shape (N, D).
@@ -68,7 +75,7 @@ def with_neighbors(
     :param num_neighbors: H. Nearest are the rows whose prior correlation with the input is largest, so lengthscales count.
     :return: callable at inputs (B, D), for :class:`Marginals`.
     :raises TypeError: if ``f`` is not a function of a Gaussian process, or arrays are not floating.
-    :raises ValueError: if shapes do not go together, the noise is not positive, or f's residual is tightened, as within a guide.
+    :raises ValueError: if shapes do not go together, y is infinite, the noise is not positive, or f's residual is tightened, as within a guide.
     """
     if not isinstance(f, GPFunction):
         raise TypeError(
@@ -90,7 +97,7 @@ def with_neighbors(
         raise ValueError(
             f"`noise` must be a scalar or broadcast to the shape {shape} of y; got {noise.shape}."
         ) from None
-    inspect(_refuse_noise, noise)
+    inspect(_refuse_values, y, noise)
     count = min(check_integer("num_neighbors", num_neighbors), len(X))
     observed = jnp.isfinite(y)
     return NeighborFunction(f, X, jnp.where(observed, y, 0), jnp.where(observed, 1 / noise, 0), count)
@@ -105,7 +112,9 @@ def _inputs(f: GPFunction, X: Any) -> Array:
     return f.checked(X)
 
 
-def _refuse_noise(noise: Any) -> None:
+def _refuse_values(y: Any, noise: Any) -> None:
+    if np.isinf(y).any():
+        raise ValueError("`y` must be finite, or NaN where there is no output; got infinity.")
     if not (noise > 0).all():
         raise ValueError(f"`noise` must be positive, the noise's standard deviation; got {noise.min()}.")
 
@@ -113,7 +122,7 @@ def _refuse_noise(noise: Any) -> None:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class NeighborFunction:
-    """What :func:`with_neighbors` returns; a pytree.
+    """What :func:`~numpyro_orthgp.with_neighbors` returns; a pytree.
 
     :param f: the function.
     :param X: inputs of the data, shape (N, D).
