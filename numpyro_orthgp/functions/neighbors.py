@@ -75,7 +75,8 @@ def with_neighbors(
     :param num_neighbors: H. Nearest are the rows whose prior correlation with the input is largest, so lengthscales count.
     :return: callable at inputs (B, D), for :class:`Marginals`.
     :raises TypeError: if ``f`` is not a function of a Gaussian process, or arrays are not floating.
-    :raises ValueError: if shapes do not go together, y is infinite, the noise is not positive, or f's residual is tightened, as within a guide.
+    :raises ValueError: if shapes do not go together, y is infinite, the noise is not positive, or f's residual is tightened, as
+        within a guide.
     """
     if not isinstance(f, GPFunction):
         raise TypeError(
