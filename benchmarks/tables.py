@@ -177,7 +177,7 @@ def collapsed_lines(
     )
     for label, points, rows, seconds in cases:
         if is_wanted(label, args.methods):
-            yield Line(label, points, rows, "score", table.values[name][label], seconds)
+            yield Line(label, points, rows, "score", table.values[name].get(label), seconds)
 
 
 # ---------------------------------------------------------------- printing
