@@ -18,7 +18,7 @@ from numpyro_orthgp.tabular.importance import importance_of
 from numpyro_orthgp.tabular.models import regression_model
 from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_numbers, order_of
-from numpyro_orthgp.tabular.search import Found, moments, new_guide, predictor_of, search
+from numpyro_orthgp.tabular.search import Found, function_of, moments, new_guide, predictor_of, search
 
 __all__ = ["RegressionFit", "regression"]
 
@@ -83,9 +83,13 @@ def regression(
     standardized = (outputs[order] - loc) / scale
     with jax.enable_x64(True):
         found = search(inputs, standardized, num_held, budget)
-        predictor = predictor_of(found.values, inputs, standardized, found.Z, found.near)
+        rows = inputs, standardized, found.Z
+        f = function_of(found.values, *rows)
+        predictor: GPFunction | NeighborFunction = f
+        if found.near_noise is not None:
+            predictor = predictor_of(found.values | {"noise": np.array(found.near_noise)}, *rows, near=True)
     num_dropped = int((~seen).sum())
-    return RegressionFit(columns, loc, scale, found, inputs, standardized, predictor, num_held, num_dropped, budget)
+    return RegressionFit(columns, loc, scale, found, inputs, standardized, f, predictor, num_held, num_dropped, budget)
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,7 +100,8 @@ class RegressionFit:
     :param loc, scale: mean and standard deviation of y.
     :param found: hyperparameters, points and the searches for them.
     :param X, y: standardized rows, (N, D) and (N,), in the random order of the fit, the held-out ones first.
-    :param predictor: what predicts from standardized columns, given all rows: the function, or it and the rows near each input.
+    :param function: the function given all rows, of standardized columns, by the model.
+    :param predictor: what predicts: the same, or a function with less noise and the rows near each input.
     :param num_held: number of rows that the searches did not see.
     :param num_dropped: number of rows without y.
     """
@@ -107,17 +112,13 @@ class RegressionFit:
     found: Found
     X: np.ndarray
     y: np.ndarray
+    function: GPFunction
     predictor: GPFunction | NeighborFunction
     num_held: int
     num_dropped: int
     budget: Budget
 
     model = staticmethod(regression_model)
-
-    @property
-    def function(self) -> GPFunction:
-        """The function given all rows, of standardized columns, by its inducing points."""
-        return self.predictor.f if isinstance(self.predictor, NeighborFunction) else self.predictor
 
     @property
     def guide(self) -> Any:
@@ -148,7 +149,8 @@ class RegressionFit:
         table = read_table(X)
         with jax.enable_x64(True):
             mean, variance = moments(self.predictor, self.columns.encode(table))
-        noise = float(self.found.values["noise"])
+        near = self.found.near_noise
+        noise = float(self.found.values["noise"]) if near is None else near
         sd, function_sd = (self.scale * np.sqrt(v) for v in (variance + noise**2, np.maximum(variance, 0)))
         return Predictions(self.loc + self.scale * mean, sd, function_sd, table.index, table.like)
 
@@ -200,9 +202,10 @@ class RegressionFit:
         if self.num_held:
             better = "BETTER than the fit, and returned instead of it" if found.is_mean else "by mean and sd of y alone"
             lines.append(f"held-out rows {self.num_held}: log density {found.baseline:.3f} {better}")
-            if found.near:
+            if found.near_noise is not None:
                 lines.append(
-                    "predictions also use the 32 rows nearest to each input: held-out rows were clearly better with them"
+                    "predictions also use the 32 rows nearest to each input: held-out rows were clearly better with them, and with "
+                    f"noise {found.near_noise:.3g}"
                 )
         return "\n".join(lines)
 

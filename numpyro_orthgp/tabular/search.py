@@ -74,7 +74,7 @@ class Found:
     :param stages: the searches.
     :param baseline: mean log density of held-out rows under a normal distribution that knows no inputs.
     :param is_mean: whether that one is better, so that it was taken.
-    :param near: whether predictions also use the rows nearest to each input.
+    :param near_noise: the noise of predictions that also use the rows nearest to each input; ``None`` where they do not.
     """
 
     values: Values
@@ -83,7 +83,7 @@ class Found:
     stages: list[Stage] = field(default_factory=list)
     baseline: float = np.nan
     is_mean: bool = False
-    near: bool = False
+    near_noise: float | None = None
 
 
 def kernel_of(values: Values) -> Kernel:
@@ -221,23 +221,24 @@ def search(X: np.ndarray, y: np.ndarray, num_held: int, budget: Budget) -> Found
 
 def finish(X: Any, y: Any, searches: _Searches, values: Values, stages: list[Stage], last: Stage, grows: bool) -> Found:
     """All rows, and the points for them; the mean instead, where that predicts the held-out rows better."""
-    num_points, baseline, is_mean, near = last.num_points, np.nan, False, False
+    num_points, baseline, is_mean, near_noise = last.num_points, np.nan, False, None
     if grows:
         most = min(MOST_POINTS, int((MOST_WORK / len(y)) ** 0.5))
         num_points = min(len(y), max(num_points, min(most, 2 * num_points)))
     if len(searches.y_held):
         baseline = float(np.mean(-0.5 * (np.log(2 * np.pi) + searches.y_held**2)))
-        values, score, near = calibrate(searches, values, min(num_points, len(searches.y)))
+        values, near_noise, score = calibrate(searches, values, min(num_points, len(searches.y)))
         is_mean = bool(score < baseline)
     if is_mean:
         values = values | {"scale": np.array(1e-3), "slope": np.array(1e-3), "noise": np.array(1.0)}
     Z = np.asarray(greedy_variance(kernel_of(values), jnp.asarray(X), num_points))
     params = {name: np.asarray(value) for name, value in as_params(values).items()}
-    return Found(values, Z, params, stages, baseline, is_mean, near and not is_mean)
+    return Found(values, Z, params, stages, baseline, is_mean, None if is_mean else near_noise)
 
 
-def calibrate(searches: _Searches, values: Values, num_points: int) -> tuple[Values, float, bool]:
-    """The noise, changed if held-out rows are clearly predicted better with it; their mean log density then; and neighbours or not.
+def calibrate(searches: _Searches, values: Values, num_points: int) -> tuple[Values, float | None, float]:
+    """The noise, changed if held-out rows are clearly predicted better with it; that of predictions with neighbours, if these are
+    clearly better; the mean log density of the held-out rows then.
 
     Of few rows, and of outputs with heavy tails, modes of the hyperparameters leave too small a noise. Where there are fewer points
     than rows, the rows near each input may say more than the points do, and with them what the points miss is no noise any longer.
@@ -259,5 +260,5 @@ def calibrate(searches: _Searches, values: Values, num_points: int) -> tuple[Val
     if num_points < len(searches.y):
         with_near, score = climb(values, True, (1 / STEP, STEP))
         if score > best + CLEARLY:
-            return with_near, score / len(searches.y_held), True
-    return chosen, best / len(searches.y_held), False
+            return chosen, float(with_near["noise"]), score / len(searches.y_held)
+    return chosen, None, best / len(searches.y_held)
