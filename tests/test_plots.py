@@ -521,7 +521,7 @@ def every_picture(rng):
 
 
 def test_axes_that_are_given_are_all_that_is_touched(rng):
-    assert set(every_picture(rng)) == set(plots.__all__)
+    assert {*every_picture(rng), "terms"} == set(plots.__all__)  # terms has several axes, and tests of its own
     for name, picture in every_picture(rng).items():
         figure = matplotlib.figure.Figure(layout="constrained")  # not one of pyplot's
         ax, other = figure.subplots(1, 2)
@@ -542,7 +542,8 @@ def test_without_matplotlib_the_error_says_what_to_install(rng, monkeypatch):
             raise ImportError(name)
         return real(name, *args, **kwargs)
 
-    pictures = every_picture(rng)
+    by_terms, X, _ = two_terms(rng)
+    pictures = every_picture(rng) | {"terms": lambda: plots.terms(by_terms, X)}
     monkeypatch.setattr(builtins, "__import__", without)
     for picture in pictures.values():
         with pytest.raises(ImportError, match=r"needs matplotlib: pip install 'numpyro_orthgp\[plots\]'"):
