@@ -1,4 +1,4 @@
-"""scikit-learn's protocol for :func:`numpyro_orthgp.regression`. Nothing imports this module but those who have scikit-learn.
+"""scikit-learn's protocol for :func:`numpyro_orthgp.regression`. Nothing imports this module but those who have scikit-learn::
 
 from numpyro_orthgp.sklearn import GPRegressor
 scores = cross_val_score(GPRegressor(M=100), X, y)

@@ -12,7 +12,10 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import CollapsedGP, init, kernels, likelihoods
+from numpyro_orthgp.diagnostics import nearby
+from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
 from numpyro_orthgp.diagnostics.nearby import GROUP_SIZE, NEIGHBORS
+from numpyro_orthgp.diagnostics.replay import look
 from tests import oracles
 
 N = 80
@@ -79,6 +82,28 @@ def test_gains_of_a_guide(params, residual):
     assert gain.num == N // 5 and gain.neighbors > 0.1
     assert any("ogp.with_neighbors(f, X, y, noise)" in line for line in report.advice)
     assert "near rows of y: groups of 16 would add" in str(report)
+
+
+def test_function_and_noise_are_of_one_draw(monkeypatch):
+    """Of a guide that draws hyperparameters: here the function's standard deviation is the noise's."""
+
+    def drawn(X, y):
+        noise = numpyro.sample("noise", numpyro.distributions.LogNormal(0.0, 1.0))
+        f = ogp.gp("f", noise**2 * kernels.Matern32(SCALE), Z)
+        with numpyro.plate("data", N):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), noise), obs=y)
+
+    found = []
+    monkeypatch.setattr(nearby, "_gains", lambda f, X, y, noise: found.append((f.kernel(X), noise)))
+    guide = ogp.AutoSparseGP(drawn, hyper=numpyro.infer.autoguide.AutoNormal)
+    params = fitted(drawn, guide, X, Y)
+    arguments, keys = Arguments((jnp.asarray(X), jnp.asarray(Y)), {}), jax.random.split(jax.random.PRNGKey(0), 4)
+    layout = look(drawn, arguments, GuideDraws(guide, params, arguments, keys[0]), fitted=True)
+    for key in keys:
+        nearby.nearby_gains(drawn, guide, params, arguments, layout, key)
+    for variance, noise in found:
+        np.testing.assert_allclose(variance, noise**2, rtol=1e-9)
+    assert len({float(noise[0]) for _, noise in found}) == 4
 
 
 @pytest.mark.parametrize("loc", [0.5, np.full(N, 0.5)], ids=["scalar", "of each row"])

@@ -68,7 +68,7 @@ def nearby_gains(
     def collect(arrays: Any, params: Any) -> list[tuple[Any, ...]]:
         args, kwargs = arguments.join(arrays)
         sites, _ = fitted_trace(model, guide, params, args, kwargs, rng_key)
-        functions = posterior(model, guide, params, *args, **kwargs)
+        functions = posterior(model, guide, params, *args, rng_key=rng_key, **kwargs)  # of the same draw
         found = list(_regressions(layout, sites, functions))
         names[:] = [name for name, *_ in found]
         return [tuple(rest) for _, *rest in found]

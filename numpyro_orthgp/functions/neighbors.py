@@ -15,7 +15,7 @@ A the projections,
 
 for :math:`q(u) = N(m, S_u)` in whitened coordinates. No observation counts twice: with :math:`q(u) = p(u \mid y)` and H = N this is
 the exact posterior. With groups of rows for b and the q(u) of PIC it is the prediction of Snelson and Ghahramani 2007, "Local and
-global sparse Gaussian process approximations", Sec. 4; with any q(u) it costs O(H M^2 + H^3) for an input, and a kernel value for
+global sparse Gaussian process approximations"; with any q(u) it costs O(H M^2 + H^3) for an input, and a kernel value for
 each row of the data.
 """
 
@@ -65,7 +65,7 @@ def with_neighbors(
     .. math:: g = (D_{bb} + S_b)^{-1} D_{b*}, \quad E f_* = A_*^\top m + g^\top (y_b - A_b^\top m), \quad
         \mathrm{Var} f_* = (A_* - A_b g)^\top S_u (A_* - A_b g) + D_{**} - g^\top D_{b*}
 
-    (Snelson and Ghahramani 2007, Sec. 4, where b is a group of the data).
+    (Snelson and Ghahramani 2007, where b is a group of the data).
 
     :param f: from :func:`posterior` or ``CollapsedGP(...).posterior(y)``.
     :param X: inputs of the data, shape (N, D).

@@ -2,9 +2,9 @@
 
 * A column of numbers (truth values too) is centred and divided by its standard deviation. Entries that are missing become its
   median, and where any are missing in training a column of zeros and ones tells which.
-* A column of text or categories becomes a column of zeros and ones for each of its most frequent levels, -1 and 1 in fact, so that
-  two levels are about as far apart as two typical numbers. All other levels, those that are missing and those never seen in
-  training have zeros only. Two levels, of which none is missing, need one such column.
+* A column of text or categories becomes a column for each of its most frequent levels, 1 there and -1 elsewhere, so that two
+  levels are about as far apart as two typical numbers. All other levels, those that are missing and those never seen in training
+  have -1 in all of these. Two levels, of which none is missing, need one such column.
 * What is constant in training, or the same as a column before it, is left out.
 """
 
@@ -131,9 +131,8 @@ class Column:
             known = [v for v in values if v is not None]
             levels, counts = np.unique(np.asarray(known, str), return_counts=True)
             levels = levels[np.argsort(-counts, kind="stable")]
-            most = (
-                1 if len(levels) == 2 and len(known) == len(values) else MOST_LEVELS
-            )  # one column tells two levels apart
+            two = len(levels) == 2 and len(known) == len(values)  # which one column tells apart
+            most = 1 if two else MOST_LEVELS
             return cls(name, tuple(str(v) for v in levels[:most]))
         known = values[np.isfinite(values)]
         if not len(known):

@@ -157,9 +157,9 @@ class RegressionFit:
     def importance(self) -> dict[str, float]:
         """For each column of the table the share of the variance of predictions that goes through it, the largest first.
 
-        Total Sobol indices of the mean, by exchanging the column between up to 1000 of the rows (Jansen 1999): columns that act
-        together count the variance that they share once each, so that the sum may be more than one. Between columns that are
-        correlated the function decides, not the data.
+        Total Sobol indices of the function's mean, by its inducing points, by exchanging the column between up to 1000 of the
+        rows (Jansen 1999): columns that act together count the variance that they share once each, so that the sum may be
+        more than one. Between columns that are correlated the function decides, not the data.
         """
 
         def mean(X: np.ndarray) -> np.ndarray:

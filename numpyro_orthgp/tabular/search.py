@@ -36,9 +36,7 @@ Values = dict[str, np.ndarray]  # of the hyperparameters, by site
 FIRST_POINTS, LEAST_ROWS, ROWS_PER_POINT = 100, 1000, 20
 MOST_POINTS = 1600
 PAYS = 0.005  # nats for a held-out row, that twice the points must gain
-ENOUGH = (
-    200  # held-out rows to go by; with fewer it is the gap between lower and upper bound that must be worth as much
-)
+ENOUGH = 200  # held-out rows to go by; with fewer the gap between lower and upper bound must be worth as much
 MOST_WORK = 1e10  # N M^2 of the last step, which has no gradient
 STEP, MOST_CHANGES, CLEARLY = 1.4, 6, 1.0  # factors of the noise, and nats of all held-out rows that each must gain
 TOLERANCE = 0.05  # nats, of a search
