@@ -100,6 +100,15 @@ def test_latent_functions_with_missing_outputs():
             np.testing.assert_allclose(parts(found)[:, i, p], expected, rtol=1e-9)
 
 
+def test_missing_outputs_of_one_function():
+    """A row without an output takes nobody's place among the neighbours."""
+    f, sets = one_of()
+    y = np.where(np.arange(N) % 2 == 0, np.nan, Y)
+    seen = range(1, N, 2)
+    found = parts(with_neighbors(f, X, y, NOISE, num_neighbors=H)(NEW))
+    np.testing.assert_allclose(found, dense(sets, rows=seen), rtol=1e-9)
+
+
 @pytest.mark.parametrize("num", [N, 10 * N])
 def test_all_rows_and_the_exact_q_are_the_exact_process(num):
     """One group of all rows makes PIC exact, and so is q(u); with all rows beside it nothing is approximated."""
