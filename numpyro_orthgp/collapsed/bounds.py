@@ -57,6 +57,7 @@ __all__ = [
     "Bound",
     "Moments",
     "Statistics",
+    "best_mean",
     "conditional_gain",
     "log_evidence",
     "log_upper_bound",
@@ -90,6 +91,7 @@ class Statistics(NamedTuple):
     :param log_noise: :math:`\sum_i \log \sigma_i^2`, for each output, shape (...).
     :param charge: the sum for which the residual is charged, for each output, shape (...).
     :param num: number of points with an observation, shape (...).
+    :param offset: where given, :math:`m_0`, shape (..., M, C): ``product`` and ``square`` are those of :math:`y - A^\top m_0`.
     """
 
     gram: Array
@@ -98,6 +100,7 @@ class Statistics(NamedTuple):
     log_noise: Array
     charge: Array
     num: Array
+    offset: Array | None = None
 
 
 class Moments(NamedTuple):
@@ -123,14 +126,19 @@ class Moments(NamedTuple):
     groups: Array | None = None
 
 
-def statistics(moments: Moments, Y: Array, precision: Array, explained: Array, bound: Bound) -> Statistics:
+def statistics(
+    moments: Moments, Y: Array, precision: Array, explained: Array, bound: Bound, offset: Array | None = None
+) -> Statistics:
     r"""The sums over one block of points.
 
     :param Y: outputs, shape (..., B, C); anything finite where there is no observation.
     :param precision: :math:`1 / \sigma_i^2`, zero where there is no observation, shape (..., B).
     :param explained: variance of each point and output under a q of orthogonal sets that is not optimized here, summed over
         outputs, shape (..., B).
+    :param offset: :math:`m_0`, shape (..., M, C), where outputs are to be those less :math:`A^\top m_0`.
     """
+    if offset is not None:
+        Y = Y - matmul(jnp.swapaxes(moments.first, -1, -2), offset)
     precision = precision.astype(jnp.result_type(moments.residual, precision))
     present = precision > 0
     log_noise = jnp.where(present, -jnp.log(jnp.where(present, precision, 1)), 0)
@@ -209,7 +217,7 @@ def log_evidence(sums: Statistics, sizes: Sequence[int], bound: str) -> Array:
     """
     W, logdet = _factors(sums.gram, sizes)
     num_columns = sums.product.shape[-1]
-    fit = sums.square - jnp.sum(lower_matmul(W, sums.product) ** 2, (-2, -1))
+    fit = _least_square(sums, W)
     charge = sums.charge
     if bound == "artemev2021":
         charge = sums.num * jnp.log1p(charge / jnp.maximum(sums.num, 1))
@@ -224,11 +232,16 @@ def optimum(sums: Statistics, sizes: Sequence[int]) -> list[tuple[Array, Array]]
 
     :return: for each set the means, shape (..., M_i, C), and the lower-triangular factor of the covariance, (..., M_i, M_i).
     """
-    precision = added_identity(sums.gram)
-    W, _ = _factors(sums.gram, sizes)
-    mean = lower_matmul_transposed(W, lower_matmul(W, sums.product))
+    precision, mean = added_identity(sums.gram), best_mean(sums)
     blocks = [(part, precision[..., part, part]) for part in _parts(sizes)]
     return [(mean[..., part, :], root_of_inverse(P, _scale(P))) for part, P in blocks]
+
+
+def best_mean(sums: Statistics) -> Array:
+    r""":math:`\Lambda^{-1} A S^{-1} y`, the best mean of the whitened variables of all sets, shape (..., M, C)."""
+    W = _inverse_cholesky(added_identity(sums.gram))
+    mean = lower_matmul_transposed(W, lower_matmul(W, _less_offset(sums.product, sums)))
+    return mean if sums.offset is None else sums.offset + mean
 
 
 def log_upper_bound(sums: Statistics) -> Array:
@@ -243,7 +256,7 @@ def log_upper_bound(sums: Statistics) -> Array:
     _, logdet = _factors(sums.gram, (sums.gram.shape[-1],))
     noise = 1 + sums.charge
     W = _inverse_cholesky(add_jitter(sums.gram, noise))
-    fit = (sums.square - jnp.sum(lower_matmul(W, sums.product) ** 2, (-2, -1))) / noise
+    fit = _least_square(sums, W, noise) / noise
     return -jnp.sum(num_columns * (sums.num * jnp.log(2 * jnp.pi) + sums.log_noise + logdet) + fit) / 2
 
 
@@ -260,6 +273,28 @@ def conditional_gain(sums: Statistics, A: Array, residual: Array, precision: Arr
     W, _ = _factors(sums.gram, (sums.gram.shape[-1],))
     B = lower_matmul(W, A * precision[..., None, :])
     return jnp.sum(matmul(B, residual) * B, (-2, -1)) / 2
+
+
+def _least_square(sums: Statistics, W: Array, noise: Array | None = None) -> Array:
+    r""":math:`\min_m \sum_i (y_i - a_i^\top m)^2 / \sigma_i^2 + c |m|^2`, shape (...).
+
+    Without an offset this is a small difference of two large numbers, where the signal is far above the noise. With
+    :math:`m = m_0 + \delta` it is the same minimum over :math:`\delta`; if :math:`m_0` is near the best m, both numbers are small.
+
+    :param W: inverse Cholesky factor of :math:`A S^{-1} A^\top + c I`.
+    :param noise: c, shape (...); by default 1.
+    """
+    square = sums.square - jnp.sum(lower_matmul(W, _less_offset(sums.product, sums, noise)) ** 2, (-2, -1))
+    if sums.offset is None:
+        return square
+    length = jnp.sum(sums.offset**2, (-2, -1))
+    return square + (length if noise is None else noise * length)
+
+
+def _less_offset(product: Array, sums: Statistics, noise: Array | None = None) -> Array:
+    if sums.offset is None:
+        return product
+    return product - (sums.offset if noise is None else noise[..., None, None] * sums.offset)
 
 
 def _factors(outer: Array, sizes: Sequence[int]) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_orthgp.collapsed.bounds import Bound, Moments, Statistics, statistics
+from numpyro_orthgp.collapsed.bounds import Bound, Moments, Statistics, best_mean, statistics
 from numpyro_orthgp.functions.groups import covariance_of_groups
 from numpyro_orthgp.functions.prior import expect_covariances
 from numpyro_orthgp.functions.projection import Block, project, residual_variance
@@ -33,6 +33,12 @@ __all__ = ["Prior", "Rows", "project_inputs", "sum_over_points", "without_orthog
 
 # Values of A kept for the gradient, 64 MB in float32: with more the memory would be that of all data.
 MAX_KEPT = 2**24
+
+# Dtypes in which sums of squares over many rows are off by nats.
+_COARSE = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+# Rows for each inducing variable from which outputs are explained beforehand.
+_ROWS_PER_POINT = 1
 
 # Rounding errors, in float32, of sums over all rows times this are what directions must exceed to be seen beyond Hermite factors.
 _SMALLEST_SEEN = 10.0
@@ -74,21 +80,39 @@ def sum_over_points(prior: Prior, rows: Rows, bound: Bound, block_size: int | No
 
     Memory is then that of one block, O(M^2 + block_size M), in both directions; projections are kept for the gradient where
     those of all rows are few. Blocks are of whole groups, if there are any.
+
+    In float32 the sums are those of :math:`y - A^\top m_0`, with :math:`m_0` fitted to a few rows. The bound is the same for any
+    :math:`m_0`, so it needs no derivative. With :math:`m_0 = 0` the bound would be a small difference of two large sums, off by
+    nats where the signal is far above the noise (``benchmarks/float32_sums.py``).
     """
     entries = rows.X.shape[0] * sum(math.prod(block.whitener.shape[:-1]) for block in prior.blocks)
     if rows.scale is not None:
         # Of all rows: errors of all blocks add up.
         variance = jnp.mean(psi0(prior.kernel, rows.X, rows.scale, num_points=prior.num_points))
         prior = prior._replace(magnified=_SMALLEST_SEEN * (1 + variance * jnp.max(jnp.sum(rows.precision, 0))))
-    # What fills the last block has precision zero: no observation.
+    offset = _offset(prior, rows, bound, block_size) if rows.scale is None and rows.Y.dtype in _COARSE else None
+    return _sums(prior, rows, bound, block_size, offset, keep_large=entries <= MAX_KEPT)._replace(offset=offset)
 
+
+def _offset(prior: Prior, rows: Rows, bound: Bound, block_size: int | None) -> Array:
+    """The best mean of the whitened variables given a few rows, shape (..., M, C). It has no derivative."""
+    num = len(rows.X)
+    few = slice(None, None, max(1, num // (_ROWS_PER_POINT * sum(s.num for s in prior.features))))
+    prior, rows = jax.tree.map(jax.lax.stop_gradient, (prior, jax.tree.map(lambda a: a[few], rows)))
+    return best_mean(_sums(prior, rows, bound, block_size, None))
+
+
+def _sums(
+    prior: Prior, rows: Rows, bound: Bound, block_size: int | None, offset: Array | None, *, keep_large: bool = False
+) -> Statistics:
+    # What fills the last block has precision zero: no observation.
     def of(rows: tuple[Array, Array | None, Array], precision: Array) -> Statistics:
-        return _block(prior, Rows(*rows, precision), bound)
+        return _block(prior, Rows(*rows, precision), bound, offset)
 
     def of_groups(rows: tuple[Array, Array | None, Array], precision: Array) -> Statistics:
         return of(*jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (rows, precision)))
 
-    size, keep_large, group_size = block_size or rows.X.shape[0], entries <= MAX_KEPT, bound.group_size
+    size, group_size = block_size or rows.X.shape[0], bound.group_size
     if group_size is None:
         return sum_blocks(of, rows[:3], rows.precision, size, keep_large=keep_large)
     points, precision = jax.tree.map(lambda a: _by_groups(a, group_size, "edge"), rows[:3]), rows.precision
@@ -118,7 +142,7 @@ def without_orthogonal(given: Sequence[Whitened], A: Sequence[Array], Y: Array) 
     return Y, explained
 
 
-def _block(prior: Prior, rows: Rows, bound: Bound) -> Statistics:
+def _block(prior: Prior, rows: Rows, bound: Bound, offset: Array | None) -> Statistics:
     Y, precision = rows.Y, rows.precision
     if rows.scale is not None:
         moments, explained = _uncertain(prior, rows.X, rows.scale), jnp.zeros((Y.shape[0], 1), Y.dtype)
@@ -132,10 +156,10 @@ def _block(prior: Prior, rows: Rows, bound: Bound) -> Statistics:
             moments = moments._replace(groups=groups)
     explained = jnp.broadcast_to(explained, Y.shape)
     if precision.ndim == 1 and moments.residual.ndim == 1:
-        return statistics(moments, Y, precision, explained.sum(-1), bound)
+        return statistics(moments, Y, precision, explained.sum(-1), bound, offset)
     # Outputs with a noise, a mask or a kernel of their own: a leading axis instead of columns.
     precision = jnp.broadcast_to(precision.T, (Y.shape[1], Y.shape[0]))
-    return statistics(moments, Y.T[..., None], precision, explained.T, bound)
+    return statistics(moments, Y.T[..., None], precision, explained.T, bound, offset)
 
 
 def _uncertain(prior: Prior, loc: Array, scale: Array) -> Moments:

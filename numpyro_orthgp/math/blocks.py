@@ -75,10 +75,19 @@ def sum_blocks(
     one = _checkpoint(function, *([_LARGE] if keep_large else []))
     shapes = jax.eval_shape(function, *jax.tree.map(lambda block: block[0], blocks))
 
-    def add(total: Any, block: tuple[Any, Array]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, one(*block)), None
+    def add(sums: tuple[Any, Any], block: tuple[Any, Array]) -> tuple[tuple[Any, Any], None]:
+        pairs = jax.tree.map(_add, *sums, one(*block))
+        return jax.tree.transpose(jax.tree.structure(shapes), jax.tree.structure((0, 0)), pairs), None
 
-    return lax.scan(add, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), blocks)[0]
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return lax.scan(add, (zeros, zeros), blocks)[0][0]
+
+
+def _add(total: Array, lost: Array, value: Array) -> tuple[Array, Array]:
+    """A step of a compensated sum (Kahan 1965): the total, and what rounding has added to it too much."""
+    value = value - lost
+    new = total + value
+    return new, lax.stop_gradient((new - total) - value)
 
 
 def _num_rows(rows: Any) -> int:
