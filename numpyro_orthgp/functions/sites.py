@@ -11,7 +11,7 @@ from numpyro.primitives import _PYRO_STACK
 
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["Names", "charge", "model_running", "prng_key"]
+__all__ = ["Names", "charge", "enumerating", "model_running", "prng_key"]
 
 
 def prng_key() -> PRNGKey | None:
@@ -24,6 +24,11 @@ def prng_key() -> PRNGKey | None:
 def model_running() -> Any:
     """What tells one run of a model from others, its outermost handler; ``None`` where no model is running."""
     return _PYRO_STACK[0] if _PYRO_STACK else None
+
+
+def enumerating() -> bool:
+    """Whether NumPyro enumerates discrete sites of the running model, whose values then have axes to the left of all plates."""
+    return any(hasattr(handler, "first_available_dim") for handler in _PYRO_STACK)
 
 
 def charge(name: str, cost: Array) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_orthgp.errors import inspect
+from numpyro_orthgp.functions.arithmetic import broadcasts
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -71,15 +72,11 @@ def check_censored(censored: Any, shape: tuple[int, ...]) -> Array | None:
 
 
 def check_broadcasts(name: str, value: Array, shape: tuple[int, ...]) -> Array:
-    """Return ``value`` if it broadcasts to the ``shape`` of f(X).
+    """Return ``value`` if it broadcasts to the ``shape`` of f(X), but for axes of enumeration in front.
 
     :raises ValueError: otherwise.
     """
-    try:
-        fits = jnp.broadcast_shapes(value.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if not broadcasts(value.shape, shape):
         hint = f" One for each point has shape {(shape[0], 1)}." if value.shape == shape[:1] else ""
         raise ValueError(f"`{name}` must broadcast to the shape {shape} of f(X); got {value.shape}.{hint}")
     return value

@@ -44,7 +44,7 @@ class SurvivalLikelihood(ExpectedLikelihood):
         integrator: Integrator | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        self.censored = check_censored(censored, self._required(marginals).shape)
+        self.censored = check_censored(censored, self._required(marginals).own_shape)
         super().__init__(marginals, integrator=integrator, validate_args=validate_args)
 
     @abstractmethod
