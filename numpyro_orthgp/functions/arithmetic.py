@@ -19,7 +19,7 @@ from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = [
     "broadcasts", "check_operand", "check_rows", "check_weights", "draw_columns", "draw_mixed", "draw_of_rows", "draw_scaled",
-    "draw_shifted", "drawn_from", "mix_rows", "of_rows", "operand", "outputs_first", "refuse_no_output", "weighted",
+    "draw_shifted", "drawn_from", "mix_rows", "of_outputs", "of_rows", "operand", "outputs_first", "refuse_no_output", "weighted",
 ]  # fmt: skip
 
 
@@ -115,6 +115,14 @@ def weighted(latent: Array, weights: Array) -> Array:
         return jnp.einsum("...bl,lp->...bp", latent, weights, precision=PRECISION)
     weights = jnp.broadcast_to(weights, (*weights.shape[:-3], latent.shape[-2], *weights.shape[-2:]))
     return jnp.einsum("...bl,...blp->...bp", latent, weights, precision=PRECISION)
+
+
+def of_outputs(factor: Array, own: tuple[int, ...]) -> Array:
+    """What weights (L, P) or (..., B, L, P) are multiplied by where outputs are by ``factor``."""
+    if factor.ndim < len(own):  # () or (P,)
+        return factor
+    factor = jnp.broadcast_to(factor, factor.shape[: -len(own)] + own)
+    return factor[..., None, :] if len(own) == 2 else factor[..., None, None]
 
 
 def outputs_first(values: Array, own: tuple[int, ...]) -> Array:

@@ -275,10 +275,7 @@ class Marginals:
                 )
             scaled = m._with_variances(lambda variance: variance * square, groups=groups)
         else:
-            per_point = factor.ndim >= len(own)
-            of_point = jnp.broadcast_to(factor, factor.shape[: -len(own)] + own) if per_point else factor
-            per_output = of_point[..., None, :] if len(own) == 2 else of_point[..., None, None]
-            scaled = replace(m, mixing=m.mixing * (per_output if per_point else factor))
+            scaled = replace(m, mixing=m.mixing * arithmetic.of_outputs(factor, own))
         return replace(scaled, mean=self.mean * factor, joint=joint)
 
     __rmul__ = __mul__

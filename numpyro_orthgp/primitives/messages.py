@@ -31,7 +31,7 @@ from numpyro_orthgp.types import Array
 
 __all__ = [
     "MESSAGE", "Belief", "InputBelief", "InputSite", "Site", "announce", "belief_of", "collected_functions", "inducing_site",
-    "input_site_of", "is_integrated", "known", "sample_and_read", "site_of",
+    "input_site_of", "is_enumerated", "is_integrated", "known", "sample_and_read", "site_of",
 ]  # fmt: skip
 
 # The key of `infer`.
@@ -84,7 +84,7 @@ class Belief(NamedTuple):
 
     def as_infer(self) -> dict[str, Any]:
         """The ``infer`` argument of the guide's ``numpyro.sample``."""
-        return {MESSAGE: self}
+        return {MESSAGE: self, "kl": "analytic"}  # the latter for TraceEnum_ELBO
 
 
 class InputBelief(NamedTuple):
@@ -122,6 +122,12 @@ def input_site_of(message: dict[str, Any]) -> InputSite | None:
     """The same for sites of latent inputs."""
     found = message.get("infer", {}).get(MESSAGE) if message["type"] == "sample" else None
     return found if isinstance(found, InputSite) else None
+
+
+def is_enumerated(message: dict[str, Any]) -> bool:
+    """Whether a discrete latent site is summed over by inference, and so none that a guide draws."""
+    is_latent = message["type"] == "sample" and not message["is_observed"]
+    return is_latent and message["infer"].get("enumerate") == "parallel" and message["fn"].has_enumerate_support
 
 
 class _LastMessage(Messenger):
