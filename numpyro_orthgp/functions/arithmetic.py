@@ -23,13 +23,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-def broadcasts(shape: tuple[int, ...], own: tuple[int, ...]) -> bool:
-    """Whether an array goes with f(X) of shape ``own``: broadcasts to it, but for axes of enumeration in front."""
+def broadcasts(shape: tuple[int, ...], own: tuple[int, ...], lead: int = 0) -> bool:
+    """Whether an array goes with f(X) of shape ``own``: broadcasts to it, but for axes of enumeration in front.
+
+    :param lead: the number of such axes that f(X) is known to have, also when the model has ended.
+    """
     try:
         together = jnp.broadcast_shapes(shape, own)
     except ValueError:
         return False
-    return together == own or (enumerating() and together[len(together) - len(own) :] == own)
+    extra = len(together) - len(own)
+    return together[extra:] == own and (extra <= lead or enumerating())
 
 
 def operand(symbol: str, value: Any, dtype: Any) -> Array:
@@ -56,7 +60,7 @@ def check_operand(symbol: str, value: Array, mean: Array, lead: int) -> int:
     """
     own = mean.shape[lead:]
     extra = value.ndim - len(own)
-    if not broadcasts(value.shape, own):
+    if not broadcasts(value.shape, own, lead):
         hint = "[:, None]" if len(own) == 2 else "[:, 0]"
         raise ValueError(
             f"`f(X) {symbol} array` needs an array that broadcasts to the shape {own} of f(X); got {value.shape}. "

@@ -124,7 +124,7 @@ class ExpectedLikelihood(ToldOfMasks):
         """
         f = self._required(marginals)
         array = check_allowed(name, real(jnp.asarray(value), f.mean.dtype), allowed)
-        return check_broadcasts(name, array, f.own_shape) if per_point else array
+        return check_broadcasts(name, array, f.own_shape, f.lead) if per_point else array
 
     @abstractmethod
     def conditional(self, f: Array) -> dist.Distribution:
