@@ -1,8 +1,9 @@
 """Kernels of tinygp beside ours.
 
-``ours + theirs`` asks us. ``theirs + ours`` asks tinygp, whose sums take its own kernels alone and anything else for a number. So once tinygp has been imported our kernels count as instances of its class, and answer the
-two methods that it calls, for single points. Sums and products that it makes of ours become ours again where they are used
-(``ours`` in ``kernels/base.py``), with all that ours know: terms, leading axes of hyperparameters, no loops over points.
+``ours + theirs`` asks us. ``theirs + ours`` asks tinygp, whose sums take its own kernels alone and anything else for a number. So
+once tinygp has been imported our kernels count as instances of its class, and answer the two methods that it calls, for points.
+Sums and products that it makes of ours become ours again where they are used (``ours`` in ``kernels/base.py``), with all that ours
+know: terms, leading axes of hyperparameters, no loops over points.
 """
 
 from __future__ import annotations

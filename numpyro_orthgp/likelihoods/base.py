@@ -35,6 +35,7 @@ from numpyro_orthgp.likelihoods.masks import ToldOfMasks, refuse_groups
 from numpyro_orthgp.likelihoods.wrapped import check_observed, is_expected, log_predictive, refuse_outside, unwrap
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
+from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = [
@@ -44,6 +45,18 @@ __all__ = [
 
 
 _MOST_AXES = 8  # of enumeration, in front of those of f
+
+# Methods of subclasses in which parameters go along points, and points along nodes.
+_BROADCASTING = {
+    "conditional",
+    "expected_log_density",
+    "log_density",
+    "log_predictive",
+    "log_prob",
+    "mean",
+    "probs",
+    "variance",
+}
 
 
 class ExpectedLikelihood(ToldOfMasks):
@@ -64,6 +77,13 @@ class ExpectedLikelihood(ToldOfMasks):
     pytree_aux_fields: tuple[str, ...] = ("integrator", "by_default", "mixes", "lead")
     integrates_function = True  # a likelihood of this package, see `is_expected`
     moments_suffice = False  # whether the expectation depends on mean and variance of f only, whatever its distribution
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in _BROADCASTING & vars(cls).keys():
+            value = vars(cls)[name]
+            wrapped = property(broadcasting(value.fget)) if isinstance(value, property) else broadcasting(value)
+            setattr(cls, name, wrapped)
 
     def __init__(
         self, marginals: Marginals, *, integrator: Integrator | None = None, validate_args: bool | None = None
@@ -134,11 +154,13 @@ class ExpectedLikelihood(ToldOfMasks):
         """log p(y | f), where it can be had more precisely than from ``conditional``."""
         return self.conditional(f).log_prob(y)
 
+    @broadcasting
     def expected_log_density(self, y: Array) -> Array:
         """E_q(f)[log p(y | f)]; here by integration, in closed form where a subclass knows it."""
         f, weights = self._values(y)
         return expectation(weights, self.log_density(f, y))
 
+    @broadcasting
     def log_prob(self, value: ArrayLike) -> Array:
         """E_q(f)[log p(y | f)] minus the cost of tightening, shape of the batch: what the bound sums over points.
 
@@ -149,6 +171,7 @@ class ExpectedLikelihood(ToldOfMasks):
         y = self._checked(value)
         return self.expected_log_density(y) - self.tightening_cost
 
+    @broadcasting
     def log_predictive(self, value: ArrayLike) -> Array:
         """log E_q(f)[p(y | f)], the log density of y with the latent function integrated out, shape of the batch.
 
@@ -212,6 +235,7 @@ class ExpectedLikelihood(ToldOfMasks):
         """What ``log_prob`` pays for the tightened residual, broadcastable to the batch shape."""
         return self.marginals.point_cost if self.mixes else self.marginals.tightening_cost
 
+    @broadcasting
     def _values(self, y: Array | None = None) -> tuple[Array, Array]:
         """Latent values at the integration nodes, shape (S,) + that of f, and the weights of the nodes, shape (S,).
 
@@ -229,6 +253,7 @@ class ExpectedLikelihood(ToldOfMasks):
         nodes, weights = self.integrator.nodes(self.rng_key, m.own_shape[:1], None, m.mean.dtype)
         return self._aligned(nodes, y), weights
 
+    @broadcasting
     def _average(self, value: Callable[[Array], Array], y: Array | None = None, *, line: bool = False) -> Array:
         """E_q(f)[value(f)] of a prediction, for latent values with one axis in front: at nodes that all points share.
 
@@ -237,6 +262,7 @@ class ExpectedLikelihood(ToldOfMasks):
         nodes, weights = self._shared_nodes(line)
         return by_blocks(lambda x, w: expectation(w, value(self._at(x, y, line))), nodes, weights).sum(0)
 
+    @broadcasting
     def _log_average(self, log_value: Callable[[Array], Array], y: Array | None = None, *, line: bool = False) -> Array:
         """log E_q(f)[exp(log_value(f))] in the same way."""
         nodes, weights = self._shared_nodes(line)
