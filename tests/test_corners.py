@@ -77,7 +77,7 @@ def test_quantiles_of_a_known_gaussian(table):
     params = {"f.u0_loc": jnp.arange(4.0), "f.u0_scale_tril": jnp.asarray(T)}
     expected = stats.norm.ppf([[0.05], [0.8]], np.arange(4.0), np.sqrt(np.diag(T @ T.T)))
     np.testing.assert_allclose(guide.quantiles(params, [0.05, 0.8])["f.u0"], expected, rtol=1e-6)
-    with pytest.raises(ValueError, match="`quantiles` must be probabilities between 0 and 1; got"):
+    with pytest.raises(ValueError, match=r"`quantiles` must be probabilities between 0 and 1; got"):
         guide.quantiles(params, [5, 95])
     with pytest.raises(ValueError, match="it lacks 'f.u0_scale_tril'"):
         guide.quantiles({"f.u0_loc": jnp.arange(4.0)}, [0.5])
@@ -224,7 +224,7 @@ def test_a_network_of_equinox_within_a_kernel(table):
         np.testing.assert_allclose(jax.jit(lambda k: k(X, X))(kernel), expected, rtol=1e-10)
         slopes = jax.grad(lambda k: k(X, X).sum())(kernel)
         h = 1e-6
-        moved = jax.tree.map(lambda p, g: p + h * g, kernel, slopes)
+        moved = jax.tree.map(lambda p, g, h=h: p + h * g, kernel, slopes)
         rise = (moved(X, X).sum() - expected.sum()) / h
         np.testing.assert_allclose(rise, sum(jnp.sum(g**2) for g in jax.tree.leaves(slopes)), rtol=1e-3)
         leaves, tree = jax.tree.flatten(kernel)
