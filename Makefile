@@ -29,7 +29,13 @@ QUICK := architecture public_api equations errors clear_words products moments m
 EXAMPLES := one_call regression classification gplvm counts survey survival digits multitask deep deep_kernel convolutional spectral streaming nuts thompson \
 	large spatial neighbors seasons
 
-.PHONY: help demo snelson $(EXAMPLES) examples gallery test quick fuzz slow lint typecheck docs site doctest pages check package clean
+# What `make oldest` and `make newest` run: bounds, errors, training, diagnostics and conversion, minutes each.
+VERSIONS := architecture public_api equations errors golden_svgp golden_collapsed moments natural_safety fit diagnostics sklearn plots \
+	corners enumeration
+NEWEST_PYTHON ?= python3.13
+
+.PHONY: help demo snelson $(EXAMPLES) examples gallery corners test quick fuzz slow lint typecheck types docs site doctest pages check oldest \
+	newest package clean
 
 help:  ## show this list
 	@echo "make <target>, where <target> is one of"
@@ -68,6 +74,25 @@ lint: $(READY_TEST)  ## ruff: errors and format
 typecheck: $(READY_TEST)  ## mypy
 	$(PY) -m mypy
 
+types: $(READY_TEST)  ## the types that a user's script sees: mypy --strict and pyright
+	$(PY) -m pip install --quiet --disable-pip-version-check pyright
+	$(PY) -m pytest -q --slow tests/test_typing.py
+	$(VENV)/bin/pyright --pythonpath $(PY) tests/typing_user.py
+
+corners: $(READY_TEST)  ## run every corner of NumPyro and write the table of docs/guide/numpyro.md
+	$(PY) docs/corners.py
+
+oldest: | $(PY)  ## tests with the oldest versions that pyproject.toml allows, constraints/oldest.txt
+	$(PYTHON) -m venv build/oldest
+	build/oldest/bin/pip install --quiet --disable-pip-version-check -c constraints/oldest.txt -r constraints/oldest.txt
+	build/oldest/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	build/oldest/bin/python -m pytest -q $(WORKING) $(VERSIONS:%=tests/test_%.py) $(PYTEST)
+
+newest: | $(PY)  ## tests with the newest versions there are (NEWEST_PYTHON=python3.13)
+	$(NEWEST_PYTHON) -m venv build/newest
+	build/newest/bin/pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[test,examples]'
+	build/newest/bin/python -m pytest -q $(WORKING) $(VERSIONS:%=tests/test_%.py) $(PYTEST)
+
 docs: site doctest  ## the site, in docs/_build/html, warnings being errors; and the examples in docstrings
 
 pages: $(READY_TEST)  ## the snippets of docs/ and README, the commands that they name, and all of examples/, run small
@@ -83,11 +108,15 @@ doctest: $(READY_DOCS)
 
 check: lint typecheck docs pages test  ## what continuous integration runs
 
-package: $(READY_TEST)  ## wheel and sdist in dist/; the wheel is installed in a clean environment, where README's first example runs
-	$(PY) -m pip install --quiet --disable-pip-version-check build
-	rm -rf dist build/clean && $(PY) -m build --outdir dist .
+package: $(READY_TEST)  ## wheel and sdist in dist/, checked; both are installed in bare environments, where README's first example runs
+	$(PY) -m pip install --quiet --disable-pip-version-check build twine
+	rm -rf dist build/clean build/from_sdist && $(PY) -m build --outdir dist .
+	$(PY) -m twine check --strict dist/*
+	$(PY) tests/distributions.py dist
 	$(PYTHON) -m venv build/clean && build/clean/bin/pip install --quiet --disable-pip-version-check dist/*.whl
-	cd build && clean/bin/python -c 'import re; exec(re.search(r"`{3}python\n(.*?)`{3}", open("../README.md").read(), re.S)[1])'
+	cd build && clean/bin/python ../tests/distributions.py --run ../README.md
+	$(PYTHON) -m venv build/from_sdist && build/from_sdist/bin/pip install --quiet --disable-pip-version-check dist/*.tar.gz
+	cd build && from_sdist/bin/python ../tests/distributions.py --run ../README.md
 
 clean:  ## remove the environment, caches and outputs
 	rm -rf $(VENV) out build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache

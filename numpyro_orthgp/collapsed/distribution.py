@@ -23,6 +23,7 @@ from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.marginals import MAX_JOINT_DRAW
 from numpyro_orthgp.functions.prior import as_kernel, check_jitter, check_latents, decompose_sets
 from numpyro_orthgp.functions.projection import Block, residual_covariance
+from numpyro_orthgp.functions.sites import refuse_enumerated, told_of_enumeration
 from numpyro_orthgp.gaussians.family import Full, Whitened
 from numpyro_orthgp.inducing import Feature, as_sets, input_dim
 from numpyro_orthgp.math.cholesky import safe_cholesky
@@ -137,12 +138,15 @@ class CollapsedGP(dist.Distribution):
         self.group_size = checks.check_group_size(group_size, bound, N, uncertain)
         checks.check_given(orthogonal, features)
         self.orthogonal = None if orthogonal is None else tuple(orthogonal)
-        self.noise_scale = checks.check_noise(noise_scale, N)
-        self.observed = checks.check_observed(observed, N)
-        self.loc = checks.check_loc(loc, N)
+        with told_of_enumeration():
+            self.noise_scale = checks.check_noise(noise_scale, N)
+            self.observed = checks.check_observed(observed, N)
+            self.loc = checks.check_loc(loc, N)
+            self._separate = check_latents(None, self.kernel, features, None if uncertain else checked)
+        if num_outputs is None:
+            refuse_enumerated(self._separate)
         self.jitter = check_jitter(jitter, features[0].dtype, expectations=uncertain)
         self.block_size, self.num_points = checks.check_block_size(block_size), num_points
-        self._separate = check_latents(None, self.kernel, features, None if uncertain else checked)
         self.num_outputs = self._check_num_outputs(num_outputs)
         shape = (N,) if self.num_outputs is None else (N, self.num_outputs)
         super().__init__((), shape, validate_args=validate_args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,15 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from numpyro_orthgp.errors import check_columns
+from numpyro_orthgp.errors import check_columns, inspect
+from numpyro_orthgp.functions import arithmetic
 from numpyro_orthgp.functions.runs import DrawInRun
 from numpyro_orthgp.functions.sites import Names, charge, prng_key
 from numpyro_orthgp.math.grouped import scale_groups
 from numpyro_orthgp.math.linalg import safe_sqrt
-from numpyro_orthgp.math.products import PRECISION, matmul
+from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
-__all__ = ["Marginals", "check_joint_draw", "drawn_from"]
+__all__ = ["Marginals", "check_joint_draw"]
 
 # A joint draw at B points needs a B x B Cholesky factor; beyond this size the user should say what is meant. In a fit each step has
 # one, and its gradient.
@@ -45,6 +47,8 @@ class Marginals:
         one of them is replaced by hand.
     :param groups: the residual's covariance within each of n groups of G consecutive inputs, shape (n, G, G) or (L, n, G, G), where
         the guide tightens it in groups; else ``None``. A last group that is shorter is filled up with anything.
+    :param lead: number of axes in front of all those above that enumerated discrete sites have made
+        (:mod:`numpyro_orthgp.functions.arithmetic`); 0 where nothing is enumerated.
     """
 
     mean: Array
@@ -56,18 +60,24 @@ class Marginals:
     names: Names | None = field(default=None, metadata={"static": True})
     total: Array | None = None
     groups: Array | None = None
+    lead: int = field(default=0, metadata={"static": True})
 
     __array_ufunc__ = None  # numpy array + Marginals asks us, instead of adding us to each of its entries
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(B,) or (B, P)."""
+        """(B,) or (B, P); axes of enumeration in front."""
         return self.mean.shape
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """(B,) or (B, P), without axes of enumeration."""
+        return self.mean.shape[self.lead :]
 
     @property
     def num_latents(self) -> int | None:
         """Number L of latent functions beneath the outputs, ``None`` for a single one."""
-        return None if self.explained.ndim == 1 else self.explained.shape[-1]
+        return None if self.explained.ndim == self.lead + 1 else self.explained.shape[-1]
 
     @property
     def tight(self) -> bool:
@@ -105,12 +115,13 @@ class Marginals:
         """
         if self.mixing is None:
             return self._latent_cost
-        return jnp.broadcast_to(self.point_cost.reshape(-1, *(1,) * (self.mean.ndim - 1)), self.mean.shape)
+        cost = self.point_cost
+        return jnp.broadcast_to(cost if len(self.own_shape) == 1 else cost[..., None], self.mean.shape)
 
     @property
     def point_cost(self) -> Array:
         """What the bound pays for v where one y depends on all latent functions of its point, shape (B,)."""
-        return self._latent_cost if self.explained.ndim == 1 else self._latent_cost.sum(-1)
+        return self._latent_cost if self.num_latents is None else self._latent_cost.sum(-1)
 
     @property
     def _latent_residual(self) -> Array:
@@ -119,10 +130,13 @@ class Marginals:
     @property
     def _latent_cost(self) -> Array:
         v = jnp.ones((), self.mean.dtype) if self.residual_scale is None else self.residual_scale
-        return jnp.broadcast_to((v - jnp.log(v) - 1) / 2, self.explained.shape)
+        return jnp.broadcast_to((v - jnp.log(v) - 1) / 2, jnp.broadcast_shapes(v.shape, self.explained.shape))
 
     def at(self, nodes: Array) -> Array:
-        """Outputs for standard-normal ``nodes`` of shape (S, B) or (S, B, L), shape (S,) + ``shape``."""
+        """Outputs for standard-normal ``nodes`` of shape (S, B) or (S, B, L), shape (S,) + ``shape``.
+
+        Nodes have axes of size one in the place of those of enumeration.
+        """
         return self.mean + self._mixed(safe_sqrt(self.latent_variance) * nodes)
 
     def sample(self, rng_key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -186,80 +200,117 @@ class Marginals:
         :raises TypeError: for any other key; rows are picked by indexing X.
         :raises ValueError: if no output is picked, or one twice.
         """
-        columns = check_columns(key, self.shape)
-        joint = None if self.joint is None else Partial(_draw_columns, self.joint, columns)
+        columns = check_columns(key, self.own_shape)
+        joint = None if self.joint is None else Partial(arithmetic.draw_columns, self.joint, columns)
         if self.mixing is None:
             v = self.residual_scale
-            v = None if v is None else jnp.broadcast_to(v, self.shape[1:])[columns]
-            groups = None if self.groups is None else self.groups[columns]
-            picked = self._with_variances(lambda variance: variance[:, columns], residual_scale=v, groups=groups)
+            v = None if v is None else jnp.broadcast_to(v, (*v.shape[:-1], self.shape[-1]))[..., columns]
+            groups = None if self.groups is None else self.groups[..., columns, :, :, :]
+            picked = self._with_variances(lambda variance: variance[..., columns], residual_scale=v, groups=groups)
         else:
             picked = replace(self, mixing=self.mixing[..., np.atleast_1d(columns)])
-        return replace(picked, mean=self.mean[:, columns], joint=joint)
+        return replace(picked, mean=self.mean[..., columns], joint=joint)
+
+    def pick(self, which: ArrayLike) -> Marginals:
+        """One output of each row, ``which[n]`` of row n: shape (B,) out of (B, P).
+
+        For the long format, in which each row is of one task; and for mixtures whose component chooses the function::
+
+            z = numpyro.sample("z", dist.Categorical(weights), infer={"enumerate": "parallel"})  # in the plate of the rows
+            numpyro.sample("y", Gaussian(stack([f(X), g(X)]).pick(z), noise), obs=y)
+
+        :param which: integers of shape (B,), or () for all rows; while NumPyro enumerates a site, its value.
+        :raises TypeError: if they are not integers.
+        :raises ValueError: for another shape, if concrete ones lie outside of 0..P-1, or if the residual is tightened in groups.
+        """
+        which = arithmetic.check_rows(which, self.mean, self.lead)
+        inspect(partial(arithmetic.refuse_no_output, self.shape[-1]), which)
+        if self.groups is not None:
+            raise ValueError(
+                "Rows of one group would be of different functions. Leave `group_size` out for what `pick` chooses from."
+            )
+        m = self.lifted(which.ndim - 1)
+        joint = None if self.joint is None else Partial(arithmetic.draw_of_rows, self.joint, which)
+        mean = arithmetic.of_rows(self.mean, which)
+        if m.mixing is not None:
+            W = m.mixing if m.mixing.ndim > 2 else m.mixing[None]  # (..., 1 or B, L, P)
+            return replace(m, mean=mean, mixing=arithmetic.of_rows(W, which[..., None])[..., None], joint=joint)
+        v = self.residual_scale
+        v = v if v is None or v.ndim == 0 else arithmetic.of_rows(v[None], which)
+        return replace(
+            m._with_variances(lambda variance: arithmetic.of_rows(variance, which), residual_scale=v),
+            mean=mean,
+            joint=joint,
+        )
 
     def __add__(self, shift: ArrayLike) -> Marginals:
         """Add an array: a mean function, an offset, fixed effects."""
         self._refuse_own_draw("+", shift)
-        shift = _operand("+", shift, self.mean.dtype)
-        _check_broadcast("+", shift, self.mean)
-        joint = None if self.joint is None else Partial(_draw_shifted, self.joint, shift)
-        return replace(self, mean=self.mean + shift, joint=joint)
+        shift = arithmetic.operand("+", shift, self.mean.dtype)
+        lead = arithmetic.check_operand("+", shift, self.mean, self.lead)
+        joint = None if self.joint is None else Partial(arithmetic.draw_shifted, self.joint, shift)
+        return replace(self.lifted(lead), mean=self.mean + shift, joint=joint)
 
     __radd__ = __add__
 
     def __sub__(self, shift: ArrayLike) -> Marginals:
         self._refuse_own_draw("-", shift)
-        return self + (-_operand("-", shift, self.mean.dtype))
+        return self + (-arithmetic.operand("-", shift, self.mean.dtype))
 
     def __rsub__(self, shift: ArrayLike) -> Marginals:
-        return -self + _operand("-", shift, self.mean.dtype)
+        return -self + arithmetic.operand("-", shift, self.mean.dtype)
 
     def __mul__(self, factor: ArrayLike) -> Marginals:
         """Multiply by an array: an amplitude, a known covariate (a varying coefficient)."""
         self._refuse_own_draw("*", factor)
-        factor = _operand("*", factor, self.mean.dtype)
-        _check_broadcast("*", factor, self.mean)
-        joint = None if self.joint is None else Partial(_draw_scaled, self.joint, factor)
-        if self.mixing is None:
-            square, groups = factor**2, self.groups
+        factor = arithmetic.operand("*", factor, self.mean.dtype)
+        lead = arithmetic.check_operand("*", factor, self.mean, self.lead)
+        joint = None if self.joint is None else Partial(arithmetic.draw_scaled, self.joint, factor)
+        m, own = self.lifted(lead), self.own_shape
+        if m.mixing is None:
+            square, groups = factor**2, m.groups
             if groups is not None:
-                groups = scale_groups(groups, jnp.broadcast_to(factor, self.shape).T)
-            scaled = self._with_variances(lambda variance: variance * square, groups=groups)
+                groups = scale_groups(
+                    groups, arithmetic.outputs_first(jnp.broadcast_to(factor, factor.shape[: -len(own)] + own), own)
+                )
+            scaled = m._with_variances(lambda variance: variance * square, groups=groups)
         else:
-            per_point = factor.ndim == self.mean.ndim
-            per_output = jnp.broadcast_to(factor, self.shape).reshape(self.shape[0], 1, -1) if per_point else factor
-            scaled = replace(self, mixing=self.mixing * per_output)
+            scaled = replace(m, mixing=m.mixing * arithmetic.of_outputs(factor, own))
         return replace(scaled, mean=self.mean * factor, joint=joint)
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: ArrayLike) -> Marginals:
-        return self * (1 / _operand("/", divisor, self.mean.dtype))
+        return self * (1 / arithmetic.operand("/", divisor, self.mean.dtype))
 
     def __neg__(self) -> Marginals:
         return self * -1.0
 
     def __matmul__(self, W: ArrayLike) -> Marginals:
         """Mix P functions into Q outputs, ``f(X) @ W`` with W of shape (P, Q): the linear model of coregionalization."""
-        W = _operand("@", W, self.mean.dtype)
-        if self.mean.ndim != 2 or W.ndim != 2 or W.shape[0] != self.mean.shape[1]:
-            raise ValueError(
-                f"`f(X) @ W` needs f(X) of shape (B, P) and W of shape (P, Q); got {self.mean.shape} and {W.shape}. "
-                "Give gp() `num_latents=P`, or stack single functions with numpyro_orthgp.stack([...])."
-            )
-        mixing = W if self.mixing is None else matmul(self.mixing, W)
-        joint = None if self.joint is None else Partial(_draw_mixed, self.joint, W)
-        return replace(self, mean=matmul(self.mean, W), mixing=mixing, joint=joint)
+        W = arithmetic.operand("@", W, self.mean.dtype)
+        lead = arithmetic.check_weights(W, self.mean, self.lead)
+        mixing = W if self.mixing is None else jnp.matmul(self.mixing, W, precision=PRECISION)
+        joint = None if self.joint is None else Partial(arithmetic.draw_mixed, self.joint, W)
+        return replace(self.lifted(lead), mean=arithmetic.mix_rows(self.mean, W), mixing=mixing, joint=joint)
 
     def _refuse_own_draw(self, symbol: str, value: Any) -> None:
         """While fitting these marginals are integrated over, whatever was drawn: the two would count as independent."""
-        joint, _ = drawn_from(self.joint)
+        joint, _ = arithmetic.drawn_from(self.joint)
         run = getattr(joint.args[0], "run", None) if isinstance(joint, DrawInRun) and joint.args else None
         if run is not None and run.has_drawn(value):
             raise ValueError(
                 f"`f(a) {symbol} f(b).sample()` takes marginals of f and a draw of the same f for independent, and would not give "
                 f"a bound. Draw both: f(a).sample() {symbol} f(b).sample()."
             )
+
+    def lifted(self, lead: int) -> Marginals:
+        """The same with ``lead`` axes of enumeration, of size one where there were none."""
+        extra = lead - self.lead
+        if extra <= 0:
+            return self
+        lifted = self._with_variances(lambda variance: variance.reshape((1,) * extra + variance.shape))
+        return replace(lifted, mean=self.mean.reshape((1,) * extra + self.mean.shape), lead=lead)
 
     def _with_variances(self, change: Callable[[Array], Array], **others: Any) -> Marginals:
         """Each kind of variance changed."""
@@ -270,9 +321,8 @@ class Marginals:
         """Latent (..., B, L) to outputs (..., B) or (..., B, P), with weights ``mixing**power``."""
         if self.mixing is None:
             return latent
-        spec = "...bl,lp->...bp" if self.mixing.ndim == 2 else "...bl,blp->...bp"
-        outputs = jnp.einsum(spec, latent, self.mixing**power, precision=PRECISION)
-        return outputs[..., 0] if self.mean.ndim == 1 else outputs
+        outputs = arithmetic.weighted(latent, self.mixing**power)
+        return outputs[..., 0] if len(self.own_shape) == 1 else outputs
 
 
 def check_joint_draw(B: int, *, fitting: bool = False) -> None:
@@ -292,58 +342,3 @@ def check_joint_draw(B: int, *, fitting: bool = False) -> None:
         f"{needs}; the limit is {limit}. Predict in batches, use the `mean` and `variance` of posterior(...), or draw point by "
         "point: f(X).independent()."
     )
-
-
-def _operand(symbol: str, value: Any, dtype: Any) -> Array:
-    if isinstance(value, Marginals):
-        raise TypeError(
-            f"Marginals {symbol} Marginals: what is made of two functions needs the covariance between them. Use a kernel that "
-            "is a sum (k1 + k2), whose terms are f.term(...), or for independent functions (stack([f(X), g(X)]) @ "
-            "jnp.ones((2, 1)))[..., 0]. One function at two inputs: f(Average(jnp.stack([a, b], 1), jnp.array([1.0, -1.0])))."
-        )
-    value = jnp.asarray(value)
-    # Integers become real first: unsigned ones would wrap around when negated or squared.
-    return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(dtype)
-
-
-def _check_broadcast(symbol: str, value: Array, mean: Array) -> None:
-    try:
-        kept = jnp.broadcast_shapes(value.shape, mean.shape) == mean.shape
-    except ValueError:
-        kept = False
-    if not kept:
-        hint = "[:, None]" if mean.ndim == 2 else "[:, 0]"
-        raise ValueError(
-            f"`f(X) {symbol} array` needs an array that broadcasts to the shape {mean.shape} of f(X); got {value.shape}. "
-            f"Did you mean array{hint}?"
-        )
-
-
-def _draw_shifted(draw: Any, shift: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    return draw(rng_key, shape) + shift
-
-
-def _draw_scaled(draw: Any, factor: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    return draw(rng_key, shape) * factor
-
-
-def _draw_mixed(draw: Any, W: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    return matmul(draw(rng_key, shape), W)
-
-
-def _draw_columns(draw: Any, columns: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    return draw(rng_key, shape)[..., columns]
-
-
-# What `Marginals.joint` may be made of: each draws what its first argument draws, and changes it.
-_ARITHMETIC = (_draw_shifted, _draw_scaled, _draw_mixed, _draw_columns)
-
-
-def drawn_from(joint: Any) -> tuple[Any, tuple[int, ...]]:
-    """What draws beneath arithmetic, of all that ``Marginals.joint`` may be made of, and the columns that were picked last."""
-    picked: tuple[int, ...] = ()
-    while isinstance(joint, Partial) and joint.func in _ARITHMETIC:
-        if joint.func is _draw_columns:
-            picked = picked or tuple(np.ravel(joint.args[1]).tolist())
-        joint = joint.args[0]
-    return joint, picked

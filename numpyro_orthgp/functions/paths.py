@@ -48,6 +48,7 @@ from numpyro_orthgp.kernels.random_features import RandomFunctions, draw_functio
 from numpyro_orthgp.kernels.summands import select
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.products import PRECISION
+from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike, PRNGKey
 
 __all__ = ["Paths", "draw_paths"]
@@ -91,6 +92,7 @@ class Paths:
         prior, weights = jax.tree.map(lambda leaf: leaf[rows], (self.prior, self.weights))
         return replace(self, prior=prior, weights=weights)
 
+    @broadcasting
     def __call__(self, X: ArrayLike | Functional) -> Array:
         """Values of every path, or functionals of it.
 
@@ -148,6 +150,7 @@ class Paths:
         return check_same_dtype("X", X, self.features[0].dtype)
 
 
+@broadcasting
 def draw_paths(
     rng_key: PRNGKey,
     num: int,

@@ -14,6 +14,7 @@ from numpyro_orthgp.errors import inspect, no_function
 from numpyro_orthgp.functions.projection import Block, conditional_covariance, decompose, joint_whitener
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.inducing.rows import Rows, covariance_of_rows, covariance_with_rows, scale_of_rows
+from numpyro_orthgp.kernels.base import ours
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
 from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
 from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
@@ -156,7 +157,7 @@ def as_kernel(kernel: Any) -> Any:
             f"`kernel` must be callable as kernel(X1, X2) and kernel(X); got {no_function(kernel)} "
             "Take one of numpyro_orthgp.kernels, a tinygp kernel, or a function."
         )
-    return as_pytree(kernel)
+    return ours(as_pytree(kernel))
 
 
 def check_latents(

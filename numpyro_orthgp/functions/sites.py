@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpyro
@@ -11,7 +13,12 @@ from numpyro.primitives import _PYRO_STACK
 
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["Names", "charge", "model_running", "prng_key"]
+__all__ = ["Names", "charge", "enumerating", "model_running", "prng_key", "refuse_enumerated", "told_of_enumeration"]
+
+_NOT_OF_PRIORS = (
+    "Kernels, inducing points and CollapsedGP cannot depend on a discrete site that is enumerated; offsets, factors and parameters "
+    "of likelihoods can. Declare a gp for each value z of the site, and pick: ogp.stack([f(X), g(X)]).pick(z)."
+)
 
 
 def prng_key() -> PRNGKey | None:
@@ -24,6 +31,38 @@ def prng_key() -> PRNGKey | None:
 def model_running() -> Any:
     """What tells one run of a model from others, its outermost handler; ``None`` where no model is running."""
     return _PYRO_STACK[0] if _PYRO_STACK else None
+
+
+def enumerating() -> bool:
+    """Whether NumPyro enumerates discrete sites of the running model, whose values then have axes to the left of all plates."""
+    return any(hasattr(handler, "first_available_dim") for handler in _PYRO_STACK)
+
+
+@contextmanager
+def told_of_enumeration() -> Iterator[None]:
+    """Within it an error of shapes says that an enumerated site may be behind it, where there is one.
+
+    :raises ValueError: the error, with that hint.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not enumerating():
+            raise
+        raise ValueError(f"{error} {_NOT_OF_PRIORS}") from error
+
+
+def refuse_enumerated(num_latents: int | None) -> None:
+    """Refuse a gp whose number of functions was read off an axis that enumeration may have made.
+
+    :param num_latents: what was read off.
+    :raises ValueError: while a site is enumerated.
+    """
+    if num_latents is not None and enumerating():
+        raise ValueError(
+            f"The kernel or its points have a leading axis of {num_latents}, and a discrete site is enumerated, which makes such "
+            f"axes too. If these are {num_latents} functions, say num_latents={num_latents}. Else: {_NOT_OF_PRIORS}"
+        )
 
 
 def charge(name: str, cost: Array) -> None:

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from numpyro_orthgp.functions.marginals import Marginals, drawn_from
+from numpyro_orthgp.functions.arithmetic import drawn_from
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.runs import DrawInRun
 from numpyro_orthgp.types import Array, PRNGKey
 

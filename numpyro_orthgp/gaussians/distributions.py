@@ -13,6 +13,7 @@ from numpyro.distributions.kl import kl_divergence
 
 from numpyro_orthgp.errors import check_key
 from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["WhitenedGaussian", "WhitenedPrior"]
@@ -63,12 +64,14 @@ class WhitenedGaussian(dist.Distribution):
     def support(self) -> Any:
         return constraints.independent(constraints.real, self.event_dim)
 
+    @broadcasting
     def rsample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.q.sample(check_key(key, "guides of this package"), sample_shape)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.rsample(key, sample_shape)
 
+    @broadcasting
     def log_prob(self, value: ArrayLike) -> Array:
         return self.q.log_density(jnp.asarray(value))
 
@@ -83,6 +86,7 @@ class WhitenedGaussian(dist.Distribution):
 
 # Without this registration TraceMeanField_ELBO would fall back to one Monte Carlo sample, and say nothing.
 @kl_divergence.register(WhitenedGaussian, WhitenedPrior)
+@broadcasting
 def _kl_from_prior(q: WhitenedGaussian, p: WhitenedPrior) -> Array:
     if q.event_shape != p.event_shape:
         raise ValueError(

@@ -30,10 +30,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from numpyro.optim import _NumPyroOptim
 
 from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.gaussians.constraints import Natural
 from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.gaussians.optimizers import as_optax
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["natural_gradient"]
@@ -63,11 +65,11 @@ class _State(NamedTuple):
 
 
 def natural_gradient(
-    others: optax.GradientTransformation,
+    others: optax.GradientTransformation | _NumPyroOptim,
     learning_rate: ArrayLike | Callable[[Array], Any],
     *,
     ramp_up: int = 0,
-    mean_only: optax.GradientTransformation | None = None,
+    mean_only: optax.GradientTransformation | _NumPyroOptim | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Natural gradients for the Gaussians of a guide made with ``natural=True``; ``others`` steps every other parameter.
 
@@ -112,17 +114,18 @@ def natural_gradient(
     >>> print((-losses).round(2), best.round(2))  # before the first step, after it; the optimum
     [-162.55  -21.13] -21.13
 
-    :param others: optax optimizer of hyperparameters, inducing points, residual scales and everything else.
+    :param others: optimizer, of optax or ``numpyro.optim``, of hyperparameters, inducing points, residual scales and all else.
     :param learning_rate: length of the natural steps, or a schedule of it. Usual values are 1 for Gaussian noise and full data
         with one set of full covariance, at most 1 over their number for several sets or functions, about 0.1 for minibatches, other
         likelihoods or diagonal covariances.
     :param ramp_up: number of first steps over which the length grows, log-linearly, from 1/10,000 of itself: for likelihoods that
         are not Gaussian, whose first steps from a poor start are too long otherwise (Salimbeni, Eleftheriadis, Hensman
         2018, Sec. 5).
-    :param mean_only: optax optimizer of the weights of ``MeanOnly`` points, which are of the size of y divided by the noise
+    :param mean_only: optimizer of the weights of ``MeanOnly`` points, which are of the size of y divided by the noise
         variance and so like larger steps than hyperparameters: ``optax.adam`` with 0.1 for labels or minibatches, up to 1 for
         regression on all the data. By default ``others``.
     :return: an optax transformation; its ``update`` needs ``params``, as NumPyro's ``SVI`` gives them.
+    :raises TypeError: if ``others`` or ``mean_only`` is no optimizer, or one that calls the loss itself.
     :raises ValueError: if ``learning_rate`` is not positive or ``ramp_up`` negative; from ``init``, if no Gaussian was declared
         ``natural``.
 
@@ -137,7 +140,8 @@ def natural_gradient(
     if ramp_up < 0:
         raise ValueError(f"`ramp_up` must be a number of steps, 0 for none; got {ramp_up}.")
     optimizers = [
-        optax.with_extra_args_support(o) for o in (others, optax.identity() if mean_only is None else mean_only)
+        as_optax("others", others),
+        as_optax("mean_only", optax.identity() if mean_only is None else mean_only),
     ]
 
     def split(tree: dict[str, Any], gaussians: list[_Gaussian]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -16,6 +15,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_orthgp.errors import check_floating, check_option
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.guides.declare import (
     Covariance,
     Residual,
@@ -23,15 +23,16 @@ from numpyro_orthgp.guides.declare import (
     check_group_size,
     check_names,
     declare_sets,
+    fitted,
     latent_inputs_posterior,
     per_set,
     residual_of,
 )
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
-from numpyro_orthgp.guides.missing import sample_missing
+from numpyro_orthgp.guides.missing import refuse_enumerated_output, sample_missing
+from numpyro_orthgp.guides.summaries import Summaries
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
-from numpyro_orthgp.primitives.messages import InputSite, Site, input_site_of, site_of
-from numpyro_orthgp.types import Array, PRNGKey
+from numpyro_orthgp.primitives.messages import InputSite, Site, input_site_of, is_enumerated, site_of
 
 __all__ = ["AutoSparseGP"]
 
@@ -58,7 +59,7 @@ class _Prepared(Exception):
     """The ``hyper`` guide has started."""
 
 
-class AutoSparseGP(AutoGuide):
+class AutoSparseGP(Summaries):
     """The automatic guide: a Gaussian for every gp of the model, a NumPyro autoguide for every other latent site.
 
     ::
@@ -170,33 +171,6 @@ class AutoSparseGP(AutoGuide):
                 self.prototype_trace = None
             raise
 
-    def sample_posterior(
-        self, rng_key: PRNGKey, params: dict[str, Any], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
-    ) -> dict[str, Array]:
-        """Samples of all latent sites, each of shape ``sample_shape`` + the site's."""
-
-        def draw(key: PRNGKey) -> dict[str, Array]:
-            return handlers.substitute(handlers.seed(self, key), params)(*args, **kwargs)
-
-        if not sample_shape:
-            return draw(rng_key)
-        draws = jax.vmap(draw)(jax.random.split(rng_key, math.prod(sample_shape)))
-        return jax.tree.map(lambda x: x.reshape(sample_shape + x.shape[1:]), draws)
-
-    def median(self, params: dict[str, Any]) -> dict[str, Array]:
-        """Posterior medians of all latent sites, by site name (those of ``hyper`` if it has medians).
-
-        :raises RuntimeError: before the first call, which finds the sites.
-        """
-        if self.prototype_trace is None:
-            raise RuntimeError(
-                "This guide has not seen its model yet, so it knows no sites. Call it first: guide(*args) under "
-                "numpyro.handlers.seed, or svi.init."
-            )
-        medians = dict(self._hyper.median(params)) if self._others else {}
-        known = [*self._inducing_sites, *(name for name in self._inputs if not callable(self.latents.get(name)))]
-        return medians | {name: params[f"{name}_loc"] for name in known}
-
     @property
     def _inducing_sites(self) -> list[str]:
         names = [f"{gp}.u{site.position}" for gp, sites in self._gps.items() for site in sites]
@@ -206,6 +180,29 @@ class AutoSparseGP(AutoGuide):
     def _others(self) -> set[str]:
         """Latent sites of the ``hyper`` guide."""
         return set(self._order) - set(self._inducing_sites) - set(self._inputs) - self._missing
+
+    @property
+    def _own_inputs(self) -> list[str]:
+        """Latent inputs whose parameters are the guide's own, not an encoder's."""
+        return [name for name in self._inputs if not callable(self.latents.get(name))]
+
+    def _gaussians(self, params: Mapping[str, Any]) -> dict[str, Whitened]:
+        return {
+            f"{gp}.u{s.position}": fitted(f"{gp}.u{s.position}", q, params)
+            for gp in self._gps
+            for s, q in self._starts(gp)
+        }
+
+    def _starts(self, name: str) -> list[tuple[Site, Whitened]]:
+        """The sets of a gp that are latent, and with what Gaussian a fit begins at each."""
+        sites = self._gps[name]
+        starts = per_set("covariance", _of(name, self.covariance, "full"), len(sites))
+        scale = _of(name, self.init_scale, 1.0)
+        return [
+            (site, begin(site.shape, jnp.asarray(scale, site.dtype)))
+            for site, begin in zip(sites, starts, strict=True)
+            if f"{name}.u{site.position}" in self._order
+        ]
 
     def _look(self, note: Callable[[], None]) -> None:
         """Call what notes names and sizes only; abstractly while a start is prepared, which compiles nothing."""
@@ -229,6 +226,9 @@ class AutoSparseGP(AutoGuide):
             if message["is_observed"]:
                 check_observed(name, message["fn"], message["value"])
                 continue
+            if is_enumerated(message):
+                continue
+            refuse_enumerated_output(name, message)
             if inputs is not None:
                 self._inputs[name] = inputs
                 self._note_plates(name, message)

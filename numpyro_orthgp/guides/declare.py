@@ -6,7 +6,7 @@ default stays 1, where the divergence is zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_orthgp.errors import check_floating, check_integer, check_option, inspect
+from numpyro_orthgp.errors import check_floating, check_integer, check_option, check_params, inspect
 from numpyro_orthgp.gaussians import FAMILIES, Whitened
 from numpyro_orthgp.gaussians.constraints import NaturalPart
 from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
@@ -25,7 +25,7 @@ from numpyro_orthgp.primitives.messages import Belief, InputBelief
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = [
-    "Covariance", "Residual", "SetOfQ", "check_group_size", "check_names", "declare_sets", "gp_posterior",
+    "Covariance", "Residual", "SetOfQ", "check_group_size", "check_names", "declare_sets", "fitted", "gp_posterior",
     "latent_inputs_posterior", "per_set", "residual_of",
 ]  # fmt: skip
 
@@ -214,6 +214,18 @@ def latent_inputs_posterior(name: str, loc: ArrayLike, scale: ArrayLike, *, anal
         )
     belief = InputBelief(loc, jnp.broadcast_to(scale, loc.shape), analytic)
     return numpyro.sample(name, dist.Normal(loc, belief.scale).to_event(1), infer=belief.as_infer())
+
+
+def fitted(name: str, start: Whitened, params: Mapping[str, Any]) -> Whitened:
+    """The Gaussian of a set whose parameters are in ``params``.
+
+    :param name: of its site.
+    :param start: the member of its family that the fit began with.
+    :raises ValueError: if one is missing.
+    """
+    parts = type(start).parts()
+    check_params("guide", {f"{name}_{part}": {"type": "param"} for part in parts}, params)
+    return start.given(**{part: params[f"{name}_{part}"] for part in parts})
 
 
 def _refuse_no_scale(init_scale: float) -> None:

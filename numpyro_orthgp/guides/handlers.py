@@ -19,7 +19,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import is_expected
-from numpyro_orthgp.primitives.messages import input_site_of, site_of
+from numpyro_orthgp.primitives.messages import input_site_of, is_enumerated, site_of
 from numpyro_orthgp.types import Array
 
 __all__ = ["EvenRows", "InModelOrder", "KeysUsed", "OutputsByRow", "SamePlates", "WithoutGPs", "hidden_by_mask"]
@@ -35,7 +35,7 @@ class _NothingLeft(Exception):
 
 
 class WithoutGPs(Messenger):
-    """A model whose gp sites, and outputs hidden by `obs_mask`, no outer handler sees: what is left is for ``hyper``."""
+    """A model whose gp sites no outer handler sees, nor enumerated ones, nor outputs hidden by `obs_mask`: for ``hyper``."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         super().__init__(fn)
@@ -72,7 +72,12 @@ class WithoutGPs(Messenger):
         if msg["is_observed"]:
             return
         ours = site_of(msg) is not None or input_site_of(msg) is not None
-        if ours or is_expected(msg["fn"]) or hidden_by_mask(msg["name"], self._seen):
+        if is_enumerated(msg):
+            if msg["value"] is None:
+                first = msg["fn"].enumerate_support(expand=False)[0]
+                msg["value"] = jnp.broadcast_to(first, msg["fn"].shape())
+            msg["stop"] = True
+        elif ours or is_expected(msg["fn"]) or hidden_by_mask(msg["name"], self._seen):
             if msg["value"] is None:
                 msg["value"] = jnp.zeros(msg["fn"].shape(), getattr(site_of(msg), "dtype", None))
             msg["stop"] = True

@@ -20,8 +20,9 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_orthgp.guides.handlers import OutputsByRow, hidden_by_mask
+from numpyro_orthgp.likelihoods.base import is_expected
 
-__all__ = ["sample_missing"]
+__all__ = ["refuse_enumerated_output", "sample_missing"]
 
 
 class _Beside(Messenger):
@@ -51,3 +52,14 @@ def sample_missing(model: Callable[..., Any], emitted: dict[str, Any], args: Any
             # Its plates are the model's; here they are the weight that they give to the site.
             with handlers.scale(scale=1.0 if message["scale"] is None else message["scale"]):
                 numpyro.sample(name, message["fn"])
+
+
+def refuse_enumerated_output(name: str, message: dict[str, Any]) -> None:
+    """
+    :raises ValueError: for an output that nobody observed and that is to be enumerated.
+    """
+    if not message["is_observed"] and is_expected(message["fn"]) and message["infer"].get("enumerate") == "parallel":
+        raise ValueError(
+            f"`{name}` is an output of a likelihood of numpyro_orthgp that nobody observed: its log density is an expectation, and "
+            'there are no values to enumerate. Leave infer={"enumerate": "parallel"} out, or the rows without outputs.'
+        )

@@ -14,6 +14,7 @@ import numpy as np
 
 from numpyro_orthgp.closures import Closure, as_pytree
 from numpyro_orthgp.errors import no_function
+from numpyro_orthgp.kernels.foreign import PointByPoint, from_tinygp, introduce
 from numpyro_orthgp.kernels.hyperparameters import (
     check_inputs,
     check_value,
@@ -21,39 +22,15 @@ from numpyro_orthgp.kernels.hyperparameters import (
     per_latent,
     static,
 )
+from numpyro_orthgp.kernels.trees import register
 from numpyro_orthgp.math.products import combine_columns
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["Constant", "Function", "Kernel", "Named", "Product", "Restricted", "Scaled", "Sum", "weighted_sum"]
 
 
-def _register(cls: type[Kernel]) -> None:
-    # Not `jax.tree_util.register_dataclass`: that unflattens through `__init__`, whose checks must not see
-    # gradients, optimizer states and the placeholders of tree transformations, which travel in the same
-    # structure.
-    dataclasses.dataclass(frozen=True, eq=False)(cls)
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    meta = tuple(field.name for field in fields if field.metadata.get("static"))
-    data = tuple(field.name for field in fields if not field.metadata.get("static"))
-
-    def flatten(kernel: Kernel) -> tuple[tuple, tuple]:
-        return tuple(getattr(kernel, name) for name in data), tuple(getattr(kernel, name) for name in meta)
-
-    def flatten_with_keys(kernel: Kernel) -> tuple[tuple, tuple]:
-        children, aux = flatten(kernel)
-        return tuple(zip(map(jax.tree_util.GetAttrKey, data), children, strict=True)), aux
-
-    def unflatten(aux: tuple, children: Iterable) -> Kernel:
-        kernel = object.__new__(cls)
-        for name, value in zip(data + meta, (*children, *aux), strict=True):
-            object.__setattr__(kernel, name, value)
-        return kernel
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-
-
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(hyperparameter, static))
-class Kernel(abc.ABC):
+class Kernel(PointByPoint, abc.ABC):
     """A covariance function.
 
     ``kernel(X1, X2)`` is the covariance matrix, shape (..., n, m); ``kernel(X)`` is the variance at each
@@ -63,7 +40,7 @@ class Kernel(abc.ABC):
         kernel = variance * Matern52(lengthscale).on([0, 1]) + Linear().on(2) + 0.1
 
     In sums and products the other operand may be any callable with the same convention, a tinygp kernel for
-    one (ours goes on the left: tinygp would take ours for a number).
+    one.
 
     Any hyperparameter may have a leading axis P, one kernel per latent function, which then leads the result:
     scalar ones have shape () or (P,), those with one value per input dimension (), (D,), (P, D) or (P, 1). A
@@ -84,7 +61,11 @@ class Kernel(abc.ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _register(cls)
+        register(cls)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Kernel:
+        introduce(Kernel)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -340,8 +321,14 @@ def _operand(other: Any) -> KernelLike:
             "A kernel can be combined with a number, an array or a kernel, that is any callable with "
             f"`k(X1, X2)` and `k(X)`; got {no_function(other)}"
         )
-    other = as_pytree(other)
+    other = ours(as_pytree(other))
     return Function(other) if isinstance(other, Closure) else other
+
+
+def ours(kernel: Any) -> Any:
+    """A kernel as it is; a sum or product that tinygp has made of one of ours, as ours would have been."""
+    parts = from_tinygp(kernel, Kernel)
+    return kernel if parts is None else {"Sum": Sum, "Product": Product}[parts[0]](*map(ours, parts[1:]))
 
 
 def _summand(other: Any) -> KernelLike:

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
 from numpyro_orthgp.errors import check_key, inspect
 from numpyro_orthgp.functions.expected import AveragedMarginals
 from numpyro_orthgp.functions.marginals import Marginals
-from numpyro_orthgp.functions.sites import prng_key
+from numpyro_orthgp.functions.sites import enumerating, prng_key
 from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, moment_of, real
 from numpyro_orthgp.likelihoods.integrators import (
     FOR_PREDICTIONS,
@@ -34,8 +32,10 @@ from numpyro_orthgp.likelihoods.integrators import (
     log_expectation,
 )
 from numpyro_orthgp.likelihoods.masks import ToldOfMasks, refuse_groups
+from numpyro_orthgp.likelihoods.wrapped import check_observed, is_expected, log_predictive, refuse_outside, unwrap
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
+from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = [
@@ -44,11 +44,27 @@ __all__ = [
 ]  # fmt: skip
 
 
+_MOST_AXES = 8  # of enumeration, in front of those of f
+
+# Methods of subclasses in which parameters go along points, and points along nodes.
+_BROADCASTING = {
+    "conditional",
+    "expected_log_density",
+    "log_density",
+    "log_predictive",
+    "log_prob",
+    "mean",
+    "probs",
+    "variance",
+}
+
+
 class ExpectedLikelihood(ToldOfMasks):
     r"""A distribution over y whose ``log_prob`` is :math:`E_{q(f)}[\log p(y \mid f)]`, minus the cost of tightening.
 
     The batch shape is that of ``conditional(f)``: (B,) for one latent function, or for P that each y depends on jointly;
-    (B, P) where each of P outputs has its own y (then ``.to_event(1)`` inside a plate over B).
+    (B, P) where each of P outputs has its own y (then ``.to_event(1)`` inside a plate over B). Where parameters or f depend on a
+    discrete site that NumPyro enumerates, its axes are in front.
 
     :param marginals: f(X).
     :param integrator: how to integrate where no closed form is known; by default 20 Gauss-Hermite nodes per latent
@@ -58,29 +74,48 @@ class ExpectedLikelihood(ToldOfMasks):
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields: tuple[str, ...] = ("marginals", "rng_key")
-    pytree_aux_fields: tuple[str, ...] = ("integrator", "by_default", "mixes")
+    pytree_aux_fields: tuple[str, ...] = ("integrator", "by_default", "mixes", "lead")
     integrates_function = True  # a likelihood of this package, see `is_expected`
     moments_suffice = False  # whether the expectation depends on mean and variance of f only, whatever its distribution
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in _BROADCASTING & vars(cls).keys():
+            value = vars(cls)[name]
+            wrapped = property(broadcasting(value.fget)) if isinstance(value, property) else broadcasting(value)
+            setattr(cls, name, wrapped)
 
     def __init__(
         self, marginals: Marginals, *, integrator: Integrator | None = None, validate_args: bool | None = None
     ) -> None:
         self.marginals = self._required(marginals)
-        prototype = self.conditional(marginals.mean)
-        self.mixes = marginals.mean.ndim == 2 and prototype.batch_shape == marginals.shape[:1]
-        if prototype.batch_shape not in (marginals.shape, marginals.shape[:1]):
-            raise ValueError(
-                f"Given f of shape {marginals.shape}, the likelihood has batch shape {prototype.batch_shape}; expected "
-                f"{marginals.shape}, or {marginals.shape[:1]} where y depends on all latent functions. Do its other arguments "
-                "broadcast against f?"
-            )
+        batch_shape, event_shape = self._shapes()
         if marginals.groups is not None and not self.closed_form:
             refuse_groups(type(self).__name__)
         dim = (marginals.num_latents or 1) if self.mixes else 1
         self.by_default = integrator is None
         self.integrator = integrator or (GaussHermite() if dim <= 2 else QuasiMonteCarlo())
         self.rng_key = None if isinstance(self.integrator, GaussHermite) else prng_key()
-        super().__init__(prototype.batch_shape, prototype.event_shape, validate_args=validate_args)
+        super().__init__(batch_shape, event_shape, validate_args=validate_args)
+
+    def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Batch and event shape, and in ``mixes`` and ``lead`` what they say of how y depends on f."""
+        f, own = self.marginals.mean, self.marginals.own_shape
+        # More axes than enumeration can make tell those that parameters have in front from those of f.
+        front = _MOST_AXES if enumerating() else self.marginals.lead
+        given = self.conditional(f.reshape((1,) * (front + len(own) - f.ndim) + f.shape))
+        batch = given.batch_shape
+        num = len(batch) - front
+        self.mixes = len(own) == 2 and num == 1
+        if num < 1 or batch[front:] != own[:num] or (num < len(own) and not self.mixes):
+            raise ValueError(
+                f"Given f of shape {own}, the likelihood has batch shape {_without_ones(batch, front)}; expected "
+                f"{own}, or {own[:1]} where y depends on all latent functions. Do its other arguments "
+                "broadcast against f?"
+            )
+        lead = _without_ones(batch[:front], front)
+        self.lead = len(lead)
+        return lead + batch[front:], given.event_shape
 
     def _required(self, marginals: Any) -> Marginals:
         if not isinstance(marginals, Marginals):
@@ -109,7 +144,7 @@ class ExpectedLikelihood(ToldOfMasks):
         """
         f = self._required(marginals)
         array = check_allowed(name, real(jnp.asarray(value), f.mean.dtype), allowed)
-        return check_broadcasts(name, array, f.shape) if per_point else array
+        return check_broadcasts(name, array, f.own_shape, f.lead) if per_point else array
 
     @abstractmethod
     def conditional(self, f: Array) -> dist.Distribution:
@@ -119,11 +154,13 @@ class ExpectedLikelihood(ToldOfMasks):
         """log p(y | f), where it can be had more precisely than from ``conditional``."""
         return self.conditional(f).log_prob(y)
 
+    @broadcasting
     def expected_log_density(self, y: Array) -> Array:
         """E_q(f)[log p(y | f)]; here by integration, in closed form where a subclass knows it."""
         f, weights = self._values(y)
         return expectation(weights, self.log_density(f, y))
 
+    @broadcasting
     def log_prob(self, value: ArrayLike) -> Array:
         """E_q(f)[log p(y | f)] minus the cost of tightening, shape of the batch: what the bound sums over points.
 
@@ -134,6 +171,7 @@ class ExpectedLikelihood(ToldOfMasks):
         y = self._checked(value)
         return self.expected_log_density(y) - self.tightening_cost
 
+    @broadcasting
     def log_predictive(self, value: ArrayLike) -> Array:
         """log E_q(f)[p(y | f)], the log density of y with the latent function integrated out, shape of the batch.
 
@@ -144,7 +182,7 @@ class ExpectedLikelihood(ToldOfMasks):
         if self.by_default and not self.mixes:
             m = self.marginals
             scale = safe_sqrt(m.variance)
-            shape = y.shape[: y.ndim - len(self.event_shape)]
+            shape = jnp.broadcast_shapes(y.shape[: y.ndim - len(self.event_shape)], self.batch_shape)
             dtype = m.mean.dtype  # NumPyro may make values in its default dtype
 
             def log_density(t: Array) -> Array:
@@ -197,6 +235,7 @@ class ExpectedLikelihood(ToldOfMasks):
         """What ``log_prob`` pays for the tightened residual, broadcastable to the batch shape."""
         return self.marginals.point_cost if self.mixes else self.marginals.tightening_cost
 
+    @broadcasting
     def _values(self, y: Array | None = None) -> tuple[Array, Array]:
         """Latent values at the integration nodes, shape (S,) + that of f, and the weights of the nodes, shape (S,).
 
@@ -204,16 +243,17 @@ class ExpectedLikelihood(ToldOfMasks):
         """
         m = self.marginals
         dim = m.num_latents if self.mixes else None
-        batch = m.shape[:1] if self.mixes else m.shape
+        batch = m.own_shape[:1] if self.mixes else m.own_shape
         nodes, weights = self.integrator.nodes(self.rng_key, batch, dim, m.mean.dtype)
         return self._at(nodes, y, line=False), weights
 
     def _line(self, y: Array | None = None) -> tuple[Array, Array]:
         """Standard-normal nodes of one dimension for each point, shape (S, B) or (S, 1), aligned as those of ``_values``."""
         m = self.marginals
-        nodes, weights = self.integrator.nodes(self.rng_key, m.shape[:1], None, m.mean.dtype)
+        nodes, weights = self.integrator.nodes(self.rng_key, m.own_shape[:1], None, m.mean.dtype)
         return self._aligned(nodes, y), weights
 
+    @broadcasting
     def _average(self, value: Callable[[Array], Array], y: Array | None = None, *, line: bool = False) -> Array:
         """E_q(f)[value(f)] of a prediction, for latent values with one axis in front: at nodes that all points share.
 
@@ -222,6 +262,7 @@ class ExpectedLikelihood(ToldOfMasks):
         nodes, weights = self._shared_nodes(line)
         return by_blocks(lambda x, w: expectation(w, value(self._at(x, y, line))), nodes, weights).sum(0)
 
+    @broadcasting
     def _log_average(self, log_value: Callable[[Array], Array], y: Array | None = None, *, line: bool = False) -> Array:
         """log E_q(f)[exp(log_value(f))] in the same way."""
         nodes, weights = self._shared_nodes(line)
@@ -233,16 +274,17 @@ class ExpectedLikelihood(ToldOfMasks):
         if self.by_default and isinstance(rule, QuasiMonteCarlo):
             rule = QuasiMonteCarlo(FOR_PREDICTIONS)  # nothing averages out here, as it does over the steps of a fit
         mixes = self.mixes and not line
-        return rule.shared_nodes(1 if mixes or line else m.mean.ndim, m.num_latents if mixes else None, m.mean.dtype)
+        axes = 1 if mixes or line else len(m.own_shape)
+        return rule.shared_nodes(axes, m.num_latents if mixes else None, m.mean.dtype)
 
     def _at(self, nodes: Array, y: Array | None, line: bool) -> Array:
-        m = self.marginals
-        f = nodes if line else m.at(nodes) if self.mixes else m.mean + safe_sqrt(m.variance) * nodes
-        return self._aligned(f, y)
+        m, nodes = self.marginals, self._aligned(nodes, y)
+        return nodes if line else m.at(nodes) if self.mixes else m.mean + safe_sqrt(m.variance) * nodes
 
-    def _aligned(self, values: Array, y: Array | None) -> Array:
-        leading = 0 if y is None else y.ndim - len(self.batch_shape) - len(self.event_shape)
-        return values.reshape(values.shape[:1] + (1,) * leading + values.shape[1:])
+    def _aligned(self, nodes: Array, y: Array | None) -> Array:
+        """Nodes (S, B), (S, B, P) or (S, B, L), with axes of size one in the place of those of samples and of enumeration."""
+        samples = 0 if y is None else y.ndim - len(self.batch_shape) - len(self.event_shape)
+        return nodes.reshape(nodes.shape[:1] + (1,) * (self.lead + max(samples, 0)) + nodes.shape[1:])
 
     def _check_not_stacked(self) -> None:
         # `vmap` stacks every array of a distribution: those of fewer axes than f, as a noise, would lie along the wrong one.
@@ -264,86 +306,15 @@ class ExpectedLikelihood(ToldOfMasks):
 
         :raises ValueError: saying what was expected and which value is outside.
         """
-        shape = self.batch_shape + self.event_shape
+        shape = self.batch_shape[self.lead :] + self.event_shape  # one y for all values that are enumerated
         if y.shape[max(y.ndim - len(shape), 0) :] != shape:
             hint = " Did you mean y[:, 0]?" if y.ndim == 2 and y.shape[1] == 1 else ""
             raise ValueError(f"`{name}` must have shape {shape} to match the likelihood; got {y.shape}.{hint}")
         if mask is not False:
-            inspect(partial(_refuse_outside, type(self).__name__, name), self.support, y, mask)
+            inspect(partial(refuse_outside, type(self).__name__, name), self.support, y, mask)
 
 
-def is_expected(fn: Any) -> bool:
-    """Whether a site's distribution is, beneath masks and such, a likelihood of this package."""
-    return getattr(unwrap(fn)[0], "integrates_function", False)
-
-
-def log_predictive(fn: Any, y: ArrayLike) -> Array:
-    """``log_predictive`` of a site's likelihood, whatever wraps it; of other distributions ``log_prob``.
-
-    :return: shape of the batch; zero where masked.
-    """
-    if not is_expected(fn):
-        return fn.log_prob(y)
-    if isinstance(fn, dist.MaskedDistribution):
-        return _log_predictive_masked(fn, jnp.asarray(y))
-    if isinstance(fn, dist.Independent):
-        values = log_predictive(fn.base_dist, y)
-        return values.sum(tuple(range(values.ndim - fn.reinterpreted_batch_ndims, values.ndim)))
-    if isinstance(fn, dist.ExpandedDistribution):
-        values = log_predictive(fn.base_dist, y)
-        return jnp.broadcast_to(values, jnp.broadcast_shapes(values.shape, fn.batch_shape))
-    return fn.log_predictive(y)
-
-
-def _log_predictive_masked(fn: dist.MaskedDistribution, y: Array) -> Array:
-    if isinstance(fn._mask, bool):
-        values = log_predictive(fn.base_dist, y) if fn._mask else jnp.zeros(y.shape[: y.ndim - fn.event_dim])
-        return jnp.broadcast_to(values, jnp.broadcast_shapes(values.shape, fn.batch_shape))
-    # As NumPyro does for `log_prob`: what is masked may be no output at all, and its derivatives no numbers.
-    with suppress(NotImplementedError):
-        allowed = fn.support.feasible_like(y)
-        y = jnp.where(fn._mask.reshape(fn._mask.shape + (1,) * fn.event_dim), y, allowed)
-    return jnp.where(fn._mask, log_predictive(fn.base_dist, y), 0.0)
-
-
-def check_observed(name: str, fn: Any, value: Any) -> None:
-    """:meth:`ExpectedLikelihood.check` for an observed site, whatever wraps its likelihood."""
-    likelihood, mask = unwrap(fn)
-    if isinstance(likelihood, ExpectedLikelihood):
-        likelihood.check(jnp.asarray(value), name, mask)
-
-
-def unwrap(fn: Any) -> tuple[Any, Any]:
-    """A distribution beneath masks, expansions and ``to_event``, and what all the masks leave, True without one."""
-    masks: list[tuple[Any, int]] = []
-    while isinstance(fn, (dist.MaskedDistribution, dist.Independent, dist.ExpandedDistribution)):
-        if isinstance(fn, dist.MaskedDistribution):
-            masks.append((fn._mask, fn.event_dim))
-        fn = fn.base_dist
-    mask: Any = True
-    for each, event_dim in masks:
-        if np.ndim(each):  # a mask of events is one of all their entries
-            each = each.reshape(each.shape + (1,) * (event_dim - fn.event_dim))
-        mask = each if mask is True else mask & each
-    return fn, mask
-
-
-def _refuse_outside(likelihood: str, name: str, support: Any, y: Array, mask: Any) -> None:
-    inside = np.asarray(support(np.asarray(y)))
-    mask = np.asarray(mask).reshape(
-        np.shape(mask) + (1,) * max(inside.ndim - np.ndim(mask), 0) if np.ndim(mask) else ()
-    )
-    bad = ~inside & mask
-    if bad.any():
-        first = tuple(int(i) for i in np.argwhere(bad)[0])
-        example = np.asarray(y)[first]
-        hint = " Labels are 0 and 1: use (y + 1) / 2 for labels -1 and 1." if likelihood == "Bernoulli" else ""
-        hint = (
-            " Mask missing outputs: numpyro.handlers.mask, with any allowed value in their place."
-            if np.isnan(example).any()
-            else hint
-        )
-        raise ValueError(
-            f"`{name}` must lie in the support of {likelihood} ({support}); got {example} at {first}, "
-            f"{int(bad.sum())} in all.{hint}"
-        )
+def _without_ones(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """A shape without axes of size one in front, of which at most so many go."""
+    ones = next((i for i, size in enumerate(shape[:most]) if size != 1), min(most, len(shape)))
+    return shape[ones:]

@@ -11,6 +11,7 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_orthgp.errors import inspect
+from numpyro_orthgp.functions.arithmetic import broadcasts
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -53,7 +54,7 @@ def _refuse_others(name: str, allowed: Allowed, value: Array) -> None:
         raise ValueError(f"`{name}` must be {allowed.words}; got a value of {values[bad].flat[0]}.")
 
 
-def check_censored(censored: Any, shape: tuple[int, ...]) -> Array | None:
+def check_censored(censored: Any, shape: tuple[int, ...], lead: int = 0) -> Array | None:
     """Return which outputs are censored as a boolean array.
 
     :raises TypeError: if it is not boolean; an event indicator, which means the opposite, usually is not.
@@ -67,19 +68,15 @@ def check_censored(censored: Any, shape: tuple[int, ...]) -> Array | None:
             f"`censored` must be boolean, True where only y > value is known; got {censored.dtype}. If it holds 1 for an "
             "event that was seen, give `event == 0`."
         )
-    return check_broadcasts("censored", censored, shape)
+    return check_broadcasts("censored", censored, shape, lead)
 
 
-def check_broadcasts(name: str, value: Array, shape: tuple[int, ...]) -> Array:
-    """Return ``value`` if it broadcasts to the ``shape`` of f(X).
+def check_broadcasts(name: str, value: Array, shape: tuple[int, ...], lead: int = 0) -> Array:
+    """Return ``value`` if it broadcasts to the ``shape`` of f(X), but for axes of enumeration in front.
 
     :raises ValueError: otherwise.
     """
-    try:
-        fits = jnp.broadcast_shapes(value.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if not broadcasts(value.shape, shape, lead):
         hint = f" One for each point has shape {(shape[0], 1)}." if value.shape == shape[:1] else ""
         raise ValueError(f"`{name}` must broadcast to the shape {shape} of f(X); got {value.shape}.{hint}")
     return value

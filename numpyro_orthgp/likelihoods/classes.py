@@ -12,7 +12,9 @@ from jax.nn import log_sigmoid, sigmoid
 from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.functions.arithmetic import broadcasts, of_rows
 from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.functions.sites import enumerating
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import INCREASING, OPEN_FRACTION
 from numpyro_orthgp.likelihoods.special import (
@@ -64,7 +66,7 @@ class Ordinal(ExpectedLikelihood):
     ) -> None:
         self.link = check_option("link", link, ("probit", "logit"))
         self.cutpoints = self._parameter(marginals, "cutpoints", cutpoints, INCREASING, per_point=False)
-        if self.cutpoints.ndim != 1 or self.cutpoints.size == 0:
+        if self.cutpoints.size == 0 or (self.cutpoints.ndim != 1 and not enumerating()):
             raise ValueError(f"`cutpoints` must have shape (K,) for K + 1 classes; got {self.cutpoints.shape}.")
         super().__init__(marginals, integrator=integrator, validate_args=validate_args)
 
@@ -86,8 +88,9 @@ class Ordinal(ExpectedLikelihood):
     def _log_density(self, f: Array, y: Array, scale: ArrayLike) -> Array:
         """log(F((upper - f) / scale) - F((lower - f) / scale)) with the cutpoints on either side of y."""
         k, c = y.astype(int), self.cutpoints
-        first, last = k == 0, k == c.size
-        upper, lower = c[jnp.minimum(k, c.size - 1)], c[jnp.maximum(k - 1, 0)]
+        K = c.shape[-1]
+        first, last = k == 0, k == K
+        upper, lower = (_entry(c, at) for at in (jnp.minimum(k, K - 1), jnp.maximum(k - 1, 0)))
         below, above, width = (upper - f) / scale, (f - lower) / scale, (upper - lower) / scale
         if self.link == "probit":
             return log_ndtr_difference(jnp.where(last, above, below), width, first | last)
@@ -97,21 +100,21 @@ class Ordinal(ExpectedLikelihood):
 
     @property
     def support(self) -> Any:
-        return constraints.integer_interval(0, self.cutpoints.size)
+        return constraints.integer_interval(0, self.cutpoints.shape[-1])
 
     @property
     def probs(self) -> Array:
         """The predictive probabilities of the classes, f integrated out, shape of f(X) + (K + 1,)."""
-        return _probs(self, self.cutpoints.size + 1)
+        return _probs(self, self.cutpoints.shape[-1] + 1)
 
     @property
     def mean(self) -> Array:
         """The mean of the class as a number."""
-        return self.probs @ jnp.arange(self.cutpoints.size + 1, dtype=self.marginals.mean.dtype)
+        return self.probs @ jnp.arange(self.cutpoints.shape[-1] + 1, dtype=self.marginals.mean.dtype)
 
     @property
     def variance(self) -> Array:
-        classes = jnp.arange(self.cutpoints.size + 1, dtype=self.marginals.mean.dtype)
+        classes = jnp.arange(self.cutpoints.shape[-1] + 1, dtype=self.marginals.mean.dtype)
         return (self.probs * (classes - self.mean[..., None]) ** 2).sum(-1)
 
 
@@ -156,7 +159,7 @@ class Categorical(ExpectedLikelihood):
     ) -> None:
         self.link = check_option("link", link, ("softmax", "robustmax"))
         self.epsilon = self._parameter(marginals, "epsilon", epsilon, OPEN_FRACTION, per_point=False)
-        if marginals.mean.ndim != 2:
+        if len(self._required(marginals).own_shape) != 2:
             raise ValueError(
                 f"Categorical needs f(X) of shape (B, P), one latent function per class; got {marginals.shape}. "
                 "Declare gp(..., num_latents=P)."
@@ -198,14 +201,15 @@ class Categorical(ExpectedLikelihood):
 
     def _robust(self, p: ArrayLike, epsilon: Array) -> Array:
         """The probability of a class that is the largest with probability p."""
-        return (1 - epsilon) * p + epsilon / (self.marginals.shape[1] - 1) * (1 - p)
+        return (1 - epsilon) * p + epsilon / (self.marginals.shape[-1] - 1) * (1 - p)
 
     def _probability_of_largest(self, y: Array, rule: tuple[Array, Array] | None) -> Array:
         """
         :param rule: nodes and weights of one dimension, of an ``integrator`` that was given; ``None`` for those about the step.
         """
         m, y = self.marginals, y.astype(int)
-        others = jnp.arange(m.shape[1]) != y[..., None]
+        y = jnp.broadcast_to(y, jnp.broadcast_shapes(y.shape, m.shape[:-1]))
+        others = jnp.arange(m.shape[-1]) != y[..., None]
 
         def of_class(values: Array) -> Array:
             return jnp.take_along_axis(jnp.broadcast_to(values, (*y.shape, values.shape[-1])), y[..., None], -1)
@@ -229,15 +233,16 @@ class Categorical(ExpectedLikelihood):
 
     @property
     def support(self) -> Any:
-        return constraints.integer_interval(0, self.marginals.shape[1] - 1)
+        return constraints.integer_interval(0, self.marginals.shape[-1] - 1)
 
     @property
     def probs(self) -> Array:
         """The predictive probabilities of the classes, f integrated out, shape (B, P)."""
         if self.link == "robustmax":
             # One class after the other: each takes its own nodes, times all classes.
-            every = jnp.broadcast_to(jnp.arange(self.marginals.shape[1])[:, None], self.marginals.shape[::-1])
-            return jnp.exp(jax.lax.map(self.log_predictive, every)).T
+            every = jnp.arange(self.marginals.shape[-1])
+            every = jnp.broadcast_to(every.reshape(-1, *(1,) * len(self.batch_shape)), (len(every), *self.batch_shape))
+            return jnp.moveaxis(jnp.exp(jax.lax.map(self.log_predictive, every)), 0, -1)
         return self._average(lambda f: jax.nn.softmax(f, axis=-1))
 
     @property
@@ -247,6 +252,11 @@ class Categorical(ExpectedLikelihood):
     @property
     def variance(self) -> Array:
         raise NotImplementedError("Classes without an order have no variance: use `.probs`, their probabilities.")
+
+
+def _entry(c: Array, at: Array) -> Array:
+    """``c[at]``; of cutpoints with axes of enumeration, (..., 1 or B, K), those of each."""
+    return c[at] if c.ndim == 1 else of_rows(c, at)
 
 
 def _probs(likelihood: Ordinal, num_classes: int) -> Array:
@@ -261,11 +271,10 @@ def _check_robustmax(marginals: Marginals, epsilon: Array) -> None:
             'Categorical(link="robustmax") needs independent latent functions: which of mixed ones is the largest is not a '
             'one-dimensional integral. Use link="softmax", or functions that are not mixed (`@ W`).'
         )
-    if marginals.shape[1] < 2:
+    if marginals.shape[-1] < 2:
         raise ValueError(
             f'Categorical(link="robustmax") needs two classes or more; got f(X) of shape {marginals.shape}.'
         )
-    if epsilon.shape not in ((), marginals.shape[:1]):
-        raise ValueError(
-            f"`epsilon` must have shape () or {marginals.shape[:1]}, one for each point; got {epsilon.shape}."
-        )
+    rows = marginals.own_shape[:1]
+    if epsilon.shape not in ((), rows) and not (epsilon.ndim > 1 and broadcasts(epsilon.shape, rows)):
+        raise ValueError(f"`epsilon` must have shape () or {rows}, one for each point; got {epsilon.shape}.")

@@ -15,6 +15,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.functions.arithmetic import outputs_first
 from numpyro_orthgp.functions.expected import AveragedMarginals
 from numpyro_orthgp.functions.groups import best_scales, charges
 from numpyro_orthgp.functions.marginals import Marginals
@@ -84,17 +85,21 @@ class Gaussian(ExpectedLikelihood):
     def residual_scale(self) -> Array:
         """The v of each point in that case, 1 / (1 + r / s^2), or of groups the diagonal of V; shape of f(X)."""
         m = self.marginals
-        return 1 / (1 + m.residual / self.scale**2) if m.groups is None else best_scales(m.groups, self._by_output).T
+        if m.groups is None:
+            return 1 / (1 + m.residual / self.scale**2)
+        return outputs_first(best_scales(m.groups, self._by_output), m.own_shape)
 
     @property
     def _charge(self) -> Array:
         m = self.marginals
-        return jnp.log1p(m.residual / self.scale**2) if m.groups is None else charges(m.groups, self._by_output).T
+        if m.groups is None:
+            return jnp.log1p(m.residual / self.scale**2)
+        return outputs_first(charges(m.groups, self._by_output), m.own_shape)
 
     @property
     def _by_output(self) -> Array:
         """Standard deviations of the noise, shape (B,) or (P, B)."""
-        return jnp.broadcast_to(self.scale, self.marginals.shape).T
+        return outputs_first(jnp.broadcast_to(self.scale, self.batch_shape), self.marginals.own_shape)
 
     def expected_log_density(self, y: Array) -> Array:
         return dist.Normal(self.marginals.mean, self.scale).log_prob(y) - self.marginals.variance / (2 * self.scale**2)
@@ -148,7 +153,7 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
         validate_args: bool | None = None,
     ) -> None:
         self.link = check_option("link", link, POSITIVE_LINKS)
-        if self._required(marginals).shape[1:] != (2,):
+        if self._required(marginals).own_shape[1:] != (2,):
             raise ValueError(
                 f"HeteroskedasticGaussian needs f(X) of shape (B, 2), a mean and a noise level; got {marginals.shape}. Put two "
                 "functions side by side with numpyro_orthgp.stack([f(X), g(X)]), or declare gp(..., num_latents=2)."
@@ -179,7 +184,8 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
             return dist.Normal(mean, jnp.sqrt(total)).log_prob(y)
 
         if self.by_default:
-            return log_normal_expectation(log_density, y.shape, self.marginals.mean.dtype)
+            shape = jnp.broadcast_shapes(y.shape, self.batch_shape)
+            return log_normal_expectation(log_density, shape, self.marginals.mean.dtype)
         return self._log_average(log_density, y, line=True)
 
     @property
@@ -202,10 +208,10 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
         """Means of f and g, their variances, and the covariance between them, shape (B,) each."""
         m = self.marginals
         mean, variance = m.mean, m.variance
-        covariance = jnp.zeros_like(mean[:, 0])
+        covariance = jnp.zeros_like(mean[..., 0])
         if m.mixing is not None:
             covariance = (m.latent_variance * m.mixing[..., 0] * m.mixing[..., 1]).sum(-1)
-        return (mean[:, 0], mean[:, 1]), (variance[:, 0], variance[:, 1]), covariance
+        return (mean[..., 0], mean[..., 1]), (variance[..., 0], variance[..., 1]), covariance
 
     def _given_noise(self, nodes: Array) -> tuple[Array, Array, Array]:
         """Mean and variance of f(x) given values of g(x) at standard-normal ``nodes``, and those values."""

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
+from numpyro_orthgp.functions.arithmetic import outputs_first
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.math.grouped import scale_groups
 
@@ -47,8 +48,8 @@ class ToldOfMasks(dist.Distribution):
         """
         changed, m = copy(self), self.marginals
         assert m.groups is not None
-        seen = jnp.broadcast_to(jnp.asarray(mask), m.shape).astype(m.mean.dtype)
-        changed.marginals = replace(m, groups=scale_groups(m.groups, seen.T))
+        seen = jnp.broadcast_to(jnp.asarray(mask), self.batch_shape).astype(m.mean.dtype)
+        changed.marginals = replace(m, groups=scale_groups(m.groups, outputs_first(seen, m.own_shape)))
         return changed
 
 

@@ -44,7 +44,7 @@ class SurvivalLikelihood(ExpectedLikelihood):
         integrator: Integrator | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        self.censored = check_censored(censored, self._required(marginals).shape)
+        self.censored = check_censored(censored, self._required(marginals).own_shape, marginals.lead)
         super().__init__(marginals, integrator=integrator, validate_args=validate_args)
 
     @abstractmethod
@@ -298,7 +298,7 @@ class LogNormal(SurvivalLikelihood):
 
     @property
     def _logarithm(self) -> Gaussian:
-        return Gaussian(self.marginals, self.scale)
+        return Gaussian(self.marginals.lifted(self.lead), self.scale)
 
     @property
     def standard_moments(self) -> tuple[Array, Array]:

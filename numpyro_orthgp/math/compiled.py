@@ -19,6 +19,7 @@ from jax.tree_util import Partial
 
 from numpyro_orthgp.closures import Closure
 from numpyro_orthgp.errors import is_concrete, with_checks
+from numpyro_orthgp.math.ranks import broadcasting
 
 __all__ = ["one_program"]
 
@@ -35,6 +36,7 @@ def one_program(function: _F) -> _F:
 
     :param function: of pytrees of arrays.
     """
+    function = broadcasting(function)
     compiled = jax.jit(with_checks(function))
 
     @wraps(function)

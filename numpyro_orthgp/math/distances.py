@@ -28,8 +28,13 @@ def centre(X1: Array, X2: Array) -> tuple[Array, Array]:
     :return: the moved points, shapes (..., n, D) and (..., m, D).
     """
     origin = lax.stop_gradient(X2.mean(axis=tuple(range(X2.ndim - 1))))
-    moved = X1 - origin
-    return moved, moved if X2 is X1 else X2 - origin
+    moved = X1 - _as_row(origin, X1)
+    return moved, moved if X2 is X1 else X2 - _as_row(origin, X2)
+
+
+def _as_row(x: Array, X: Array) -> Array:
+    """(D,) with as many axes as ``X`` has, as those want who let JAX refuse to add axes."""
+    return x.reshape((1,) * (X.ndim - 1) + x.shape)
 
 
 def squared_distance(X1: Array, X2: Array, scale: Array) -> Array:
@@ -97,7 +102,7 @@ def squared_distance_by_differences(X1: Array, X2: Array, scale: Array) -> Array
     inverse = jnp.broadcast_to(1 / scale, (*jnp.shape(scale)[:-1], X1.shape[-1]))
 
     def square(x: Array, y: Array, inverse: Array) -> Array:
-        return jnp.square((x[..., :, None] - y[..., None, :]) * inverse[..., None])
+        return jnp.square((x[..., :, None] - y[..., None, :]) * (inverse[..., None] if inverse.ndim else inverse))
 
     if are_few(X1.shape[-1]):
         total = square(X1[..., 0], X2[..., 0], inverse[..., 0])

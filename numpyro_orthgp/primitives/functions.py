@@ -16,7 +16,7 @@ from numpyro_orthgp.functions.mean_only import MeanShift, project_shift, weigh_p
 from numpyro_orthgp.functions.prior import as_kernel, check_jitter, check_latents, decompose_sets
 from numpyro_orthgp.functions.projection import Block, project, residual_covariance, residual_variance
 from numpyro_orthgp.functions.runs import Run
-from numpyro_orthgp.functions.sites import Names
+from numpyro_orthgp.functions.sites import Names, refuse_enumerated, told_of_enumeration
 from numpyro_orthgp.gaussians.constraints import NaturalPart
 from numpyro_orthgp.gaussians.natural_step import precondition
 from numpyro_orthgp.inducing import Feature, InducingPoints, MeanOnly, as_sets, covariance_of_points
@@ -71,7 +71,7 @@ def gp(
         even so, more is added. For ``f.expected`` give 1e-6 in float64; float32 needs no other.
     :return: the function, callable at inputs.
     :raises ValueError: inside a plate (which would scale the divergence); for wrong shapes, empty sets, NaN or infinity; if the
-        guide's beliefs have other sizes.
+        guide's beliefs have other sizes; for a kernel that depends on an enumerated site.
     :raises TypeError: for integer inputs, or a kernel that cannot be called.
 
     **References:**
@@ -80,9 +80,12 @@ def gp(
     2. Shi, Titsias, Mnih. Sparse Orthogonal Variational Inference for Gaussian Processes. 2020. Eqs. 2-4.
     3. Salimbeni, Cheng, Boots, Deisenroth. Orthogonally Decoupled Variational Gaussian Processes. 2018.
     """
-    features, mean_only = as_sets(inducing)
-    kernel = as_kernel(kernel)
-    num_latents = check_latents(num_latents, kernel, features)
+    with told_of_enumeration():
+        features, mean_only = as_sets(inducing)
+        kernel, given = as_kernel(kernel), num_latents
+        num_latents = check_latents(given, kernel, features)
+    if given is None:
+        refuse_enumerated(num_latents)
     jitter = check_jitter(jitter, features[0].dtype)
 
     batch = () if num_latents is None else (num_latents,)

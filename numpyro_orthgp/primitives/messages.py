@@ -15,7 +15,7 @@ the objective. So while tracing, ``gp`` looks up the Python stack for a ``RenyiE
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from numpyro_orthgp.types import Array
 
 __all__ = [
     "MESSAGE", "Belief", "InputBelief", "InputSite", "Site", "announce", "belief_of", "collected_functions", "inducing_site",
-    "input_site_of", "is_integrated", "known", "sample_and_read", "site_of",
+    "input_site_of", "is_enumerated", "is_integrated", "known", "sample_and_read", "site_of",
 ]  # fmt: skip
 
 # The key of `infer`.
@@ -84,7 +84,8 @@ class Belief(NamedTuple):
 
     def as_infer(self) -> dict[str, Any]:
         """The ``infer`` argument of the guide's ``numpyro.sample``."""
-        return {MESSAGE: self}
+        _refuse_stein_mixtures()
+        return {MESSAGE: self, "kl": "analytic"}  # the latter for TraceEnum_ELBO
 
 
 class InputBelief(NamedTuple):
@@ -122,6 +123,12 @@ def input_site_of(message: dict[str, Any]) -> InputSite | None:
     """The same for sites of latent inputs."""
     found = message.get("infer", {}).get(MESSAGE) if message["type"] == "sample" else None
     return found if isinstance(found, InputSite) else None
+
+
+def is_enumerated(message: dict[str, Any]) -> bool:
+    """Whether a discrete latent site is summed over by inference, and so none that a guide draws."""
+    is_latent = message["type"] == "sample" and not message["is_observed"]
+    return is_latent and message["infer"].get("enumerate") == "parallel" and message["fn"].has_enumerate_support
 
 
 class _LastMessage(Messenger):
@@ -213,11 +220,34 @@ def _refuse_importance_weights(name: str) -> None:
     # With the Gaussian integrated out, the weight p(u)/q(u) of a particle would average to one inside the logarithm and the
     # "bound" would lose its divergence. Neither model nor guide is told the objective, so look who is calling; this runs
     # while tracing only.
+    if _is_calling(lambda owner: issubclass(owner, RenyiELBO)):
+        raise ValueError(
+            f"RenyiELBO weighs particles by importance and must see values, but the guide of `{name}` hands over its Gaussian: "
+            "the result would not be a bound. Use AutoSparseGP(model, analytic=False) or gp_posterior(..., analytic=False)."
+        )
+
+
+def _refuse_stein_mixtures() -> None:
+    """Refuse ``SteinVI``, which scores draws by densities of other Gaussians than those that they came from.
+
+    :raises ValueError: if one is what calls the guide.
+    """
+    # Up to NumPyro 0.22 it takes parameters through their constraints twice where it scores the mixture of its guides.
+    if _is_calling(lambda owner: owner.__name__ == "SteinVI"):
+        raise ValueError(
+            "SteinVI cannot be right with guides of numpyro_orthgp: NumPyro takes the parameters of a guide through their "
+            "constraints twice where it scores the mixture, so the covariances there are not those that were drawn from. Use "
+            "SVGD(model, ...) of numpyro.contrib.einstein, which needs no guide, or SVI."
+        )
+
+
+def _is_calling(matches: Callable[[type], bool]) -> bool:
+    """Whether a method of a class that ``matches`` is among the callers."""
+    # By the names of the methods, not by their variables: to look at those keeps a copy of them, tracers and all.
     frame: Any = sys._getframe(1)
     while frame is not None:
-        if isinstance(frame.f_locals.get("self"), RenyiELBO):
-            raise ValueError(
-                f"RenyiELBO weighs particles by importance and must see values, but the guide of `{name}` hands over its Gaussian: "
-                "the result would not be a bound. Use AutoSparseGP(model, analytic=False) or gp_posterior(..., analytic=False)."
-            )
+        owner = frame.f_globals.get(frame.f_code.co_qualname.partition(".")[0])
+        if isinstance(owner, type) and matches(owner):
+            return True
         frame = frame.f_back
+    return False

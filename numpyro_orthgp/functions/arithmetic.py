@@ -1,0 +1,186 @@
+"""What arithmetic on marginals asks of its operands, and how it draws.
+
+**Axes of enumeration.** While NumPyro enumerates a discrete site its value has an axis to the left of all plates, and so have
+arrays that it picks, ``offset[z]`` of shape (K, 1). Marginals and likelihoods take them, and get these axes in front of their own.
+Nowhere else may an operand have more axes than f(X): (B, 1) beside (B,) is a mistake then, and would make (B, B).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+
+from numpyro_orthgp.functions.sites import enumerating
+from numpyro_orthgp.math.products import PRECISION, matmul
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = [
+    "broadcasts", "check_operand", "check_rows", "check_weights", "draw_columns", "draw_mixed", "draw_of_rows", "draw_scaled",
+    "draw_shifted", "drawn_from", "mix_rows", "of_outputs", "of_rows", "operand", "outputs_first", "refuse_no_output", "weighted",
+]  # fmt: skip
+
+
+def broadcasts(shape: tuple[int, ...], own: tuple[int, ...], lead: int = 0) -> bool:
+    """Whether an array goes with f(X) of shape ``own``: broadcasts to it, but for axes of enumeration in front.
+
+    :param lead: the number of such axes that f(X) is known to have, also when the model has ended.
+    """
+    try:
+        together = jnp.broadcast_shapes(shape, own)
+    except ValueError:
+        return False
+    extra = len(together) - len(own)
+    return together[extra:] == own and (extra <= lead or enumerating())
+
+
+def operand(symbol: str, value: Any, dtype: Any) -> Array:
+    """An operand of arithmetic on marginals as a real array.
+
+    :raises TypeError: if it is other marginals.
+    """
+    if hasattr(value, "explained"):
+        raise TypeError(
+            f"Marginals {symbol} Marginals: what is made of two functions needs the covariance between them. Use a kernel that "
+            "is a sum (k1 + k2), whose terms are f.term(...), or for independent functions (stack([f(X), g(X)]) @ "
+            "jnp.ones((2, 1)))[..., 0]. One function at two inputs: f(Average(jnp.stack([a, b], 1), jnp.array([1.0, -1.0])))."
+        )
+    value = jnp.asarray(value)
+    # Integers become real first: unsigned ones would wrap around when negated or squared.
+    return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(dtype)
+
+
+def check_operand(symbol: str, value: Array, mean: Array, lead: int) -> int:
+    """The number of axes of enumeration in the result of ``f(X) symbol value``.
+
+    :param lead: their number in f(X).
+    :raises ValueError: if the shapes do not go together.
+    """
+    own = mean.shape[lead:]
+    extra = value.ndim - len(own)
+    if not broadcasts(value.shape, own, lead):
+        hint = "[:, None]" if len(own) == 2 else "[:, 0]"
+        raise ValueError(
+            f"`f(X) {symbol} array` needs an array that broadcasts to the shape {own} of f(X); got {value.shape}. "
+            f"Did you mean array{hint}?"
+        )
+    return max(lead, extra)
+
+
+def check_weights(W: Array, mean: Array, lead: int) -> int:
+    """The number of axes of enumeration of ``f(X) @ W``; W may have them in front of an axis of rows, (K, 1, P, Q).
+
+    :raises ValueError: if the shapes do not go together.
+    """
+    own = mean.shape[lead:]
+    per_row = W.ndim > 2 and enumerating() and W.shape[-3] in (1, own[0])
+    if len(own) != 2 or not (W.ndim == 2 or per_row) or W.shape[-2] != own[1]:
+        raise ValueError(
+            f"`f(X) @ W` needs f(X) of shape (B, P) and W of shape (P, Q); got {own} and {W.shape}. "
+            "Give gp() `num_latents=P`, or stack single functions with numpyro_orthgp.stack([...])."
+        )
+    return max(lead, W.ndim - 3)
+
+
+def check_rows(which: Any, mean: Array, lead: int) -> Array:
+    """What picks one output of each row: integers of shape (B,) or (), with axes of enumeration in front of (B,) or (1,).
+
+    :raises TypeError: if they are not integers.
+    :raises ValueError: for another shape, or a single output.
+    """
+    own, which = mean.shape[lead:], jnp.asarray(which)
+    if not jnp.issubdtype(which.dtype, jnp.integer):
+        raise TypeError(f"`f(X).pick(which)` needs integers, the output of each row; got {which.dtype}.")
+    fits = which.shape in ((), own[:1]) or (enumerating() and which.ndim > 1 and which.shape[-1] in (1, own[0]))
+    if len(own) != 2 or not fits:
+        raise ValueError(
+            f"`f(X).pick(which)` needs f(X) of shape (B, P) and one output for each row, shape (B,); got {own} and {which.shape}."
+        )
+    return jnp.broadcast_to(which, (*which.shape[:-1], own[0]))  # rows, also where all have the same
+
+
+def mix_rows(values: Array, W: Array) -> Array:
+    """(..., B, L) times weights (L, P), or (..., 1 or B, L, P) of each row."""
+    return matmul(values, W) if W.ndim == 2 else jnp.matmul(values[..., None, :], W, precision=PRECISION)[..., 0, :]
+
+
+def of_rows(values: Array, which: Array) -> Array:
+    """Entry ``which`` (..., B) of each row of ``values`` (..., B, P)."""
+    shape = jnp.broadcast_shapes(which.shape, values.shape[:-1])
+    every = jnp.broadcast_to(values, (*shape, values.shape[-1]))
+    return jnp.take_along_axis(every, jnp.broadcast_to(which, shape)[..., None], -1)[..., 0]
+
+
+def weighted(latent: Array, weights: Array) -> Array:
+    """Latent (..., B, L) to outputs (..., B, P), by weights (L, P) or (..., 1 or B, L, P)."""
+    if weights.ndim == 2:
+        return jnp.einsum("...bl,lp->...bp", latent, weights, precision=PRECISION)
+    weights = jnp.broadcast_to(weights, (*weights.shape[:-3], latent.shape[-2], *weights.shape[-2:]))
+    return jnp.einsum("...bl,...blp->...bp", latent, weights, precision=PRECISION)
+
+
+def of_outputs(factor: Array, own: tuple[int, ...]) -> Array:
+    """What weights (L, P) or (..., B, L, P) are multiplied by where outputs are by ``factor``."""
+    if factor.ndim < len(own):  # () or (P,)
+        return factor
+    factor = jnp.broadcast_to(factor, factor.shape[: -len(own)] + own)
+    return factor[..., None, :] if len(own) == 2 else factor[..., None, None]
+
+
+def outputs_first(values: Array, own: tuple[int, ...]) -> Array:
+    """(..., B, P) to (..., P, B), as groups have their axes; (..., B) as it is."""
+    return values if len(own) == 1 else jnp.swapaxes(values, -1, -2)
+
+
+def refuse_no_output(P: int, which: Array) -> None:
+    """
+    :raises ValueError: if one of the outputs is none of P.
+    """
+    which = np.asarray(which)
+    if ((which < 0) | (which >= P)).any():
+        raise ValueError(
+            f"`f(X).pick(which)` needs outputs in 0..{P - 1}; got {which[(which < 0) | (which >= P)].flat[0]}."
+        )
+
+
+def _lifted(values: Array, samples: int, axes: int) -> Array:
+    """Draws with axes of size one after those of samples, so that what follows has as many axes as an operand."""
+    shape = values.shape
+    extra = max(axes - (values.ndim - samples), 0)
+    return values.reshape(shape[:samples] + (1,) * extra + shape[samples:]) if extra and samples else values
+
+
+def draw_shifted(draw: Any, shift: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    return _lifted(draw(rng_key, shape), len(shape), shift.ndim) + shift
+
+
+def draw_scaled(draw: Any, factor: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    return _lifted(draw(rng_key, shape), len(shape), factor.ndim) * factor
+
+
+def draw_mixed(draw: Any, W: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    return mix_rows(_lifted(draw(rng_key, shape), len(shape), W.ndim - 1), W)
+
+
+def draw_columns(draw: Any, columns: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    return draw(rng_key, shape)[..., columns]
+
+
+def draw_of_rows(draw: Any, which: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    return of_rows(_lifted(draw(rng_key, shape), len(shape), which.ndim + 1), which)
+
+
+# What `Marginals.joint` may be made of: each draws what its first argument draws, and changes it.
+_ARITHMETIC = (draw_shifted, draw_scaled, draw_mixed, draw_columns, draw_of_rows)
+
+
+def drawn_from(joint: Any) -> tuple[Any, tuple[int, ...]]:
+    """What draws beneath arithmetic, of all that ``Marginals.joint`` may be made of, and the columns that were picked last."""
+    picked: tuple[int, ...] = ()
+    while isinstance(joint, Partial) and joint.func in _ARITHMETIC:
+        if joint.func is draw_columns:
+            picked = picked or tuple(np.ravel(joint.args[1]).tolist())
+        joint = joint.args[0]
+    return joint, picked

@@ -1,0 +1,94 @@
+"""Kernels as pytrees: their hyperparameters are leaves, functions in their fields are structure.
+
+Modules of equinox are pytrees some of whose leaves are functions, as an activation, which JAX would take for arrays. In the pytree
+of a kernel they are structure (:class:`Parted`), so that a subclass may hold a network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_orthgp.closures import Closure
+
+__all__ = ["Parted", "register"]
+
+
+def register(cls: type) -> None:
+    """Make a subclass of ``Kernel`` a frozen dataclass and a pytree."""
+    # Not `jax.tree_util.register_dataclass`: that unflattens through `__init__`, whose checks must not see
+    # gradients, optimizer states and the placeholders of tree transformations, which travel in the same
+    # structure.
+    dataclasses.dataclass(frozen=True, eq=False)(cls)
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    meta = tuple(field.name for field in fields if field.metadata.get("static"))
+    data = tuple(field.name for field in fields if not field.metadata.get("static"))
+
+    def flatten(kernel: Any) -> tuple[tuple, tuple]:
+        return _as_children([getattr(kernel, name) for name in data]), tuple(getattr(kernel, name) for name in meta)
+
+    def flatten_with_keys(kernel: Any) -> tuple[tuple, tuple]:
+        children, aux = flatten(kernel)
+        return tuple(zip(map(jax.tree_util.GetAttrKey, data), children, strict=True)), aux
+
+    def unflatten(aux: tuple, children: Iterable) -> Any:
+        kernel = object.__new__(cls)
+        for name, value in zip(data + meta, (*_as_fields(tuple(children)), *aux), strict=True):
+            object.__setattr__(kernel, name, value)
+        return kernel
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+def _as_children(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Fields of a kernel as children of its pytree."""
+    return tuple(Parted(value) if _has_functions(value) else value for value in values)
+
+
+def _as_fields(children: Sequence[Any]) -> tuple[Any, ...]:
+    """The fields of :func:`_as_children`."""
+    return tuple(child.value if isinstance(child, Parted) else child for child in children)
+
+
+@jax.tree_util.register_pytree_node_class
+class Parted:
+    """A pytree some of whose leaves are functions: those are structure, with the arrays that they close over as leaves."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def tree_flatten(self) -> tuple[list[Any], tuple[Any, tuple[Any, ...]]]:
+        leaves, tree = jax.tree.flatten(self.value)
+        kept = tuple(leaf if _is_structure(leaf) else None for leaf in leaves)
+        children = [Closure(leaf) if _is_function(leaf) else leaf for leaf in leaves if not _is_structure(leaf)]
+        return children, (tree, kept)
+
+    @classmethod
+    def tree_unflatten(cls, structure: tuple[Any, tuple[Any, ...]], children: Sequence[Any]) -> Parted:
+        tree, kept = structure
+        left = iter(children)
+        leaves = [next(left) if leaf is None else leaf for leaf in kept]
+        return cls(jax.tree.unflatten(tree, [leaf.function if isinstance(leaf, Closure) else leaf for leaf in leaves]))
+
+
+def _has_functions(value: Any) -> bool:
+    if isinstance(value, jax.Array | np.ndarray | int | float | Closure):
+        return False
+    return any(_is_function(leaf) or _is_structure(leaf) for leaf in jax.tree.leaves(value))
+
+
+def _is_function(leaf: Any) -> bool:
+    return isinstance(leaf, types.FunctionType | types.MethodType | partial)
+
+
+def _is_structure(leaf: Any) -> bool:
+    """Whether a leaf is no data and no function in Python that may close over some: a name, a function that JAX has wrapped."""
+    if isinstance(leaf, str):
+        return True
+    return callable(leaf) and not hasattr(leaf, "dtype") and not _is_function(leaf) and not isinstance(leaf, type)

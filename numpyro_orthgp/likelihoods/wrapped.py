@@ -1,0 +1,94 @@
+"""Likelihoods beneath what NumPyro wraps around them: masks, ``to_event``, expansions by plates."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = ["check_observed", "is_expected", "log_predictive", "refuse_outside", "unwrap"]
+
+
+def is_expected(fn: Any) -> bool:
+    """Whether a site's distribution is, beneath masks and such, a likelihood of this package."""
+    return getattr(unwrap(fn)[0], "integrates_function", False)
+
+
+def log_predictive(fn: Any, y: ArrayLike) -> Array:
+    """``log_predictive`` of a site's likelihood, whatever wraps it; of other distributions ``log_prob``.
+
+    :return: shape of the batch; zero where masked.
+    """
+    if not is_expected(fn):
+        return fn.log_prob(y)
+    if isinstance(fn, dist.MaskedDistribution):
+        return _log_predictive_masked(fn, jnp.asarray(y))
+    if isinstance(fn, dist.Independent):
+        values = log_predictive(fn.base_dist, y)
+        return values.sum(tuple(range(values.ndim - fn.reinterpreted_batch_ndims, values.ndim)))
+    if isinstance(fn, dist.ExpandedDistribution):
+        values = log_predictive(fn.base_dist, y)
+        return jnp.broadcast_to(values, jnp.broadcast_shapes(values.shape, fn.batch_shape))
+    return fn.log_predictive(y)
+
+
+def _log_predictive_masked(fn: dist.MaskedDistribution, y: Array) -> Array:
+    if isinstance(fn._mask, bool):
+        values = log_predictive(fn.base_dist, y) if fn._mask else jnp.zeros(y.shape[: y.ndim - fn.event_dim])
+        return jnp.broadcast_to(values, jnp.broadcast_shapes(values.shape, fn.batch_shape))
+    # As NumPyro does for `log_prob`: what is masked may be no output at all, and its derivatives no numbers.
+    with suppress(NotImplementedError):
+        allowed = fn.support.feasible_like(y)
+        y = jnp.where(fn._mask.reshape(fn._mask.shape + (1,) * fn.event_dim), y, allowed)
+    return jnp.where(fn._mask, log_predictive(fn.base_dist, y), 0.0)
+
+
+def check_observed(name: str, fn: Any, value: Any) -> None:
+    """:meth:`~numpyro_orthgp.likelihoods.ExpectedLikelihood.check` for an observed site, whatever wraps its likelihood."""
+    likelihood, mask = unwrap(fn)
+    if is_expected(likelihood) and hasattr(likelihood, "check"):
+        likelihood.check(jnp.asarray(value), name, mask)
+
+
+def unwrap(fn: Any) -> tuple[Any, Any]:
+    """A distribution beneath masks, expansions and ``to_event``, and what all the masks leave, True without one."""
+    masks: list[tuple[Any, int]] = []
+    while isinstance(fn, (dist.MaskedDistribution, dist.Independent, dist.ExpandedDistribution)):
+        if isinstance(fn, dist.MaskedDistribution):
+            masks.append((fn._mask, fn.event_dim))
+        fn = fn.base_dist
+    mask: Any = True
+    for each, event_dim in masks:
+        if np.ndim(each):  # a mask of events is one of all their entries
+            each = each.reshape(each.shape + (1,) * (event_dim - fn.event_dim))
+        mask = each if mask is True else mask & each
+    return fn, mask
+
+
+def refuse_outside(likelihood: str, name: str, support: Any, y: Array, mask: Any) -> None:
+    """
+    :raises ValueError: if observations that are not masked lie outside the support, with the first of them.
+    """
+    inside = np.asarray(support(np.asarray(y)))
+    mask = np.asarray(mask).reshape(
+        np.shape(mask) + (1,) * max(inside.ndim - np.ndim(mask), 0) if np.ndim(mask) else ()
+    )
+    bad = ~inside & mask
+    if bad.any():
+        first = tuple(int(i) for i in np.argwhere(bad)[0])
+        example = np.asarray(y)[first]
+        hint = " Labels are 0 and 1: use (y + 1) / 2 for labels -1 and 1." if likelihood == "Bernoulli" else ""
+        hint = (
+            " Mask missing outputs: numpyro.handlers.mask, with any allowed value in their place."
+            if np.isnan(example).any()
+            else hint
+        )
+        raise ValueError(
+            f"`{name}` must lie in the support of {likelihood} ({support}); got {example} at {first}, "
+            f"{int(bad.sum())} in all.{hint}"
+        )

@@ -1,0 +1,91 @@
+"""The strict settings of JAX: what the package adds axes to on purpose, and promotes, is its own matter and not the user's."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels, likelihoods
+
+SETTINGS = {
+    "ranks": lambda: jax.numpy_rank_promotion("raise"),
+    "dtypes": lambda: jax.numpy_dtype_promotion("strict"),
+    "NaN": lambda: jax.debug_nans(True),
+    "leaks": lambda: jax.checking_leaks(),
+    "checks": lambda: jax.enable_checks(True),
+}
+
+CASES = {
+    "gaussian": (lambda m: likelihoods.Gaussian(m, 0.3), {}),
+    "tight, per point": (lambda m: likelihoods.StudentT(m, 4.0, jnp.full(12, 0.3)), {"residual": "tight"}),
+    "counts": (likelihoods.Poisson, {"covariance": "diagonal"}),
+    "several": (lambda m: likelihoods.Gaussian(m, jnp.array([0.2, 0.3])).to_event(1), {"num_latents": 2}),
+    "mixed": (lambda m: likelihoods.Gaussian((m @ jnp.ones((2, 2))) + 1.0, 0.3).to_event(1), {"num_latents": 2}),
+    "classes": (likelihoods.Categorical, {"num_latents": 3}),
+    "robust classes": (lambda m: likelihoods.Categorical(m, "robustmax"), {"num_latents": 3}),
+    "ordinal": (lambda m: likelihoods.Ordinal(m, jnp.array([0.0, 1.0])), {}),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("case", CASES)
+def test_fit_and_predictions(setting, case, rng):
+    if setting == "checks" and case in ("ordinal", "robust classes"):
+        pytest.skip("JAX's own log_ndtr fails with its internal checks on")
+    likelihood, options = CASES[case]
+    num_latents = options.get("num_latents")
+    X = jnp.asarray(rng.uniform(-2, 2, (12, 1)))
+    y = jnp.asarray(rng.integers(0, 2, (12, 2) if case in ("several", "mixed") else 12))
+    y = y.astype(float) if case.split(",")[0] in ("gaussian", "tight", "several", "mixed") else y
+
+    def model(X, y=None):
+        scale = numpyro.param("scale", jnp.asarray(0.7), constraint=dist.constraints.positive)
+        kernel = kernels.Matern52(scale) if num_latents else 1.5 * kernels.RBF(scale) + 0.1
+        f = ogp.gp("f", kernel, [X[::3], X[1::3]], num_latents=num_latents)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihood(f(X)), obs=y)
+
+    others = {k: v for k, v in options.items() if k != "num_latents"}
+    guide = ogp.AutoSparseGP(model, **others)
+    with SETTINGS[setting]():
+        svi = SVI(model, guide, optax.sgd(1e-4), TraceMeanField_ELBO())  # optax's adam promotes integers itself
+        result = svi.run(jax.random.PRNGKey(0), 2, X, y, progress_bar=False)
+        f = ogp.posterior(model, guide, result.params, X, y)["f"]
+        mean, variance = f(X).mean, f(X).variance
+        likelihood(f(X)).log_prob(y)
+    assert np.isfinite(result.losses).all() and np.isfinite(mean).all() and (np.asarray(variance) > 0).all()
+
+
+@pytest.mark.parametrize("setting", ["ranks", "dtypes"])
+def test_natural_gradients_paths_and_collapsed_bounds(setting, rng):
+    X = jnp.asarray(rng.uniform(-2, 2, (12, 1)))
+    y = jnp.sin(X[:, 0])
+
+    def model(X, y=None):
+        f = ogp.gp("f", kernels.RBF(0.5), X[::3])
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.3), obs=y)
+
+    guide = ogp.AutoSparseGP(model, natural=True)
+    with SETTINGS[setting]():
+        optimizer = ogp.natural_gradient(optax.sgd(1e-4), 1.0)
+        result = SVI(model, guide, optimizer, Trace_ELBO()).run(jax.random.PRNGKey(0), 2, X, y, progress_bar=False)
+        f = ogp.posterior(model, guide, result.params, X, y)["f"]
+        paths = f.sample_paths(jax.random.PRNGKey(0), 3)(X)
+        bound = ogp.CollapsedGP(kernels.RBF(0.5), X, [X[::3], X[1::3]], 0.3).log_prob(y)
+    assert np.isfinite(paths).all() and np.isfinite(bound)
+
+
+def test_operands_of_the_user_are_still_refused(rng):
+    """The setting is off within the package only."""
+    with jax.numpy_rank_promotion("raise"):
+        likelihoods.Gaussian(ogp.Marginals(jnp.zeros(3), jnp.ones(3), jnp.ones(3)), jnp.ones(3)).log_prob(jnp.zeros(3))
+        with pytest.raises(ValueError, match="rank_promotion"):
+            jnp.ones((3, 3)) + jnp.ones(3)
