@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_orthgp.tabular.rows import is_missing
+
 __all__ = ["Column", "Columns", "Table", "read_table"]
 
 MOST_LEVELS = 20  # of a category, that have a column of their own
@@ -86,7 +88,7 @@ def _column(name: str, column: Any) -> np.ndarray:
     if dtype.lower().startswith(("int", "uint", "float", "bool", "decimal")):
         values = column.to_numpy()
         return values.astype(float) if values.dtype.kind in "biuf" else np.array([_number(v) for v in values])
-    values = np.array([None if _missing(v) else v for v in column.to_numpy()], object)
+    values = np.array([None if is_missing(v) else v for v in column.to_numpy()], object)
     if all(v is None or isinstance(v, bool | int | float | np.number | np.bool_) for v in values) and dtype == "object":
         return np.array([_number(v) for v in values])
     strange = [v for v in values if not (v is None or isinstance(v, str | bool | int | float | np.generic))]
@@ -95,12 +97,6 @@ def _column(name: str, column: Any) -> np.ndarray:
             f"Column {name!r} of `X` holds {type(strange[0]).__name__}; columns are numbers, text or categories."
         )
     return np.array([None if v is None else str(v) for v in values], object)
-
-
-def _missing(value: Any) -> bool:
-    return (
-        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
-    )
 
 
 def _number(value: Any) -> float:
