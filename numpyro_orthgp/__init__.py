@@ -73,6 +73,7 @@ from numpyro_orthgp.primitives import latent_inputs as latent_inputs
 from numpyro_orthgp.primitives import orthogonal as orthogonal
 from numpyro_orthgp.tabular import classification as classification
 from numpyro_orthgp.tabular import counts as counts
+from numpyro_orthgp.tabular import load as load
 from numpyro_orthgp.tabular import regression as regression
 from numpyro_orthgp.training import EarlyStopping as EarlyStopping
 from numpyro_orthgp.training import fit as fit

@@ -8,11 +8,12 @@ user's units, ``files`` and ``serving`` are for what comes after.
 
 from numpyro_orthgp.tabular.classification import ClassificationFit, classification
 from numpyro_orthgp.tabular.counts import CountsFit, counts
+from numpyro_orthgp.tabular.loading import load
 from numpyro_orthgp.tabular.models import classification_model, counts_model, regression_model
 from numpyro_orthgp.tabular.predictions import ClassPredictions, CountPredictions, Predictions
 from numpyro_orthgp.tabular.regression import RegressionFit, regression
 
 __all__ = [
     "ClassPredictions", "ClassificationFit", "CountPredictions", "CountsFit", "Predictions", "RegressionFit", "classification",
-    "classification_model", "counts", "counts_model", "regression", "regression_model",
+    "classification_model", "counts", "counts_model", "load", "regression", "regression_model",
 ]  # fmt: skip

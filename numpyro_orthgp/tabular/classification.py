@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.likelihoods import Bernoulli, Categorical
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns, read_table
+from numpyro_orthgp.tabular.files import Arrays, describe_labels, labels_of
 from numpyro_orthgp.tabular.fits import TableFit
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.latent import USUAL_STEPS, LatentSearch, latent_function, new_guide
@@ -21,6 +24,7 @@ from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predictions import ClassPredictions
 from numpyro_orthgp.tabular.rows import order_of_classes
 from numpyro_orthgp.tabular.stages import CLEARLY, Found, in_blocks
+from numpyro_orthgp.types import Array
 
 __all__ = ["ClassificationFit", "classification"]
 
@@ -116,12 +120,13 @@ def shares_of(codes: np.ndarray, num_classes: int) -> np.ndarray:
     return np.bincount(codes, minlength=num_classes) / len(codes)
 
 
-def sharpened(p: np.ndarray, shares: np.ndarray, sharpness: float) -> np.ndarray:
+def sharpened(p: Any, shares: np.ndarray, sharpness: float) -> Any:
     """Probabilities beside the shares of the classes, raised to a power; zero leaves the shares."""
     if sharpness == 1:
         return p
-    logits = sharpness * np.log(p) + (1 - sharpness) * np.log(shares)
-    raised = np.exp(logits - logits.max(-1, keepdims=True))
+    xp = np if isinstance(p, np.ndarray) else jnp
+    logits = sharpness * xp.log(p) + (1 - sharpness) * np.log(shares)
+    raised = xp.exp(logits - logits.max(-1, keepdims=True))
     return raised / raised.sum(-1, keepdims=True)
 
 
@@ -198,6 +203,21 @@ class ClassificationFit(TableFit):
         return ClassPredictions(
             sharpened(p, self.shares, self.found.sharpness), self.labels, table.index, table.like
         )
+
+    def _program(self, X: Array, *more: Array) -> dict[str, Array]:
+        p = class_probabilities(self.function, self.found.values["offset"], X)
+        return {"probabilities": sharpened(p, self.shares, self.found.sharpness)}
+
+    def _recipe(self) -> Callable[[], GPFunction]:
+        data, options = {"X": self.X, "y": self.y}, {"num_classes": len(self.classes)}
+        return partial(latent_function, self.model, self.found.params, self.found.Z, data, options)
+
+    def _more(self) -> tuple[dict[str, Any], Arrays]:
+        return describe_labels(self.labels)
+
+    @classmethod
+    def _with_more(cls, common: dict[str, Any], more: dict[str, Any], arrays: Arrays) -> ClassificationFit:
+        return cls(**common, labels=labels_of(more, arrays))
 
     def _model_words(self) -> list[str]:
         v, link = self.found.values, "probit of f(x) + offset"

@@ -192,6 +192,14 @@ class Columns:
 
         :raises ValueError: if the table has other columns than in training.
         """
+        encoded = self._all(self.ordered(table))
+        return np.stack([encoded[i] for i in self.kept], -1)
+
+    def ordered(self, table: Table) -> Table:
+        """The columns of training, in their order.
+
+        :raises ValueError: if the table has others.
+        """
         known = [column.name for column in self.columns]
         if len(table.names) != len(known):
             raise ValueError(
@@ -205,9 +213,7 @@ class Columns:
                     f"`X` lacks {_some(lacking)}, of the columns of training; it has {_some(table.names)}."
                 )
             order = [table.names.index(name) for name in known]  # type: ignore[assignment]
-        ordered = Table(tuple(known), tuple(table.values[i] for i in order))
-        encoded = self._all(ordered)
-        return np.stack([encoded[i] for i in self.kept], -1)
+        return Table(tuple(known), tuple(table.values[i] for i in order))
 
     def _all(self, table: Table) -> list[np.ndarray]:
         return [x for column, values in zip(self.columns, table.values, strict=True) for x in column.encode(values)]

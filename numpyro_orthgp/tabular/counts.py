@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,13 +17,16 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods import NegativeBinomial, Poisson
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns, read_table
+from numpyro_orthgp.tabular.files import Arrays
 from numpyro_orthgp.tabular.fits import TableFit
 from numpyro_orthgp.tabular.latent import USUAL_STEPS, LatentSearch, latent_function, new_guide
 from numpyro_orthgp.tabular.models import counts_model
 from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predictions import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, positive_column
+from numpyro_orthgp.tabular.serving import moments_at
 from numpyro_orthgp.tabular.stages import CLEARLY, Found, in_blocks, moments
+from numpyro_orthgp.types import Array
 
 __all__ = ["CountsFit", "counts"]
 
@@ -193,6 +198,7 @@ class CountsFit(TableFit):
     kind = "counts"
     title = "Gaussian-process regression of counts"
     baseline = "one rate for all rows"
+    num_more = 1
     model = staticmethod(counts_model)
 
     @property
@@ -222,6 +228,24 @@ class CountsFit(TableFit):
         shape = np.inf if k is None else float(k)
         log_sd = np.sqrt(np.maximum(variance, 0))
         return CountPredictions(log_mean, log_sd, shape, _Densities(k), table.index, table.like)
+
+    def _program(self, X: Array, *more: Array) -> dict[str, Array]:
+        mean, variance = moments_at(self.function, X)
+        values, shape = self.found.values, self.found.values.get("concentration", np.inf)
+        mean = jnp.exp(mean + values["offset"] + jnp.log(self.rate * more[0]) + variance / 2)
+        spread = jnp.expm1(variance)
+        return {"mean": mean, "sd": jnp.sqrt(mean + mean**2 * (spread + (1 + spread) / shape))}
+
+    def _recipe(self) -> Callable[[], GPFunction]:
+        data, options = {"X": self.X, "y": self.y, "expected": self.expected}, {"overdispersed": self.overdispersed}
+        return partial(latent_function, self.model, self.found.params, self.found.Z, data, options)
+
+    def _more(self) -> tuple[dict[str, Any], Arrays]:
+        return {"rate": self.rate, "overdispersed": self.overdispersed}, {"expected": self.expected}
+
+    @classmethod
+    def _with_more(cls, common: dict[str, Any], more: dict[str, Any], arrays: Arrays) -> CountsFit:
+        return cls(**common, expected=arrays["expected"], **more)
 
     def _model_words(self) -> list[str]:
         v = self.found.values

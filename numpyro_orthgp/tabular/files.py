@@ -79,8 +79,8 @@ def read_fit(path: str | os.PathLike[str], restore: Callable[[dict[str, Any], Ar
         raise ValueError(f"{path} is no file of fit.save(path), but of {found!r}.")
     if version != VERSION:
         raise ValueError(
-            f"{path} has version {version!r} of the format, of which this library reads version {VERSION}. Take the library that "
-            f"saved it, {description.get('library')!r}, or fit and save again."
+            f"{path} has version {version!r} of the format, of which this library reads version {VERSION}. Take a newer library, "
+            "or fit and save again."
         )
     try:
         return restore(description, arrays)
@@ -143,8 +143,8 @@ def plain(values: np.ndarray) -> np.ndarray:
     return values.astype(str) if values.dtype == object else values
 
 
-def describe_function(f: Any, recipe: Callable[[], Any]) -> Arrays:
-    """The arrays of a function.
+def describe_function(f: Any, recipe: Callable[[], Any], name: str = "function") -> Arrays:
+    """The arrays of a function, with names that begin with one.
 
     :param recipe: what this library makes of the model; only shapes are worked out.
     :raises ValueError: if the function is another.
@@ -156,15 +156,15 @@ def describe_function(f: Any, recipe: Callable[[], Any]) -> Arrays:
             "This fit's function is not the one of its model, and a kernel or function of your own cannot be described in a file "
             "without pickle. Save `params` with numpy.savez, and keep the model's code beside it."
         )
-    return {f"function/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+    return {f"{name}/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
 
 
-def function_from(arrays: Arrays, recipe: Callable[[], Any]) -> Any:
+def function_from(arrays: Arrays, recipe: Callable[[], Any], name: str = "function") -> Any:
     """
     :raises ValueError: if arrays are missing, or have other shapes or dtypes.
     """
     expected, tree = jax.tree.flatten(jax.eval_shape(recipe))
-    found = group(arrays, "function")
+    found = group(arrays, name)
     leaves = [found[str(i)] for i in range(len(expected))]
     for leaf, shape in zip(leaves, expected, strict=True):
         if leaf.shape != shape.shape or leaf.dtype != shape.dtype:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import jax
@@ -13,9 +14,21 @@ import numpy as np
 
 from numpyro_orthgp.diagnostics import Report, check
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.tabular.columns import Columns
+from numpyro_orthgp.tabular.columns import Columns, read_table
+from numpyro_orthgp.tabular.files import (
+    Arrays,
+    columns_of,
+    describe_columns,
+    describe_found,
+    describe_function,
+    found_of,
+    function_from,
+    write_fit,
+)
 from numpyro_orthgp.tabular.importance import importance_of
+from numpyro_orthgp.tabular.serving import exported, numbers_of, standardized
 from numpyro_orthgp.tabular.stages import Found, moments
+from numpyro_orthgp.types import Array
 
 __all__ = ["TableFit"]
 
@@ -67,7 +80,25 @@ class TableFit(ABC):
     def _prediction_words(self) -> list[str]:
         """In which way predictions differ from the model's."""
 
+    @abstractmethod
+    def _program(self, X: Array, *more: Array) -> dict[str, Array]:
+        """What an exported program computes, of standardized columns."""
+
+    @abstractmethod
+    def _recipe(self) -> Callable[[], GPFunction]:
+        """What makes the function of the model."""
+
+    @abstractmethod
+    def _more(self) -> tuple[dict[str, Any], Arrays]:
+        """What is to be saved of this kind of fit alone."""
+
+    @classmethod
+    @abstractmethod
+    def _with_more(cls, common: dict[str, Any], more: dict[str, Any], arrays: Arrays) -> TableFit:
+        """A fit of this kind, of what was saved."""
+
     title: ClassVar[str]
+    num_more: ClassVar[int] = 0  # arguments of an exported program, beside the columns
     baseline: ClassVar[str]
     bounds: ClassVar[str] = "; loss in nats"
 
@@ -107,6 +138,64 @@ class TableFit(ABC):
                 lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, self.arguments
             )
             return check(self.model, self.guide, self.params, **arguments, **options)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Keep the fit in one file, which :func:`numpyro_orthgp.load` reads; predictions are the same to the last bit.
+
+        It holds arrays and a description, no pickle, and is replaced as a whole or not at all. The standardized rows of training
+        are in it.
+
+        :param path: of the file; ``.npz`` is a good end for its name.
+        :raises ValueError: if it cannot be written, or the fit's function was replaced by one that cannot be described.
+        """
+        found, found_arrays = describe_found(self.found)
+        more, more_arrays = self._more()
+        with jax.enable_x64(True):
+            function = describe_function(self.function, self._recipe())
+        common = {"num_held": self.num_held, "num_dropped": self.num_dropped, "budget": self.budget}
+        columns = describe_columns(self.columns)
+        description = {"kind": self.kind, "common": common, "columns": columns, "found": found, "more": more}
+        write_fit(path, description, {"X": self.X, "y": self.y, **found_arrays, **more_arrays, **function})
+
+    @classmethod
+    def _restored(cls, description: dict[str, Any], arrays: Arrays) -> TableFit:
+        """
+        :raises Exception: if description and arrays do not fit together.
+        """
+        found = found_of(description["found"], arrays)
+        common = description["common"] | {"columns": columns_of(description["columns"]), "found": found}
+        common |= {"X": arrays["X"], "y": arrays["y"], "function": None}
+        fit = cls._with_more(common, description["more"], arrays)
+        with jax.enable_x64(True):
+            return fit._with_functions(arrays)
+
+    def _with_functions(self, arrays: Arrays) -> TableFit:
+        return replace(self, function=function_from(arrays, self._recipe()))
+
+    def as_array(self, X: Any) -> np.ndarray:
+        """A table as an exported program takes it, float64, shape (N, number of columns): numbers as they are, NaN where they are
+        missing, and of a category the position of the level among the ``levels`` in ``fit.columns.columns``, -1 for any other."""
+        return numbers_of(self.columns, read_table(X))
+
+    def export(self, *, platforms: Sequence[str] | None = None) -> Any:
+        """The predictions as a program for any number of rows, ``jax.export.Exported``, which runs without this library::
+
+            open("fit.bin", "wb").write(fit.export().serialize())
+
+            program = jax.export.deserialize(open("fit.bin", "rb").read())  # in a process that has JAX only
+            with jax.enable_x64(True):
+                program.call(X)["mean"]
+
+        Its argument is the array of :meth:`as_array`, float64; of counts there is a second one, the exposure, shape (N,). It returns
+        ``mean``, ``sd`` and ``function_sd`` of numbers, ``probabilities`` of labels, ``mean`` and ``sd`` of counts.
+
+        :param platforms: such as ``("cpu", "cuda")``; by default the one at hand.
+        """
+
+        def program(X: Array, *more: Array) -> dict[str, Array]:
+            return self._program(standardized(self.columns, X), *more)
+
+        return exported(program, len(self.columns.columns), self.num_more, platforms)
 
     def __str__(self) -> str:
         found, X = self.found, self.X

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.functions.neighbors import NeighborFunction
+from numpyro_orthgp.functions.neighbors import NeighborFunction, with_neighbors
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns, read_table
+from numpyro_orthgp.tabular.files import Arrays, describe_function, function_from
 from numpyro_orthgp.tabular.fits import TableFit
 from numpyro_orthgp.tabular.models import regression_model
+from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_numbers, order_of
 from numpyro_orthgp.tabular.search import distances, function_of, new_guide, predictor_of, search
+from numpyro_orthgp.tabular.serving import moments_at
 from numpyro_orthgp.tabular.stages import Found, moments
 from numpyro_orthgp.tabular.tails import fit_tails
+from numpyro_orthgp.types import Array
 
 __all__ = ["RegressionFit", "regression"]
 
@@ -89,16 +96,16 @@ def regression(
             df, stretch = fit_tails(distances(found, inputs, standardized, num_held))
             found = replace(found, df=df, stretch=stretch)
         f = function_of(found.values, inputs, standardized, found.Z)
-        predictor = predictor_of_fit(found, f, inputs, standardized)
+        predictor: GPFunction | NeighborFunction = f
+        if found.near_noise is not None:
+            predictor = predictor_of(near_values(found), inputs, standardized, found.Z, near=True)
     fixed = num_held, int((~seen).sum()), budget.words()
     return RegressionFit(columns, found, inputs, standardized, f, *fixed, loc, scale, predictor)
 
 
-def predictor_of_fit(found: Found, f: GPFunction, X: np.ndarray, y: np.ndarray) -> GPFunction | NeighborFunction:
-    """What predicts: the function, or with the rows near each input."""
-    if found.near_noise is None:
-        return f
-    return predictor_of(found.values | {"noise": np.array(found.near_noise)}, X, y, found.Z, near=True)
+def near_values(found: Found) -> Values:
+    """Hyperparameters of predictions with neighbours."""
+    return found.values | {"noise": np.array(found.near_noise)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -151,10 +158,42 @@ class RegressionFit(TableFit):
         table, found = read_table(X), self.found
         with jax.enable_x64(True):
             mean, variance = moments(self.predictor, self.columns.encode(table))
-        heavy = 1.0 if np.isinf(found.df) else (found.df / (found.df - 2)) ** 0.5
-        sd = self.scale * found.stretch * heavy * np.sqrt(variance + self.noise**2)
+        sd = self._sd(variance)
         function_sd = self.scale * np.sqrt(np.maximum(variance, 0))
         return Predictions(self.loc + self.scale * mean, sd, function_sd, table.index, table.like, found.df)
+
+    def _sd(self, variance: Any) -> Any:
+        """Standard deviation of a new output, of the function's variance, in the units of y."""
+        df = self.found.df
+        heavy = 1.0 if np.isinf(df) else (df / (df - 2)) ** 0.5
+        return self.scale * self.found.stretch * heavy * (variance + self.noise**2) ** 0.5
+
+    def _program(self, X: Array, *more: Array) -> dict[str, Array]:
+        mean, variance = moments_at(self.predictor, X)
+        function_sd = self.scale * jnp.sqrt(jnp.maximum(variance, 0))
+        return {"mean": self.loc + self.scale * mean, "sd": self._sd(variance), "function_sd": function_sd}
+
+    def _recipe(self) -> Callable[[], GPFunction]:
+        return partial(function_of, self.found.values, self.X, self.y, self.found.Z)
+
+    def _more(self) -> tuple[dict[str, Any], Arrays]:
+        arrays: Arrays = {}
+        if isinstance(self.predictor, NeighborFunction):
+            with jax.enable_x64(True):
+                arrays = describe_function(self.predictor.f, self._recipe(), "near")
+        return {"loc": self.loc, "scale": self.scale}, arrays
+
+    @classmethod
+    def _with_more(cls, common: dict[str, Any], more: dict[str, Any], arrays: Arrays) -> RegressionFit:
+        return cls(**common, **more, predictor=common["function"])
+
+    def _with_functions(self, arrays: Arrays) -> RegressionFit:
+        f: GPFunction = function_from(arrays, self._recipe())
+        if self.found.near_noise is None:
+            return replace(self, function=f, predictor=f)
+        rows = (jnp.asarray(self.X), jnp.asarray(self.y), jnp.asarray(self.found.near_noise))
+        near: GPFunction = function_from(arrays, self._recipe(), "near")
+        return replace(self, function=f, predictor=with_neighbors(near, *rows))
 
     def _model_words(self) -> list[str]:
         v = self.found.values
