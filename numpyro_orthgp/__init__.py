@@ -25,8 +25,8 @@ The rooms of the package, in reading order; each imports only from those before 
     init                      starting points
     diagnostics               ``check``, ``khat``, ``to_arviz``
     plots                     pictures
-    tabular                   ``regression``: from a table to predictions in one call
-    sklearn                   its estimator, for those who have scikit-learn
+    tabular                   ``regression``, ``classification``, ``counts``: from a table to predictions in one call
+    sklearn                   their estimators, for those who have scikit-learn
 """
 
 from numpyro_orthgp import init as init
@@ -71,6 +71,9 @@ from numpyro_orthgp.online.latents import infer_latents as infer_latents
 from numpyro_orthgp.primitives import gp as gp
 from numpyro_orthgp.primitives import latent_inputs as latent_inputs
 from numpyro_orthgp.primitives import orthogonal as orthogonal
+from numpyro_orthgp.tabular import classification as classification
+from numpyro_orthgp.tabular import counts as counts
+from numpyro_orthgp.tabular import load as load
 from numpyro_orthgp.tabular import regression as regression
 from numpyro_orthgp.training import EarlyStopping as EarlyStopping
 from numpyro_orthgp.training import fit as fit

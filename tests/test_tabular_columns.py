@@ -132,7 +132,7 @@ def test_outputs():
         (np.zeros(12), "All outputs are 0"),
         (np.r_[np.inf, np.arange(11)], "infinite"),
         (np.r_[[np.nan] * 3, np.arange(9)], "At least 10 outputs are needed; got 9"),
-        (np.zeros((12, 2)), r"shape \(12,\), one output for each row"),
+        (np.zeros((12, 2)), r"shape \(12,\), one entry for each row"),
     ]:
         with pytest.raises(ValueError, match=match):
             observed_numbers(y, 12)

@@ -27,8 +27,9 @@ class Budget:
     begin: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, time: float | None, M: int | None, num_steps: int | None) -> Budget:
+    def of(cls, time: float | None, M: int | None, num_steps: int | None, usual: int = MOST_STEPS) -> Budget:
         """
+        :param usual: the number of steps if the user gives none.
         :raises ValueError: for options that are not what they should be.
         """
         if time is not None and not (isinstance(time, int | float) and time > 0):
@@ -38,7 +39,7 @@ class Budget:
         if num_steps is not None:
             check_integer("num_steps", num_steps)
         by_clock = M is None and num_steps is None
-        return cls(float(time) if by_clock and time is not None else None, M, num_steps or MOST_STEPS)
+        return cls(float(time) if by_clock and time is not None else None, M, num_steps or usual)
 
     @property
     def spent(self) -> float:

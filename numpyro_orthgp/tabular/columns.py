@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_orthgp.tabular.rows import is_missing
+
 __all__ = ["Column", "Columns", "Table", "read_table"]
 
 MOST_LEVELS = 20  # of a category, that have a column of their own
@@ -86,7 +88,7 @@ def _column(name: str, column: Any) -> np.ndarray:
     if dtype.lower().startswith(("int", "uint", "float", "bool", "decimal")):
         values = column.to_numpy()
         return values.astype(float) if values.dtype.kind in "biuf" else np.array([_number(v) for v in values])
-    values = np.array([None if _missing(v) else v for v in column.to_numpy()], object)
+    values = np.array([None if is_missing(v) else v for v in column.to_numpy()], object)
     if all(v is None or isinstance(v, bool | int | float | np.number | np.bool_) for v in values) and dtype == "object":
         return np.array([_number(v) for v in values])
     strange = [v for v in values if not (v is None or isinstance(v, str | bool | int | float | np.generic))]
@@ -95,12 +97,6 @@ def _column(name: str, column: Any) -> np.ndarray:
             f"Column {name!r} of `X` holds {type(strange[0]).__name__}; columns are numbers, text or categories."
         )
     return np.array([None if v is None else str(v) for v in values], object)
-
-
-def _missing(value: Any) -> bool:
-    return (
-        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
-    )
 
 
 def _number(value: Any) -> float:
@@ -196,6 +192,14 @@ class Columns:
 
         :raises ValueError: if the table has other columns than in training.
         """
+        encoded = self._all(self.ordered(table))
+        return np.stack([encoded[i] for i in self.kept], -1)
+
+    def ordered(self, table: Table) -> Table:
+        """The columns of training, in their order.
+
+        :raises ValueError: if the table has others.
+        """
         known = [column.name for column in self.columns]
         if len(table.names) != len(known):
             raise ValueError(
@@ -209,9 +213,7 @@ class Columns:
                     f"`X` lacks {_some(lacking)}, of the columns of training; it has {_some(table.names)}."
                 )
             order = [table.names.index(name) for name in known]  # type: ignore[assignment]
-        ordered = Table(tuple(known), tuple(table.values[i] for i in order))
-        encoded = self._all(ordered)
-        return np.stack([encoded[i] for i in self.kept], -1)
+        return Table(tuple(known), tuple(table.values[i] for i in order))
 
     def _all(self, table: Table) -> list[np.ndarray]:
         return [x for column, values in zip(self.columns, table.values, strict=True) for x in column.encode(values)]

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_orthgp import kernels
+from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.kernels import Kernel
-from numpyro_orthgp.types import Array
+from numpyro_orthgp.primitives import gp
+from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["covariance", "regression_model"]
+__all__ = ["classification_model", "counts_model", "covariance", "regression_model"]
 
 
 def log_normal(mode: Any, spread: float) -> dist.Distribution:
@@ -50,3 +51,55 @@ def regression_model(X: Array, y: Array | None = None, *, Z: Array) -> None:
     kernel = covariance(X.shape[1])
     noise = numpyro.sample("noise", log_normal(0.2, 1.5))
     numpyro.sample("y", CollapsedGP(kernel, X, Z, noise), obs=y)
+
+
+def classification_model(
+    X: Array, y: Array | None = None, *, Z: Array, num_classes: int, num_rows: int | None = None
+) -> None:
+    """Classes by a Gaussian process: one function and a probit for two, a function for each and a softmax for more.
+
+    :param X: standardized columns, shape (N, D), or a batch of their rows.
+    :param y: classes 0, ..., C - 1, shape (N,).
+    :param Z: inducing points, shape (M, D).
+    :param num_classes: C.
+    :param num_rows: N, if X is a batch.
+    """
+    num_latents = None if num_classes == 2 else num_classes
+    wide = dist.Normal(0.0, 2.0)
+    offset = numpyro.sample("offset", wide if num_latents is None else wide.expand([num_latents]).to_event(1))
+    f = gp("f", covariance(X.shape[1]), Z, num_latents=num_latents)
+    with numpyro.plate("rows", num_rows or len(X), subsample_size=len(X)):
+        marginals = f(X) + offset
+        one = num_latents is None
+        y_given = likelihoods.Bernoulli(marginals, "probit") if one else likelihoods.Categorical(marginals)
+        numpyro.sample("y", y_given, obs=y)
+
+
+def counts_model(
+    X: Array,
+    y: Array | None = None,
+    expected: ArrayLike = 1.0,
+    *,
+    Z: Array,
+    overdispersed: bool,
+    num_rows: int | None = None,
+) -> None:
+    """Counts whose mean is ``expected`` times the exponential of a Gaussian process.
+
+    :param X: standardized columns, shape (N, D), or a batch of their rows.
+    :param y: counts, shape (N,).
+    :param expected: counts at the mean rate: the exposure times that rate, shape (N,) or a scalar.
+    :param Z: inducing points, shape (M, D).
+    :param overdispersed: negative binomial counts instead of Poisson ones.
+    :param num_rows: N, if X is a batch.
+    """
+    offset = numpyro.sample("offset", dist.Normal(0.0, 2.0))
+    f = gp("f", covariance(X.shape[1]), Z)
+    concentration = numpyro.sample("concentration", log_normal(3.0, 1.5)) if overdispersed else None
+    with numpyro.plate("rows", num_rows or len(X), subsample_size=len(X)):
+        marginals = f(X) + offset
+        if concentration is None:
+            y_given = likelihoods.Poisson(marginals, expected)
+        else:
+            y_given = likelihoods.NegativeBinomial(marginals, concentration, expected)
+        numpyro.sample("y", y_given, obs=y)

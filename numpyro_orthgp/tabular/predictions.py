@@ -1,24 +1,80 @@
-"""Predictions of outputs that are numbers, in the user's units."""
+"""Predictions of numbers, labels and counts, in the user's units."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
+from scipy import special, stats
 
-__all__ = ["Predictions"]
+from numpyro_orthgp.tabular.labels import Labels
+
+__all__ = ["ClassPredictions", "CountPredictions", "Predictions"]
+
+
+def table_of(columns: dict[str, Any], like: Any, index: Any) -> Any:
+    """A table of the kind that the inputs came in, with their index; a dict of arrays if they were an array."""
+    if like is None:
+        return columns
+    return like(columns) if index is None else like(columns, index=index)
+
+
+def checked_levels(level: Any) -> np.ndarray:
+    """
+    :raises ValueError: for levels that are not between 0 and 1.
+    """
+    level = np.asarray(level, float)
+    if not ((level > 0) & (level < 1)).all():
+        raise ValueError(f"`level` must be between 0 and 1; got {level.tolist()}.")
+    return level
+
+
+def checked_outputs(y: Any, num: int) -> np.ndarray:
+    """
+    :raises ValueError: if they are not one for each row.
+    """
+    values = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    if values.shape != (num,):
+        raise ValueError(f"`y` must have shape {(num,)}, an output for each row; got {values.shape}.")
+    return values
+
+
+class _Ordered(ABC):
+    """Predictions of outputs that have an order."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+    index: Any
+    like: Any
+
+    @abstractmethod
+    def quantile(self, level: Any) -> np.ndarray:
+        """What a new output is below with this probability."""
+
+    def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper ends of the central interval that holds a new output with this probability."""
+        lower, upper = self.quantile([0.5 - level / 2, 0.5 + level / 2]).T
+        return lower, upper
+
+    def frame(self, level: float = 0.95) -> Any:
+        """A table of the kind that the inputs came in, with their index; a dict of arrays if they were an array."""
+        lower, upper = self.interval(level)
+        columns = {"mean": self.mean, "sd": self.sd, "lower": lower, "upper": upper}
+        return table_of(columns, self.like, self.index)
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """Normal distributions of new outputs, one for each row, in the units of y.
+class Predictions(_Ordered):
+    """Distributions of new outputs, one for each row, in the units of y: normal, or Student t where ``df`` is finite.
 
     :param mean: shape (N,).
     :param sd: standard deviation of a new output, with the noise, shape (N,).
     :param function_sd: of the function alone, shape (N,).
     :param index: labels of the rows, if they came in a table that has them.
+    :param df: degrees of freedom, more than two.
     """
 
     mean: np.ndarray
@@ -26,37 +82,144 @@ class Predictions:
     function_sd: np.ndarray
     index: Any = None
     like: Any = None
+    df: float = np.inf
+
+    @property
+    def scale(self) -> np.ndarray:
+        """Of the Student t distribution; the standard deviation of a normal one."""
+        return self.sd if np.isinf(self.df) else self.sd * np.sqrt((self.df - 2) / self.df)
 
     def quantile(self, level: Any) -> np.ndarray:
         """What a new output is below with this probability, shape (N,), or (N, K) for K levels.
 
         :raises ValueError: for levels that are not between 0 and 1.
         """
-        level = np.asarray(level, float)
-        if not ((level > 0) & (level < 1)).all():
-            raise ValueError(f"`level` must be between 0 and 1; got {level.tolist()}.")
-        z = ndtri(level)
-        return self.mean + self.sd * z if level.ndim == 0 else self.mean[:, None] + self.sd[:, None] * z
-
-    def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends of the central interval that holds a new output with this probability."""
-        lower, upper = self.quantile([0.5 - level / 2, 0.5 + level / 2]).T
-        return lower, upper
+        level = checked_levels(level)
+        z = stats.norm.ppf(level) if np.isinf(self.df) else stats.t.ppf(level, self.df)
+        return self.mean + self.scale * z if level.ndim == 0 else self.mean[:, None] + self.scale[:, None] * z
 
     def log_density(self, y: Any) -> np.ndarray:
         """Of outputs that came, nats in the units of y, shape (N,).
 
         :raises ValueError: for another shape.
         """
-        y = np.asarray(y, float)
-        if y.shape != self.mean.shape:
-            raise ValueError(f"`y` must have shape {self.mean.shape}, an output for each row; got {y.shape}.")
-        return -0.5 * (np.log(2 * np.pi * self.sd**2) + ((y - self.mean) / self.sd) ** 2)
+        z = (checked_outputs(y, len(self.mean)).astype(float) - self.mean) / self.scale
+        density = stats.norm.logpdf(z) if np.isinf(self.df) else stats.t.logpdf(z, self.df)
+        return np.asarray(density - np.log(self.scale))
 
-    def frame(self, level: float = 0.95) -> Any:
-        """A table of the kind that the inputs came in, with their index; a dict of arrays if they were an array."""
-        lower, upper = self.interval(level)
-        columns = {"mean": self.mean, "sd": self.sd, "lower": lower, "upper": upper}
-        if self.like is None:
-            return columns
-        return self.like(columns) if self.index is None else self.like(columns, index=self.index)
+
+@dataclass(frozen=True)
+class ClassPredictions:
+    """Probabilities of the classes, for each row.
+
+    :param probabilities: shape (N, C), in the order of ``classes``.
+    :param labels: what the classes are.
+    :param index: labels of the rows, if they came in a table that has them.
+    """
+
+    probabilities: np.ndarray
+    labels: Labels
+    index: Any = None
+    like: Any = None
+
+    @property
+    def classes(self) -> np.ndarray:
+        """The labels, in order."""
+        return self.labels.classes
+
+    @property
+    def label(self) -> Any:
+        """The most probable label of each row, of the kind that y was."""
+        return self.labels.give_back(self.probabilities.argmax(-1))
+
+    def log_density(self, y: Any) -> np.ndarray:
+        """Log probabilities of labels that came, nats, shape (N,).
+
+        :raises ValueError: for another shape, or a label that training did not have.
+        """
+        codes = self.labels.codes(checked_outputs(y, len(self.probabilities)))
+        return np.log(self.probabilities[np.arange(len(codes)), codes])
+
+    def frame(self) -> Any:
+        """The label and a column of probabilities for each class, as a table of the kind that the inputs came in, with their index;
+        a dict of arrays if they were an array."""
+        columns = {"label": self.label} | {
+            f"P({label})": p for label, p in zip(self.classes.tolist(), self.probabilities.T, strict=True)
+        }
+        return table_of(columns, self.like, self.index)
+
+
+NODES = np.linspace(-6.0, 6.0, 401)  # standard deviations of the log rate, for distribution functions
+WEIGHTS = stats.norm.pdf(NODES) / stats.norm.pdf(NODES).sum()
+ROWS_AT_ONCE = 2048
+
+
+@dataclass(frozen=True)
+class CountPredictions(_Ordered):
+    """Distributions of new counts, one for each row: Poisson or negative binomial with a log rate that is normal.
+
+    :param log_mean, log_sd: of the logarithm of the rate, times the exposure, shape (N,).
+    :param concentration: k of the negative binomial distribution; infinite for Poisson's.
+    :param index: labels of the rows, if they came in a table that has them.
+    :param densities: log densities of counts, of ``log_mean``, ``log_sd`` and y.
+    """
+
+    log_mean: np.ndarray
+    log_sd: np.ndarray
+    concentration: float
+    densities: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+    index: Any = None
+    like: Any = None
+
+    @property
+    def mean(self) -> np.ndarray:  # type: ignore[override]
+        """Expected counts, shape (N,)."""
+        return np.exp(self.log_mean + self.log_sd**2 / 2)
+
+    @property
+    def sd(self) -> np.ndarray:  # type: ignore[override]
+        """Standard deviations of new counts, shape (N,)."""
+        spread = np.expm1(self.log_sd**2)
+        return np.sqrt(self.mean + self.mean**2 * (spread + (1 + spread) / self.concentration))
+
+    def cdf(self, y: Any) -> np.ndarray:
+        """The probability of at most y, shape (N,)."""
+        y = np.asarray(y, float)
+        parts = [slice(first, first + ROWS_AT_ONCE) for first in range(0, len(y), ROWS_AT_ONCE)]
+        return np.concatenate([self._cdf(y[part], self.log_mean[part], self.log_sd[part]) for part in parts])
+
+    def _cdf(self, y: np.ndarray, log_mean: np.ndarray, log_sd: np.ndarray) -> np.ndarray:
+        rate = np.exp(log_mean[:, None] + log_sd[:, None] * NODES)
+        k, count = self.concentration, np.floor(np.maximum(y, 0))[:, None]
+        given = special.pdtr(count, rate) if np.isinf(k) else special.betainc(k, count + 1, k / (k + rate))
+        return np.where(y < 0, 0.0, given @ WEIGHTS)
+
+    def quantile(self, level: Any) -> np.ndarray:
+        """The smallest count that is not exceeded with this probability, shape (N,), or (N, K) for K levels.
+
+        :raises ValueError: for levels that are not between 0 and 1.
+        """
+        level = checked_levels(level)
+        found = [self._quantile(each) for each in np.atleast_1d(level)]
+        return found[0] if level.ndim == 0 else np.stack(found, -1)
+
+    def _quantile(self, level: float) -> np.ndarray:
+        """By bisection between -1 and a count that is large enough."""
+        lower, upper = np.full(len(self.log_mean), -1.0), np.ceil(self.mean + self.sd)
+        while (short := self.cdf(upper) < level).any():
+            upper = np.where(short, 2 * upper + 1, upper)
+        while (upper - lower > 1).any():
+            middle = np.floor((lower + upper) / 2)
+            enough = self.cdf(middle) >= level
+            lower, upper = np.where(enough, lower, middle), np.where(enough, middle, upper)
+        return upper
+
+    def log_density(self, y: Any) -> np.ndarray:
+        """Log probabilities of counts that came, nats, shape (N,).
+
+        :raises ValueError: for another shape, or for what is no count.
+        """
+        counts = checked_outputs(y, len(self.log_mean)).astype(float)
+        if not ((counts >= 0) & (counts == np.round(counts))).all():
+            raise ValueError("`y` must hold counts: whole numbers that are not negative.")
+        return self.densities(self.log_mean, self.log_sd, counts)

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.diagnostics import Report, check
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.functions.neighbors import NeighborFunction
+from numpyro_orthgp.functions.neighbors import NeighborFunction, with_neighbors
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns, read_table
-from numpyro_orthgp.tabular.importance import importance_of
+from numpyro_orthgp.tabular.files import Arrays, describe_function, function_from
+from numpyro_orthgp.tabular.fits import TableFit
 from numpyro_orthgp.tabular.models import regression_model
+from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_numbers, order_of
-from numpyro_orthgp.tabular.search import Found, function_of, moments, new_guide, predictor_of, search
+from numpyro_orthgp.tabular.search import distances, function_of, new_guide, predictor_of, search
+from numpyro_orthgp.tabular.serving import moments_at
+from numpyro_orthgp.tabular.stages import Found, moments
+from numpyro_orthgp.tabular.tails import fit_tails
+from numpyro_orthgp.types import Array
 
 __all__ = ["RegressionFit", "regression"]
 
@@ -44,8 +51,10 @@ def regression(
     less than 0.005 nats each, or, where these are fewer than 200, the bounds leave no larger gap; or the time is over. Of many
     rows the hyperparameters see twenty a point; the function that is returned is given all of them. If held-out rows are clearly
     predicted better with a larger noise, it is made larger, by steps of a factor of 1.4; if with the rows nearest to each input,
-    predictions use these (:func:`~numpyro_orthgp.with_neighbors`), and the noise may become smaller too. If they are predicted
-    better by the mean and the standard deviation of y, these are what is returned, and the page says so.
+    predictions use these (:func:`~numpyro_orthgp.with_neighbors`), and the noise may become smaller too. If rows that are left out
+    lie about their predictions as of a Student t distribution, clearly, new outputs have that one, and otherwise a normal one. If
+    held-out rows are predicted better by the mean and the standard deviation of y, these are what is returned, and the page says
+    so.
 
     **To go on.** ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments`` are what ``SVI`` and ``NUTS`` take; the model
     is a few lines of the public pieces, to copy and change.
@@ -83,41 +92,45 @@ def regression(
     standardized = (outputs[order] - loc) / scale
     with jax.enable_x64(True):
         found = search(inputs, standardized, num_held, budget)
-        rows = inputs, standardized, found.Z
-        f = function_of(found.values, *rows)
+        if not found.is_mean and num_held:
+            df, stretch = fit_tails(distances(found, inputs, standardized, num_held))
+            found = replace(found, df=df, stretch=stretch)
+        f = function_of(found.values, inputs, standardized, found.Z)
         predictor: GPFunction | NeighborFunction = f
         if found.near_noise is not None:
-            predictor = predictor_of(found.values | {"noise": np.array(found.near_noise)}, *rows, near=True)
-    num_dropped = int((~seen).sum())
-    return RegressionFit(columns, loc, scale, found, inputs, standardized, f, predictor, num_held, num_dropped, budget)
+            predictor = predictor_of(near_values(found), inputs, standardized, found.Z, near=True)
+    fixed = num_held, int((~seen).sum()), budget.words()
+    return RegressionFit(columns, found, inputs, standardized, f, *fixed, loc, scale, predictor)
+
+
+def near_values(found: Found) -> Values:
+    """Hyperparameters of predictions with neighbours."""
+    return found.values | {"noise": np.array(found.near_noise)}
 
 
 @dataclass(frozen=True, repr=False)
-class RegressionFit:
+class RegressionFit(TableFit):
     """What :func:`numpyro_orthgp.regression` returns; ``print`` shows what was done.
 
     :param columns: what becomes of the table's columns.
-    :param loc, scale: mean and standard deviation of y.
     :param found: hyperparameters, points and the searches for them.
     :param X, y: standardized rows, (N, D) and (N,), in the random order of the fit, the held-out ones first.
     :param function: the function given all rows, of standardized columns, by the model.
-    :param predictor: what predicts: the same, or a function with less noise and the rows near each input.
     :param num_held: number of rows that the searches did not see.
     :param num_dropped: number of rows without y.
+    :param budget: what the fit was allowed, in words.
+    :param loc, scale: mean and standard deviation of y.
+    :param predictor: what predicts: the function, or one with another noise and the rows near each input.
     """
 
-    columns: Columns
     loc: float
     scale: float
-    found: Found
-    X: np.ndarray
-    y: np.ndarray
-    function: GPFunction
     predictor: GPFunction | NeighborFunction
-    num_held: int
-    num_dropped: int
-    budget: Budget
 
+    kind = "regression"
+    title = "Gaussian-process regression"
+    baseline = "mean and sd of y"
+    bounds = "; loss and gap of the bounds in nats"
     model = staticmethod(regression_model)
 
     @property
@@ -126,90 +139,80 @@ class RegressionFit:
         return new_guide()
 
     @property
-    def params(self) -> dict[str, Any]:
-        """Parameters of the guide."""
-        return self.found.params
-
-    @property
-    def arguments(self) -> dict[str, np.ndarray]:
+    def arguments(self) -> dict[str, Any]:
         """Keyword arguments of the model: ``NUTS(fit.model)`` takes them as they are."""
         return {"X": self.X, "y": self.y, "Z": self.found.Z}
 
     @property
-    def hyperparameters(self) -> dict[str, np.ndarray]:
-        """By site, in standardized units."""
-        return dict(self.found.values)
+    def noise(self) -> float:
+        """Standard deviation of the noise of predictions, in standardized units."""
+        near = self.found.near_noise
+        return float(self.found.values["noise"]) if near is None else near
 
     def predict(self, X: Any) -> Predictions:
-        """New outputs at the rows of a table, in the units of y. Compiled once, for any number of rows.
+        """New outputs at the rows of a table, in the units of y. Three programs, at most, serve any number of rows.
 
         :param X: a table with the columns of training, or an array of as many columns.
         :raises ValueError: for other columns.
         """
-        table = read_table(X)
+        table, found = read_table(X), self.found
         with jax.enable_x64(True):
             mean, variance = moments(self.predictor, self.columns.encode(table))
-        near = self.found.near_noise
-        noise = float(self.found.values["noise"]) if near is None else near
-        sd, function_sd = (self.scale * np.sqrt(v) for v in (variance + noise**2, np.maximum(variance, 0)))
-        return Predictions(self.loc + self.scale * mean, sd, function_sd, table.index, table.like)
+        sd = self._sd(variance)
+        function_sd = self.scale * np.sqrt(np.maximum(variance, 0))
+        return Predictions(self.loc + self.scale * mean, sd, function_sd, table.index, table.like, found.df)
 
-    def importance(self) -> dict[str, float]:
-        """For each column of the table the share of the variance of predictions that goes through it, the largest first.
+    def _sd(self, variance: Any) -> Any:
+        """Standard deviation of a new output, of the function's variance, in the units of y."""
+        df = self.found.df
+        heavy = 1.0 if np.isinf(df) else (df / (df - 2)) ** 0.5
+        return self.scale * self.found.stretch * heavy * (variance + self.noise**2) ** 0.5
 
-        Total Sobol indices of the function's mean, by its inducing points, by exchanging the column between up to 1000 of the
-        rows (Jansen 1999): columns that act together count the variance that they share once each, so that the sum may be
-        more than one. Between columns that are correlated the function decides, not the data.
-        """
+    def _program(self, X: Array, *more: Array) -> dict[str, Array]:
+        mean, variance = moments_at(self.predictor, X)
+        function_sd = self.scale * jnp.sqrt(jnp.maximum(variance, 0))
+        return {"mean": self.loc + self.scale * mean, "sd": self._sd(variance), "function_sd": function_sd}
 
-        def mean(X: np.ndarray) -> np.ndarray:
-            return moments(self.function, X)[0]
+    def _recipe(self) -> Callable[[], GPFunction]:
+        return partial(function_of, self.found.values, self.X, self.y, self.found.Z)
 
-        with jax.enable_x64(True):
-            return importance_of(mean, self.X, self.columns)
+    def _more(self) -> tuple[dict[str, Any], Arrays]:
+        arrays: Arrays = {}
+        if isinstance(self.predictor, NeighborFunction):
+            with jax.enable_x64(True):
+                arrays = describe_function(self.predictor.f, self._recipe(), "near")
+        return {"loc": self.loc, "scale": self.scale}, arrays
 
-    def check(self, **options: Any) -> Report:
-        """The page of :func:`numpyro_orthgp.check` on the model beneath. Rows that were held out are part of the data by now.
+    @classmethod
+    def _with_more(cls, common: dict[str, Any], more: dict[str, Any], arrays: Arrays) -> RegressionFit:
+        return cls(**common, **more, predictor=common["function"])
 
-        :param options: of ``check``, ``nuts=200`` for one.
-        """
-        with jax.enable_x64(True):
-            arguments: dict[str, Any] = {name: jnp.asarray(value) for name, value in self.arguments.items()}
-            return check(self.model, self.guide, self.params, **arguments, **options)
+    def _with_functions(self, arrays: Arrays) -> RegressionFit:
+        f: GPFunction = function_from(arrays, self._recipe())
+        if self.found.near_noise is None:
+            return replace(self, function=f, predictor=f)
+        rows = (jnp.asarray(self.X), jnp.asarray(self.y), jnp.asarray(self.found.near_noise))
+        near: GPFunction = function_from(arrays, self._recipe(), "near")
+        return replace(self, function=f, predictor=with_neighbors(near, *rows))
 
-    def __str__(self) -> str:
-        found, values = self.found, self.found.values
-        X, Z = self.X, found.Z
-        dropped = f" ({self.num_dropped} without y left out)" if self.num_dropped else ""
-        lines = [f"Gaussian-process regression: {len(X)} rows{dropped}, {X.shape[1]} columns, {len(Z)} inducing points"]
-        lines += [f"  {line}" for line in self.columns.words()]
-        lines.append(
-            "model: y = f(x) + noise, f ~ GP(0, scale^2 Matern52(lengthscale) + slope^2 / D Linear), standardized units"
-        )
-        unit = f"{float(values['noise']) * self.scale:.3g} in units of y"
-        lines.append(
-            f"  scale {values['scale']:.3g}, slope {values['slope']:.3g}, noise {values['noise']:.3g} ({unit})"
-        )
-        lines += [
-            "",
-            f"searches ({self.budget.words()}); loss and gap of the bounds in nats, held-out log density per row",
+    def _model_words(self) -> list[str]:
+        v = self.found.values
+        unit = f"{float(v['noise']) * self.scale:.3g} in units of y"
+        return [
+            "model: y = f(x) + noise, f ~ GP(0, scale^2 Matern52(lengthscale) + slope^2 / D Linear), standardized units",
+            f"  scale {v['scale']:.3g}, slope {v['slope']:.3g}, noise {v['noise']:.3g} ({unit})",
         ]
-        lines.append("   rows  points  steps      loss  gap/row  held out  from, and how it ended")
-        for s in found.stages:
-            loss, end = s.fit.losses.min(initial=np.inf), s.fit.status
-            row = f"{s.num_rows:7d} {s.num_points:7d} {s.fit.num_steps:6d} {loss:9.1f} {s.gap:8.3f} {s.held_out:9.3f}"
-            lines.append(f"{row}  {s.start}; {end}")
-        if self.num_held:
-            better = "BETTER than the fit, and returned instead of it" if found.is_mean else "by mean and sd of y alone"
-            lines.append(f"held-out rows {self.num_held}: log density {found.baseline:.3f} {better}")
-            if found.near_noise is not None:
-                lines.append(
-                    "predictions also use the 32 rows nearest to each input: held-out rows were clearly better with them, and with "
-                    f"noise {found.near_noise:.3g}"
-                )
-        return "\n".join(lines)
 
-    def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} of {len(self.X)} rows, {self.X.shape[1]} columns; print it to see what was done>"
-        )
+    def _prediction_words(self) -> list[str]:
+        found, lines = self.found, []
+        if found.near_noise is not None:
+            lines.append(
+                "predictions also use the 32 rows nearest to each input: held-out rows were clearly better with them, and with "
+                f"noise {found.near_noise:.3g}"
+            )
+        if np.isfinite(found.df):
+            lines.append(
+                f"new outputs have Student t distributions with {found.df:g} degrees of freedom about these predictions, of "
+                f"{found.stretch:.3g} times the scale: rows that were left out lay so"
+            )
+        return lines

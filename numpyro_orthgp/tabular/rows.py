@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["LEAST_ROWS", "observed_numbers", "one_column", "order_of"]
+__all__ = [
+    "LEAST_ROWS", "is_missing", "observed_counts", "observed_numbers", "one_column", "order_of", "order_of_classes", "positive_column",
+]  # fmt: skip
 
 LEAST_ROWS = 10
 MOST_HELD, LEAST_HELD = 1000, 10  # rows that are held out, if there are enough
 
 
-def one_column(y: Any, num_rows: int) -> np.ndarray:
+def one_column(y: Any, num_rows: int, name: str = "y") -> np.ndarray:
     """Outputs as an array of shape (N,).
 
     :raises ValueError: if they are not one for each row.
@@ -20,7 +22,7 @@ def one_column(y: Any, num_rows: int) -> np.ndarray:
     values = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.shape != (num_rows,):
-        raise ValueError(f"`y` must have shape ({num_rows},), one output for each row of X; got {values.shape}.")
+        raise ValueError(f"`{name}` must have shape ({num_rows},), one entry for each row of X; got {values.shape}.")
     return values
 
 
@@ -31,21 +33,82 @@ def observed_numbers(y: Any, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     :raises ValueError: for infinite, constant or too few outputs.
     """
     values = one_column(y, num_rows)
-    try:
-        values = np.array([np.nan if v is None or type(v).__name__ == "NAType" else v for v in values], float)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"`y` must be numbers; got {values.dtype}, {values[0]!r} for one. Labels and counts need "
-            "a model by hand, with likelihoods.Bernoulli, Categorical or Poisson."
-        ) from error
-    if np.isinf(values).any():
-        raise ValueError("`y` has infinite entries. Make them missing (NaN), or finite.")
+    values = _numbers("y", values, "Labels are for ogp.classification.")
     seen = ~np.isnan(values)
     if seen.sum() < LEAST_ROWS:
         raise ValueError(f"At least {LEAST_ROWS} outputs are needed; got {int(seen.sum())}.")
     if np.ptp(values[seen]) == 0:
         raise ValueError(f"All outputs are {values[seen][0]:g}: there is nothing to learn.")
     return values[seen], seen
+
+
+def observed_counts(y: Any, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Counts that are there, float64, and which rows these are.
+
+    :raises TypeError: for what is not numbers.
+    :raises ValueError: for numbers that are no counts, for too few, and if all are zero.
+    """
+    values = _numbers("y", one_column(y, num_rows), "Labels are for ogp.classification.")
+    seen = ~np.isnan(values)
+    counts = values[seen]
+    if len(counts) < LEAST_ROWS:
+        raise ValueError(f"At least {LEAST_ROWS} counts are needed; got {len(counts)}.")
+    if (counts < 0).any():
+        raise ValueError(f"Counts cannot be negative; got {counts.min():g}. For numbers of any kind use ogp.regression.")
+    if (counts != np.round(counts)).any():
+        bad = counts[counts != np.round(counts)][0]
+        raise ValueError(
+            f"Counts must be whole numbers; got {bad:g}. A rate, a count per time or area, is given as the count and "
+            "`exposure`, the time or area; numbers of any kind are for ogp.regression."
+        )
+    if not counts.any():
+        raise ValueError("All counts are 0: there is nothing to learn.")
+    return counts, seen
+
+
+def positive_column(name: str, values: Any, num_rows: int) -> np.ndarray:
+    """A positive number for each row, float64; ``None`` stands for ones, and one number for all rows.
+
+    :raises TypeError: for what is not numbers.
+    :raises ValueError: for another shape, and numbers that are missing, infinite or not positive.
+    """
+    if values is None or np.ndim(values) == 0:
+        values = np.full(num_rows, 1.0 if values is None else values)
+    numbers = _numbers(name, one_column(values, num_rows, name), "")
+    if not (numbers > 0).all():
+        bad = numbers[~(numbers > 0)][0]
+        raise ValueError(f"`{name}` must be positive for each row; got {bad:g}. Leave out rows where it is not known.")
+    return numbers
+
+
+def is_missing(value: Any) -> bool:
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float | np.floating) and value != value)
+
+
+def _numbers(name: str, values: np.ndarray, hint: str) -> np.ndarray:
+    """As float64, NaN where one is missing."""
+    try:
+        numbers = np.array([np.nan if is_missing(v) else v for v in values], float)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"`{name}` must be numbers; got {values.dtype}, {values[0]!r} for one. {hint}".rstrip()) from error
+    if np.isinf(numbers).any():
+        raise ValueError(f"`{name}` has infinite entries. Make them missing (NaN), or finite.")
+    return numbers
+
+
+def order_of_classes(codes: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
+    """As :func:`order_of`, with the same share of each class held out: of a class with four rows or more at least one, and never
+    all of them."""
+    order, num_held = order_of(len(codes), seed)
+    if not num_held:
+        return order, 0
+    held = np.zeros(len(codes), bool)
+    for c in np.unique(codes):
+        of_class = order[codes[order] == c]
+        num = round(len(of_class) * num_held / len(codes))
+        num = min(max(num, 1), len(of_class) - 1) if len(of_class) >= 4 else 0
+        held[of_class[:num]] = True
+    return np.concatenate([order[held[order]], order[~held[order]]]), int(held.sum())
 
 
 def order_of(num_rows: int, seed: int) -> tuple[np.ndarray, int]:

@@ -8,8 +8,8 @@ few: while the bounds leave a gap) and time is left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,72 +22,30 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.neighbors import NeighborFunction, with_neighbors
-from numpyro_orthgp.init import greedy_variance
-from numpyro_orthgp.kernels import Kernel
 from numpyro_orthgp.tabular.budget import Budget
-from numpyro_orthgp.tabular.models import covariance, regression_model
+from numpyro_orthgp.tabular.models import regression_model
+from numpyro_orthgp.tabular.points import Values, kernel_of, points_for
+from numpyro_orthgp.tabular.stages import (
+    CLEARLY,
+    FIRST_POINTS,
+    LEAST_ROWS,
+    MOST_POINTS,
+    ROWS_PER_POINT,
+    Found,
+    Stage,
+    moments,
+    while_it_pays,
+)
 from numpyro_orthgp.tabular.starts import starts
-from numpyro_orthgp.training import FitResult, fit_lbfgs
+from numpyro_orthgp.tabular.tails import left_out
+from numpyro_orthgp.training import fit_lbfgs
 
-__all__ = ["Found", "Stage", "function_of", "moments", "predictor_of", "search"]
+__all__ = ["distances", "function_of", "log_densities", "new_guide", "predictor_of", "search"]
 
-Values = dict[str, np.ndarray]  # of the hyperparameters, by site
-
-FIRST_POINTS, LEAST_ROWS, ROWS_PER_POINT = 100, 1000, 20
-MOST_POINTS = 1600
-PAYS = 0.005  # nats for a held-out row, that twice the points must gain
-ENOUGH = 200  # held-out rows to go by; with fewer the gap between lower and upper bound must be worth as much
+MANY_HELD = 500  # rows by which the tails of a distribution are known
 MOST_WORK = 1e10  # N M^2 of the last step, which has no gradient
-STEP, MOST_CHANGES, CLEARLY = 1.4, 6, 1.0  # factors of the noise, and nats of all held-out rows that each must gain
+STEP, MOST_CHANGES = 1.4, 6  # factors of the noise
 TOLERANCE = 0.05  # nats, of a search
-ROWS_AT_ONCE = 1024  # of predictions
-
-
-class Stage(NamedTuple):
-    """One search.
-
-    :param num_rows, num_points: of it.
-    :param start: its name, or where the one before ended.
-    :param fit: what the optimizer says.
-    :param held_out: mean log density of the held-out rows, standardized; NaN if there are none.
-    :param gap: upper less lower bound of the log evidence, per row, nats; NaN where it was not computed.
-    :param seconds: compilation too.
-    """
-
-    num_rows: int
-    num_points: int
-    start: str
-    fit: FitResult
-    held_out: float
-    gap: float
-    seconds: float
-
-
-@dataclass
-class Found:
-    """
-    :param values: of the hyperparameters.
-    :param Z: inducing points for all rows.
-    :param params: of the guide.
-    :param stages: the searches.
-    :param baseline: mean log density of held-out rows under a normal distribution that knows no inputs.
-    :param is_mean: whether that one is better, so that it was taken.
-    :param near_noise: the noise of predictions that also use the rows nearest to each input; ``None`` where they do not.
-    """
-
-    values: Values
-    Z: np.ndarray
-    params: dict[str, Any]
-    stages: list[Stage] = field(default_factory=list)
-    baseline: float = np.nan
-    is_mean: bool = False
-    near_noise: float | None = None
-
-
-def kernel_of(values: Values) -> Kernel:
-    """The model's kernel at these hyperparameters."""
-    with numpyro.handlers.block(), numpyro.handlers.substitute(data=values):
-        return covariance(len(values["lengthscale"]))
 
 
 def function_of(values: Values, X: Any, y: Any, Z: Any) -> GPFunction:
@@ -110,24 +68,6 @@ def _function(values: Any, X: Any, y: Any, Z: Any) -> GPFunction:
 def _bounds(values: Any, X: Any, y: Any, Z: Any) -> tuple[Any, Any]:
     d = CollapsedGP(kernel_of(values), X, Z, values["noise"])
     return d.log_prob(y), d.upper_bound(y)
-
-
-@jax.jit
-def _moments(f: GPFunction | NeighborFunction, X: Any) -> tuple[Any, Any]:
-    marginals = f(X)
-    return marginals.mean, marginals.variance
-
-
-def moments(f: GPFunction | NeighborFunction, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means and variances at any number of inputs: blocks of one size, so that there is one program."""
-    means, variances = [], []
-    for first in range(0, len(X), ROWS_AT_ONCE):
-        rows = X[first : first + ROWS_AT_ONCE]
-        padded = np.concatenate([rows, np.repeat(rows[:1], ROWS_AT_ONCE - len(rows), axis=0)])
-        mean, variance = _moments(f, jnp.asarray(padded))
-        means.append(np.asarray(mean)[: len(rows)])
-        variances.append(np.asarray(variance)[: len(rows)])
-    return np.concatenate(means), np.concatenate(variances)
 
 
 def log_densities(values: Values, f: GPFunction | NeighborFunction, X: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -163,10 +103,10 @@ class _Searches:
     def __post_init__(self) -> None:
         self.svi = SVI(regression_model, new_guide(), optax.adam(0.01), Trace_ELBO())
 
-    def stage(self, num_rows: int, num_points: int, name: str, values: Values) -> tuple[Stage, Values]:
-        begin = self.budget.spent
+    def stage(self, num_points: int, name: str, values: Values) -> tuple[Stage, Values]:
+        begin, num_rows = self.budget.spent, self.rows_for(num_points)
         X, y = self.X[:num_rows], self.y[:num_rows]
-        Z = np.asarray(greedy_variance(kernel_of(values), jnp.asarray(X), num_points))
+        Z = points_for(values, X, num_points)
         options: dict[str, Any] = {
             "num_steps": self.budget.num_steps,
             "tolerance": TOLERANCE,
@@ -180,7 +120,8 @@ class _Searches:
         score = self.score(values, X, y, Z).mean() if len(self.y_held) else np.nan
         lower, upper = _bounds(jax.tree.map(jnp.asarray, values), X, y, Z) if num_points < num_rows else (0.0, 0.0)
         gap = float(upper - lower) / num_rows
-        return Stage(num_rows, num_points, name, fit, float(score), gap, self.budget.spent - begin), values
+        loss, seconds = float(fit.losses.min(initial=np.inf)), self.budget.spent - begin
+        return Stage(num_rows, num_points, name, loss, fit.status, fit.num_steps, float(score), gap, seconds), values
 
     def score(self, values: Values, X: Any, y: Any, Z: Any, near: bool = False) -> np.ndarray:
         return log_densities(values, predictor_of(values, X, y, Z, near), self.X_held, self.y_held)
@@ -196,25 +137,15 @@ def search(X: np.ndarray, y: np.ndarray, num_held: int, budget: Budget) -> Found
     :param num_held: how many of the first rows are held out from the searches; they are in the fit that is returned.
     """
     searches = _Searches(X[num_held:], y[num_held:], X[:num_held], y[:num_held], budget)
-    first = min(budget.num_points or FIRST_POINTS, len(searches.y))
+    num_rows = len(searches.y)
+    first = min(budget.num_points or FIRST_POINTS, num_rows)
     rows = searches.rows_for(first)
-    tried = [searches.stage(rows, first, *start) for start in starts(searches.X[:rows], searches.y[:rows]).items()]
-    stages = [stage for stage, _ in tried]
-    _, values = min(tried, key=lambda pair: pair[0].fit.losses.min(initial=np.inf))
-    last = min(stages, key=lambda stage: stage.fit.losses.min(initial=np.inf))
-    pays = budget.num_points is None
-    while pays and last.num_points < min(MOST_POINTS, len(searches.y)):
-        num_points = min(2 * last.num_points, len(searches.y))
-        rows = searches.rows_for(num_points)
-        growth = max(1.0, rows * num_points**2 / (last.num_rows * last.num_points**2))
-        if not budget.allows(min(0.25 * growth, 1.0) * last.seconds):
-            break
-        stage, new = searches.stage(rows, num_points, "the search before", values)
-        stages.append(stage)
-        pays = stage.held_out > last.held_out + PAYS if num_held >= ENOUGH else stage.gap > PAYS
-        if num_held < ENOUGH or stage.held_out > last.held_out - PAYS:  # else the points before were better
-            values, last = new, stage
-    return finish(X, y, searches, values, stages, last, grows=pays)
+    begin = starts(searches.X[:rows], searches.y[:rows])
+    tried = [searches.stage(first, name, values | {"noise": np.array(0.3)}) for name, values in begin.items()]
+    stages, (last, values), grows = while_it_pays(
+        tried, searches.stage, budget, num_rows, num_held, searches.rows_for
+    )
+    return finish(X, y, searches, values, stages, last, grows)
 
 
 def finish(X: Any, y: Any, searches: _Searches, values: Values, stages: list[Stage], last: Stage, grows: bool) -> Found:
@@ -229,9 +160,25 @@ def finish(X: Any, y: Any, searches: _Searches, values: Values, stages: list[Sta
         is_mean = bool(score < baseline)
     if is_mean:
         values = values | {"scale": np.array(1e-3), "slope": np.array(1e-3), "noise": np.array(1.0)}
-    Z = np.asarray(greedy_variance(kernel_of(values), jnp.asarray(X), num_points))
+    Z = points_for(values, X, num_points)
     params = {name: np.asarray(value) for name, value in as_params(values).items()}
     return Found(values, Z, params, stages, baseline, is_mean, None if is_mean else near_noise)
+
+
+def distances(found: Found, X: np.ndarray, y: np.ndarray, num_held: int) -> np.ndarray:
+    """Distances of outputs from predictions without them, in predicted standard deviations: of held-out rows if there are
+    many; of all rows, a fifth at a time with the hyperparameters as they are, if there are not."""
+    near = found.near_noise is not None
+    values = found.values | ({"noise": np.array(found.near_noise)} if near else {})
+
+    def of(known: np.ndarray, new: np.ndarray) -> np.ndarray:
+        Z = found.Z[: len(known)]
+        mean, variance = moments(predictor_of(values, X[known], y[known], Z, near), X[new])
+        return (y[new] - mean) / np.sqrt(variance + values["noise"] ** 2)
+
+    if num_held >= MANY_HELD:
+        return of(np.arange(num_held, len(y)), np.arange(num_held))
+    return left_out(len(y), of)
 
 
 def calibrate(searches: _Searches, values: Values, num_points: int) -> tuple[Values, float | None, float]:
@@ -241,7 +188,7 @@ def calibrate(searches: _Searches, values: Values, num_points: int) -> tuple[Val
     Of few rows, and of outputs with heavy tails, modes of the hyperparameters leave too small a noise. Where there are fewer points
     than rows, the rows near each input may say more than the points do, and with them what the points miss is no noise any longer.
     """
-    Z = np.asarray(greedy_variance(kernel_of(values), jnp.asarray(searches.X), num_points))
+    Z = points_for(values, searches.X, num_points)
 
     def climb(values: Values, near: bool, factors: tuple[float, ...]) -> tuple[Values, float]:
         best = float(searches.score(values, searches.X, searches.y, Z, near).sum())

@@ -38,12 +38,15 @@ def _between(x: np.ndarray, y: np.ndarray) -> float:
     return float(max(between - 2 * (used.sum() - 1) / len(y), 0.0))
 
 
-def starts(X: np.ndarray, y: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
-    """Values of the hyperparameters to start from, by the name of the start."""
+def starts(X: np.ndarray, *outputs: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
+    """Values of the kernel's hyperparameters to start from, by the name of the start.
+
+    :param outputs: what relevance is for, shape (N,) each: the outputs, or a truth value for each class.
+    """
     D = X.shape[1]
-    weight = np.sqrt(relevance(X, y))
+    weight = np.sqrt(sum(y.var() * relevance(X, y) for y in outputs))
     weight = np.clip(weight / (weight.max() or 1.0), LEAST, 1.0)
-    common = {"scale": np.array(1.0), "slope": np.array(0.3), "noise": np.array(0.3)}
+    common = {"scale": np.array(1.0), "slope": np.array(0.3)}
     return {
         "equal lengthscales": {"lengthscale": np.full(D, D**0.5), **common},
         "lengthscales by relevance": {"lengthscale": np.sqrt(np.sum(weight**2)) / weight, **common},

@@ -1,0 +1,242 @@
+"""From a table and a column of labels to probabilities, :func:`classification`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.likelihoods import Bernoulli, Categorical
+from numpyro_orthgp.tabular.budget import Budget
+from numpyro_orthgp.tabular.columns import Columns, read_table
+from numpyro_orthgp.tabular.files import Arrays, describe_labels, labels_of
+from numpyro_orthgp.tabular.fits import TableFit
+from numpyro_orthgp.tabular.labels import Labels
+from numpyro_orthgp.tabular.latent import USUAL_STEPS, LatentSearch, latent_function, new_guide
+from numpyro_orthgp.tabular.models import classification_model
+from numpyro_orthgp.tabular.points import Values
+from numpyro_orthgp.tabular.predictions import ClassPredictions
+from numpyro_orthgp.tabular.rows import order_of_classes
+from numpyro_orthgp.tabular.stages import CLEARLY, Found, in_blocks
+from numpyro_orthgp.types import Array
+
+__all__ = ["ClassificationFit", "classification"]
+
+SHARPNESS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
+
+
+def classification(
+    X: Any, y: Any, *, time: float | None = 60.0, M: int | None = None, num_steps: int | None = None, seed: int = 0
+) -> ClassificationFit:
+    r"""A Gaussian-process classification of y by the columns of a table, with nothing to choose.
+
+    ::
+
+        fit = ogp.classification(X, y)  # a minute at most
+        new = fit.predict(X_new)
+        new.label, new.probabilities, new.frame()
+
+    **Labels** are text, whole numbers, truth values or pandas categories, and predictions have them as they came. Rows whose label is
+    missing are left out. Of each class a tenth is held out, of one with four rows or more at least one row.
+
+    **What it does.** Columns become standardized numbers as in :func:`~numpyro_orthgp.regression`. The model is
+    :func:`numpyro_orthgp.tabular.classification_model`: Matern 5/2 with a lengthscale for each column plus a plane, and an offset;
+    for two classes one function and a probit, for more a function for each class, of one kernel, and a softmax. A step sees 1024
+    rows at most. It moves the Gaussian of the inducing variables along its natural gradient and hyperparameters, to their
+    posterior modes, by Adam; in float64, whatever JAX is set to. There are two starts, and then the number of inducing points is
+    doubled, as in ``regression``, until held-out rows gain less than 0.005 nats each (where these are fewer than 200: the bound
+    less than that for each row), or the time is over. In the end all rows are fitted. If held-out rows are clearly predicted
+    better with flatter or sharper probabilities, :math:`p_c \propto q_c (p_c / q_c)^s` with q the shares of the classes, these
+    are returned; if by the shares alone, these, and the page says so.
+
+    **To go on.** ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments`` are what ``SVI`` and ``NUTS`` take.
+
+    >>> import numpy as np
+    >>> import numpyro_orthgp as ogp
+    >>> x = np.linspace(0.0, 10.0, 80)
+    >>> fit = ogp.classification(x, np.where(np.sin(x) > 0, "up", "down"), M=20, num_steps=100)
+    >>> fit.predict([[1.5], [4.7]]).label
+    array(['up', 'down'], dtype='<U4')
+
+    :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,).
+    :param y: labels, shape (N,); None or NaN where one is missing.
+    :param time: seconds. A search that has begun ends within a call to the device; compilation is not interrupted, so that it may
+        take some seconds more. None for no limit.
+    :param M: the number of inducing points, at once and without looking at the clock: the same fit on any machine.
+    :param num_steps: the steps of each search, 300 if not given; with it no clock is looked at.
+    :param seed: of the order of rows, by which some are held out.
+    :return: the fit.
+    :raises TypeError: for columns or labels that are not what they should be.
+    :raises ValueError: for tables and labels that do not fit each other, fewer than ten labels, one class only, more than 100
+        classes, numbers with fractions, and options that are not what they should be.
+    """
+    budget = Budget.of(time, M, num_steps, USUAL_STEPS)
+    table = read_table(X)
+    labels, codes, seen = Labels.read(y, table.num_rows)
+    columns = Columns.learn(table.rows(seen))
+    order, num_held = order_of_classes(codes, seed)
+    data = {"X": columns.encode(table.rows(seen))[order], "y": codes[order]}
+    options = {"num_classes": len(labels.classes)}
+    with jax.enable_x64(True):
+        found = found_for(data, options, num_held, budget)
+        f = latent_function(classification_model, found.params, found.Z, data, options)
+    fixed = num_held, int((~seen).sum()), budget.words()
+    return ClassificationFit(columns, found, data["X"], data["y"], f, *fixed, labels)
+
+
+def found_for(data: dict[str, np.ndarray], options: dict[str, int], num_held: int, budget: Budget) -> Found:
+    classes = range(options["num_classes"])
+    relevant = [(data["y"] == c).astype(float) for c in classes]
+    shares = shares_of(data["y"][num_held:], options["num_classes"])
+
+    def score(f: GPFunction, values: Values, rows: dict[str, np.ndarray], sharpness: float = 1.0) -> np.ndarray:
+        p = sharpened(probabilities_of(f, values["offset"], rows["X"]), shares, sharpness)
+        return np.log(p[np.arange(len(p)), rows["y"]])
+
+    search = LatentSearch(classification_model, data, options, num_held, budget, relevant, score)
+    found = search.search(search.first())
+    if not num_held:
+        return found
+    held = search.held
+    baseline = float(np.log(shares[held["y"]]).mean())
+    # The held-out rows were not in the last search, but are in what was found: what is chosen is judged by the search.
+    f, values = search.function(search.best["params"], search.best["Z"]), search.best["values"]
+    totals = {s: float(score(f, values, held, s).sum()) for s in SHARPNESS}
+    best = max(totals, key=lambda s: totals[s])
+    sharpness = best if totals[best] > totals[1.0] + CLEARLY else 1.0
+    found = replace(found, baseline=baseline, sharpness=sharpness)
+    if totals[sharpness] / num_held < baseline:
+        found = replace(found, is_mean=True, sharpness=0.0)
+    return found
+
+
+def shares_of(codes: np.ndarray, num_classes: int) -> np.ndarray:
+    return np.bincount(codes, minlength=num_classes) / len(codes)
+
+
+def sharpened(p: Any, shares: np.ndarray, sharpness: float) -> Any:
+    """Probabilities beside the shares of the classes, raised to a power; zero leaves the shares."""
+    if sharpness == 1:
+        return p
+    xp = np if isinstance(p, np.ndarray) else jnp
+    logits = sharpness * xp.log(p) + (1 - sharpness) * np.log(shares)
+    raised = xp.exp(logits - logits.max(-1, keepdims=True))
+    return raised / raised.sum(-1, keepdims=True)
+
+
+def class_probabilities(f: GPFunction, offset: Any, X: Any) -> Any:
+    """Shape (B, C), f integrated out; never zero."""
+    marginals = f(X) + offset
+    if f.num_latents is not None:
+        p = Categorical(marginals).probs
+    else:
+        # Of the two the small one is not known as one less the other.
+        p = jnp.stack([Bernoulli(m, "probit").mean for m in (-1.0 * marginals, marginals)], -1)
+    return jnp.maximum(p, jnp.finfo(p.dtype).tiny)
+
+
+@jax.jit
+def _probabilities(given: Any, X: Any) -> tuple[Any]:
+    return (class_probabilities(*given, X),)
+
+
+def probabilities_of(f: GPFunction, offset: Any, X: np.ndarray) -> np.ndarray:
+    return in_blocks(_probabilities, (f, jnp.asarray(offset)), X)[0]
+
+
+@dataclass(frozen=True, repr=False)
+class ClassificationFit(TableFit):
+    """What :func:`numpyro_orthgp.classification` returns; ``print`` shows what was done.
+
+    :param columns: what becomes of the table's columns.
+    :param found: hyperparameters, points and the searches for them.
+    :param X, y: standardized rows, (N, D), and classes 0, ..., C - 1, (N,), in the random order of the fit, the held-out ones first.
+    :param function: the fitted function, or functions, of standardized columns, without the offset.
+    :param num_held: number of rows that the searches did not see.
+    :param num_dropped: number of rows without a label.
+    :param budget: what the fit was allowed, in words.
+    :param labels: what the classes are.
+    """
+
+    labels: Labels
+
+    kind = "classification"
+    title = "Gaussian-process classification"
+    baseline = "the shares of the classes"
+    model = staticmethod(classification_model)
+
+    @property
+    def guide(self) -> Any:
+        """``AutoSparseGP`` with posterior modes of the hyperparameters, a new one each time."""
+        return new_guide(self.model)
+
+    @property
+    def classes(self) -> np.ndarray:
+        """The labels, in order."""
+        return self.labels.classes
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the model: ``NUTS(fit.model)`` takes them as they are."""
+        return {"X": self.X, "y": self.y, "Z": self.found.Z, "num_classes": len(self.classes)}
+
+    @property
+    def shares(self) -> np.ndarray:
+        """Of the classes, among the rows that the searches saw."""
+        return shares_of(self.y[self.num_held :], len(self.classes))
+
+    def predict(self, X: Any) -> ClassPredictions:
+        """Probabilities of the classes at the rows of a table. Three programs, at most, serve any number of rows.
+
+        :param X: a table with the columns of training, or an array of as many columns.
+        :raises ValueError: for other columns.
+        """
+        table = read_table(X)
+        with jax.enable_x64(True):
+            p = probabilities_of(self.function, self.found.values["offset"], self.columns.encode(table))
+        return ClassPredictions(
+            sharpened(p, self.shares, self.found.sharpness), self.labels, table.index, table.like
+        )
+
+    def _program(self, X: Array, *more: Array) -> dict[str, Array]:
+        p = class_probabilities(self.function, self.found.values["offset"], X)
+        return {"probabilities": sharpened(p, self.shares, self.found.sharpness)}
+
+    def _recipe(self) -> Callable[[], GPFunction]:
+        data, options = {"X": self.X, "y": self.y}, {"num_classes": len(self.classes)}
+        return partial(latent_function, self.model, self.found.params, self.found.Z, data, options)
+
+    def _more(self) -> tuple[dict[str, Any], Arrays]:
+        return describe_labels(self.labels)
+
+    @classmethod
+    def _with_more(cls, common: dict[str, Any], more: dict[str, Any], arrays: Arrays) -> ClassificationFit:
+        return cls(**common, labels=labels_of(more, arrays))
+
+    def _model_words(self) -> list[str]:
+        v, link = self.found.values, "probit of f(x) + offset"
+        if len(self.classes) > 2:
+            link = "softmax of f_c(x) + offset_c"
+        counts = np.bincount(self.y, minlength=len(self.classes))
+        shown = [f"{label} ({n})" for label, n in zip(self.classes.tolist(), counts, strict=True)][:8]
+        more = f" and {len(counts) - 8} more" if len(counts) > 8 else ""
+        return [
+            f"classes (rows): {', '.join(shown)}{more}",
+            f"model: {link}, f ~ GP(0, scale^2 Matern52(lengthscale) + slope^2 / D Linear)",
+            f"  scale {v['scale']:.3g}, slope {v['slope']:.3g}",
+        ]
+
+    def _prediction_words(self) -> list[str]:
+        s = self.found.sharpness
+        if s in (0.0, 1.0):
+            return []
+        how = "flatter" if s < 1 else "sharper"
+        return [f"probabilities are {how} than the model's, by a power of {s:g}: held-out rows were clearly better so"]
+
+

@@ -1,0 +1,261 @@
+"""From a table and a column of counts to predictions, :func:`counts`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import optimize, stats
+
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.likelihoods import NegativeBinomial, Poisson
+from numpyro_orthgp.tabular.budget import Budget
+from numpyro_orthgp.tabular.columns import Columns, read_table
+from numpyro_orthgp.tabular.files import Arrays
+from numpyro_orthgp.tabular.fits import TableFit
+from numpyro_orthgp.tabular.latent import USUAL_STEPS, LatentSearch, latent_function, new_guide
+from numpyro_orthgp.tabular.models import counts_model
+from numpyro_orthgp.tabular.points import Values
+from numpyro_orthgp.tabular.predictions import CountPredictions
+from numpyro_orthgp.tabular.rows import observed_counts, order_of, positive_column
+from numpyro_orthgp.tabular.serving import moments_at
+from numpyro_orthgp.tabular.stages import CLEARLY, Found, in_blocks, moments
+from numpyro_orthgp.types import Array
+
+__all__ = ["CountsFit", "counts"]
+
+
+def counts(
+    X: Any,
+    y: Any,
+    exposure: Any = None,
+    *,
+    time: float | None = 60.0,
+    M: int | None = None,
+    num_steps: int | None = None,
+    seed: int = 0,
+) -> CountsFit:
+    r"""A Gaussian-process regression of counts on the columns of a table, with nothing to choose.
+
+    ::
+
+        fit = ogp.counts(X, y, exposure=hours)  # a minute at most
+        new = fit.predict(X_new, exposure=1.0)
+        new.mean, new.interval(0.9), new.frame()
+
+    **What it does.** As :func:`~numpyro_orthgp.classification`, with the model :func:`numpyro_orthgp.tabular.counts_model`: the mean
+    count is the exposure times the exponential of a Gaussian process, Matern 5/2 with a lengthscale for each column plus a plane,
+    and an offset. Counts are Poisson or, if held-out rows are clearly predicted better so (where none are held out: if the bound
+    is larger), negative binomial, whose variance is larger. If held-out rows are predicted better by one rate for all, that is
+    what is returned, and the page says so.
+
+    **To go on.** ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments`` are what ``SVI`` and ``NUTS`` take.
+
+    >>> import numpy as np
+    >>> import numpyro_orthgp as ogp
+    >>> x = np.linspace(0.0, 10.0, 80)
+    >>> y = np.random.default_rng(0).poisson(np.exp(2 + np.sin(x)))
+    >>> fit = ogp.counts(x, y, M=20, num_steps=100)
+    >>> bool(fit.predict([[1.5]]).mean > 2 * fit.predict([[4.7]]).mean)
+    True
+
+    :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,).
+    :param y: counts, shape (N,); NaN where one is missing.
+    :param exposure: what each count is for, in time, area or people: positive, shape (N,); 1 if not given.
+    :param time, M, num_steps, seed: as for :func:`~numpyro_orthgp.classification`.
+    :return: the fit.
+    :raises TypeError: for columns, counts or exposures that are not numbers.
+    :raises ValueError: for negative numbers or fractions, fewer than ten counts, counts that are all zero, exposures that are not
+        positive, tables and counts that do not fit each other, and options that are not what they should be.
+    """
+    budget = Budget.of(time, M, num_steps, USUAL_STEPS)
+    table = read_table(X)
+    y, seen = observed_counts(y, table.num_rows)
+    exposure = positive_column("exposure", exposure, table.num_rows)[seen]
+    columns = Columns.learn(table.rows(seen))
+    order, num_held = order_of(len(y), seed)
+    rate = float(y.sum() / exposure.sum())
+    data = {"X": columns.encode(table.rows(seen))[order], "y": y[order], "expected": rate * exposure[order]}
+    with jax.enable_x64(True):
+        found, overdispersed = found_for(data, num_held, budget)
+        f = latent_function(counts_model, found.params, found.Z, data, {"overdispersed": overdispersed})
+    fixed = num_held, int((~seen).sum()), budget.words()
+    return CountsFit(columns, found, data["X"], data["y"], f, *fixed, data["expected"], rate, overdispersed)
+
+
+def found_for(data: dict[str, np.ndarray], num_held: int, budget: Budget) -> tuple[Found, bool]:
+    """The fit, and whether it is of negative binomial counts."""
+    relevant = [np.log((data["y"] + 0.5) / (data["expected"] + 0.5))]
+
+    def score(f: GPFunction, values: Values, rows: dict[str, np.ndarray]) -> np.ndarray:
+        mean, variance = moments(f, rows["X"])
+        log_mean = mean + values["offset"] + np.log(rows["expected"])
+        return log_densities(values.get("concentration"), log_mean, np.sqrt(variance), rows["y"])
+
+    def searching(overdispersed: bool) -> LatentSearch:
+        options = {"overdispersed": overdispersed}
+        return LatentSearch(counts_model, data, options, num_held, budget, relevant, score)
+
+    wide, narrow = searching(True), searching(False)
+    tried = wide.first()
+    _, ended = min(tried, key=lambda pair: pair[0].loss)
+    start = {name: value for name, value in ended["values"].items() if name != "concentration"}
+    plain = narrow.first({"Poisson, where the other ended": start})
+    best = min(tried, key=lambda pair: pair[0].loss)[0]
+    if num_held:
+        overdispersed = best.held_out > plain[0][0].held_out + CLEARLY / num_held
+    else:
+        overdispersed = best.loss < plain[0][0].loss
+    search, chosen, other = (wide, tried, plain) if overdispersed else (narrow, plain, tried)
+    found = search.search(chosen)
+    found = replace(found, stages=[stage for stage, _ in other] + found.stages)
+    if num_held:
+        found = or_one_rate(found, search)
+    return found, overdispersed
+
+
+def or_one_rate(found: Found, search: LatentSearch) -> Found:
+    """The fit, or one rate for all rows if held-out rows are predicted better by it."""
+    seen, held = search.seen, search.held
+    rate, k = one_rate(seen["y"], seen["expected"])
+    baseline = float(_pmf(held["y"], rate * held["expected"], k).mean())
+    found = replace(found, baseline=baseline)
+    if search.best_stage.held_out >= baseline:
+        return found
+    values = found.values | {"scale": np.array(1e-3), "slope": np.array(1e-3), "offset": np.log(np.array(rate))}
+    if "concentration" in values:
+        values["concentration"] = np.array(k)
+    params = found.params | {f"{name}_auto_loc": value for name, value in values.items()}
+    params["f.u0_loc"] = np.zeros_like(params["f.u0_loc"])
+    return replace(found, values=values, params=params, is_mean=True)
+
+
+def one_rate(y: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+    """The most likely rate, relative to what is expected, and concentration of counts that depend on nothing else."""
+    rate = float(y.sum() / expected.sum())
+
+    def loss(log_k: float) -> float:
+        return -float(_pmf(y, rate * expected, float(np.exp(log_k))).sum())
+
+    return rate, float(np.exp(optimize.minimize_scalar(loss, bounds=(-5.0, 12.0), method="bounded").x))
+
+
+def _pmf(y: np.ndarray, mean: np.ndarray, k: float) -> np.ndarray:
+    return np.asarray(stats.nbinom.logpmf(y, k, k / (k + mean)))
+
+
+@jax.jit
+def _log_densities(concentration: Any, log_mean: Any, log_sd: Any, y: Any) -> tuple[Any]:
+    marginals = Marginals(log_mean, log_sd**2, jnp.zeros_like(log_sd))
+    if concentration is None:
+        return (Poisson(marginals).log_predictive(y),)
+    return (NegativeBinomial(marginals, concentration).log_predictive(y),)
+
+
+def log_densities(concentration: Any, log_mean: np.ndarray, log_sd: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Log probabilities of counts, the function integrated out, shape (N,)."""
+    k = None if concentration is None else jnp.asarray(concentration)
+    return in_blocks(_log_densities, k, log_mean, log_sd, y)[0]
+
+
+@dataclass(frozen=True)
+class _Densities:
+    """Log probabilities for a concentration; in float64."""
+
+    concentration: np.ndarray | None
+
+    def __call__(self, log_mean: np.ndarray, log_sd: np.ndarray, y: np.ndarray) -> np.ndarray:
+        with jax.enable_x64(True):
+            return log_densities(self.concentration, log_mean, log_sd, y)
+
+
+@dataclass(frozen=True, repr=False)
+class CountsFit(TableFit):
+    """What :func:`numpyro_orthgp.counts` returns; ``print`` shows what was done.
+
+    :param columns: what becomes of the table's columns.
+    :param found: hyperparameters, points and the searches for them.
+    :param X, y: standardized rows, (N, D), and counts, (N,), in the random order of the fit, the held-out ones first.
+    :param function: the fitted function of standardized columns, the logarithm of the rate without the offset.
+    :param num_held: number of rows that the searches did not see.
+    :param num_dropped: number of rows without a count.
+    :param budget: what the fit was allowed, in words.
+    :param expected: counts at the mean rate, (N,): exposure times rate.
+    :param rate: the mean rate, counts per unit of exposure.
+    :param overdispersed: whether counts are negative binomial.
+    """
+
+    expected: np.ndarray
+    rate: float
+    overdispersed: bool
+
+    kind = "counts"
+    title = "Gaussian-process regression of counts"
+    baseline = "one rate for all rows"
+    num_more = 1
+    model = staticmethod(counts_model)
+
+    @property
+    def guide(self) -> Any:
+        """``AutoSparseGP`` with posterior modes of the hyperparameters, a new one each time."""
+        return new_guide(self.model)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the model: ``NUTS(fit.model)`` takes them as they are."""
+        data = {"X": self.X, "y": self.y, "expected": self.expected}
+        return {**data, "Z": self.found.Z, "overdispersed": self.overdispersed}
+
+    def predict(self, X: Any, exposure: Any = None) -> CountPredictions:
+        """New counts at the rows of a table. Three programs, at most, serve any number of rows.
+
+        :param X: a table with the columns of training, or an array of as many columns.
+        :param exposure: of each new count, shape (N,) or one for all; 1 if not given.
+        :raises ValueError: for other columns, and exposures that are not positive.
+        """
+        table, values = read_table(X), self.found.values
+        exposure = positive_column("exposure", exposure, table.num_rows)
+        with jax.enable_x64(True):
+            mean, variance = moments(self.function, self.columns.encode(table))
+        log_mean = mean + float(values["offset"]) + np.log(self.rate * exposure)
+        k = values.get("concentration")
+        shape = np.inf if k is None else float(k)
+        log_sd = np.sqrt(np.maximum(variance, 0))
+        return CountPredictions(log_mean, log_sd, shape, _Densities(k), table.index, table.like)
+
+    def _program(self, X: Array, *more: Array) -> dict[str, Array]:
+        mean, variance = moments_at(self.function, X)
+        values, shape = self.found.values, self.found.values.get("concentration", np.inf)
+        mean = jnp.exp(mean + values["offset"] + jnp.log(self.rate * more[0]) + variance / 2)
+        spread = jnp.expm1(variance)
+        return {"mean": mean, "sd": jnp.sqrt(mean + mean**2 * (spread + (1 + spread) / shape))}
+
+    def _recipe(self) -> Callable[[], GPFunction]:
+        data, options = {"X": self.X, "y": self.y, "expected": self.expected}, {"overdispersed": self.overdispersed}
+        return partial(latent_function, self.model, self.found.params, self.found.Z, data, options)
+
+    def _more(self) -> tuple[dict[str, Any], Arrays]:
+        return {"rate": self.rate, "overdispersed": self.overdispersed}, {"expected": self.expected}
+
+    @classmethod
+    def _with_more(cls, common: dict[str, Any], more: dict[str, Any], arrays: Arrays) -> CountsFit:
+        return cls(**common, expected=arrays["expected"], **more)
+
+    def _model_words(self) -> list[str]:
+        v = self.found.values
+        family = "negative binomial" if self.overdispersed else "Poisson"
+        k = f", concentration {v['concentration']:.3g}" if self.overdispersed else ""
+        return [
+            f"model: {family} counts of mean exposure * {self.rate:.3g} * exp(f(x) + offset), f ~ GP(0, scale^2 "
+            "Matern52(lengthscale) + slope^2 / D Linear)",
+            f"  scale {v['scale']:.3g}, slope {v['slope']:.3g}, offset {v['offset']:.3g}{k}",
+        ]
+
+    def _prediction_words(self) -> list[str]:
+        return []

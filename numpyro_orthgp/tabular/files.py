@@ -1,0 +1,172 @@
+r"""A fit of a table in one file, :meth:`TableFit.save` and :func:`load`.
+
+The file is NumPy's ``npz``: arrays, and among them one of bytes that is a description in JSON. Nothing in it is executed, and no
+pickle is read. The function is kept as its arrays. Their places are those of the function that this library makes of the
+same model, which is worked out from shapes alone, so that nothing is fitted or decomposed again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.tabular.columns import Column, Columns
+from numpyro_orthgp.tabular.labels import Labels
+from numpyro_orthgp.tabular.stages import Found, Stage
+
+__all__ = ["read_fit", "write_fit"]
+
+FORMAT, VERSION = "numpyro_orthgp fit of a table", 1
+BAD = (OSError, EOFError, KeyError, TypeError, ValueError, IndexError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+
+Arrays = dict[str, np.ndarray]
+
+
+def write_fit(path: str | os.PathLike[str], description: dict[str, Any], arrays: Arrays) -> None:
+    """Write a file as a whole, or not at all.
+
+    :raises ValueError: if it cannot be written.
+    """
+    path = Path(path)
+    text = json.dumps({"format": FORMAT, "version": VERSION} | description)
+    if any(array.dtype == object for array in arrays.values()):
+        raise ValueError("Arrays of Python objects cannot be saved without pickle.")
+    name = None
+    try:
+        with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            name = file.name
+            np.savez(file, description=np.frombuffer(text.encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except OSError as error:
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
+        raise ValueError(f"{path} cannot be written: {error}.") from error
+
+
+def read_fit(path: str | os.PathLike[str], restore: Callable[[dict[str, Any], Arrays], Any]) -> Any:
+    """What ``restore`` makes of a file's description and arrays.
+
+    :raises FileNotFoundError: if there is no such file.
+    :raises ValueError: if it is damaged, or of something else, or of a later version.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path}.")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except BAD as error:
+        raise ValueError(f"{path} cannot be read: it is damaged, or no file of fit.save(path). ({error})") from error
+    try:
+        description = json.loads(arrays.pop("description").tobytes().decode())
+        found, version = description["format"], description["version"]
+    except (*BAD, AttributeError) as error:
+        raise ValueError(f"{path} is no file of fit.save(path): it has no description.") from error
+    if found != FORMAT:
+        raise ValueError(f"{path} is no file of fit.save(path), but of {found!r}.")
+    if version != VERSION:
+        raise ValueError(
+            f"{path} has version {version!r} of the format, of which this library reads version {VERSION}. Take a newer library, "
+            "or fit and save again."
+        )
+    try:
+        return restore(description, arrays)
+    except (*BAD, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: what it says does not fit together. ({error})") from error
+
+
+def describe_columns(columns: Columns) -> dict[str, Any]:
+    return {"columns": [asdict(column) for column in columns.columns], "kept": list(columns.kept)}
+
+
+def columns_of(description: dict[str, Any]) -> Columns:
+    columns = [
+        Column(**{**c, "levels": None if c["levels"] is None else tuple(c["levels"])}) for c in description["columns"]
+    ]
+    return Columns(tuple(columns), tuple(description["kept"]))
+
+
+def describe_found(found: Found) -> tuple[dict[str, Any], Arrays]:
+    names = ("baseline", "is_mean", "near_noise", "df", "stretch", "sharpness")
+    description = {name: getattr(found, name) for name in names}
+    description["stages"] = [list(stage) for stage in found.stages]
+    arrays = {"Z": found.Z} if found.losses is None else {"Z": found.Z, "losses": np.asarray(found.losses)}
+    for group, values in (("values", found.values), ("params", found.params)):
+        arrays |= {f"{group}/{name}": np.asarray(value) for name, value in values.items()}
+    return description, arrays
+
+
+def found_of(description: dict[str, Any], arrays: Arrays) -> Found:
+    stages = [Stage(*stage) for stage in description["stages"]]
+    rest = {name: value for name, value in description.items() if name != "stages"}
+    losses = arrays.get("losses")
+    return Found(group(arrays, "values"), arrays["Z"], group(arrays, "params"), stages, losses=losses, **rest)
+
+
+def group(arrays: Arrays, name: str) -> Arrays:
+    """Arrays whose names begin so, without the beginning."""
+    start = f"{name}/"
+    return {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
+
+
+def describe_labels(labels: Labels) -> tuple[dict[str, Any], Arrays]:
+    """Text that came as objects is kept as NumPy's text, and comes back as objects."""
+    arrays = {"classes": plain(labels.classes)}
+    if labels.levels is not None:
+        arrays["levels"] = plain(labels.levels)
+    return {"objects": labels.classes.dtype == object, "ordered": labels.ordered}, arrays
+
+
+def labels_of(description: dict[str, Any], arrays: Arrays) -> Labels:
+    classes, levels = arrays["classes"], arrays.get("levels")
+    if description["objects"]:
+        classes = classes.astype(object)
+    if levels is not None and levels.dtype.kind == "U":
+        levels = levels.astype(object)
+    return Labels(classes, levels, description["ordered"])
+
+
+def plain(values: np.ndarray) -> np.ndarray:
+    return values.astype(str) if values.dtype == object else values
+
+
+def describe_function(f: Any, recipe: Callable[[], Any], name: str = "function") -> Arrays:
+    """The arrays of a function, with names that begin with one.
+
+    :param recipe: what this library makes of the model; only shapes are worked out.
+    :raises ValueError: if the function is another.
+    """
+    leaves, tree = jax.tree.flatten(f)
+    expected = jax.tree.flatten(jax.eval_shape(recipe))
+    if tree != expected[1] or [np.shape(a) for a in leaves] != [a.shape for a in expected[0]]:
+        raise ValueError(
+            "This fit's function is not the one of its model, and a kernel or function of your own cannot be described in a file "
+            "without pickle. Save `params` with numpy.savez, and keep the model's code beside it."
+        )
+    return {f"{name}/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+
+
+def function_from(arrays: Arrays, recipe: Callable[[], Any], name: str = "function") -> Any:
+    """
+    :raises ValueError: if arrays are missing, or have other shapes or dtypes.
+    """
+    expected, tree = jax.tree.flatten(jax.eval_shape(recipe))
+    found = group(arrays, name)
+    leaves = [found[str(i)] for i in range(len(expected))]
+    for leaf, shape in zip(leaves, expected, strict=True):
+        if leaf.shape != shape.shape or leaf.dtype != shape.dtype:
+            raise ValueError(f"an array of the function is {leaf.dtype} of shape {leaf.shape}, not {shape.dtype} of {shape.shape}")
+    return jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in leaves])

@@ -1,0 +1,115 @@
+"""Labels of any kind as classes 0, ..., C - 1, and back as they came."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numpyro_orthgp.tabular.rows import LEAST_ROWS, is_missing, one_column
+
+__all__ = ["Labels"]
+
+MOST_CLASSES = 100
+MOST_FRACTIONS = 10  # distinct numbers with fractions, that may be labels
+
+
+@dataclass(frozen=True)
+class Labels:
+    """
+    :param classes: the distinct labels, in order, of the dtype that they came in.
+    :param levels: all levels of a pandas category, in its order; ``None`` for labels that are none.
+    :param ordered: whether that category is ordered.
+    """
+
+    classes: np.ndarray
+    levels: np.ndarray | None = None
+    ordered: bool = False
+
+    @classmethod
+    def read(cls, y: Any, num_rows: int) -> tuple[Labels, np.ndarray, np.ndarray]:
+        """What the labels are, the classes of those that are there, and which rows these are.
+
+        :raises TypeError: for labels of several types, or of none that can be compared.
+        :raises ValueError: for too few labels, one class only, or more classes than can be told apart.
+        """
+        values = one_column(y, num_rows)
+        seen = np.array([not is_missing(v) for v in values], bool)
+        known = _of_one_type(values[seen])
+        if len(known) < LEAST_ROWS:
+            raise ValueError(f"At least {LEAST_ROWS} labels are needed; got {len(known)}.")
+        classes = np.unique(known)
+        _check_classes(classes, len(known))
+        levels, ordered = None, False
+        category = getattr(getattr(y, "dtype", None), "categories", None)
+        if category is not None and hasattr(category, "to_numpy"):
+            levels, ordered = np.asarray(category.to_numpy()), bool(y.dtype.ordered)
+            present = set(classes.tolist())
+            classes = np.array([v for v in levels.tolist() if v in present], classes.dtype)
+        labels = cls(classes, levels, ordered)
+        return labels, labels.codes(known), seen
+
+    def codes(self, labels: Any) -> np.ndarray:
+        """Classes of labels, shape (N,).
+
+        :raises ValueError: for labels that training did not have.
+        """
+        position = {label: i for i, label in enumerate(self.classes.tolist())}
+        values = np.asarray(labels.to_numpy() if hasattr(labels, "to_numpy") else labels).tolist()
+        strange = [v for v in values if v not in position]
+        if strange:
+            raise ValueError(f"`y` holds {strange[0]!r}, a label that training did not have; it had {self.words()}.")
+        return np.array([position[v] for v in values], int)
+
+    def give_back(self, codes: np.ndarray) -> Any:
+        """Labels of classes, as they came: an array, or a pandas category (an array where pandas is not installed)."""
+        labels = self.classes[codes]
+        if self.levels is None:
+            return labels
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            return labels
+        return pandas.Categorical(labels, categories=self.levels, ordered=self.ordered)
+
+    def words(self) -> str:
+        shown = [str(label) for label in self.classes[:8].tolist()]
+        more = f" and {len(self.classes) - 8} more" if len(self.classes) > 8 else ""
+        return ", ".join(shown) + more
+
+
+def _of_one_type(values: np.ndarray) -> np.ndarray:
+    """Labels in an array that can be ordered: objects that are all numbers or truth values get their dtype."""
+    if values.dtype.kind in "biufU":
+        return values
+    if values.dtype.kind != "O":
+        raise TypeError(f"Labels must be text, numbers, truth values or categories; got {values.dtype}.")
+    kinds = {
+        "text" if isinstance(v, str) else "truth values" if isinstance(v, bool | np.bool_) else "numbers"
+        for v in values
+        if isinstance(v, str | bool | np.bool_ | int | float | np.number)
+    }
+    strange = [
+        type(v).__name__ for v in values if not isinstance(v, str | bool | np.bool_ | int | float | np.number)
+    ]
+    if strange or len(kinds) > 1:
+        found = sorted(kinds | set(strange))
+        raise TypeError(f"Labels must be all text, all numbers or all truth values; got {' and '.join(found)}.")
+    return values.astype(object) if kinds == {"text"} else np.array(values.tolist())
+
+
+def _check_classes(classes: np.ndarray, num: int) -> None:
+    if len(classes) == 1:
+        raise ValueError(f"All labels are {classes[0]!r}: there is nothing to learn.")
+    if classes.dtype.kind == "f" and len(classes) > MOST_FRACTIONS and (classes != np.round(classes)).any():
+        raise ValueError(
+            f"`y` holds {len(classes)} different numbers with fractions, which are no labels: use ogp.regression. Labels may be "
+            "text, whole numbers, truth values or categories."
+        )
+    if len(classes) > min(MOST_CLASSES, num // 2):
+        raise ValueError(
+            f"{len(classes)} classes for {num} labels are too many; at most {MOST_CLASSES}, of two rows on average, can be told "
+            "apart. For numbers use ogp.regression, for counts ogp.counts."
+        )

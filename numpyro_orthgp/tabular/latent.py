@@ -1,0 +1,174 @@
+"""Hyperparameters, inducing points and q of a model whose noise is not Gaussian: the searches of ``stages`` by stochastic steps.
+
+A step sees a batch of rows. It moves q along its natural gradient and the hyperparameters by Adam, whose rate falls to a twentieth.
+Points stay where they are, as in ``search``. At the end all rows come in, the held-out ones too, for half as many steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpyro.infer import SVI, TraceMeanField_ELBO
+
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.gaussians.natural_gradient import natural_gradient
+from numpyro_orthgp.guides import AutoSparseGP, posterior
+from numpyro_orthgp.tabular.budget import Budget
+from numpyro_orthgp.tabular.points import Values, points_for
+from numpyro_orthgp.tabular.stages import (
+    FIRST_POINTS,
+    LEAST_ROWS,
+    ROWS_PER_POINT,
+    Found,
+    Stage,
+    Tried,
+    while_it_pays,
+)
+from numpyro_orthgp.tabular.starts import starts
+from numpyro_orthgp.training import FitResult, fit
+
+__all__ = ["LatentSearch", "latent_function"]
+
+USUAL_STEPS = 300
+BATCH = 1024
+NATURAL, RATE, LAST_RATE = 0.3, 0.2, 0.05  # step of q; Adam's rate, and the share of it that is left at the end
+FEW = 2  # rows that a model is looked at with
+
+
+@dataclass
+class LatentSearch:
+    """
+    :param model: of the arguments in ``data`` and ``options``, with a gp "f", ``Z`` and ``num_rows``.
+    :param data: arguments that have an entry for each row, in random order, the held-out ones first; X and y among them.
+    :param options: further arguments.
+    :param relevant: the outputs that a column may be relevant for, in the order of the rows.
+    :param score: from function, parameters and rows of ``data`` to log densities.
+    """
+
+    model: Callable[..., None]
+    data: dict[str, np.ndarray]
+    options: dict[str, Any]
+    num_held: int
+    budget: Budget
+    relevant: list[np.ndarray]
+    score: Callable[[GPFunction, Values, dict[str, np.ndarray]], np.ndarray]
+    seen: dict[str, np.ndarray] = field(init=False)
+    held: dict[str, np.ndarray] = field(init=False)
+    best: dict[str, Any] = field(init=False)  # what the best search ended with, which the held-out rows judge
+    best_stage: Stage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seen = {name: array[self.num_held :] for name, array in self.data.items()}
+        self.held = {name: array[: self.num_held] for name, array in self.data.items()}
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.seen["y"])
+
+    def rows_for(self, num_points: int) -> int:
+        return self.num_rows
+
+    def first(self, values: dict[str, Values] | None = None) -> list[Tried]:
+        """The first searches, from each of the starts."""
+        num = min(self.budget.num_points or FIRST_POINTS, self.num_rows)
+        if values is None:
+            values = starts(self.seen["X"], *(y[self.num_held :] for y in self.relevant))
+        return [self.stage(num, name, {"values": start}) for name, start in values.items()]
+
+    def search(self, tried: list[Tried]) -> Found:
+        """The fit of all rows, after as many searches as pay."""
+        rows = self.num_rows, self.num_held, self.rows_for
+        stages, (last, ended), _ = while_it_pays(tried, self.stage, self.budget, *rows)
+        self.best, self.best_stage, losses = ended, last, ended["losses"]
+        if self.num_held:
+            params, losses = self.on_all_rows(ended)
+            ended = ended | {"params": params, "values": values_of(params)}
+        return Found(ended["values"], ended["Z"], ended["params"], stages, losses=losses)
+
+    def stage(self, num_points: int, name: str, before: dict[str, Any]) -> Tried:
+        begin = self.budget.spent
+        values = before["values"]
+        X = self.seen["X"][: max(LEAST_ROWS, ROWS_PER_POINT * num_points)]
+        Z = points_for(values, X, num_points)
+        result = self.trained(self.seen, Z, as_params(values), self.budget.num_steps, RATE)
+        params = {name: np.asarray(value) for name, value in result.params.items()}
+        values, loss = values_of(params), settled(result.losses)
+        held_out = np.nan
+        if self.num_held:
+            held_out = float(self.score(self.function(params, Z), values, self.held).mean())
+        ended = {"values": values, "params": params, "Z": Z, "losses": result.losses}
+        seconds = self.budget.spent - begin
+        rows, num, status = self.num_rows, len(Z), result.status
+        return Stage(rows, num, name, loss, status, result.num_steps, held_out, np.nan, seconds), ended
+
+    def on_all_rows(self, ended: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        num_steps = max(self.budget.num_steps // 2, 1)
+        result = self.trained(self.data, ended["Z"], ended["params"], num_steps, LAST_RATE * RATE, watched=False)
+        return {name: np.asarray(value) for name, value in result.params.items()}, result.losses
+
+    def trained(
+        self, data: dict[str, np.ndarray], Z: np.ndarray, start: dict[str, Any], num_steps: int, rate: float, watched: bool = True
+    ) -> FitResult:
+        num_rows = len(data["y"])
+        adam = optax.adam(optax.cosine_decay_schedule(rate, num_steps, LAST_RATE))
+        svi = SVI(self.model, new_guide(self.model), natural_gradient(adam, NATURAL), TraceMeanField_ELBO())
+        result = fit(
+            svi,
+            jax.random.PRNGKey(0),
+            data,
+            batch_size=min(BATCH, num_rows),
+            num_steps=num_steps,
+            init_params=jax.tree.map(jnp.asarray, start),
+            progress_bar=False,
+            callback=self.budget.watch if watched else None,
+            Z=Z,
+            num_rows=num_rows,
+            **self.options,
+        )
+        if result.status == "interrupted" and (not watched or self.budget.allows(0.0)):  # by the user, not by the clock
+            raise KeyboardInterrupt
+        return result
+
+    def function(self, params: dict[str, Any], Z: np.ndarray) -> GPFunction:
+        return latent_function(self.model, params, Z, self.data, self.options)
+
+
+def new_guide(model: Callable[..., None]) -> AutoSparseGP:
+    """A Gaussian of the inducing variables, and posterior modes of the hyperparameters."""
+    return AutoSparseGP(model, natural=True)
+
+
+def as_params(values: Values) -> dict[str, Any]:
+    return {f"{name}_auto_loc": np.asarray(value) for name, value in values.items()}
+
+
+def values_of(params: dict[str, Any]) -> Values:
+    end = "_auto_loc"
+    return {name.removesuffix(end): np.asarray(value) for name, value in params.items() if name.endswith(end)}
+
+
+def settled(losses: np.ndarray) -> float:
+    """The mean of the last tenth; infinite if there is no step."""
+    return float(losses[-max(len(losses) // 10, 1) :].mean()) if len(losses) else np.inf
+
+
+def latent_function(
+    model: Callable[..., None], params: dict[str, Any], Z: Any, data: dict[str, Any], options: dict[str, Any]
+) -> GPFunction:
+    """The fitted function; one program."""
+    few = {name: jnp.asarray(array[:FEW]) for name, array in data.items()}
+    static = tuple(sorted(options.items()))
+    return _function(model, static, jax.tree.map(jnp.asarray, params), jnp.asarray(Z), few)
+
+
+def _given(model: Callable[..., None], options: Any, params: Any, Z: Any, data: Any) -> GPFunction:
+    return posterior(model, new_guide(model), params, Z=Z, **data, **dict(options))["f"]
+
+
+_function = jax.jit(_given, static_argnums=(0, 1))

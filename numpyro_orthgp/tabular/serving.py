@@ -1,0 +1,69 @@
+"""A fit as a program that runs without this library: JAX's export, for any number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+from numpyro_orthgp.functions.neighbors import NeighborFunction
+from numpyro_orthgp.tabular.columns import Column, Columns, Table
+from numpyro_orthgp.types import Array
+
+__all__ = ["exported", "moments_at", "numbers_of", "standardized"]
+
+
+def numbers_of(columns: Columns, table: Table) -> np.ndarray:
+    """A table as the array that an exported program takes: numbers as they are, levels of a category as their positions among
+    those that have a column, and -1 for others; shape (N, number of columns of the table)."""
+    ordered = columns.ordered(table)
+    return np.stack([_numbers(*pair) for pair in zip(columns.columns, ordered.values, strict=True)], -1)
+
+
+def _numbers(column: Column, values: np.ndarray) -> np.ndarray:
+    if column.levels is None:
+        return values
+    position = {level: i for i, level in enumerate(column.levels)}
+    return np.array([position.get(str(v), -1) if v is not None and v == v else -1 for v in values], float)
+
+
+def standardized(columns: Columns, X: Array) -> Array:
+    """What :meth:`Columns.encode` does, for the array of :func:`numbers_of`; within a program."""
+    encoded: list[Array] = []
+    for column, values in zip(columns.columns, X.T, strict=True):
+        if column.levels is not None:
+            encoded += [jnp.where(values == i, 1.0, -1.0) for i in range(len(column.levels))]
+            continue
+        missing = ~jnp.isfinite(values)
+        encoded.append((jnp.where(missing, column.median, values) - column.mean) / column.scale)
+        encoded += [jnp.where(missing, 1.0, -1.0)] if column.tells_missing else []
+    return jnp.stack([encoded[i] for i in columns.kept], -1)
+
+
+def moments_at(f: Any, X: Array) -> tuple[Array, Array]:
+    """Mean and variance of a function within a program for any number of rows: with neighbours one row after the other."""
+    if not isinstance(f, NeighborFunction):
+        marginals = f(X)
+        return marginals.mean, marginals.variance
+
+    def one(x: Array) -> tuple[Array, Array]:
+        marginals = f(x[None])
+        return marginals.mean[0], marginals.variance[0]
+
+    return jax.lax.map(one, X)
+
+
+def exported(program: Callable[..., dict[str, Array]], num_columns: int, num_more: int, platforms: Sequence[str] | None) -> Any:
+    """
+    :param program: of an array (B, num_columns) and further ones (B,).
+    :param num_more: number of these.
+    """
+    (rows,) = export.symbolic_shape("rows")
+    with jax.enable_x64(True):
+        arguments = [jax.ShapeDtypeStruct((rows, num_columns), jnp.float64)]
+        arguments += [jax.ShapeDtypeStruct((rows,), jnp.float64)] * num_more
+        return export.export(jax.jit(program), platforms=platforms)(*arguments)

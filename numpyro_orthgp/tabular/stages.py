@@ -1,0 +1,138 @@
+"""What every fit of a table does: a few searches, each with twice the points, while that pays and time is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.tabular.budget import Budget
+from numpyro_orthgp.tabular.points import Values
+
+__all__ = ["Found", "Search", "Stage", "Tried", "in_blocks", "while_it_pays"]
+
+FIRST_POINTS, MOST_POINTS = 100, 1600
+LEAST_ROWS, ROWS_PER_POINT = 1000, 20
+PAYS = 0.005  # nats for a row, that twice the points must gain
+ENOUGH = 200  # held-out rows to go by; with fewer the bound decides
+CLEARLY = 1.0  # nats of all held-out rows, that a change must gain
+BLOCKS = (16, 128, 1024)  # rows of predictions at once
+
+
+class Stage(NamedTuple):
+    """One search.
+
+    :param num_rows, num_points: of it.
+    :param start: its name, or where the one before ended.
+    :param loss: the lowest, or the mean of the last tenth of the steps where it is an estimate.
+    :param status, num_steps: of the fit.
+    :param held_out: mean log density of the held-out rows; NaN if there are none.
+    :param gap: upper less lower bound of the log evidence, per row, nats; NaN where no upper one is known.
+    :param seconds: compilation too.
+    """
+
+    num_rows: int
+    num_points: int
+    start: str
+    loss: float
+    status: str
+    num_steps: int
+    held_out: float
+    gap: float
+    seconds: float
+
+
+@dataclass
+class Found:
+    """
+    :param values: of the hyperparameters.
+    :param Z: inducing points for all rows.
+    :param params: of the guide.
+    :param stages: the searches.
+    :param baseline: mean log density of held-out rows under a distribution that knows no inputs.
+    :param is_mean: whether that one is better, so that it was taken.
+    :param near_noise: of numbers: the noise of predictions that also use the rows nearest to each input; ``None`` where they do not.
+    :param df, stretch: of numbers: degrees of freedom of a Student t distribution of new outputs (infinite: normal), and the factor
+        between its scale and the standard deviation by the model.
+    :param sharpness: of labels: the power that probabilities are raised to, beside the shares of the classes.
+    :param losses: of the last fit, if its loss is an estimate.
+    """
+
+    values: Values
+    Z: np.ndarray
+    params: dict[str, Any]
+    stages: list[Stage] = field(default_factory=list)
+    baseline: float = np.nan
+    is_mean: bool = False
+    near_noise: float | None = None
+    df: float = np.inf
+    stretch: float = 1.0
+    sharpness: float = 1.0
+    losses: np.ndarray | None = None
+
+
+Tried = tuple[Stage, Any]  # a search, and what it ended with
+Search = Callable[[int, str, Any], Tried]  # number of points, name and values of the start
+
+
+def while_it_pays(
+    tried: Iterable[Tried], search: Search, budget: Budget, num_rows: int, num_held: int, rows_for: Callable[[int], int]
+) -> tuple[list[Stage], Tried, bool]:
+    """The best of the first searches, and after it such with twice the points.
+
+    :param tried: the first searches; the lowest loss wins.
+    :param num_rows: that the searches may see.
+    :param rows_for: the rows that a search with so many points sees.
+    :return: all searches, the best with what it ended with, and whether more points still paid.
+    """
+    tried = list(tried)
+    stages = [stage for stage, _ in tried]
+    last, ended = min(tried, key=lambda pair: pair[0].loss)
+    pays = budget.num_points is None
+    while pays and last.num_points < min(MOST_POINTS, num_rows):
+        num_points = min(2 * last.num_points, num_rows)
+        growth = max(1.0, rows_for(num_points) * num_points**2 / (last.num_rows * last.num_points**2))
+        if not budget.allows(min(0.25 * growth, 1.0) * last.seconds):
+            break
+        stage, new = search(num_points, "the search before", ended)
+        stages.append(stage)
+        if num_held >= ENOUGH:
+            pays, better = stage.held_out > last.held_out + PAYS, stage.held_out > last.held_out - PAYS
+        elif np.isnan(stage.gap):
+            gained = (last.loss - stage.loss) / stage.num_rows
+            pays, better = gained > PAYS, gained > 0
+        else:
+            pays, better = stage.gap > PAYS, True
+        if better:  # else the points before were
+            last, ended = stage, new
+    return stages, (last, ended), pays
+
+
+def in_blocks(program: Callable[..., Any], given: Any, *rows: np.ndarray) -> tuple[np.ndarray, ...]:
+    """What a compiled program says of any number of rows. Blocks have one of three sizes, so there are three programs at most.
+
+    :param program: of ``given`` and blocks of rows, to a tuple of arrays with one entry or row for each.
+    """
+    parts, first, num = [], 0, len(rows[0])
+    while first < num:
+        size = next((b for b in BLOCKS if num - first <= b), BLOCKS[-1])
+        here = [r[first : first + size] for r in rows]
+        padded = [np.concatenate([r, np.repeat(r[:1], size - len(r), axis=0)]) for r in here]
+        parts.append([np.asarray(a)[: len(here[0])] for a in program(given, *map(jnp.asarray, padded))])
+        first += size
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+@jax.jit
+def _moments(f: Any, X: Any) -> tuple[Any, Any]:
+    marginals = f(X)
+    return marginals.mean, marginals.variance
+
+
+def moments(f: Any, X: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Means and variances of a function at any number of inputs."""
+    return in_blocks(_moments, f, X)
