@@ -128,10 +128,19 @@ def check_params(of: str, sites: dict[str, Any], params: Mapping[str, Any]) -> N
 
 
 def check_floating(name: str, x: Any) -> jax.Array:
-    """Return ``x`` as an array, refusing integers and anything else that is not floating point.
+    """Return ``x`` as an array of floating-point numbers. This is the rule of the package for all that is to be real numbers:
 
-    :raises TypeError: if the dtype is not a floating one.
+    * Floating arrays keep their dtype; NumPy's float64 becomes float32 while 64-bit mode is off, as JAX does everywhere.
+    * Integers and truth values become JAX's default floating dtype, where each is a number of that dtype: up to 2^24 in
+      float32, 2^53 in float64. Under ``jit`` they are not looked at.
+    * Everything else is refused: text, categories, complex numbers, and integers that rounding would change.
+
+    :raises TypeError: for what is no real number.
+    :raises ValueError: for integers that the floating dtype does not hold.
     """
+    dtype = getattr(x, "dtype", None)
+    if isinstance(x, np.ndarray) and dtype.kind in "iu":
+        inspect(partial(_refuse_rounded, name), x)  # before JAX would wrap them around
     try:
         x = jnp.asarray(x)
     except (TypeError, ValueError) as error:
@@ -145,11 +154,24 @@ def check_floating(name: str, x: Any) -> jax.Array:
             f"`{name}` must be an array of floating-point numbers; got {_described(x)}. Text and categories need numbers: for "
             "each a column of zeros and ones (one-hot), or one column of their indices, for kernels.Coregion(W, kappa).on(column)."
         ) from error
+    if jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool:
+        inspect(partial(_refuse_rounded, name), x)
+        return x.astype(jnp.result_type(float))
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(
-            f"`{name}` must have a floating dtype; got {x.dtype}. Convert it first: jnp.asarray({name}, float)."
-        )
+        raise TypeError(f"`{name}` must hold real numbers; got {x.dtype}. Pass real and imaginary parts as columns.")
     return x
+
+
+def _refuse_rounded(name: str, x: Any) -> None:
+    dtype = jnp.result_type(float)
+    values = np.asarray(x)
+    most = 2 ** (jnp.finfo(dtype).nmant + 1)
+    bad = (values > most) | (values < -most) if values.dtype.kind in "iu" else np.zeros(0, bool)
+    if bad.any():
+        raise ValueError(
+            f"`{name}` is {values.dtype} and holds {values[bad][0]}, which {dtype} would round: it counts to {most}. Subtract an "
+            f"offset while they are integers, {name} - {name}.min(), or use 64 bits (numpyro.enable_x64())."
+        )
 
 
 def _described(x: Any) -> str:
@@ -193,8 +215,10 @@ def _refuse_infinite(name: str, x: jax.Array) -> None:
 def check_inputs(name: str, X: Any, dim: int | None = None, *, latents: bool = False) -> jax.Array:
     """Return inputs as a floating array of shape (n, D), finite, not empty, with ``D = dim`` if ``dim`` is given.
 
+    What becomes floating is said at :func:`check_floating`.
+
     :param latents: allow shape (P, n, D) too, points of their own for each latent function.
-    :raises TypeError: if the dtype is not floating.
+    :raises TypeError: if they are no real numbers.
     :raises ValueError: if the shape or a value is wrong.
     """
     X = check_floating(name, X)

@@ -588,7 +588,7 @@ def call(k, Z=None, locations=None, columns=D):
         (lambda: call(convolutional(), locations=jnp.ones((3, 2))), ValueError, "got locations given and location=None"),
         (lambda: call(convolutional(True), locations=jnp.ones((4, 2))), ValueError, r"M = 3 to match `patches`; got \(4, 2\)"),
         (lambda: call(convolutional(), Z=jnp.full((3, 12), np.nan)), ValueError, "`patches` must be finite"),
-        (lambda: call(convolutional(), Z=jnp.ones((3, 12), int)), TypeError, "`patches` must have a floating dtype"),
+        (lambda: call(convolutional(), Z=jnp.ones((3, 12), complex)), TypeError, "`patches` must hold real numbers"),
         (lambda: call(convolutional(), Z=jnp.ones((2, 3, 12))), ValueError, r"`patches` must have shape \(n, D\)"),
         (lambda: kernels.extract_patches(np.ones(D), SHAPE, PATCH), ValueError, r"`X` must have shape \(..., n, D\)"),
     ],

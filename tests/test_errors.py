@@ -30,7 +30,7 @@ def declare(inducing=Z, kernel=None, X=X, **kwargs):
         ([], ValueError, "at least one set"),
         (jnp.zeros(3), ValueError, r"must have shape \(n, D\); got \(3,\).*\[:, None\]"),
         (jnp.zeros((0, 2)), ValueError, "at least one point"),
-        (jnp.zeros((3, 2), int), TypeError, "floating dtype; got int64"),
+        (jnp.zeros((3, 2), complex), TypeError, "real numbers; got complex128"),
         (Z.at[1, 0].set(jnp.nan), ValueError, r"finite; got 1 NaN or infinite of 6 entries, the first at \(1, 0\)"),
         (Z.at[0, 0].set(jnp.inf), ValueError, "finite"),
         ("Z", TypeError, "array"),
@@ -40,7 +40,7 @@ def declare(inducing=Z, kernel=None, X=X, **kwargs):
         ([ogp.MeanOnly(Z)], ValueError, "must begin with a set"),
         ([Z, ogp.MeanOnly(Z), Z], ValueError, "must come last"),
         ([Z, ogp.MeanOnly(Z, subsample_size=4)], ValueError, "between 1 and H = 3"),
-        ([Z, ogp.MeanOnly(jnp.zeros((3, 2), int))], TypeError, "floating"),
+        ([Z, ogp.MeanOnly(jnp.zeros((3, 2), complex))], TypeError, "real numbers"),
     ],
 )
 def test_inducing(inducing, error, match):
@@ -54,7 +54,7 @@ def test_inducing(inducing, error, match):
         (jnp.zeros(6), ValueError, r"\[:, None\]"),
         (jnp.zeros((6, 3)), ValueError, r"D = 2; got \(6, 3\)"),
         (X.at[2, 1].set(jnp.nan), ValueError, r"NaN.*\(2, 1\)"),
-        (jnp.zeros((6, 2), int), TypeError, "floating"),
+        (jnp.zeros((6, 2), complex), TypeError, "real numbers"),
         (X.astype(jnp.float32), TypeError, "float32 but the inducing variables are float64"),
         (jnp.zeros((0, 2)), ValueError, "at least one"),
         (None, TypeError, "`X` must be an array"),

@@ -394,7 +394,7 @@ def test_one_kernel_at_a_time():
         ((Z, LOC, SCALE[0]), ValueError, r"`scale` must have shape \(..., n, D\); got \(2,\)"),
         ((Z, LOC, SCALE[:1]), ValueError, r"must have the same shape \(B, D\); got \(5, 2\) and \(1, 2\)"),
         ((Z, LOC, -SCALE), ValueError, "`scale` must be nonnegative"),
-        ((Z.astype(int), LOC, SCALE), TypeError, "`Z` must hold floating-point"),
+        ((Z.astype(complex), LOC, SCALE), TypeError, "`Z` must hold real numbers"),
     ],
 )
 def test_errors(args, error, message):

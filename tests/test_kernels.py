@@ -541,7 +541,7 @@ def test_inputs_of_wrong_shape_or_type(X):
         kernel(X[:, :0])
     with pytest.raises(ValueError, match=r"D = 3 to match `X1`; got \(6, 2\). Did you pass X2.T"):
         kernel(X, X[:, :2])
-    with pytest.raises(TypeError, match=r"`X1` must hold floating-point numbers; got int64.*X1.astype\(float\)"):
+    with pytest.raises(TypeError, match="`X1` must hold real numbers; got complex128"):
         kernel(np.arange(6)[:, None], X)
 
 

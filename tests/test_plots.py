@@ -664,7 +664,7 @@ def test_errors_of_traces_and_calibration():
         (ValueError, "Unknown `kind` 'ecdf'", lambda: plots.calibration(np.ones(3), kind="ecdf")),
         (ValueError, r"`pit` must have shape \(N,\).*ravel", lambda: plots.calibration(np.ones((3, 2)))),
         (ValueError, r"must lie in \[0, 1\]; got 1.5 at 1, 2 in all", lambda: plots.calibration([0.1, 1.5, np.nan])),
-        (TypeError, "floating dtype", lambda: plots.calibration(np.ones(3, int))),
+        (TypeError, "real numbers", lambda: plots.calibration(np.ones(3, complex))),
         (ValueError, "`interval` must lie between", lambda: plots.calibration(np.ones(3), interval=1.0)),
     ]  # fmt: skip
     for kind, message, draw in cases:

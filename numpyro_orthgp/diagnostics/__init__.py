@@ -7,6 +7,7 @@ All of it runs the model again at draws of a guide or of MCMC (``replay``), and 
 from numpyro_orthgp.diagnostics.check import check
 from numpyro_orthgp.diagnostics.convert import to_arviz
 from numpyro_orthgp.diagnostics.importance import ParetoK, khat
+from numpyro_orthgp.diagnostics.of_fits import MOST_ROWS as MOST_ROWS  # which lets results of `fit` answer
 from numpyro_orthgp.diagnostics.report import Report
 
 __all__ = ["ParetoK", "Report", "check", "khat", "to_arviz"]

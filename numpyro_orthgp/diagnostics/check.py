@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,9 @@ from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.nearby import nearby_gains
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.report import Report
+from numpyro_orthgp.diagnostics.hierarchy import points_of, starts_of
 from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
+from numpyro_orthgp.diagnostics.samples import samples_of
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides import posterior
@@ -39,6 +41,7 @@ def check(
     params: dict[str, Any],
     *args: Any,
     losses: ArrayLike | None = None,
+    starts: Sequence[ArrayLike] | None = None,
     held_out: tuple[Any, ...] | Mapping[str, Any] | None = None,
     nuts: int | None = None,
     num_samples: int = 1000,
@@ -64,7 +67,8 @@ def check(
     and for the fit
 
     * columns of the data that their dtype does not resolve, as unix seconds in float32: an offset should be taken off;
-    * whether the loss still falls, if ``losses`` are given;
+    * whether the loss still falls, if ``losses`` are given; whether other ``starts`` end where this one does;
+    * sites that are points for the guide and look like random effects;
     * v of the tightened bound: 1 is the prior's residual, smaller values say how much the bound would like to have less of it. It
       is each point's own under Gaussian noise, also beneath ``LogNormal``, ``Transformed`` and ``Mixture``, else that of a gp;
     * what Gauss-Hermite nodes miss of each output's expectation, in nats per point, beside some thousands of nodes: where a density
@@ -84,16 +88,19 @@ def check(
     :param model: the model that was fitted.
     :param guide: its guide.
     :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``.
-    :param args: arguments of the model: all of the data with observations. Floating JAX arrays among them are traced.
+    :param args: arguments of the model: the data with observations. Floating JAX arrays among them are traced. Of a large plate,
+        ``plate("data", N, subsample_size=len(X))``, a sample of the rows is enough: each then counts for as many as the plate says,
+        and the page says that it is a sample. With latent variables of single rows it must be all of them.
     :param losses: of the fit, shape (num_steps,).
+    :param starts: losses of other fits of the same model and data, each from another start (another key, or ``init_params``).
     :param held_out: data that were not fitted: a tuple that takes the place of the first positional arguments, ``(X_test,
         y_test)``, or a dict of arguments by name, ``{"X": X_test, "y": y_test, "N": 100}``.
     :param nuts: number of draws, after as many to warm up, of each of two chains; by default NUTS is not run.
     :param num_samples: number of draws of the guide, at least 25.
     :param rng_key: default ``jax.random.PRNGKey(0)``.
     :return: what was found; ``str`` of it is the page.
-    :raises ValueError: if parameters are missing, guide or data do not fit the model, nothing is observed, a plate holds a
-        minibatch, or ``held_out`` is given for a CollapsedGP.
+    :raises ValueError: if parameters are missing, guide or data do not fit the model, nothing is observed, a sample of rows
+        meets latent variables of single rows or ``nuts``, or ``held_out`` is given for a CollapsedGP.
     :raises TypeError: if ``guide`` cannot be called, or ``params`` or ``held_out`` are of a wrong type.
     """
     check_guide(guide, params)
@@ -105,7 +112,8 @@ def check(
     draw_key, model_key, test_key, nuts_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key, 4)
     arguments = Arguments(args, kwargs)
     source = GuideDraws(guide, params, arguments, draw_key)
-    layout = look(model, arguments, source, fitted=True)
+    layout = look(model, arguments, source, fitted=True, whole=False)
+    samples = samples_of(model, arguments, source, nuts)
     if held_args is not None and layout.collapsed:
         raise ValueError(
             f"`held_out` is for outputs that are independent given the functions. Those of `{layout.collapsed[0]}`, a "
@@ -123,7 +131,11 @@ def check(
         layout.collapsed,
         coarse_of(arguments_of(model, args, kwargs) | inputs),
         integration_errors(model, guide, params, arguments, layout, draw_key),
-        nearby_gains(model, guide, params, arguments, layout, draw_key),
+        # Of a sample near rows are not those of the data.
+        {} if samples else nearby_gains(model, guide, params, arguments, layout, draw_key),
+        samples,
+        points_of(replay),
+        None if starts is None else starts_of(losses, starts),
     )
 
 

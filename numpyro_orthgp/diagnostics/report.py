@@ -13,9 +13,11 @@ from numpyro_orthgp.diagnostics.calibration import LEVELS, Calibration
 from numpyro_orthgp.diagnostics.comparison import CHAINS, Comparison, Moments
 from numpyro_orthgp.diagnostics.convergence import Convergence
 from numpyro_orthgp.diagnostics.health import FunctionHealth
+from numpyro_orthgp.diagnostics.hierarchy import Point, Starts, advice_on_points, advice_on_starts
 from numpyro_orthgp.diagnostics.importance import ParetoK
 from numpyro_orthgp.diagnostics.integration import IntegrationError
 from numpyro_orthgp.diagnostics.nearby import GROUP_SIZE, NEIGHBORS, Nearby
+from numpyro_orthgp.diagnostics.samples import words_of_sample
 from numpyro_orthgp.diagnostics.words import percent, table
 
 __all__ = ["Report"]
@@ -38,6 +40,9 @@ class Report:
     :param coarse: arguments of the model, and inputs of functions, whose dtype cannot tell neighbours apart, each as a sentence.
     :param integration: what Gauss-Hermite nodes miss, by name of the output; of those that are integrated by them.
     :param nearby: what near rows would add, by name of the output; of those that are one function and Gaussian noise.
+    :param samples: rows that were looked at and rows that there are, by name of the plate, of those that hold a sample.
+    :param points: latent sites that are points for the guide and may be random effects.
+    :param starts: where fits from other starts end; ``None`` if they were not given.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -50,11 +55,15 @@ class Report:
     coarse: tuple[str, ...] = ()
     integration: Mapping[str, IntegrationError] = field(default_factory=dict)
     nearby: Mapping[str, Nearby] = field(default_factory=dict)
+    samples: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    points: tuple[Point, ...] = ()
+    starts: Starts | None = None
 
     @property
     def advice(self) -> tuple[str, ...]:
         """What to look after, most urgent first; empty if nothing was found."""
-        return tuple(
+        own = [*advice_on_points(self.points, self.nuts is not None), *advice_on_starts(self.starts)]
+        return tuple(own) + tuple(
             advise(
                 self.functions,
                 self.residual_scales,
@@ -71,6 +80,8 @@ class Report:
 
     def __str__(self) -> str:
         sections = [_function(name, health) for name, health in self.functions.items()]
+        if self.samples:
+            sections.insert(0, [words_of_sample(*sample) for sample in self.samples.items()])
         sections.append(list(self._fit()))
         sections += [_held_out(name, calibration) for name, calibration in self.held_out.items()]
         if self.nuts is not None:
@@ -82,6 +93,8 @@ class Report:
     def _fit(self) -> Iterator[str]:
         if self.convergence is not None:
             yield str(self.convergence)
+        if self.starts is not None:
+            yield str(self.starts)
         for name, v in self.residual_scales.items():
             spread = f"{v.item():.3g}" if v.size == 1 else f"median {np.median(v):.3g}, {v.min():.3g} to {v.max():.3g}"
             yield f"v of the tightened bound, {name}: {spread}"

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.infer.autoguide import AutoDelta, AutoGuide
+from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_orthgp.errors import check_floating, check_option
 from numpyro_orthgp.gaussians.family import Whitened
@@ -29,6 +29,7 @@ from numpyro_orthgp.guides.declare import (
     residual_of,
 )
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
+from numpyro_orthgp.guides.hyper import PointsAndEffects, started_at_medians
 from numpyro_orthgp.guides.missing import refuse_enumerated_output, sample_missing
 from numpyro_orthgp.guides.summaries import Summaries
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
@@ -120,7 +121,7 @@ class AutoSparseGP(Summaries):
         analytic: bool = True,
         init_scale: float | Mapping[str, float] = 1.0,
         latents: Mapping[str, Any] | None = None,
-        hyper: Callable[[Callable[..., Any]], Any] = AutoDelta,
+        hyper: Callable[[Callable[..., Any]], Any] = PointsAndEffects,
     ) -> None:
         super().__init__(model)
         self.prototype_trace: dict[str, dict[str, str]] | None = None
@@ -129,7 +130,7 @@ class AutoSparseGP(Summaries):
         self.natural, self.analytic, self.init_scale = natural, analytic, init_scale
         self.latents = dict(latents or {})
         self._rest = WithoutGPs(model)
-        self._hyper = hyper(self._rest)
+        self._hyper = started_at_medians(hyper, self._rest)
         self._order: list[str] = []  # latent sites, as the model has them
         self._gps: dict[str, list[Site]] = {}  # all sets, those too that are conditioned on
         self._inputs: dict[str, InputSite] = {}

@@ -19,7 +19,7 @@ from numpyro_orthgp.math.triangular import solve_lower
 from numpyro_orthgp.primitives.messages import site_of
 from numpyro_orthgp.types import Array
 
-__all__ = ["flat_gaussians", "gaussian_of", "read_by_others"]
+__all__ = ["flat_gaussians", "gaussian_of", "read_by_others", "what_is_read"]
 
 Trace = dict[str, dict[str, Any]]
 
@@ -79,26 +79,34 @@ def read_by_others(run: Callable[[dict[str, Array]], Trace], values: dict[str, A
 
     :param run: the trace of the guide where the sites have these values.
     """
-    reached: dict[str, set[str]] = {}
+    return set().union(*(found - {name} for name, found in what_is_read(run, values, values).items()))
+
+
+def what_is_read(
+    run: Callable[[dict[str, Array]], Trace], values: dict[str, Array], of: Collection[str]
+) -> dict[str, set[str]]:
+    """On the values of which sites and parameters the distributions of some sites depend, by name of the site.
+
+    :param run: the trace where sites and parameters have these values.
+    :param of: these sites.
+    """
 
     def distributions(values: dict[str, Array]) -> dict[str, list[Any]]:
         trace = run(values)
-        return {n: [v for v in jax.tree.leaves(trace[n]["fn"]) if hasattr(v, "dtype")] for n in values if n in trace}
+        return {n: [v for v in jax.tree.leaves(trace[n]["fn"]) if hasattr(v, "dtype")] for n in of if n in trace}
 
     program, shape = jax.make_jaxpr(distributions, return_shape=True)(values)
-    names = sorted(values)  # as JAX flattens a dict
-    sources: dict[Any, set[str]] = {v: {n} for v, n in zip(program.jaxpr.invars, names, strict=True)}
+    leaves = [n for n in sorted(values) for _ in jax.tree.leaves(values[n])]  # as JAX flattens a dict
+    sources: dict[Any, set[str]] = {v: {n} for v, n in zip(program.jaxpr.invars, leaves, strict=True)}
 
-    def of(atoms: Collection[Any]) -> set[str]:
+    def of_atoms(atoms: Collection[Any]) -> set[str]:
         return set().union(*(sources.get(a, set()) for a in atoms if not hasattr(a, "val")))
 
     for equation in program.jaxpr.eqns:
-        known = of(equation.invars)
+        known = of_atoms(equation.invars)
         sources |= dict.fromkeys(equation.outvars, known)
     left = iter(program.jaxpr.outvars)
-    for name in sorted(shape):
-        reached[name] = of([next(left) for _ in shape[name]])
-    return set().union(*(found - {name} for name, found in reached.items()))
+    return {name: of_atoms([next(left) for _ in shape[name]]) for name in sorted(shape)}
 
 
 def _parts(guide: Any) -> Iterator[Any]:

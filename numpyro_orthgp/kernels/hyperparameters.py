@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.errors import inspect, is_concrete
+from numpyro_orthgp.errors import check_floating, inspect, is_concrete
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = [
@@ -115,14 +115,10 @@ def check_inputs(name: str, X: ArrayLike) -> Array:
 
     :param name: the argument's name, for the message.
     :param X: shape (..., n, D).
-    :raises TypeError: if it does not hold floating-point numbers.
+    :raises TypeError: if it does not hold real numbers.
     :raises ValueError: if it has fewer than two axes, or no column.
     """
-    array = jnp.asarray(X)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise TypeError(
-            f"`{name}` must hold floating-point numbers; got {array.dtype}. Did you mean `{name}.astype(float)`?"
-        )
+    array = check_floating(name, X)
     if array.ndim < 2 or array.shape[-1] == 0:
         hint = f" Did you mean `{name}[:, None]`, one column?" if array.ndim == 1 else ""
         raise ValueError(f"`{name}` must have shape (..., n, D); got {array.shape}.{hint}")

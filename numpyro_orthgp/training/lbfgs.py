@@ -24,7 +24,7 @@ from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.loop import check_types, seed_of, start_of
 from numpyro_orthgp.training.objective import Objective, objective_of
-from numpyro_orthgp.training.result import FitResult, Progress, Status
+from numpyro_orthgp.training.result import FitResult, Fitted, Progress, Status
 
 __all__ = ["fit_lbfgs"]
 
@@ -122,7 +122,8 @@ def fit_lbfgs(
     stands_for = batches.num_rows if stands_for is None else check_integer("stands_for", stands_for)
     state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
     objective = objective_of(svi, state, batches, stands_for, kwargs)
-    return _Search(objective, svi, num_steps, tolerance, restarts, callback).run()
+    result = _Search(objective, svi, num_steps, tolerance, restarts, callback).run()
+    return result.of(Fitted(svi, data, batches.num_rows, batches.num_rows, kwargs))
 
 
 class _Enough(Exception):

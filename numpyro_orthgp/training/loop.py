@@ -19,7 +19,7 @@ from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.fingerprint import fingerprint
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.resolution import warn_of_coarse
-from numpyro_orthgp.training.result import FitResult, Progress
+from numpyro_orthgp.training.result import FitResult, Fitted, Progress
 from numpyro_orthgp.training.run import Keeper, Run
 from numpyro_orthgp.training.start import initial_state
 from numpyro_orthgp.training.steps import compile_steps, strongly_typed, update_of
@@ -165,7 +165,7 @@ def fit(
     losses[: now.step] = before
     update = update_of(svi, batches.num_rows, stands_for, kwargs)
     plan = _plan(num_steps, periods, steps_per_call, batches, devices)
-    return Run(
+    run = Run(
         svi=svi,
         steps=compile_steps(svi, update, plan.capacity, batches.is_full, devices.replicated),
         batches=batches,
@@ -180,7 +180,8 @@ def fit(
         now=now,
         losses=losses,
         num_losses=now.step,
-    ).fit()
+    )
+    return run.fit().of(Fitted(svi, data, batches.batch_size, batches.num_rows, kwargs))
 
 
 def seed_of(rng_key: Any) -> tuple[int, ...]:

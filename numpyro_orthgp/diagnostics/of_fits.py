@@ -1,0 +1,93 @@
+"""What a :class:`~numpyro_orthgp.training.FitResult` answers: the functions of this package, with the arguments that it remembers.
+
+``training`` knows no Gaussian processes and is above this room, so the functions are handed to it when this module is imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+
+from numpyro_orthgp.diagnostics.check import check
+from numpyro_orthgp.diagnostics.convert import to_arviz
+from numpyro_orthgp.diagnostics.importance import khat
+from numpyro_orthgp.diagnostics.prediction import Prediction, predict
+from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.guides import posterior
+from numpyro_orthgp.training.result import Fitted, answer_with
+
+__all__ = ["MOST_ROWS"]
+
+MOST_ROWS = 5000  # of a check that is asked for no number of them
+
+
+def _posterior(fit: Fitted, params: dict[str, Any], **options: Any) -> Any:
+    rows = None if fit.batch_size == fit.num_rows else slice(fit.batch_size)
+    args, known = fit.arguments(rows)
+    return posterior(fit.model, fit.guide, params, *args, **(known | options))
+
+
+def _check(fit: Fitted, params: dict[str, Any], num_rows: int | None, **options: Any) -> Any:
+    wanted = MOST_ROWS if num_rows is None else check_integer("num_rows", num_rows)
+    # All of them where every step saw them: a bound that takes no part of its data has no sample either.
+    everything = wanted >= fit.num_rows or (num_rows is None and fit.batch_size == fit.num_rows)
+    rows = None if everything else np.arange(wanted) * fit.num_rows // wanted
+    args, known = fit.arguments(rows)
+    return check(fit.model, fit.guide, params, *args, **(known | options))
+
+
+def _khat(fit: Fitted, params: dict[str, Any], **options: Any) -> Any:
+    args, known = fit.arguments()
+    return khat(fit.model, fit.guide, params, *args, **(known | options))
+
+
+def _to_arviz(fit: Fitted, params: dict[str, Any], **options: Any) -> Any:
+    args, known = fit.arguments()
+    return to_arviz(fit.model, fit.guide, params, *args, **(known | options))
+
+
+def _predict(
+    fit: Fitted, params: dict[str, Any], args: tuple[Any, ...], num_samples: int, rng_key: Any, given: dict[str, Any]
+) -> dict[str, Prediction]:
+    args, known = _complete(fit, args, fit.constants | given)
+    try:
+        return predict(fit.model, fit.guide, params, args, known, num_samples, rng_key)
+    except (ValueError, TypeError) as error:
+        rows = max((len(a) for a in (*args, *given.values()) if np.ndim(a)), default=0)
+        if rows <= fit.num_rows:
+            raise
+        raise ValueError(
+            f"`predict` got {rows} rows, and the fit had N = {fit.num_rows}: a plate of that size does not hold them. Say its size, "
+            f"as the model calls it: result.predict(X_new, N={rows}); or predict in parts. It said: {error}"
+        ) from error
+
+
+def _complete(fit: Fitted, args: tuple[Any, ...], known: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the model for predictions: the last one without a default may be left out, as the outputs are.
+
+    :raises TypeError: if more are missing, or the model has no such arguments.
+    """
+    signature = inspect.signature(fit.model)
+    try:
+        bound = signature.bind_partial(*args, **known)
+    except TypeError as error:
+        raise TypeError(f"`predict` passes its arguments on to the model, which takes {signature}: {error}.") from error
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    own = [p for p in signature.parameters.values() if p.kind not in variable]
+    missing = [p for p in own if p.name not in bound.arguments and p.default is p.empty]
+    of_data = [p for p in own if p.kind is not p.KEYWORD_ONLY or (isinstance(fit.data, dict) and p.name in fit.data)]
+    if missing and not (len(missing) == 1 and of_data and missing[0] is of_data[-1] and bound.arguments):
+        lacking = ", ".join(f"`{p.name}`" for p in missing)
+        raise TypeError(
+            f"`predict` needs all that the model needs but its outputs; {lacking} did not come, of {signature}. Arguments stand in "
+            "the place of the data: result.predict(X_new); outputs have the default None: def model(X, y=None)."
+        )
+    for p in missing:
+        bound.arguments[p.name] = None
+    bound.arguments = {p: bound.arguments[p] for p in signature.parameters if p in bound.arguments}
+    return bound.args, bound.kwargs
+
+
+answer_with(posterior=_posterior, check=_check, khat=_khat, to_arviz=_to_arviz, predict=_predict)

@@ -1,0 +1,55 @@
+"""A sample of the rows in the place of all of them: which plates hold one, and what cannot be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
+from numpyro_orthgp.diagnostics.replay import run
+from numpyro_orthgp.types import Array
+
+__all__ = ["samples_of", "words_of_sample"]
+
+
+def samples_of(
+    model: Callable[..., Any], arguments: Arguments, source: GuideDraws, nuts: int | None
+) -> dict[str, tuple[int, int]]:
+    """Rows at hand and rows that there are, by name of the plate, of plates that hold a part of their rows.
+
+    :raises ValueError: if a latent site is in one of them, so that its rows are known by their numbers; or for NUTS.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    local: list[tuple[str, str]] = []
+
+    def note(arrays: Any, params: Any, values: Any) -> Array:
+        sites, _ = run(model, arguments.join(arrays), params, values, jax.random.PRNGKey(0))
+        plates = {name: site["args"] for name, site in sites.items() if site["type"] == "plate"}
+        found.update({name: (n, size) for name, (size, n) in plates.items() if n not in (None, size)})
+        for name, site in sites.items():
+            if site["type"] == "sample" and name in values:
+                local.extend((name, frame.name) for frame in site["cond_indep_stack"] if frame.name in found)
+        return jnp.zeros(())
+
+    jax.eval_shape(note, arguments.arrays, source.params, source.shapes)
+    for name, plate in local:
+        n, size = found[plate]
+        raise ValueError(
+            f"`{name}` has a value for each row of plate '{plate}', which holds {n} of its {size} rows, and does not say which. Pass "
+            "the full data."
+        )
+    if found and nuts is not None:
+        plate, (n, size) = next(iter(found.items()))
+        raise ValueError(
+            f"`nuts` needs all the data, but plate '{plate}' holds {n} of its {size} rows. Leave `nuts` out, or pass the full data."
+        )
+    return found
+
+
+def words_of_sample(plate: str, sizes: tuple[int, int]) -> str:
+    """A line of the page."""
+    n, size = sizes
+    return f"a sample: {n} of the {size} rows of plate '{plate}', each counted {size / n:.3g} times"

@@ -1,0 +1,158 @@
+"""The default guide of what is no gp: points for hyperparameters, Gaussians for random effects.
+
+A point is no estimate of a random effect. Where J effects have a prior with a scale that is estimated too, the joint mode of both
+is far from either's posterior: non-centred, b_j = scale e_j with e_j ~ N(0, 1), a larger scale lets all e_j be smaller, so the
+scale is too large; centred, b_j ~ N(0, scale^2), the density grows without bound as all b_j and the scale go to zero. With a
+Gaussian for each effect the scale's mode is that of a bound on its marginal posterior, from which effects are integrated out
+(``benchmarks/hierarchical.py`` measures all of these beside NUTS).
+
+Guides of NumPyro's that begin at random places begin at prior medians here: a level ~ N(-6, 1) that begins at 1 throws the
+functions, whose parameters move at the same rate, where they do not come back from.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import biject_to
+from numpyro.infer import init_to_median, init_to_uniform
+from numpyro.infer.autoguide import AutoDelta, AutoGuide
+
+from numpyro_orthgp.guides.gaussians import what_is_read
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["PointsAndEffects", "effects_of", "started_at_medians"]
+
+START_SCALE = 0.1  # standard deviation of an effect's Gaussian to begin with, unconstrained, as AutoNormal's
+
+
+class PointsAndEffects(AutoDelta):
+    """Posterior modes for hyperparameters, a Gaussian for each random effect; the default ``hyper`` of :class:`AutoSparseGP`.
+
+    Random effects are the latent sites of more than one value that
+
+    * are inside a plate, and may be any real number; or
+    * have a prior that depends on another latent site, or on a parameter: ``Normal(0, spread).expand([J])``.
+
+    All others are points, as ``AutoDelta`` has them. So is a vector whose prior is fixed, outside of a plate: it may be made of
+    coefficients, or of effects that the model multiplies by their scale. Put effects into a plate, or take
+    ``hyper=AutoNormal``; :func:`~numpyro_orthgp.check` names such sites.
+
+    Parameters are ``{site}_auto_loc``, and for effects ``{site}_auto_scale``: mean and standard deviation in the unconstrained
+    space, as of ``AutoNormal``. With effects the loss is random, so ``fit_lbfgs`` refuses it; ``hyper=AutoDelta`` has none.
+
+    :param model: a NumPyro model.
+    :param init_scale: standard deviation that effects start with.
+    :param options: of ``AutoDelta``.
+    """
+
+    scale_constraint = constraints.softplus_positive
+
+    def __init__(self, model: Callable[..., Any], *, init_scale: float = START_SCALE, **options: Any) -> None:
+        super().__init__(model, **options)
+        self._init_scale = init_scale
+        self._effects: dict[str, Any] = {}  # by name, what maps the real numbers to the support
+
+    @property
+    def effects(self) -> tuple[str, ...]:
+        """Names of the sites that have a Gaussian; none before the first call."""
+        return tuple(self._effects)
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        for name in effects_of(self.model, self.prototype_trace, args, kwargs):
+            transform = biject_to(self.prototype_trace[name]["fn"].support)
+            self._init_locs[name] = transform.inv(self._init_locs[name])
+            self._effects[name] = transform
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Run the guide; with the arguments of the model."""
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        plates = self._create_plates(*args, **kwargs)
+        result = {}
+        for name, site in self.prototype_trace.items():
+            if site["type"] != "sample" or site["is_observed"]:
+                continue
+            with ExitStack() as stack:
+                for frame in site["cond_indep_stack"]:
+                    stack.enter_context(plates[frame.name])
+                result[name] = numpyro.sample(name, self._of(name, site["fn"]))
+        return result
+
+    def _of(self, name: str, prior: Any) -> Any:
+        loc_name, start = f"{name}_{self.prefix}_loc", self._init_locs[name]
+        if name not in self._effects:
+            loc = numpyro.param(loc_name, start, constraint=prior.support, event_dim=prior.event_dim)
+            return dist.Delta(loc).to_event(prior.event_dim)
+        transform = self._effects[name]
+        event_dim = transform.domain.event_dim + prior.event_dim - transform.codomain.event_dim
+        loc = numpyro.param(loc_name, start, event_dim=event_dim)
+        scale = numpyro.param(
+            f"{name}_{self.prefix}_scale",
+            jnp.full(jnp.shape(start), self._init_scale, jnp.result_type(start)),
+            constraint=self.scale_constraint,
+            event_dim=event_dim,
+        )
+        normal = dist.Normal(loc, scale).to_event(event_dim)
+        return normal if _is_real(prior.support) else dist.TransformedDistribution(normal, transform)
+
+    def sample_posterior(
+        self, rng_key: PRNGKey, params: dict[str, Any], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
+    ) -> dict[str, Array]:
+        """Samples of all latent sites, each of shape ``sample_shape`` + the site's."""
+        found = super().sample_posterior(rng_key, params, *args, sample_shape=sample_shape, **kwargs)
+        for i, (name, transform) in enumerate(self._effects.items()):
+            loc, scale = (params[f"{name}_{self.prefix}_{part}"] for part in ("loc", "scale"))
+            noise = jax.random.normal(jax.random.fold_in(rng_key, i), (*sample_shape, *loc.shape), loc.dtype)
+            found[name] = transform(loc + scale * noise)
+        return found
+
+    def median(self, params: dict[str, Any]) -> dict[str, Array]:
+        """Points, and medians of effects, by name of the site."""
+        return {n: self._effects[n](v) if n in self._effects else v for n, v in super().median(params).items()}
+
+
+def effects_of(model: Callable[..., Any], trace: dict[str, Any], args: Any, kwargs: Any) -> tuple[str, ...]:
+    """Names of a model's random effects, as :class:`PointsAndEffects` defines them.
+
+    :param model: it emits latent sites of hyperparameters and effects only.
+    :param trace: of it.
+    """
+    latent = {n: s for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+    many = {n: s for n, s in latent.items() if jnp.size(s["value"]) > 1 and not s["fn"].support.is_discrete}
+    in_plates = {n for n, s in many.items() if s["cond_indep_stack"] and _is_real(s["fn"].support)}
+    if not many.keys() - in_plates:
+        return tuple(n for n in many if n in in_plates)
+    values = {n: s["value"] for n, s in trace.items() if n in latent or s["type"] == "param"}
+
+    def run(values: dict[str, Any]) -> dict[str, Any]:
+        with handlers.block():
+            known = handlers.substitute(handlers.seed(model, jax.random.PRNGKey(0)), values)
+            return handlers.trace(known).get_trace(*args, **kwargs)
+
+    read = what_is_read(run, values, many.keys() - in_plates)
+    return tuple(n for n in many if n in in_plates or read.get(n))
+
+
+def started_at_medians(hyper: Callable[..., Any], model: Callable[..., Any]) -> Any:
+    """The guide that ``hyper`` makes; one of NumPyro's classes that would begin at random begins at prior medians."""
+    if isinstance(hyper, type) and issubclass(hyper, AutoGuide):
+        start = inspect.signature(hyper).parameters.get("init_loc_fn")
+        if start is not None and start.default is init_to_uniform:
+            return hyper(model, init_loc_fn=init_to_median)
+    return hyper(model)
+
+
+def _is_real(support: Any) -> bool:
+    base = support.base_constraint if isinstance(support, constraints.independent) else support
+    return isinstance(base, type(constraints.real))
