@@ -60,6 +60,7 @@ from numpyro_orthgp.inducing import InducingPoints as InducingPoints
 from numpyro_orthgp.inducing import Integral as Integral
 from numpyro_orthgp.inducing import MeanOnly as MeanOnly
 from numpyro_orthgp.inducing import SphericalHarmonics as SphericalHarmonics
+from numpyro_orthgp.inducing import Tasks as Tasks
 from numpyro_orthgp.inducing import centred as centred
 from numpyro_orthgp.inducing import concatenate as concatenate
 from numpyro_orthgp.likelihoods import GaussHermite as GaussHermite

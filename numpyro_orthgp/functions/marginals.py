@@ -12,6 +12,7 @@ import numpy as np
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_columns
+from numpyro_orthgp.functions.arithmetic import draw_columns, draw_mixed, draw_scaled, draw_shifted, drawn_from
 from numpyro_orthgp.functions.runs import DrawInRun
 from numpyro_orthgp.functions.sites import Names, charge, prng_key
 from numpyro_orthgp.math.grouped import scale_groups
@@ -19,7 +20,7 @@ from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
-__all__ = ["Marginals", "check_joint_draw", "drawn_from"]
+__all__ = ["Marginals", "check_joint_draw"]
 
 # A joint draw at B points needs a B x B Cholesky factor; beyond this size the user should say what is meant. In a fit each step has
 # one, and its gradient.
@@ -39,7 +40,7 @@ class Marginals:
     :param residual: variance of each latent function that no inducing variable explains, same shape.
     :param mixing: ``None`` if outputs are latent functions, else shape (L, P) or (B, L, P), with P = 1 for a mean of shape (B,).
     :param residual_scale: the v of Titsias 2025 Eq. 23 that the guide hands over, shape () or (L,), when the residual is
-        tightened; ``None`` when it is the prior's.
+        tightened, (B,) or (B, L) where rows are of different functions; ``None`` when it is the prior's.
     :param joint: draws the outputs jointly, ``joint(rng_key, sample_shape)``; ``None`` where draws are point by point.
     :param total: explained + residual where its derivative takes fewer operations than that of this sum, else ``None``: as where
         one of them is replaced by hand.
@@ -187,10 +188,10 @@ class Marginals:
         :raises ValueError: if no output is picked, or one twice.
         """
         columns = check_columns(key, self.shape)
-        joint = None if self.joint is None else Partial(_draw_columns, self.joint, columns)
+        joint = None if self.joint is None else Partial(draw_columns, self.joint, columns)
         if self.mixing is None:
             v = self.residual_scale
-            v = None if v is None else jnp.broadcast_to(v, self.shape[1:])[columns]
+            v = None if v is None else jnp.broadcast_to(v, (*v.shape[:-1], *self.shape[1:]))[..., columns]
             groups = None if self.groups is None else self.groups[columns]
             picked = self._with_variances(lambda variance: variance[:, columns], residual_scale=v, groups=groups)
         else:
@@ -202,7 +203,7 @@ class Marginals:
         self._refuse_own_draw("+", shift)
         shift = _operand("+", shift, self.mean.dtype)
         _check_broadcast("+", shift, self.mean)
-        joint = None if self.joint is None else Partial(_draw_shifted, self.joint, shift)
+        joint = None if self.joint is None else Partial(draw_shifted, self.joint, shift)
         return replace(self, mean=self.mean + shift, joint=joint)
 
     __radd__ = __add__
@@ -219,7 +220,7 @@ class Marginals:
         self._refuse_own_draw("*", factor)
         factor = _operand("*", factor, self.mean.dtype)
         _check_broadcast("*", factor, self.mean)
-        joint = None if self.joint is None else Partial(_draw_scaled, self.joint, factor)
+        joint = None if self.joint is None else Partial(draw_scaled, self.joint, factor)
         if self.mixing is None:
             square, groups = factor**2, self.groups
             if groups is not None:
@@ -248,7 +249,7 @@ class Marginals:
                 "Give gp() `num_latents=P`, or stack single functions with numpyro_orthgp.stack([...])."
             )
         mixing = W if self.mixing is None else matmul(self.mixing, W)
-        joint = None if self.joint is None else Partial(_draw_mixed, self.joint, W)
+        joint = None if self.joint is None else Partial(draw_mixed, self.joint, W)
         return replace(self, mean=matmul(self.mean, W), mixing=mixing, joint=joint)
 
     def _refuse_own_draw(self, symbol: str, value: Any) -> None:
@@ -317,33 +318,3 @@ def _check_broadcast(symbol: str, value: Array, mean: Array) -> None:
             f"`f(X) {symbol} array` needs an array that broadcasts to the shape {mean.shape} of f(X); got {value.shape}. "
             f"Did you mean array{hint}?"
         )
-
-
-def _draw_shifted(draw: Any, shift: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    return draw(rng_key, shape) + shift
-
-
-def _draw_scaled(draw: Any, factor: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    return draw(rng_key, shape) * factor
-
-
-def _draw_mixed(draw: Any, W: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    return matmul(draw(rng_key, shape), W)
-
-
-def _draw_columns(draw: Any, columns: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    return draw(rng_key, shape)[..., columns]
-
-
-# What `Marginals.joint` may be made of: each draws what its first argument draws, and changes it.
-_ARITHMETIC = (_draw_shifted, _draw_scaled, _draw_mixed, _draw_columns)
-
-
-def drawn_from(joint: Any) -> tuple[Any, tuple[int, ...]]:
-    """What draws beneath arithmetic, of all that ``Marginals.joint`` may be made of, and the columns that were picked last."""
-    picked: tuple[int, ...] = ()
-    while isinstance(joint, Partial) and joint.func in _ARITHMETIC:
-        if joint.func is _draw_columns:
-            picked = picked or tuple(np.ravel(joint.args[1]).tolist())
-        joint = joint.args[0]
-    return joint, picked
