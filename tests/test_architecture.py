@@ -144,7 +144,8 @@ def test_public_names():
     assert sorted(n for n in names if not n.startswith("_")) == sorted([
         "AutoSparseGP", "Average", "CollapsedGP", "DeepGP", "Derivative", "EarlyStopping", "FourierFeatures", "GPFunction",
         "GaussHermite", "InducingPatches", "InducingPoints", "InferredLatents", "Integral", "LatentInputs", "Likelihood",
-        "Marginals", "MeanOnly", "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "Tasks", "fit", "fit_lbfgs", "gp", "gp_posterior",
+        "Marginals", "MeanOnly", "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "Tasks",
+        "fit", "fit_lbfgs", "gp", "gp_posterior",
         "infer_latents", "init", "kernels", "latent_inputs",
         "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
         "centred", "check", "concatenate", "khat", "patchwise_mean", "posterior", "regression", "stack",

@@ -119,7 +119,7 @@ class Tasks:
         """
         if num_latents is None:
             raise TypeError(
-                "Tasks(X, task) needs a function for each task, gp(..., num_latents=T), or functions to mix; f is a single one. For "
+                "Tasks(X, task) needs a function for each task, gp(..., num_latents=T), or functions to mix; f is a single one. Of "
                 "one function of input and task, kernels.Coregion(W, kappa).on(column) reads the task from a column of the "
                 "inputs: f(jnp.column_stack([X, task]))."
             )
@@ -136,9 +136,7 @@ class Tasks:
     def _mixture(self, P: int, dtype: Any) -> tuple[Array | None, Array | None]:
         if self.mixing is None:
             if self.own is not None:
-                raise ValueError(
-                    "`own` goes with `mixing`: functions of each task's own beside those that all tasks mix."
-                )
+                raise ValueError("`own` goes with `mixing`: functions of each task, beside what all tasks mix.")
             return None, None
         W = check_finite("mixing", check_floating("mixing", self.mixing)).astype(dtype)
         if W.ndim != 2 or 0 in W.shape:
