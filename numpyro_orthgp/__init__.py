@@ -73,6 +73,7 @@ from numpyro_orthgp.primitives import gp as gp
 from numpyro_orthgp.primitives import latent_inputs as latent_inputs
 from numpyro_orthgp.primitives import orthogonal as orthogonal
 from numpyro_orthgp.tabular import regression as regression
+from numpyro_orthgp.tabular.inputs import inputs_of as inputs_of
 from numpyro_orthgp.training import EarlyStopping as EarlyStopping
 from numpyro_orthgp.training import fit as fit
 from numpyro_orthgp.training import fit_lbfgs as fit_lbfgs
