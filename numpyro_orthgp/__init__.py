@@ -60,6 +60,7 @@ from numpyro_orthgp.inducing import InducingPoints as InducingPoints
 from numpyro_orthgp.inducing import Integral as Integral
 from numpyro_orthgp.inducing import MeanOnly as MeanOnly
 from numpyro_orthgp.inducing import SphericalHarmonics as SphericalHarmonics
+from numpyro_orthgp.inducing import Tasks as Tasks
 from numpyro_orthgp.inducing import centred as centred
 from numpyro_orthgp.inducing import concatenate as concatenate
 from numpyro_orthgp.likelihoods import GaussHermite as GaussHermite
@@ -75,6 +76,7 @@ from numpyro_orthgp.tabular import classification as classification
 from numpyro_orthgp.tabular import counts as counts
 from numpyro_orthgp.tabular import load as load
 from numpyro_orthgp.tabular import regression as regression
+from numpyro_orthgp.tabular.inputs import inputs_of as inputs_of
 from numpyro_orthgp.training import EarlyStopping as EarlyStopping
 from numpyro_orthgp.training import fit as fit
 from numpyro_orthgp.training import fit_lbfgs as fit_lbfgs

@@ -144,7 +144,7 @@ def check_floating(name: str, x: Any) -> jax.Array:
     try:
         x = jnp.asarray(x)
     except (TypeError, ValueError) as error:
-        if hasattr(x, "apply") and hasattr(x, "places"):
+        if hasattr(x, "places"):
             raise TypeError(
                 f"`{name}` must be an array of inputs here; got {type(x).__name__}, a linear functional. Functionals are asked of "
                 "one function, f(...), f.joint(...), paths(...): the derivative or average of a deep GP, of patches or under "
@@ -258,10 +258,7 @@ def check_columns(key: Any, shape: tuple[int, ...]) -> np.ndarray:
     """
     every_row = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], (slice, type(...)))
     if len(shape) != 2 or not every_row or key[0] not in (..., slice(None)):
-        long = (
-            " For one output in each row (task[i] in row i, the long format): "
-            f"((f(X) * jax.nn.one_hot(task, {shape[-1]})) @ jnp.ones(({shape[-1]}, 1)))[..., 0]."
-        )
+        long = " For one output in each row (task[i] in row i, long format): f(Tasks(X, task)), or f(Tasks(X, task, W)) with @ W."
         raise TypeError(
             f"f(X)[..., p] picks outputs of an f(X) of shape (B, P) and nothing else; got the key {_shown(key)} for shape {shape}. "
             f"For other inputs index X: f(X[rows]).{long if len(shape) == 2 and isinstance(key, tuple) else ''}"

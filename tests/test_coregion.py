@@ -38,6 +38,18 @@ def test_matrix_and_diagonal(kappa):
     np.testing.assert_allclose(jax.jit(lambda k: k(TASKS, OTHERS))(kernel), kernel(TASKS, OTHERS), rtol=1e-13)
 
 
+@pytest.mark.parametrize("rho", [0.0, 0.3, 1.0])
+def test_exchangeable_categories(rho):
+    kernel, K = Coregion.exchangeable(T, rho), rho + (1 - rho) * (TASKS == OTHERS.T)
+    np.testing.assert_allclose(kernel(TASKS, OTHERS), K, rtol=1e-13, atol=1e-15)
+    np.testing.assert_allclose(kernel(TASKS), 1, rtol=1e-13)
+    each = Coregion.exchangeable(T, jnp.array([rho, 0.5]))
+    np.testing.assert_allclose(each(TASKS, OTHERS)[0], K, rtol=1e-13, atol=1e-15)
+    slope = jax.grad(lambda rho: Coregion.exchangeable(T, rho)(TASKS, OTHERS).sum())(max(rho, 0.1))
+    np.testing.assert_allclose(slope, (TASKS != OTHERS.T).sum(), rtol=1e-12)
+    assert Coregion.exchangeable(T, jnp.float32(rho))(jnp.float32(TASKS)).dtype == jnp.float32
+
+
 def test_kappa_is_zero_by_default_and_lists_are_arrays():
     np.testing.assert_allclose(Coregion(W.tolist())(TASKS, OTHERS), Coregion(W, np.zeros(T))(TASKS, OTHERS), rtol=1e-13)
     integers = Coregion(jnp.array([[1], [-2]]), jnp.array([0, 3]))
@@ -166,6 +178,8 @@ def test_pytree_and_vmap(rng):
         (lambda: Coregion(W)(np.array([[0.0], [4.0]])), r"whole numbers in 0..3, .*; got 4\.0"),
         (lambda: Coregion(W)(TASKS, np.array([[-1.0]])), r"whole numbers in 0..3, .*; got -1\.0"),
         (lambda: Coregion(W)(np.array([[0.5]])), r"got 0\.5"),
+        (lambda: Coregion.exchangeable(3, 1.2), r"`correlation` must be in \[0, 1\]; got 1\.2"),
+        (lambda: Coregion.exchangeable(0, 0.2), "`num` must be a positive integer; got 0"),
         (lambda: Coregion(W)(np.array([[np.nan]])), r"got nan"),
     ],
 )

@@ -59,6 +59,33 @@ def test_kmeans_finds_separated_clusters(rng):
     np.testing.assert_allclose(C[np.argsort(C.sum(1))], expected[np.argsort(expected.sum(1))], rtol=1e-10)
 
 
+def test_kmeans_keeps_categories_whole(rng):
+    codes = np.array([1.0, 4.0, 7.0])
+    X = np.column_stack([rng.normal(size=200), rng.choice(codes, 200, p=[0.6, 0.3, 0.1]), rng.normal(size=200)])
+    for columns in ([1], [-2]):
+        C = np.asarray(kmeans(random.key(0), X, 30, categories=columns))
+        assert set(np.unique(C[:, 1])) == set(codes)  # each of them, and nothing between
+        assert len(np.unique(C[:, 0])) > 25
+    # A centre is the mean of the rows nearest to it, a difference of categories counting two.
+    distance = ((C[:, None, [0, 2]] - X[:, [0, 2]]) ** 2).sum(-1) + 2 * (C[:, None, 1] != X[:, 1])
+    near = distance.argmin(0)
+    alone = [m for m in range(30) if (near == m).any() and len(set(X[near == m, 1])) == 1]
+    assert len(alone) > 10
+    for m in alone:
+        np.testing.assert_allclose(C[m], X[near == m].mean(0), atol=0.2)
+    only = kmeans(random.key(0), X[:, 1:2], 3, categories=[0])
+    assert sorted(np.asarray(only)[:, 0]) == [1.0, 4.0, 7.0]
+    assert kmeans(random.key(0), X.astype(np.float32), 5, categories=[1]).dtype == np.float32
+
+
+def test_kmeans_of_categories_says_what_it_cannot(rng):
+    X = rng.normal(size=(20, 2))
+    with pytest.raises(ValueError, match=r"`categories` must name columns in 0..1 of X with D = 2; got \[2\]"):
+        kmeans(random.key(0), X, 3, categories=[2])
+    with pytest.raises(ValueError, match="Under `jit` categories cannot be counted"):
+        jax.jit(lambda X: kmeans(random.key(0), X, 3, categories=[0]))(X)
+
+
 def test_kmeans_with_as_many_centres_as_points_returns_the_points(rng):
     X = rng.normal(size=(12, 3))
     C = np.asarray(kmeans(random.key(0), X, 12))

@@ -18,8 +18,8 @@ from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = [
-    "broadcasts", "check_operand", "check_rows", "check_weights", "draw_columns", "draw_mixed", "draw_of_rows", "draw_scaled",
-    "draw_shifted", "drawn_from", "mix_rows", "of_outputs", "of_rows", "operand", "outputs_first", "refuse_no_output", "weighted",
+    "broadcasts", "check_operand", "check_rows", "check_weights", "draw_columns", "draw_mixed", "draw_of_rows", "draw_of_tasks",
+    "draw_scaled", "draw_shifted", "drawn_from", "mix_rows", "of_outputs", "of_rows", "operand", "outputs_first", "refuse_no_output", "weighted",
 ]  # fmt: skip
 
 
@@ -172,8 +172,16 @@ def draw_of_rows(draw: Any, which: Array, rng_key: PRNGKey, shape: tuple[int, ..
     return of_rows(_lifted(draw(rng_key, shape), len(shape), which.ndim + 1), which)
 
 
+def draw_of_tasks(
+    draw: Any, functions: Array, weights: Array | None, rng_key: PRNGKey | None, shape: tuple[int, ...]
+) -> Array:
+    """Weighted sums of the functions (B, K) that each row sees; of one function, whatever it is, for weights of ``None``."""
+    seen = jnp.take_along_axis(draw(rng_key, shape), jnp.broadcast_to(functions, (*shape, *functions.shape)), -1)
+    return seen[..., 0] if weights is None else jnp.sum(weights * seen, -1)
+
+
 # What `Marginals.joint` may be made of: each draws what its first argument draws, and changes it.
-_ARITHMETIC = (draw_shifted, draw_scaled, draw_mixed, draw_columns, draw_of_rows)
+_ARITHMETIC = (draw_shifted, draw_scaled, draw_mixed, draw_columns, draw_of_rows, draw_of_tasks)
 
 
 def drawn_from(joint: Any) -> tuple[Any, tuple[int, ...]]:

@@ -19,9 +19,11 @@ from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, weigh_points
 from numpyro_orthgp.functions.paths import Paths, draw_paths
+from numpyro_orthgp.functions.prior import root_of_rows
 from numpyro_orthgp.functions.projection import Block, all_moments, project, residual_covariance, turn
 from numpyro_orthgp.functions.runs import DrawInRun, Run
 from numpyro_orthgp.functions.sites import Names
+from numpyro_orthgp.functions.tasks import joint_of_tasks, marginals_of_tasks
 from numpyro_orthgp.functions.terms import Term
 from numpyro_orthgp.gaussians.family import Value, Whitened
 from numpyro_orthgp.inducing import Feature, input_dim
@@ -34,18 +36,11 @@ from numpyro_orthgp.inducing.rows import (
     scale_of_rows,
     variance_of_rows,
 )
+from numpyro_orthgp.inducing.tasks import Tasks
 from numpyro_orthgp.kernels.summands import find_summands
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
-from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
-from numpyro_orthgp.math.linalg import (
-    add_jitter,
-    clip_rounding,
-    default_jitter,
-    jitter_scale,
-    join,
-    with_derivative_of,
-)
+from numpyro_orthgp.math.linalg import clip_rounding, join, with_derivative_of
 from numpyro_orthgp.math.products import combine, diagonal, matmul
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -98,17 +93,20 @@ class GPFunction:
         """
         return tuple(i for i, q in enumerate(self.beliefs) if q.is_value)
 
-    def __call__(self, X: ArrayLike | LatentInputs | Functional) -> Marginals:
+    def __call__(self, X: ArrayLike | LatentInputs | Functional | Tasks) -> Marginals:
         """Marginals of the function at inputs, or of a linear functional of it for each row: a derivative, an average.
 
         Costs O(B M^2) per set and never forms a B x B matrix. Outside of a fit many inputs are worked on block by block, in
         memory O(M^2 + B).
 
-        :param X: inputs, shape (B, D), same units as the inducing points; or a functional, such as ``Derivative(X, 0)``.
+        :param X: inputs, shape (B, D), same units as the inducing points; or a functional, such as ``Derivative(X, 0)``; or either
+            with the task of each row, ``Tasks(X, task)``.
         :return: marginals of shape (B,), or (B, P) with P latent functions.
         :raises TypeError: if ``X`` is not floating, or of another dtype than the inducing points.
         :raises ValueError: if ``X`` has another shape or holds NaN or infinity.
         """
+        if isinstance(X, Tasks):
+            return marginals_of_tasks(self, self._rows(X.X), X.checked(*self._kind))
         X = self._rows(X)
         mean, explained, residual, total, groups = self._moments(X)
         joint = (DrawInRun if self.fitting else Partial)(draw_process, self, X)
@@ -189,13 +187,15 @@ class GPFunction:
         """
         return Term(self, find_summands(self.kernel, which))
 
-    def joint(self, X: ArrayLike | Functional) -> dist.MultivariateNormal:
+    def joint(self, X: ArrayLike | Functional | Tasks) -> dist.MultivariateNormal:
         r"""Joint distribution at inputs, with the full B x B covariance (Shi et al. 2020, Eqs. 23-24).
 
         :param X: inputs, shape (B, D); or a functional, of several kinds too (:func:`concatenate`).
         :return: event shape (B,); batch shape (P,) with P latent functions.
         :raises TypeError, ValueError: as for ``f(X)``.
         """
+        if isinstance(X, Tasks):
+            return joint_of_tasks(self, self._rows(X.X), X.checked(*self._kind))
         mean, scale_tril = self._joint_moments(self._rows(X))
         return dist.MultivariateNormal(mean, scale_tril=scale_tril)
 
@@ -203,14 +203,7 @@ class GPFunction:
     def _joint_moments(self, X: Rows) -> tuple[Array, Array]:
         A = self.project(X)
         K = covariance_of_rows(self.kernel, X)
-        C, unit = self.covariance(K, A), scale_of_rows(self.kernel, X)
-        if unit is None:
-            scale = jitter_scale(diagonal(K))
-            L = safe_cholesky(add_jitter(C, default_jitter(K.dtype) * scale), scale)
-        else:
-            one = jnp.ones(C.shape[:-2], C.dtype)
-            C = C / unit[..., :, None] / unit[..., None, :]
-            L = unit[..., :, None] * safe_cholesky(add_jitter(C, default_jitter(K.dtype) * one), one)
+        L = root_of_rows(self.covariance(K, A), diagonal(K), scale_of_rows(self.kernel, X))
         return self.mean([as_feature(X)], A), self._per_latent(L, event_dim=2)
 
     def _at_values(self) -> GPFunction:
@@ -285,8 +278,8 @@ class GPFunction:
 
     def checked(self, X: Any) -> Array:
         """Inputs as an array, refused if they do not go with the inducing variables."""
-        X = check_inputs("X", X, dim=input_dim(self.features))
-        return check_same_dtype("X", X, self.features[0].dtype)
+        dim, dtype = self._kind
+        return check_same_dtype("X", check_inputs("X", X, dim=dim), dtype)
 
     def _rows(self, X: Any) -> Rows:
         if not isinstance(X, Functional):
@@ -296,7 +289,12 @@ class GPFunction:
                 f"Groups of rows are of values of f at inputs, not of functionals or terms of it; got {type(X).__name__}. Leave "
                 "`group_size` out for this gp: group_size={'another gp': 16}."
             )
-        return X.checked(input_dim(self.features), self.features[0].dtype)
+        return X.checked(*self._kind)
+
+    @property
+    def _kind(self) -> tuple[int | None, Any]:
+        """Number of input dimensions, if that is known, and dtype."""
+        return input_dim(self.features), self.features[0].dtype
 
     @property
     def num_inducing(self) -> int:

@@ -41,7 +41,7 @@ class Marginals:
     :param residual: variance of each latent function that no inducing variable explains, same shape.
     :param mixing: ``None`` if outputs are latent functions, else shape (L, P) or (B, L, P), with P = 1 for a mean of shape (B,).
     :param residual_scale: the v of Titsias 2025 Eq. 23 that the guide hands over, shape () or (L,), when the residual is
-        tightened; ``None`` when it is the prior's.
+        tightened, (B,) or (B, L) where rows are of different functions; ``None`` when it is the prior's.
     :param joint: draws the outputs jointly, ``joint(rng_key, sample_shape)``; ``None`` where draws are point by point.
     :param total: explained + residual where its derivative takes fewer operations than that of this sum, else ``None``: as where
         one of them is replaced by hand.
@@ -236,7 +236,7 @@ class Marginals:
             W = m.mixing if m.mixing.ndim > 2 else m.mixing[None]  # (..., 1 or B, L, P)
             return replace(m, mean=mean, mixing=arithmetic.of_rows(W, which[..., None])[..., None], joint=joint)
         v = self.residual_scale
-        v = v if v is None or v.ndim == 0 else arithmetic.of_rows(v[None], which)
+        v = v if v is None or v.ndim == 0 else arithmetic.of_rows(v if v.ndim > 1 else v[None], which)
         return replace(
             m._with_variances(lambda variance: arithmetic.of_rows(variance, which), residual_scale=v),
             mean=mean,

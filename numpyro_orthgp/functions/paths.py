@@ -36,11 +36,13 @@ import numpy as np
 from jax import lax
 
 from numpyro_orthgp.errors import check_floating, check_inputs, check_integer, check_same_dtype
+from numpyro_orthgp.functions.arithmetic import draw_of_tasks
 from numpyro_orthgp.functions.projection import Block, project
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature, Functional, InducingPatches, InducingPoints, input_dim
 from numpyro_orthgp.inducing.functional import Concatenated
 from numpyro_orthgp.inducing.rows import covariance_with_rows
+from numpyro_orthgp.inducing.tasks import Tasks
 from numpyro_orthgp.kernels.components import component
 from numpyro_orthgp.kernels.convolutional import Convolutional
 from numpyro_orthgp.kernels.patch_features import patch_response
@@ -93,15 +95,17 @@ class Paths:
         return replace(self, prior=prior, weights=weights)
 
     @broadcasting
-    def __call__(self, X: ArrayLike | Functional) -> Array:
+    def __call__(self, X: ArrayLike | Functional | Tasks) -> Array:
         """Values of every path, or functionals of it.
 
         :param X: inputs, shape (B, D), the same for all paths; or (num, B, D), inputs of its own for each path; or a functional of
-            B rows, such as ``Derivative(X, 0)`` or ``f.term(0).at(X)``.
+            B rows, such as ``Derivative(X, 0)`` or ``f.term(0).at(X)``; or rows of tasks, ``Tasks(X, task)``.
         :return: shape (num, B), or (num, B, P) with P latent functions.
         :raises TypeError: if ``X`` is not floating, or of another dtype than the inducing variables.
         :raises ValueError: if ``X`` has another shape or holds NaN or infinity.
         """
+        if isinstance(X, Tasks):
+            return self._tasks(X.checked(input_dim(self.features), self.features[0].dtype))
         if isinstance(X, Functional):
             return self._functionals(X.checked(input_dim(self.features), self.features[0].dtype))
         X = self._checked(X)
@@ -119,6 +123,11 @@ class Paths:
             K = feature.covariance_with_inputs(self.kernel, X)
             values = values + jnp.einsum("...mb,...m->...b", K, c, precision=PRECISION)
         return values
+
+    def _tasks(self, X: Tasks) -> Array:
+        chosen = X.chosen(self.num_latents, X.X.dtype)  # type: ignore[union-attr]
+        values = draw_of_tasks(lambda *_: self(X.X), chosen.functions(len(X)), chosen.weights, None, (self.num,))
+        return jnp.where(chosen.known, values, jnp.nan)
 
     def _functionals(self, L: Functional) -> Array:
         if isinstance(L, Concatenated):

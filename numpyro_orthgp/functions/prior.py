@@ -31,6 +31,7 @@ __all__ = [
     "decompose_sets",
     "expect_covariances",
     "joint_root",
+    "root_of_rows",
 ]
 
 # In dtypes of fewer, whitened psi statistics have none left.
@@ -67,6 +68,21 @@ def joint_root(kernel: Any, features: Sequence[Feature], blocks: Sequence[Block]
         return L
     of_rows = jnp.concatenate([jnp.ones((*unit.shape[:-1], L.shape[-1] - len(X)), unit.dtype), unit], -1)
     return of_rows[..., :, None] * L
+
+
+def root_of_rows(C: Array, variance: Array, unit: Array | None) -> Array:
+    """The Cholesky factor of the covariance of f at rows, shape (..., B, B).
+
+    :param C: that covariance under q.
+    :param variance: prior variances, shape (..., B), which jitter is relative to.
+    :param unit: what rows of different units are divided by, shape (..., B); ``None`` for values of f.
+    """
+    if unit is None:
+        scale = jitter_scale(variance)
+        return safe_cholesky(add_jitter(C, default_jitter(C.dtype) * scale), scale)
+    one = jnp.ones(C.shape[:-2], C.dtype)
+    C = C / unit[..., :, None] / unit[..., None, :]
+    return unit[..., :, None] * safe_cholesky(add_jitter(C, default_jitter(C.dtype) * one), one)
 
 
 class Expectations(NamedTuple):

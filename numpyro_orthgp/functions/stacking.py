@@ -49,7 +49,8 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
     totals = [m.total for m in marginals if m.total is not None]
     total = jnp.stack(totals, -1) if len(totals) == len(marginals) else None
     groups = _stacked_groups([m.groups for m in marginals])
-    v = jnp.stack([jnp.asarray(m.residual_scale) for m in marginals]) if marginals[0].tight else None
+    scales = [m.residual_scale for m in marginals if m.residual_scale is not None]
+    v = jnp.stack(jnp.broadcast_arrays(*scales), -1) if scales else None
     joint = Partial(draw_stacked, marginals) if any(m.joint is not None for m in marginals) else None
     return replace(marginals[0], **columns, total=total, residual_scale=v, joint=joint, groups=groups)  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ sense of :mod:`numpyro_orthgp.inducing.functional`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ import numpyro.distributions as dist
 
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.inducing.functional import Functional, Values
+from numpyro_orthgp.inducing.tasks import Tasks
 from numpyro_orthgp.kernels.summands import Place, summands
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -38,12 +39,14 @@ class Term:
     f: Any
     places: tuple[Place, ...] = field(metadata={"static": True})
 
-    def __call__(self, X: ArrayLike | Functional) -> Marginals:
-        """Marginals of the term at inputs, or of a functional of it; as for ``f(X)``.
+    def __call__(self, X: ArrayLike | Functional | Tasks) -> Marginals:
+        """Marginals of the term at inputs, or of a functional of it, or rows of several tasks; as for ``f(X)``.
 
         :param X: shape (B, D), or a functional.
         :return: marginals of shape (B,), or (B, P) with P latent functions.
         """
+        if isinstance(X, Tasks):
+            return self.f(replace(X, X=self.at(X.X)))
         return self.f(self.at(X))
 
     def joint(self, X: ArrayLike | Functional) -> dist.MultivariateNormal:

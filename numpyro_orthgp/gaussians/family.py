@@ -96,10 +96,10 @@ class Whitened:
 
     def _of_each(self, name: str) -> Array:
         value, batch = getattr(self, name), self.loc.shape[:-1]
-        own = jnp.shape(value)[max(jnp.ndim(value) - self._event_dim(name), 0) :]
+        own = jnp.shape(value)[max(jnp.ndim(value) - self.event_dim(name), 0) :]
         return jnp.broadcast_to(value, batch + own)
 
-    def _event_dim(self, name: str) -> int:
+    def event_dim(self, name: str) -> int:
         """Number of axes of a field for a single function."""
         if name == "loc":
             return 1

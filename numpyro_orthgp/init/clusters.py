@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 
-from numpyro_orthgp.errors import check_inputs
+from numpyro_orthgp.errors import check_inputs, check_integer, is_concrete
 from numpyro_orthgp.init.counts import check_count
 from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, PRNGKey
@@ -20,7 +22,7 @@ __all__ = ["kmeans"]
 _BLOCK_ENTRIES = 2**22  # distances held at once: rows of X times centres
 
 
-def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30) -> Array:
+def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30, categories: Sequence[int] = ()) -> Array:
     r"""Centres of k-means clusters, a good default for inducing points.
 
     Seeding by k-means++ (further seeds are drawn with probability proportional to the squared distance from
@@ -28,7 +30,9 @@ def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30) -> Arra
     cluster that loses all its points is put on one of the points farthest from their own centres. Memory is
     a few times that of ``X`` plus a block of about four million distances.
 
-    Centres are means: in a column of indices of categories or tasks they are none. :func:`greedy_variance` picks rows of ``X``.
+    Centres are means: in a column of indices of categories or tasks they are none. Name such columns in ``categories``: a centre
+    then has the category that most of its rows have, and two rows that differ in one are as far apart as two typical rows in a
+    column of standard deviation one (k-prototypes [2]). :func:`greedy_variance` picks rows of ``X``.
 
     With fewer distinct rows than ``num`` some centres coincide; they are finite all the same.
 
@@ -42,17 +46,47 @@ def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30) -> Arra
     :param X: inputs, shape (N, D); scale its columns first if their units differ, as distances are Euclidean.
     :param num: how many centres, from 1 to N.
     :param num_iters: rounds of Lloyd's algorithm.
+    :param categories: columns of ``X`` that hold categories, in any codes; negative ones count from the end.
     :return: shape (num, D), dtype of ``X``.
     :raises TypeError: if ``X`` is not floating or ``num`` not an integer.
-    :raises ValueError: if ``X`` is not finite of shape (N, D), or ``num`` is not from 1 to N.
+    :raises ValueError: if ``X`` is not finite of shape (N, D), ``num`` is not from 1 to N, or ``categories`` names no column;
+        with ``categories`` under ``jit``, where they cannot be counted.
 
     **References:**
         1. Arthur, Vassilvitskii. k-means++: The Advantages of Careful Seeding. 2007.
+        2. Huang. Extensions to the k-Means Algorithm for Clustering Large Data Sets with Categorical Values. 1998.
     """
     X = check_inputs("X", _no_categories(X))
     check_count("num", num, X.shape[0])
     check_count("num_iters", num_iters, None)
-    return _kmeans(rng_key, X, int(num), int(num_iters))
+    columns = _columns(categories, X.shape[1])
+    if not columns:
+        return _kmeans(rng_key, X, int(num), int(num_iters))
+    if not is_concrete(X):
+        raise ValueError(
+            "Under `jit` categories cannot be counted: call init.kmeans(..., categories=...) outside of it."
+        )
+    return _prototypes(rng_key, X, int(num), int(num_iters), columns)
+
+
+def _columns(categories: Sequence[int], D: int) -> list[int]:
+    columns = [check_integer("categories", c, least=None) for c in categories]
+    if any(not -D <= c < D for c in columns):
+        raise ValueError(f"`categories` must name columns in 0..{D - 1} of X with D = {D}; got {list(categories)}.")
+    return sorted({c % D for c in columns})
+
+
+def _prototypes(rng_key: PRNGKey, X: Array, num: int, num_iters: int, columns: list[int]) -> Array:
+    """Clusters of rows whose categories are columns of zeros and ones, whose means are the shares of each category."""
+    numbers = [d for d in range(X.shape[1]) if d not in columns]
+    levels = [np.unique(np.asarray(X[:, c])) for c in columns]
+    shares = [(X[:, c, None] == of_column).astype(X.dtype) for c, of_column in zip(columns, levels, strict=True)]
+    centres = _kmeans(rng_key, jnp.concatenate([X[:, np.array(numbers, int)], *shares], 1), num, num_iters)
+    ends = np.cumsum([len(numbers), *map(len, levels)])
+    prototypes = jnp.zeros((num, X.shape[1]), X.dtype).at[:, np.array(numbers, int)].set(centres[:, : len(numbers)])
+    for c, of_column, a, b in zip(columns, levels, ends, ends[1:], strict=False):
+        prototypes = prototypes.at[:, c].set(jnp.asarray(of_column)[centres[:, a:b].argmax(1)])
+    return prototypes
 
 
 def _no_categories(X: Any) -> Any:
@@ -63,8 +97,8 @@ def _no_categories(X: Any) -> Any:
     if dtype is not None and (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, bool)):
         raise TypeError(
             f"`X` must have a floating dtype; got {dtype}. Numbers that are measured or counted: jnp.asarray(X, float). Codes of "
-            "categories have no means: make them one-hot, or leave their column out; init.greedy_variance(kernel, X, num) picks "
-            "rows of X, whose categories stay whole, as kernels.Coregion needs them."
+            "categories have no means: name their columns, init.kmeans(key, jnp.asarray(X, float), num, categories=[...]), or take "
+            "init.greedy_variance(kernel, X, num), which picks rows of X. Both keep categories whole, as kernels.Coregion needs."
         )
     return X
 

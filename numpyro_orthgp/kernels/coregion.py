@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.errors import inspect
+from numpyro_orthgp.errors import check_integer, inspect
 from numpyro_orthgp.kernels.base import Kernel
 from numpyro_orthgp.kernels.hyperparameters import as_array, hyperparameter
+from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -52,6 +53,28 @@ class Coregion(Kernel):
         for part in jax.tree.leaves(self.W):
             inspect(_refuse_infinite, part)
 
+    @classmethod
+    def exchangeable(cls, num: int, correlation: ArrayLike) -> Coregion:
+        r"""Categories that are all equally alike: :math:`k(i, j) = \rho + (1 - \rho) [i = j]`.
+
+        One parameter for any number of categories, with variance 1: for a column with many levels, few rows of each, or levels that
+        training has not seen, of which what is common to all is known. A product with it has functions that differ by category,
+        :math:`\rho` the correlation between them::
+
+            Matern52(lengthscale).on([0, 1]) * Coregion.exchangeable(num, correlation).on(2)
+
+        :param num: T, how many categories there may be.
+        :param correlation: :math:`\rho` in [0, 1], shape () or (P,).
+        :raises ValueError: if ``num`` is no positive integer, or a concrete correlation is outside of [0, 1].
+        """
+        T = check_integer("num", num)
+        for part in jax.tree.leaves(correlation):
+            inspect(_refuse_no_correlation, part)
+        rho = jnp.asarray(correlation)
+        rho = rho if jnp.issubdtype(rho.dtype, jnp.floating) else rho.astype(float)
+        W = jnp.broadcast_to(safe_sqrt(rho)[..., None, None], (*rho.shape, T, 1))
+        return cls(W, jnp.broadcast_to(1 - rho[..., None], (*rho.shape, T)))
+
     def matrix(self, X1: Array, X2: Array) -> Array:
         task1, loadings1, kappa1 = self._tasks(X1)
         task2, loadings2, _ = (task1, loadings1, kappa1) if X2 is X1 else self._tasks(X2)
@@ -84,6 +107,13 @@ class Coregion(Kernel):
         return task, matmul(chosen, W), matmul(chosen, kappa[..., None])[..., 0]
 
 
+def _refuse_no_correlation(correlation: ArrayLike) -> None:
+    values = np.asarray(correlation, float)
+    bad = values[~((values >= 0) & (values <= 1))]
+    if bad.size:
+        raise ValueError(f"`correlation` must be in [0, 1]; got {bad.flat[0]}.")
+
+
 def _refuse_infinite(W: ArrayLike) -> None:
     if not np.isfinite(np.asarray(W, float)).all():
         raise ValueError(f"`W` must be finite; got {W}.")
@@ -95,6 +125,6 @@ def _refuse_unknown(T: int, X: Array) -> None:
     if bad.size:
         raise ValueError(
             f"Task indices must be whole numbers in 0..{T - 1}, one for each row of `W`; got {bad[0]}. Does `.on(...)` name the "
-            "column of tasks? Averages of tasks are no tasks: of inducing points let init.kmeans place the other columns only, and "
-            "put tasks beside them, or take rows of X (init.greedy_variance); numpyro.param would move them too."
+            "column of tasks? Averages of tasks are no tasks: inducing points come from init.kmeans(..., categories=[column]), or "
+            "are rows of X (init.greedy_variance)."
         )
