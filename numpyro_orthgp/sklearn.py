@@ -1,23 +1,60 @@
-"""scikit-learn's protocol for :func:`numpyro_orthgp.regression`. Nothing imports this module but those who have scikit-learn::
+"""scikit-learn's protocol for :func:`numpyro_orthgp.regression` and :func:`numpyro_orthgp.classification`. Nothing imports this
+module but those who have scikit-learn::
 
-from numpyro_orthgp.sklearn import GPRegressor
+from numpyro_orthgp.sklearn import GPClassifier, GPRegressor
 scores = cross_val_score(GPRegressor(M=100), X, y)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from sklearn.base import BaseEstimator, RegressorMixin
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from numpyro_orthgp.tabular import regression
+from numpyro_orthgp.tabular import classification, regression
 from numpyro_orthgp.tabular.rows import LEAST_ROWS
 
-__all__ = ["GPRegressor"]
+__all__ = ["GPClassifier", "GPRegressor"]
 
 
-class GPRegressor(RegressorMixin, BaseEstimator):
+class _Estimator(BaseEstimator):
+    """What the two have in common: options, and tables or arrays with missing entries."""
+
+    def __init__(
+        self, time: float | None = 60.0, M: int | None = None, num_steps: int | None = None, random_state: int = 0
+    ) -> None:
+        self.time, self.M, self.num_steps, self.random_state = time, M, num_steps, random_state
+
+    def _fit(self, call: Callable[..., Any], X: Any, y: Any, **checks: Any) -> Any:
+        if not hasattr(X, "columns"):
+            X, y = validate_data(
+                self, X, y, ensure_all_finite="allow-nan", ensure_min_samples=LEAST_ROWS, **checks
+            )
+        else:
+            validate_data(self, X, y, skip_check_array=True)
+        options: dict[str, Any] = {"time": self.time, "M": self.M, "num_steps": self.num_steps}
+        self.gp_ = call(X, y, seed=self.random_state, **options)
+        return self
+
+    def _predicted(self, X: Any) -> Any:
+        check_is_fitted(self)
+        if not hasattr(X, "columns"):
+            X = validate_data(self, X, reset=False, ensure_all_finite="allow-nan")
+        else:
+            validate_data(self, X, reset=False, skip_check_array=True)
+        return self.gp_.predict(X)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+
+class GPRegressor(RegressorMixin, _Estimator):
     """A Gaussian-process regression with nothing to choose, as a scikit-learn estimator.
 
     It is :func:`numpyro_orthgp.regression`, which ``gp_`` holds after ``fit``; ``score`` is R^2. Arrays of numbers with missing
@@ -37,11 +74,6 @@ class GPRegressor(RegressorMixin, BaseEstimator):
     :param random_state: an integer, for which rows are held out.
     """
 
-    def __init__(
-        self, time: float | None = 60.0, M: int | None = None, num_steps: int | None = None, random_state: int = 0
-    ) -> None:
-        self.time, self.M, self.num_steps, self.random_state = time, M, num_steps, random_state
-
     def fit(self, X: Any, y: Any) -> GPRegressor:
         """Fit to a table and numbers.
 
@@ -50,34 +82,60 @@ class GPRegressor(RegressorMixin, BaseEstimator):
         :return: itself.
         :raises ValueError: as :func:`numpyro_orthgp.regression`.
         """
-        if not hasattr(X, "columns"):
-            checks: dict[str, Any] = {"ensure_all_finite": "allow-nan", "ensure_min_samples": LEAST_ROWS}
-            X, y = validate_data(self, X, y, y_numeric=True, **checks)
-        else:
-            validate_data(self, X, y, skip_check_array=True)
-        options: dict[str, Any] = {
-            "time": self.time,
-            "M": self.M,
-            "num_steps": self.num_steps,
-            "seed": self.random_state,
-        }
-        self.gp_ = regression(X, y, **options)
-        return self
+        return self._fit(regression, X, y, y_numeric=True)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Means of new outputs, and with ``return_std`` their standard deviations, noise included, as a second array.
 
         :param X: shape (N, D).
         """
-        check_is_fitted(self)
-        if not hasattr(X, "columns"):
-            X = validate_data(self, X, reset=False, ensure_all_finite="allow-nan")
-        else:
-            validate_data(self, X, reset=False, skip_check_array=True)
-        predicted = self.gp_.predict(X)
+        predicted = self._predicted(X)
         return (predicted.mean, predicted.sd) if return_std else predicted.mean
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
+
+class GPClassifier(ClassifierMixin, _Estimator):
+    """A Gaussian-process classification with nothing to choose, as a scikit-learn estimator.
+
+    It is :func:`numpyro_orthgp.classification`, which ``gp_`` holds after ``fit``; ``score`` is the share of right labels. Arrays of
+    numbers with missing entries (NaN) are taken as they are; text and categories among the columns need a pandas table.
+
+    >>> import numpy as np
+    >>> from numpyro_orthgp.sklearn import GPClassifier
+    >>> x = np.linspace(0.0, 10.0, 80)[:, None]
+    >>> estimator = GPClassifier(M=20, num_steps=100).fit(x, np.where(np.sin(x[:, 0]) > 0, "up", "down"))
+    >>> estimator.predict(np.array([[1.5], [4.7]])), estimator.predict_proba(np.array([[1.5]])).shape
+    (array(['up', 'down'], dtype='<U4'), (1, 2))
+
+    :param time: seconds, as for :func:`numpyro_orthgp.classification`.
+    :param M: number of inducing points, likewise.
+    :param num_steps: the steps of each search, likewise.
+    :param random_state: an integer, for which rows are held out.
+    """
+
+    def fit(self, X: Any, y: Any) -> GPClassifier:
+        """Fit to a table and labels.
+
+        :param X: shape (N, D).
+        :param y: shape (N,).
+        :return: itself, with ``classes_``, the labels in order.
+        :raises ValueError: as :func:`numpyro_orthgp.classification`.
+        """
+        if y is not None:
+            check_classification_targets(y)
+        self._fit(classification, X, y)
+        self.classes_ = self.gp_.classes
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """The most probable labels, shape (N,).
+
+        :param X: shape (N, D).
+        """
+        return np.asarray(self._predicted(X).label)
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of the classes, shape (N, C), in the order of ``classes_``.
+
+        :param X: shape (N, D).
+        """
+        return np.asarray(self._predicted(X).probabilities)

@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from numpyro_orthgp.sklearn import GPRegressor
+from numpyro_orthgp.sklearn import GPClassifier, GPRegressor
 
 SMALL = {"M": 10, "num_steps": 15}
 
@@ -64,8 +64,24 @@ def test_tables(data):
     assert list(estimator.feature_names_in_) == ["a", "b"] and estimator.predict(frame).shape == (100,)
 
 
+def test_classifier(data):
+    X, y = data
+    labels = np.where(y > 0.3, "high", "low")
+    estimator = GPClassifier(**SMALL).fit(X, labels)
+    p = estimator.predict_proba(X)
+    assert estimator.classes_.tolist() == ["high", "low"] and p.shape == (100, 2)
+    np.testing.assert_allclose(p.sum(-1), 1)
+    np.testing.assert_array_equal(estimator.predict(X), estimator.classes_[p.argmax(-1)])
+    assert estimator.score(X, labels) > 0.85 and clone(estimator).get_params() == estimator.get_params()
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(estimator)).predict_proba(X), p)
+    assert cross_val_score(GPClassifier(**SMALL), X, labels, cv=2).min() > 0.75
+    with pytest.raises(ValueError, match="Unknown label type"):
+        GPClassifier(**SMALL).fit(X, y)
+
+
 @pytest.mark.slow
-def test_check_estimator():
-    results = check_estimator(GPRegressor(M=5, num_steps=3), on_fail=None)
-    failed = {r["check_name"] for r in results if r["status"] == "failed"}
-    assert failed == set(), failed
+@pytest.mark.parametrize("estimator", [GPRegressor(M=5, num_steps=3), GPClassifier(M=5, num_steps=40)])
+def test_check_estimator(estimator):
+    results = check_estimator(estimator, on_fail=None)
+    failed = {r["check_name"]: r["exception"] for r in results if r["status"] == "failed"}
+    assert not failed, failed

@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
+from scipy import stats
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp.init import greedy_variance
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import read_table
 from numpyro_orthgp.tabular.rows import order_of
-from numpyro_orthgp.tabular.search import kernel_of
+from numpyro_orthgp.tabular.points import kernel_of
 from numpyro_orthgp.tabular.starts import starts
+from numpyro_orthgp.tabular.search import distances, predictor_of
+from numpyro_orthgp.tabular.tails import fit_tails
 from tests import oracles
 
 SMALL = {"M": 30, "num_steps": 40}
@@ -90,14 +93,14 @@ def test_check_and_nuts_go_on_from_it(fit):
 def test_lowest_loss_is_the_density_of_the_model(fit):
     """What the optimizer says is minus the model's log density at these hyperparameters."""
     num_held = fit.num_held
-    stage = min(fit.found.stages, key=lambda s: s.fit.losses.min())
+    stage = min(fit.found.stages, key=lambda s: s.loss)
     X, y = fit.X[num_held:], fit.y[num_held:]
     assert stage.num_rows == len(y) and stage.num_points == 30
     start = {"scale": np.array(1.0), "slope": np.array(0.3), "noise": np.array(0.3)}
     scales = np.full(3, 3**0.5) if stage.start == "equal lengthscales" else starts(X, y)[stage.start]["lengthscale"]
     Z = greedy_variance(kernel_of(start | {"lengthscale": scales}), jnp.asarray(X), 30)
     value, _ = log_density(fit.model, (), {"X": jnp.asarray(X), "y": jnp.asarray(y), "Z": Z}, fit.hyperparameters)
-    np.testing.assert_allclose(stage.fit.losses.min(), -value, rtol=1e-8)
+    np.testing.assert_allclose(stage.loss, -value, rtol=1e-8)
 
 
 def test_never_worse_than_the_mean():
@@ -188,3 +191,30 @@ def test_more_points_while_they_pay():
     fit = ogp.regression(x, np.sin(x) + np.sin(1.7 * x) + 0.1 * rng.normal(size=600), time=None, num_steps=30)
     sizes = [stage.num_points for stage in fit.found.stages]
     assert sizes[:2] == [100, 100] and sizes == sorted(sizes) and fit.found.stages[-1].gap < 0.05
+
+
+def test_tails_that_rows_left_out_ask_for():
+    rng = np.random.default_rng(0)
+    assert fit_tails(rng.normal(size=2000)) == (np.inf, 1.0)
+    df, scale = fit_tails(0.5 * rng.standard_t(3, size=5000))
+    assert df in (3, 4) and 0.45 < scale < 0.56
+    x = rng.uniform(0, 10, 1200)
+    y = np.sin(x) + 0.2 * rng.standard_t(3, size=1200)
+    fit = ogp.regression(x[:600], y[:600], M=20, num_steps=40)
+    p = fit.predict(x[600:])
+    assert p.df <= 7 and "Student t distributions" in str(fit)
+    for level in (0.5, 0.8, 0.95):
+        lower, upper = p.interval(level)
+        assert abs(np.mean((lower < y[600:]) & (y[600:] < upper)) - level) < 0.05
+    z = (y[600:] - p.mean) / p.scale
+    np.testing.assert_allclose(p.log_density(y[600:]), stats.t.logpdf(z, p.df) - np.log(p.scale), rtol=1e-12)
+
+
+def test_distances_of_rows_left_out(fit):
+    """A fifth of the rows at a time, each predicted by the others."""
+    found = distances(fit.found, fit.X, fit.y, fit.num_held)
+    known, new = np.arange(23, 119), np.arange(23)
+    f = predictor_of(fit.hyperparameters, fit.X[known], fit.y[known], fit.found.Z, False)(jnp.asarray(fit.X[new]))
+    sd = np.sqrt(np.asarray(f.variance) + fit.hyperparameters["noise"] ** 2)
+    assert len(found) == 115
+    np.testing.assert_allclose(found[:23], (fit.y[new] - f.mean) / sd, rtol=1e-6)

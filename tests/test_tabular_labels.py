@@ -1,0 +1,293 @@
+"""Labels and counts in one call: how they are read and given back, what is found, and what lies beneath."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpyro.infer import MCMC, NUTS, SVI, TraceMeanField_ELBO
+from scipy import special, stats
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp.likelihoods import Bernoulli, Categorical, NegativeBinomial
+from numpyro_orthgp.tabular.classification import sharpened
+from numpyro_orthgp.tabular.columns import read_table
+from numpyro_orthgp.tabular.counts import one_rate
+from numpyro_orthgp.tabular.labels import Labels
+from numpyro_orthgp.tabular.rows import observed_counts, order_of_classes, positive_column
+
+SMALL = {"M": 20, "num_steps": 60}
+
+
+def table(num: int):
+    rng = np.random.default_rng(0)
+    X = np.stack([50 * rng.normal(size=num), rng.uniform(5, 6, num)], 1)
+    return X, X[:, 0] / 50, rng
+
+
+@pytest.fixture(scope="module")
+def two():
+    X, z, rng = table(150)
+    y = np.where(z + 0.2 * rng.normal(size=150) > 0, "yes", "no").astype(object)
+    y[7] = None
+    return X, y, ogp.classification(X, y, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def three():
+    X, z, _ = table(150)
+    y = np.digitize(z, [-0.5, 0.5]) + 5
+    return X, y, ogp.classification(X, y, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def many():
+    X, z, rng = table(200)
+    exposure = rng.uniform(0.5, 20, 200)
+    y = rng.poisson(exposure * np.exp(0.5 + z) * rng.gamma(2.0, 0.5, 200))
+    return X, y, exposure, ogp.counts(X, y, exposure, **SMALL)
+
+
+# ---------------------------------------------------------------- labels
+
+
+def read(y):
+    labels, codes, seen = Labels.read(y, len(y))
+    return labels, labels.give_back(codes), seen
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array(["b", "a"] * 6),
+        np.array([True, False] * 6),
+        np.array([3, -1] * 6, np.int8),
+        np.array([1.0, 2.0] * 6, np.float32),
+    ],
+)
+def test_labels_come_back_as_they_came(values):
+    labels, back, seen = read(values)
+    assert back.dtype == values.dtype and seen.all()
+    np.testing.assert_array_equal(back, values)
+    np.testing.assert_array_equal(labels.classes, np.unique(values))
+
+
+def test_missing_labels_and_objects():
+    _, back, seen = read(np.array([None, float("nan"), *["x", "y"] * 6], object))
+    assert back.dtype == object and back.tolist() == ["x", "y"] * 6 and seen.tolist() == [False] * 2 + [True] * 12
+    _, back, _ = read(np.array([True, None, *[False] * 12], object))
+    assert back.dtype == bool and back.sum() == 1
+    _, _, seen = read(np.array([np.nan, *[0.0, 1.0] * 6], np.float32))
+    assert not seen[0]
+
+
+def test_labels_of_pandas():
+    pd = pytest.importorskip("pandas")
+    y = pd.Series(pd.Categorical(["low", "high"] * 6, categories=["low", "mid", "high"], ordered=True))
+    labels, back, _ = read(y)
+    assert labels.classes.tolist() == ["low", "high"] and back.dtype == y.dtype and list(back) == list(y)
+    labels, back, seen = read(pd.Series(["u", None, *["v"] * 11], dtype="string"))
+    assert back.tolist() == ["u"] + ["v"] * 11 and seen.sum() == 12
+    _, back, _ = read(pd.Series([1, None, *[2] * 11], dtype="Int64"))
+    assert back.dtype.kind == "i"
+
+
+@pytest.mark.parametrize(
+    "y, error, match",
+    [
+        (["a"] * 12, ValueError, "All labels are .*'a'.*nothing to learn"),
+        (["a", "b"], ValueError, "At least 10 labels are needed; got 2"),
+        (np.linspace(0, 1, 12), ValueError, "12 different numbers with fractions.*ogp.regression"),
+        (list(range(12)), ValueError, "12 classes for 12 labels are too many"),
+        (np.array(["a", 1] * 6, object), TypeError, "all text.*got numbers and text"),
+        (np.array([b"a", "b"] * 6, object), TypeError, "got bytes and text"),
+        (np.zeros(12, "datetime64[s]"), TypeError, "Labels must be text"),
+        (np.zeros((12, 2)), ValueError, r"shape \(12,\)"),
+    ],
+)
+def test_labels_that_are_refused(y, error, match):
+    with pytest.raises(error, match=match):
+        Labels.read(y, len(y))
+
+
+def test_rare_classes_are_held_out_and_seen():
+    codes = np.array([0] * 400 + [1] * 4 + [2])
+    order, num_held = order_of_classes(codes, 0)
+    assert sorted(order) == list(range(405)) and 38 <= num_held <= 44
+    held, seen = codes[order[:num_held]], codes[order[num_held:]]
+    assert (held == 1).sum() == 1 and (held == 2).sum() == 0 and set(seen) == {0, 1, 2}
+    assert not np.array_equal(order, order_of_classes(codes, 1)[0])
+    assert order_of_classes(codes[:30], 0)[1] == 0
+
+
+# ---------------------------------------------------------------- classification
+
+
+def test_it_finds_the_boundary_and_gives_labels_back(two):
+    X, y, fit = two
+    known = y != None  # noqa: E711
+    p = fit.predict(X)
+    assert (p.label[known] == y[known]).mean() > 0.9 and p.label.dtype == object
+    np.testing.assert_allclose(p.probabilities.sum(-1), 1, rtol=1e-12)
+    assert fit.classes.tolist() == ["no", "yes"] == p.classes.tolist()
+    scores = p.log_density(np.where(known, y, "no"))
+    np.testing.assert_allclose(scores, np.log(p.probabilities[np.arange(150), (y == "yes").astype(int)]))
+    with pytest.raises(ValueError, match="holds 'maybe', a label that training did not have; it had no, yes"):
+        p.log_density(["maybe"] * 150)
+    page = str(fit)
+    assert "149 rows (1 without y left out)" in page and "probit" in page and "shares of the classes alone" in page
+    assert next(iter(fit.importance())) == "x0"
+
+
+@pytest.mark.parametrize("which", ["two", "three"])
+def test_probabilities_are_those_of_posterior_and_likelihood(which, request):
+    X, _, fit = request.getfixturevalue(which)
+    given = {k: jnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in fit.arguments.items()}
+    f = ogp.posterior(fit.model, fit.guide, fit.params, **given)["f"]
+    marginals = f(jnp.asarray(fit.columns.encode(read_table(X)))) + fit.hyperparameters["offset"]
+    if which == "two":
+        m, v = np.asarray(marginals.mean), np.asarray(marginals.variance)
+        expected = np.stack([special.ndtr(-m / np.sqrt(1 + v)), special.ndtr(m / np.sqrt(1 + v))], -1)
+        np.testing.assert_allclose(Bernoulli(marginals, "probit").mean, expected[:, 1])
+    else:
+        expected = Categorical(marginals).probs
+    found = sharpened(np.asarray(expected), fit.shares, fit.found.sharpness)
+    np.testing.assert_allclose(fit.predict(X).probabilities, found, rtol=1e-8)
+
+
+def test_loss_is_the_bound_of_the_model(two):
+    """The last loss of the fit is near minus the bound, of all rows, at the parameters that are returned."""
+    fit = two[2]
+    svi = SVI(fit.model, fit.guide, ogp.natural_gradient(__import__("optax").adam(0.1), 0.1), TraceMeanField_ELBO())
+    given = {k: jnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in fit.arguments.items()}
+    state = svi.init(jax.random.PRNGKey(0), init_params=jax.tree.map(jnp.asarray, fit.params), **given)
+    np.testing.assert_allclose(float(svi.evaluate(state, **given)), fit.found.losses[-1], atol=0.2)
+
+
+def test_more_classes_and_nuts(three):
+    X, y, fit = three
+    p = fit.predict(X)
+    assert (p.label == y).mean() > 0.9 and p.label.dtype == y.dtype and p.probabilities.shape == (150, 3)
+    assert list(p.frame()) == ["label", "P(5)", "P(6)", "P(7)"]
+    assert "softmax" in str(fit) and "5 (" in str(fit)
+    report = fit.check(num_samples=30)
+    assert "f" in report.functions and report.convergence is not None
+    given = {k: jnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in fit.arguments.items()}
+    mcmc = MCMC(NUTS(fit.model, max_tree_depth=1), num_warmup=1, num_samples=1, progress_bar=False)
+    mcmc.run(jax.random.PRNGKey(0), **given)
+    assert set(mcmc.get_samples()) == {*fit.hyperparameters, "f.u0"}
+
+
+def test_tables_with_categories():
+    pd = pytest.importorskip("pandas")
+    X, z, _ = table(60)
+    frame = pd.DataFrame({"a": X[:, 0], "t": np.where(z > 1, "u", "v")}, index=[f"r{i}" for i in range(60)])
+    y = pd.Series(pd.Categorical(np.where(z > 0, "high", "low"), categories=["low", "high", "never"]))
+    fit = ogp.classification(frame, y, M=10, num_steps=40)
+    found = fit.predict(frame).frame()
+    assert list(found.index) == list(frame.index) and list(found.columns) == ["label", "P(low)", "P(high)"]
+    assert found["label"].dtype == y.dtype and (found["label"].to_numpy() == y.to_numpy()).mean() > 0.9
+
+
+def test_labels_that_columns_say_nothing_of():
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(119, 2))
+    y = rng.integers(0, 2, 119)
+    order, num_held = order_of_classes(y, 0)
+    y[order[num_held:]] = X[order[num_held:], 0] > 0  # what holds in training does not hold in the held-out rows
+    y[order[:num_held]] = X[order[:num_held], 0] < 0
+    again, num_again = order_of_classes(y, 0)
+    fit = ogp.classification(X, y, M=10, num_steps=30)
+    if fit.found.is_mean:  # the shares of the classes, and the columns say nothing
+        assert "BETTER than the fit" in str(fit)
+        np.testing.assert_allclose(fit.predict(X).probabilities, np.tile(fit.shares, (119, 1)), rtol=1e-12)
+    assert len(again) == 119 and num_again
+
+
+def test_sharpness():
+    p, shares = np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0.7, 0.3])
+    np.testing.assert_allclose(sharpened(p, shares, 0.0), np.tile(shares, (2, 1)))
+    assert sharpened(p, shares, 1.0) is p
+    expected = p**0.5 * shares**0.5
+    np.testing.assert_allclose(sharpened(p, shares, 0.5), expected / expected.sum(-1, keepdims=True))
+
+
+# ---------------------------------------------------------------- counts
+
+
+def test_counts_with_exposure(many):
+    X, y, exposure, fit = many
+    assert fit.overdispersed and "negative binomial" in str(fit) and "one rate for all rows alone" in str(fit)
+    p = fit.predict(X, exposure)
+    rate = exposure * np.exp(0.5 + X[:, 0] / 50)
+    assert np.corrcoef(np.log(p.mean), np.log(rate))[0, 1] > 0.95
+    lower, upper = p.interval(0.8)
+    assert 0.75 < np.mean((lower <= y) & (y <= upper)) < 0.97
+    np.testing.assert_allclose(fit.predict(X, 2.0).mean, 2 * fit.predict(X).mean, rtol=1e-10)
+    assert set(p.frame()) == {"mean", "sd", "lower", "upper"}
+
+
+def test_distributions_of_counts_are_those_of_the_likelihood(many):
+    X, y, exposure, fit = many
+    p = fit.predict(X[:6], exposure[:6])
+    given = {k: jnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in fit.arguments.items()}
+    f = ogp.posterior(fit.model, fit.guide, fit.params, **given)["f"]
+    marginals = f(jnp.asarray(fit.columns.encode(read_table(X[:6])))) + fit.hyperparameters["offset"]
+    k = fit.hyperparameters["concentration"]
+    likelihood = NegativeBinomial(marginals, k, fit.rate * exposure[:6])
+    np.testing.assert_allclose(p.mean, likelihood.mean, rtol=1e-8)
+    np.testing.assert_allclose(p.sd, np.sqrt(likelihood.variance), rtol=1e-8)
+    np.testing.assert_allclose(p.log_density(y[:6]), likelihood.log_predictive(jnp.asarray(y[:6])), rtol=1e-7)
+    # A dense sum of the mixture is the distribution function, and quantiles are its steps.
+    t, w = special.roots_hermitenorm(60)
+    rates = np.exp(p.log_mean[:, None] + p.log_sd[:, None] * t)
+    cdf = stats.nbinom.cdf(y[:6, None], k, k / (k + rates)) @ w / w.sum()
+    np.testing.assert_allclose(p.cdf(y[:6]), cdf, atol=1e-4)
+    median = p.quantile(0.5)
+    assert (p.cdf(median) >= 0.5).all() and (p.cdf(median - 1) < 0.5).all() and (p.cdf(np.full(6, -1.0)) == 0).all()
+
+
+def test_poisson_counts_stay_poisson():
+    X, z, rng = table(200)
+    y = rng.poisson(np.exp(1 + z))
+    fit = ogp.counts(X, y, M=15, num_steps=60)
+    assert not fit.overdispersed and "Poisson counts" in str(fit) and "concentration" not in fit.hyperparameters
+    p = fit.predict(X)
+    assert np.isinf(p.concentration) and (p.quantile([0.1, 0.9])[:, 0] <= p.quantile(0.9)).all()
+    report = fit.check(num_samples=30)
+    assert "f" in report.functions
+
+
+def test_one_rate_is_the_most_likely(rng):
+    expected = rng.uniform(1, 5, 4000)
+    y = rng.negative_binomial(2.0, 2.0 / (2.0 + 3.0 * expected))
+    rate, k = one_rate(y, expected)
+    np.testing.assert_allclose([rate, k], [3.0, 2.0], rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    "y, match",
+    [
+        ([1.5] * 12, "whole numbers; got 1.5.*`exposure`"),
+        ([-1] * 12, "cannot be negative; got -1.*ogp.regression"),
+        ([0] * 12, "All counts are 0"),
+        ([1, 2], "At least 10 counts"),
+        ([np.inf] * 12, "infinite"),
+    ],
+)
+def test_counts_that_are_refused(y, match):
+    with pytest.raises(ValueError, match=match):
+        observed_counts(y, len(y))
+
+
+def test_exposures():
+    np.testing.assert_array_equal(positive_column("exposure", None, 3), 1.0)
+    np.testing.assert_array_equal(positive_column("exposure", 2, 3), 2.0)
+    for bad in ([1.0, 0.0], [1.0, np.nan], -1.0):
+        with pytest.raises(ValueError, match="`exposure` must be positive"):
+            positive_column("exposure", bad, 2)
+    with pytest.raises(ValueError, match=r"`exposure` must have shape \(2,\)"):
+        positive_column("exposure", [1.0], 2)
+    with pytest.raises(TypeError, match="`exposure` must be numbers"):
+        positive_column("exposure", ["a", "b"], 2)
