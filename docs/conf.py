@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
+    "sphinx_design",
 ]
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -66,7 +68,13 @@ maximum_signature_line_length = 100
 
 html_theme = "furo"
 html_title = f"numpyro_orthgp {release}"
-html_static_path = ["_static"]
+# Formulas are drawn by MathJax, whose one file comes from an installed package: pages ask no other site for anything.
+mathjax = importlib.util.find_spec("sphinx-mathjax-offline")
+if mathjax is None or mathjax.origin is None:
+    raise ImportError("The site needs the package sphinx-mathjax-offline: pip install '.[docs]'.")
+mathjax_path = "tex-svg.js"
+mathjax3_config = {"options": {"enableMenu": False}}  # the menu would load more files
+html_static_path = ["_static", str(Path(mathjax.origin).parent / "static" / "mathjax" / mathjax_path)]
 html_css_files = ["custom.css"]
 html_show_sphinx = False
 
