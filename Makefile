@@ -5,6 +5,7 @@ VENV ?= .venv
 WORKERS ?= 2
 DEMO ?=
 GALLERY ?=
+NOTEBOOKS ?=
 PYTEST ?=
 SEEDS ?= 0:1000
 
@@ -29,7 +30,7 @@ QUICK := architecture public_api equations errors clear_words products moments m
 EXAMPLES := one_call regression classification gplvm counts survey survival digits multitask deep deep_kernel convolutional spectral streaming nuts thompson \
 	large spatial neighbors seasons
 
-.PHONY: help demo snelson $(EXAMPLES) examples gallery test quick fuzz slow lint typecheck docs site doctest pages check package clean
+.PHONY: help demo snelson $(EXAMPLES) examples gallery notebooks test quick fuzz slow lint typecheck docs site doctest pages check package clean
 
 help:  ## show this list
 	@echo "make <target>, where <target> is one of"
@@ -48,6 +49,9 @@ examples: $(EXAMPLES)  ## all scripts but demo and snelson; also one by one: mak
 
 gallery: $(READY)  ## run the examples and keep their tables and pictures for the documentation (GALLERY="counts deep": only these)
 	$(PY) docs/gallery.py $(GALLERY)
+
+notebooks: $(READY_DOCS)  ## execute the examples as notebooks, which the site offers; a cell that raises ends it (NOTEBOOKS="counts deep": only these)
+	$(PY) docs/notebooks.py $(NOTEBOOKS)
 
 test: $(READY_TEST)  ## the tests, without the slow ones (PYTEST="-k likelihood" etc.)
 	$(CACHED) $(QUICKLY) $(PY) -m pytest -q $(WORKING) $(PYTEST)
@@ -106,5 +110,5 @@ $(READY_TEST): pyproject.toml | $(PY)
 	@touch $@ $(READY)
 
 $(READY_DOCS): pyproject.toml | $(PY)
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs,examples]'
 	@touch $@

@@ -9,7 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "docs"))
 
+import notebooks  # noqa: E402
 from jax.typing import ArrayLike  # noqa: E402
 from sphinx.util.typing import stringify_annotation  # noqa: E402
 
@@ -86,4 +88,5 @@ def name_array_like(app, what, name, obj, options, signature, returns):
 
 
 def setup(app):
+    app.connect("builder-inited", lambda app: notebooks.offer())
     app.connect("autodoc-process-signature", name_array_like)
