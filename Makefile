@@ -5,6 +5,7 @@ VENV ?= .venv
 WORKERS ?= 2
 DEMO ?=
 GALLERY ?=
+NOTEBOOKS ?=
 PYTEST ?=
 SEEDS ?= 0:1000
 
@@ -34,7 +35,7 @@ VERSIONS := architecture public_api equations errors golden_svgp golden_collapse
 	corners enumeration
 NEWEST_PYTHON ?= python3.13
 
-.PHONY: help demo snelson $(EXAMPLES) examples gallery corners test quick fuzz slow lint typecheck types docs site doctest pages check oldest \
+.PHONY: help demo snelson $(EXAMPLES) examples gallery notebooks corners test quick fuzz slow lint typecheck types docs site doctest pages check oldest \
 	newest package clean
 
 help:  ## show this list
@@ -54,6 +55,9 @@ examples: $(EXAMPLES)  ## all scripts but demo and snelson; also one by one: mak
 
 gallery: $(READY)  ## run the examples and keep their tables and pictures for the documentation (GALLERY="counts deep": only these)
 	$(PY) docs/gallery.py $(GALLERY)
+
+notebooks: $(READY_DOCS)  ## execute the examples as notebooks, which the site offers; a cell that raises ends it (NOTEBOOKS="counts deep": only these)
+	$(PY) docs/notebooks.py $(NOTEBOOKS)
 
 test: $(READY_TEST)  ## the tests, without the slow ones (PYTEST="-k likelihood" etc.)
 	$(CACHED) $(QUICKLY) $(PY) -m pytest -q $(WORKING) $(PYTEST)
@@ -135,5 +139,5 @@ $(READY_TEST): pyproject.toml | $(PY)
 	@touch $@ $(READY)
 
 $(READY_DOCS): pyproject.toml | $(PY)
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs,examples]'
 	@touch $@

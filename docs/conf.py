@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "docs"))
 
+import notebooks  # noqa: E402
 from jax.typing import ArrayLike  # noqa: E402
 from sphinx.util.typing import stringify_annotation  # noqa: E402
 
@@ -24,6 +27,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
+    "sphinx_design",
 ]
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -66,7 +70,13 @@ maximum_signature_line_length = 100
 
 html_theme = "furo"
 html_title = f"numpyro_orthgp {release}"
-html_static_path = ["_static"]
+# Formulas are drawn by MathJax, whose one file comes from an installed package: pages ask no other site for anything.
+mathjax = importlib.util.find_spec("sphinx-mathjax-offline")
+if mathjax is None or mathjax.origin is None:
+    raise ImportError("The site needs the package sphinx-mathjax-offline: pip install '.[docs]'.")
+mathjax_path = "tex-svg.js"
+mathjax3_config = {"options": {"enableMenu": False}}  # the menu would load more files
+html_static_path = ["_static", str(Path(mathjax.origin).parent / "static" / "mathjax" / mathjax_path)]
 html_css_files = ["custom.css"]
 html_show_sphinx = False
 
@@ -78,4 +88,5 @@ def name_array_like(app, what, name, obj, options, signature, returns):
 
 
 def setup(app):
+    app.connect("builder-inited", lambda app: notebooks.offer())
     app.connect("autodoc-process-signature", name_array_like)

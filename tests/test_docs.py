@@ -192,13 +192,47 @@ def test_messages_that_the_guide_explains_are_those_of_the_code() -> None:
             assert part.strip(" ;") in code, message
 
 
+# What a browser fetches by itself: scripts, pictures and frames, links of a page's head, and what style sheets import.
+FETCHED = re.compile(
+    r'''<(?:script|img|iframe|source|video)\b[^>]*\bsrc=["']?(?P<src>(?:https?:)?//[^"'\s>]+)'''
+    r'''|<link\b(?=[^>]*\brel=["']?(?:stylesheet|preload|preconnect|icon|modulepreload))[^>]*\bhref=["']?(?P<href>(?:https?:)?//[^"'\s>]+)'''
+    r'''|(?:@import\s+|url\()\s*["']?(?P<url>(?:https?:)?//[^"'\s)]+)'''
+)
+
+
+def outside(site: Path) -> list[str]:
+    """Addresses of other sites that the pages or style sheets of a built site would have a browser fetch."""
+    files = sorted([*site.rglob("*.html"), *site.rglob("*.css")])
+    return [f"{path.relative_to(site)}: {found[0]}" for path in files for found in FETCHED.finditer(path.read_text())]
+
+
+def test_addresses_of_other_sites_are_found(tmp_path: Path) -> None:
+    bad = [
+        '<script defer="defer" src="https://cdn.example/mathjax.js"></script>',
+        '<link rel="stylesheet" type="text/css" href="//fonts.example/a.css" />',
+        '<link href="https://fonts.example" rel="preconnect">',
+        "<style>@font-face { src: url('https://fonts.example/a.woff2') }</style>",
+        '<style>@import "https://fonts.example/b.css";</style>',
+        '<img alt="x" src="http://pictures.example/a.png">',
+    ]
+    good = '<a href="https://num.pyro.ai">NumPyro</a><script src="_static/a.js"></script><link rel="next" href="b.html" />'
+    (tmp_path / "bad.html").write_text("\n".join(bad))
+    (tmp_path / "good.html").write_text(good)
+    assert [line.partition(":")[0] for line in outside(tmp_path)] == ["bad.html"] * len(bad)
+
+
 @pytest.mark.slow
 def test_site_builds_without_warnings(tmp_path: Path) -> None:
-    for name in ("sphinx", "myst_parser", "furo"):
+    for name in ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx-mathjax-offline", "jupytext"):
         pytest.importorskip(name)
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", "-b", "html", "docs", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert outside(tmp_path) == []
+    pages = {path: path.read_text() for path in tmp_path.rglob("*.html")}
+    with_formulas = [page for page in pages.values() if 'class="math' in page]
+    assert len(with_formulas) > 20 and all("_static/tex-svg.js" in page for page in with_formulas)
+    assert b"MathJax" in (tmp_path / "_static" / "tex-svg.js").read_bytes()
     from sphinx.util.inventory import InventoryFile
 
     with (tmp_path / "objects.inv").open("rb") as file:

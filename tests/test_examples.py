@@ -216,7 +216,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_gallery(name: str) -> None:
-    """Every example has a page that shows its model, its table and its picture, a target and a line in the README."""
+    """Every example has a page that shows its model, its table and its picture, a target, a line in the list, and a card."""
     docs = ROOT / "docs"
     page = (docs / "examples" / f"{name}.md").read_text()
     assert f"../../examples/{name}.py\n:" in page
@@ -227,6 +227,10 @@ def test_gallery(name: str) -> None:
     assert_picture(picture)
     assert len(picture.read_bytes()) < 150_000
     assert (docs / "examples" / "tables" / f"{name}.txt").read_text().startswith(f"$ make {name}\n")
-    assert f"`make {name}`" in (ROOT / "README.md").read_text()
+    assert f"| `make {name}` |" in (docs / "examples" / "index.md").read_text()
+    card = (docs / "_static" / "cards" / f"{name}.png").read_bytes()
+    assert card.startswith(b"\x89PNG") and 2_000 < len(card) < 40_000
+    front = (docs / "index.md").read_text()
+    assert f":img-top: _static/cards/{name}.png" in front and f":link: examples/{name}\n" in front
     done = subprocess.run(["make", "-n", name], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and f"examples/{name}.py" in done.stdout, done.stderr

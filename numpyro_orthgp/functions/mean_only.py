@@ -7,8 +7,8 @@ by ``posterior``. At its start of zero, under NUTS or for prior draws, it change
 last, once, after at least one set that is not mean-only.
 
 **Cost.** A_i(points) a is found by vector solves, so cost is linear in H but for the H x H product in the penalty, whose
-columns ``subsample_size`` subsamples without bias. What is subsampled is C = K - A'A itself. ``a'Ka`` and ``|Aa|^2`` are large
-and nearly cancel, so random columns of K with all of A'A estimate the same penalty with much noise: ODVGP 1024 + 8096 on kin40k
+columns ``subsample_size`` subsamples without bias. It draws columns of the difference C = K - A'A. To draw columns of K alone, with
+all of A'A, is unbiased too but noisy, because ``a'Ka`` and ``|Aa|^2`` are large and nearly cancel: ODVGP 1024 + 8096 on kin40k
 ended at a log density of -0.03 that way, and at 0.18 this way (docs/results.md, the papers' tables).
 
 **Tightening.** With an untightened residual, a second set with covariance "prior" and the same points as ``MeanOnly`` give the

@@ -175,8 +175,8 @@ class ExpectedLikelihood(ToldOfMasks):
     def log_predictive(self, value: ArrayLike) -> Array:
         """log E_q(f)[p(y | f)], the log density of y with the latent function integrated out, shape of the batch.
 
-        Where y depends on one function, by default by nodes about the peak of p(y | f) q(f): a density that is narrow beside q(f),
-        as that of a large count, would pass between those of Gauss and Hermite.
+        If y depends on one function, the default quadrature places its nodes around the peak of p(y | f) q(f). Gauss-Hermite nodes,
+        which are placed by q(f), would miss a density that is much narrower than q(f), such as that of a large count.
         """
         y = self._checked(value)
         if self.by_default and not self.mixes:
