@@ -31,7 +31,7 @@ extensions = [
 ]
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "guide/corners.md"]  # the latter is part of guide/numpyro.md
 default_role = "code"  # docstrings write `noise_scale` where they mean code
 nitpicky = True  # a reference to a name that is not there is an error
 # Other projects' pages are not there without the network.

@@ -34,15 +34,21 @@ def names_of(module: types.ModuleType) -> list[str]:
 
 
 def described(name: str, value: Any) -> Iterator[str]:
-    """One line for a function; for a class one more for each public attribute of its own."""
+    """One line for a function; for a class one more for each public attribute of its own, or, for a guide, of its base."""
     if not callable(value):
         yield f"{name}: {type(value).__name__}"
         return
     yield name + arguments_of(value)
     if inspect.isclass(value):
-        for attribute, member in sorted(vars(value).items()):
+        members = {k: v for kind in (*hidden_bases(value), value) for k, v in vars(kind).items()}
+        for attribute, member in sorted(members.items()):
             if not attribute.startswith("_"):
                 yield "    " + member_of(attribute, member)
+
+
+def hidden_bases(kind: type) -> list[type]:
+    """Those that hold some of a guide's methods."""
+    return [base for base in kind.__bases__ if base.__module__.startswith("numpyro_orthgp.guides.")]
 
 
 def member_of(name: str, member: Any) -> str:

@@ -77,9 +77,9 @@ def test_quantiles_of_a_known_gaussian(table):
     params = {"f.u0_loc": jnp.arange(4.0), "f.u0_scale_tril": jnp.asarray(T)}
     expected = stats.norm.ppf([[0.05], [0.8]], np.arange(4.0), np.sqrt(np.diag(T @ T.T)))
     np.testing.assert_allclose(guide.quantiles(params, [0.05, 0.8])["f.u0"], expected, rtol=1e-6)
-    with pytest.raises(ValueError, match=r"`quantiles` must be probabilities between 0 and 1; got"):
+    with pytest.raises(ValueError, match="`quantiles` must be probabilities between 0 and 1; got"):
         guide.quantiles(params, [5, 95])
-    with pytest.raises(ValueError, match="it lacks 'f.u0_scale_tril'"):
+    with pytest.raises(ValueError, match=r"it lacks 'f.u0_scale_tril'"):
         guide.quantiles({"f.u0_loc": jnp.arange(4.0)}, [0.5])
 
 

@@ -138,11 +138,10 @@ def refuse_no_output(P: int, which: Array) -> None:
     """
     :raises ValueError: if one of the outputs is none of P.
     """
-    which = np.asarray(which)
-    if ((which < 0) | (which >= P)).any():
-        raise ValueError(
-            f"`f(X).pick(which)` needs outputs in 0..{P - 1}; got {which[(which < 0) | (which >= P)].flat[0]}."
-        )
+    values = np.asarray(which)
+    outside = values[(values < 0) | (values >= P)]
+    if outside.size:
+        raise ValueError(f"`f(X).pick(which)` needs outputs in 0..{P - 1}; got {outside[0]}.")
 
 
 def _lifted(values: Array, samples: int, axes: int) -> Array:

@@ -48,7 +48,7 @@ class Marginals:
     :param groups: the residual's covariance within each of n groups of G consecutive inputs, shape (n, G, G) or (L, n, G, G), where
         the guide tightens it in groups; else ``None``. A last group that is shorter is filled up with anything.
     :param lead: number of axes in front of all those above that enumerated discrete sites have made
-        (:mod:`numpyro_orthgp.functions.arithmetic`); 0 where nothing is enumerated.
+        (``functions/arithmetic.py``); 0 where nothing is enumerated.
     """
 
     mean: Array
@@ -229,7 +229,7 @@ class Marginals:
             raise ValueError(
                 "Rows of one group would be of different functions. Leave `group_size` out for what `pick` chooses from."
             )
-        m = self.lifted(which.ndim - 1)
+        m = self._lifted(which.ndim - 1)
         joint = None if self.joint is None else Partial(arithmetic.draw_of_rows, self.joint, which)
         mean = arithmetic.of_rows(self.mean, which)
         if m.mixing is not None:
@@ -249,7 +249,7 @@ class Marginals:
         shift = arithmetic.operand("+", shift, self.mean.dtype)
         lead = arithmetic.check_operand("+", shift, self.mean, self.lead)
         joint = None if self.joint is None else Partial(arithmetic.draw_shifted, self.joint, shift)
-        return replace(self.lifted(lead), mean=self.mean + shift, joint=joint)
+        return replace(self._lifted(lead), mean=self.mean + shift, joint=joint)
 
     __radd__ = __add__
 
@@ -266,7 +266,7 @@ class Marginals:
         factor = arithmetic.operand("*", factor, self.mean.dtype)
         lead = arithmetic.check_operand("*", factor, self.mean, self.lead)
         joint = None if self.joint is None else Partial(arithmetic.draw_scaled, self.joint, factor)
-        m, own = self.lifted(lead), self.own_shape
+        m, own = self._lifted(lead), self.own_shape
         if m.mixing is None:
             square, groups = factor**2, m.groups
             if groups is not None:
@@ -292,7 +292,7 @@ class Marginals:
         lead = arithmetic.check_weights(W, self.mean, self.lead)
         mixing = W if self.mixing is None else jnp.matmul(self.mixing, W, precision=PRECISION)
         joint = None if self.joint is None else Partial(arithmetic.draw_mixed, self.joint, W)
-        return replace(self.lifted(lead), mean=arithmetic.mix_rows(self.mean, W), mixing=mixing, joint=joint)
+        return replace(self._lifted(lead), mean=arithmetic.mix_rows(self.mean, W), mixing=mixing, joint=joint)
 
     def _refuse_own_draw(self, symbol: str, value: Any) -> None:
         """While fitting these marginals are integrated over, whatever was drawn: the two would count as independent."""
@@ -304,7 +304,7 @@ class Marginals:
                 f"a bound. Draw both: f(a).sample() {symbol} f(b).sample()."
             )
 
-    def lifted(self, lead: int) -> Marginals:
+    def _lifted(self, lead: int) -> Marginals:
         """The same with ``lead`` axes of enumeration, of size one where there were none."""
         extra = lead - self.lead
         if extra <= 0:

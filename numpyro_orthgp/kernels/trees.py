@@ -26,7 +26,7 @@ def register(cls: type) -> None:
     # gradients, optimizer states and the placeholders of tree transformations, which travel in the same
     # structure.
     dataclasses.dataclass(frozen=True, eq=False)(cls)
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    fields = dataclasses.fields(cls)
     meta = tuple(field.name for field in fields if field.metadata.get("static"))
     data = tuple(field.name for field in fields if not field.metadata.get("static"))
 
@@ -38,7 +38,7 @@ def register(cls: type) -> None:
         return tuple(zip(map(jax.tree_util.GetAttrKey, data), children, strict=True)), aux
 
     def unflatten(aux: tuple, children: Iterable) -> Any:
-        kernel = object.__new__(cls)
+        kernel: Any = object.__new__(cls)
         for name, value in zip(data + meta, (*_as_fields(tuple(children)), *aux), strict=True):
             object.__setattr__(kernel, name, value)
         return kernel

@@ -81,9 +81,9 @@ class ExpectedLikelihood(ToldOfMasks):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in _BROADCASTING & vars(cls).keys():
-            value = vars(cls)[name]
-            wrapped = property(broadcasting(value.fget)) if isinstance(value, property) else broadcasting(value)
-            setattr(cls, name, wrapped)
+            value: Any = vars(cls)[name]
+            getter = value.fget if isinstance(value, property) else None
+            setattr(cls, name, broadcasting(value) if getter is None else property(broadcasting(getter)))
 
     def __init__(
         self, marginals: Marginals, *, integrator: Integrator | None = None, validate_args: bool | None = None

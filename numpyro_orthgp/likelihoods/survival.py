@@ -298,7 +298,7 @@ class LogNormal(SurvivalLikelihood):
 
     @property
     def _logarithm(self) -> Gaussian:
-        return Gaussian(self.marginals.lifted(self.lead), self.scale)
+        return Gaussian(self.marginals._lifted(self.lead), self.scale)
 
     @property
     def standard_moments(self) -> tuple[Array, Array]:
