@@ -1,8 +1,9 @@
 """Hierarchical models with a GP: scales and effects by four guides, beside NUTS.
 
-Five models: counts of 100 counties in 12 regions (``--data nc_sids.npz``: level, slope, regions, a GP over the map), and four on data
-made here: intercepts of groups, centred; effects of subjects on answers of yes or no, non-centred; intercepts and slopes of groups,
-centred; counts with two crossed effects, non-centred. For each guide it prints the loss and means (standard deviations) of hyperparameters.
+Five models: counts of 100 counties in 12 regions (``--data nc_sids.npz``: level, slope, regions, a GP over the map), and four
+on data made here: intercepts of groups, centred; effects of subjects on answers of yes or no, non-centred; intercepts and
+slopes of groups, centred; counts with two crossed effects, non-centred. For each guide it prints the loss, and means
+(standard deviations) of hyperparameters.
 
     points          every site a point, AutoDelta
     default         points, and a Gaussian for each random effect
@@ -50,9 +51,9 @@ def counties(X, share, region, births, y, Z):
     level = numpyro.sample("level", dist.Normal(-6.0, 1.0))
     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
     spread = numpyro.sample("spread", dist.HalfNormal(0.5))
-    f = function("Matern32", Z, 0.5)
     with numpyro.plate("regions", 12):
         effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+    f = function("Matern32", Z, 0.5)
     with numpyro.plate("data", len(X)):
         log_rate = f(X) + level + slope * share + spread * effect[region]
         numpyro.sample("y", likelihoods.Poisson(log_rate, births), obs=y)
@@ -62,9 +63,9 @@ def intercepts(X, group, y, Z):
     level = numpyro.sample("level", dist.Normal(0.0, 3.0))
     spread = numpyro.sample("spread", dist.HalfNormal(1.0))
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    f = function("Matern52", Z)
     with numpyro.plate("groups", 15):
         effect = numpyro.sample("effect", dist.Normal(level, spread))
+    f = function("Matern52", Z)
     with numpyro.plate("data", len(X)):
         numpyro.sample("y", likelihoods.Gaussian(f(X) + effect[group], noise), obs=y)
 
@@ -72,9 +73,9 @@ def intercepts(X, group, y, Z):
 def subjects(X, subject, y, Z):
     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
     spread = numpyro.sample("spread", dist.HalfNormal(1.0))
-    f = function("Matern52", Z)
     with numpyro.plate("subjects", 30):
         effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+    f = function("Matern52", Z)
     with numpyro.plate("data", len(X)):
         numpyro.sample("y", likelihoods.Bernoulli(f(X) + level + spread * effect[subject]), obs=y)
 
@@ -85,10 +86,10 @@ def slopes(X, time, group, y, Z):
     spread = numpyro.sample("spread", dist.HalfNormal(1.0))
     spread_slope = numpyro.sample("spread_slope", dist.HalfNormal(1.0))
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    f = function("Matern52", Z)
     with numpyro.plate("groups", 20):
         a = numpyro.sample("a", dist.Normal(level, spread))
         b = numpyro.sample("b", dist.Normal(slope, spread_slope))
+    f = function("Matern52", Z)
     with numpyro.plate("data", len(X)):
         numpyro.sample("y", likelihoods.Gaussian(f(X) + a[group] + b[group] * time, noise), obs=y)
 
@@ -98,11 +99,11 @@ def crossed(X, shop, item, y, Z):
     spread_shop = numpyro.sample("spread_shop", dist.HalfNormal(1.0))
     spread_item = numpyro.sample("spread_item", dist.HalfNormal(1.0))
     concentration = numpyro.sample("concentration", dist.LogNormal(1.0, 1.0))
-    f = function("Matern52", Z)
     with numpyro.plate("shops", 12):
         a = numpyro.sample("shop", dist.Normal(0.0, 1.0))
     with numpyro.plate("items", 10):
         b = numpyro.sample("item", dist.Normal(0.0, 1.0))
+    f = function("Matern52", Z)
     with numpyro.plate("data", len(X)):
         log_mean = f(X) + level + spread_shop * a[shop] + spread_item * b[item]
         numpyro.sample("y", likelihoods.NegativeBinomial(log_mean, concentration), obs=y)
@@ -175,7 +176,9 @@ def line_of(name, moments):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="nc_sids.npz with X, nonwhite, region, births, y")
-    parser.add_argument("--models", nargs="*", help="of counties, intercepts, subjects, slopes, crossed; by default all")
+    parser.add_argument(
+        "--models", nargs="*", help="of counties, intercepts, subjects, slopes, crossed; by default all"
+    )
     parser.add_argument("--steps", type=int, default=3000, help="of Adam, from 0.03 down to zero by a cosine")
     parser.add_argument("--nuts", type=int, default=0, help="draws of each of two chains, after as many to warm up")
     args = parser.parse_args(argv)

@@ -22,7 +22,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNorma
 import numpyro_orthgp as ogp
 from benchmarks import hierarchical
 from numpyro_orthgp import kernels, likelihoods
-from numpyro_orthgp.diagnostics.hierarchy import Starts, advice_on_starts, points_of, starts_of
+from numpyro_orthgp.diagnostics.hierarchy import Starts, advice_on_starts, starts_of
 from numpyro_orthgp.guides.hyper import PointsAndEffects
 
 RNG = np.random.default_rng(0)
@@ -123,13 +123,16 @@ def test_points_of_a_model_without_effects_are_autodelta():
 
 
 def test_check_names_effects_that_are_points():
-    guide, result = fitted(many, AutoDelta)
+    _, result = fitted(many, AutoDelta)
     report = result.check(num_samples=25)
     assert {p.name: p.known for p in report.points} == {
         "fixed": False, "centred": True, "of_param": True, "factors": True, "effect": True, "noise": True,
     }  # fmt: skip
     advice = "\n".join(report.advice)
-    assert "The 6 random effects effect are points for this guide, so the scale that shrinks them is too large, or zero" in advice
+    assert (
+        "The 6 random effects effect are points for this guide, so the scale that shrinks them is too large, or zero"
+        in advice
+    )
     assert "fixed is a vector of 6 points. If these are random effects" in advice and "nuts=200" in advice
     _, result = fitted(many)
     assert [p.name for p in result.check(num_samples=25).points] == ["fixed"]
@@ -167,7 +170,12 @@ NUTS = {
     "intercepts": {"level": (1.99, 0.52), "spread": (0.82, 0.18), "noise": (0.43, 0.03), "scale": (0.75, 0.28)},
     "subjects": {"level": (0.23, 0.68), "spread": (0.43, 0.22), "scale": (1.07, 0.38)},
     "slopes": {"level": (-0.88, 0.46), "slope": (0.71, 0.09), "spread": (0.51, 0.09), "spread_slope": (0.37, 0.07)},
-    "crossed": {"level": (1.32, 0.47), "spread_shop": (0.61, 0.15), "spread_item": (0.60, 0.17), "concentration": (4.54, 0.97)},
+    "crossed": {
+        "level": (1.32, 0.47),
+        "spread_shop": (0.61, 0.15),
+        "spread_item": (0.60, 0.17),
+        "concentration": (4.54, 0.97),
+    },
 }
 SHARED = Path(os.environ.get("NUMPYRO_ORTHGP_SHARED", "../shared")) / "data" / "nc_sids.npz"
 
