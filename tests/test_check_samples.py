@@ -22,8 +22,8 @@ Y = np.sin(6 * X[:, 0]) + 0.3 * RNG.normal(size=600)
 def model(X, y=None, *, N, local=False):
     f = ogp.gp("f", kernels.RBF(0.2), np.linspace(0, 1, 8)[:, None])
     with numpyro.plate("rows", N, subsample_size=len(X)):
-        shift = numpyro.sample("shift", dist.Normal(0.0, 0.1)) if local else 0.0
-        numpyro.sample("y", likelihoods.Gaussian(f(X) + shift, 0.3), obs=y)
+        mean = f(X) + numpyro.sample("shift", dist.Normal(0.0, 0.1)) if local else f(X)
+        numpyro.sample("y", likelihoods.Gaussian(mean, 0.3), obs=y)
 
 
 @pytest.fixture(scope="module")
