@@ -138,8 +138,7 @@ def check_floating(name: str, x: Any) -> jax.Array:
     :raises TypeError: for what is no real number.
     :raises ValueError: for integers that the floating dtype does not hold.
     """
-    dtype = getattr(x, "dtype", None)
-    if isinstance(x, np.ndarray) and dtype.kind in "iu":
+    if isinstance(x, np.ndarray) and x.dtype.kind in "iu":
         inspect(partial(_refuse_rounded, name), x)  # before JAX would wrap them around
     try:
         x = jnp.asarray(x)

@@ -24,6 +24,7 @@ SHORT = {
     "deep": "--quick --seeds 1 --steps 2",
     "families": "--rows 200 --num-inducing 12 --steps 20",
     "equal_time": "--num-inducing 8 --steps 4 --seeds 0",
+    "hierarchical": "--steps 4 --models counties",
     "groups": "--num-data 60 --num-inducing 6 --neighbors 5 --steps 2 --sets bike --group-sizes 4",
     "lbfgs": "--num-inducing 8 --steps 4 --max-rows 60 --sets airfoil",
     "medium_regression": "--num-data 60 --num-inducing 6 --steps 2 --sets bike",
@@ -69,6 +70,12 @@ def folder(tmp_path_factory) -> Path:
     regression("kin40k", 1300, 8)
     for name in ("airfoil", "bike"):
         regression(name, 150, 5)
+    counties = {
+        "nonwhite": rng.normal(size=40),
+        "region": rng.integers(1, 13, 40),
+        "births": rng.uniform(500, 2000, 40),
+    }
+    np.savez(folder / "nc_sids.npz", X=rng.normal(size=(40, 2)), y=rng.poisson(3.0, 40), **counties)
     np.savez(folder / "nyc_bicycle_kaggle210.npz", X=rng.uniform(size=(50, 2)), counts=rng.poisson(5.0, (50, 1)))
     label = np.arange(60) % 3
     np.savez(folder / "three_phase_oil_flow.npz", X=rng.normal(size=(60, 12)) + label[:, None], label=label)

@@ -542,7 +542,7 @@ def test_inputs_of_wrong_shape_or_type(X):
     with pytest.raises(ValueError, match=r"D = 3 to match `X1`; got \(6, 2\). Did you pass X2.T"):
         kernel(X, X[:, :2])
     with pytest.raises(TypeError, match="`X1` must hold real numbers; got complex128"):
-        kernel(np.arange(6)[:, None], X)
+        kernel(1j * np.arange(6)[:, None], X)
 
 
 def test_hyperparameters_of_wrong_shape(X):

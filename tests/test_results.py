@@ -64,14 +64,23 @@ def test_answers_are_those_of_the_functions(way):
     assert_array_equal(own.variance, f.variance)
     report = result.check(held_out=(X[:30], Y[:30]) if not way.get("keywords") else {"X": X[:30], "y": Y[:30]})
     expected = ogp.check(
-        model, guide, result.params, jnp.asarray(X), jnp.asarray(Y), losses=result.losses, held_out=(X[:30], Y[:30]), **known
+        model,
+        guide,
+        result.params,
+        jnp.asarray(X),
+        jnp.asarray(Y),
+        losses=result.losses,
+        held_out=(X[:30], Y[:30]),
+        **known,
     )
     assert str(report) == str(expected)
     assert result.khat().khat == ogp.khat(model, guide, result.params, jnp.asarray(X), jnp.asarray(Y), **known).khat
     draws = result.to_arviz(num_samples=10)
     assert_array_equal(
         draws["posterior"]["f"],
-        ogp.to_arviz(model, guide, result.params, jnp.asarray(X), jnp.asarray(Y), num_samples=10, **known)["posterior"]["f"],
+        ogp.to_arviz(model, guide, result.params, jnp.asarray(X), jnp.asarray(Y), num_samples=10, **known)["posterior"][
+            "f"
+        ],
     )
 
 
@@ -111,7 +120,10 @@ def test_arguments_that_the_model_has_not_and_too_many_rows():
     many = np.linspace(0, 1, 130)[:, None]
     with pytest.raises(TypeError, match=r"`predict` passes its arguments on to the model, which takes \(X, y=None"):
         result.predict(X[:3], offset=1.0)
-    with pytest.warns(UserWarning, match="subsample_size"), pytest.raises(ValueError, match="130 rows.* N = 120.*N=130"):
+    with (
+        pytest.warns(UserWarning, match="subsample_size"),
+        pytest.raises(ValueError, match=r"130 rows.* N = 120.*N=130"),
+    ):
         result.predict(many)
     assert result.predict(many, N=130)["y"].mean.shape == (130,)
 
@@ -151,7 +163,9 @@ def test_it_is_the_tuple_that_it_was():
     _, result = fitted()
     params, state, losses, status, num_steps, message = result
     assert (params, state, losses, status, num_steps, message) == tuple(result)
-    assert result[0] is result.params and len(result) == 6 == len(jax.tree.leaves(result, is_leaf=lambda x: x is not result))
+    assert result[0] is result.params and len(result) == 6 == len(
+        jax.tree.leaves(result, is_leaf=lambda x: x is not result)
+    )
     assert result._replace(num_steps=7).posterior().keys() == {"f"}
     assert repr(result) == f"<FitResult: finished after 200 steps, last loss {losses[-1]:.6g}, 3 parameters.>"
     assert repr(FitResult({}, None, np.zeros(0), "finished", 0)) == "<FitResult: finished after 0 steps, 0 parameters.>"

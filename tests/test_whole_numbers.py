@@ -47,7 +47,9 @@ def test_kernels_bounds_and_starts():
     kernel, Z = kernels.Matern32(2.0), WHOLE[:3]
     assert_array_equal(kernel(WHOLE, Z), kernel(WHOLE.astype(float), Z.astype(float)))
     y = WHOLE[:, 1] > 2
-    bound = [ogp.CollapsedGP(kernel, X, X[:3], 0.5).log_prob(y.astype(t)) for X, t in ((WHOLE, bool), (WHOLE + 0.0, float))]
+    bound = [
+        ogp.CollapsedGP(kernel, X, X[:3], 0.5).log_prob(y.astype(t)) for X, t in ((WHOLE, bool), (WHOLE + 0.0, float))
+    ]
     assert bound[0] == bound[1]
     assert_array_equal(ogp.init.greedy_variance(kernel, WHOLE, 3), ogp.init.greedy_variance(kernel, WHOLE + 0.0, 3))
 
@@ -60,7 +62,8 @@ def test_float64_arrays_become_what_jax_makes_of_them():
 
 
 @pytest.mark.parametrize(
-    "x64, largest, dtype", [(False, 2**24, np.int32), (False, 2**24, np.int64), (True, 2**53, np.int64), (False, 2**24, np.uint32)]
+    "x64, largest, dtype",
+    [(False, 2**24, np.int32), (False, 2**24, np.int64), (True, 2**53, np.int64), (False, 2**24, np.uint32)],
 )
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_that_is_exact(x64, largest, dtype, sign):
@@ -69,7 +72,9 @@ def test_the_largest_that_is_exact(x64, largest, dtype, sign):
     with jax.enable_x64(x64):
         x = np.array([0, sign * largest], dtype)
         assert_array_equal(np.asarray(check_floating("X", x), np.float64), x)
-        with pytest.raises(ValueError, match=rf"`X` is {np.dtype(dtype)} and holds -?{largest + 1}, which .* round.*X - X.min"):
+        with pytest.raises(
+            ValueError, match=rf"`X` is {np.dtype(dtype)} and holds -?{largest + 1}, which .* round.*X - X.min"
+        ):
             check_floating("X", x + dtype(sign))
 
 
@@ -80,7 +85,11 @@ def test_unix_seconds_are_refused_and_not_wrapped_around():
 
 @pytest.mark.parametrize(
     "x, match",
-    [(np.zeros(3, complex), "real numbers; got complex"), (np.array(["a"]), "Text and categories need numbers"), ("X", "got str")],
+    [
+        (np.zeros(3, complex), "real numbers; got complex"),
+        (np.array(["a"]), "Text and categories need numbers"),
+        ("X", "got str"),
+    ],
 )
 def test_what_is_no_real_number(x, match):
     with pytest.raises(TypeError, match=match):

@@ -14,13 +14,13 @@ from numpyro_orthgp.diagnostics.comparison import compare
 from numpyro_orthgp.diagnostics.convergence import convergence_of
 from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
 from numpyro_orthgp.diagnostics.health import FunctionHealth, health_of, inputs_of, residual_scales
+from numpyro_orthgp.diagnostics.hierarchy import points_of, starts_of
 from numpyro_orthgp.diagnostics.importance import ParetoK, check_guide, khat_of
 from numpyro_orthgp.diagnostics.integration import integration_errors
 from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.nearby import nearby_gains
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.report import Report
-from numpyro_orthgp.diagnostics.hierarchy import points_of, starts_of
 from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
 from numpyro_orthgp.diagnostics.samples import samples_of
 from numpyro_orthgp.errors import check_integer

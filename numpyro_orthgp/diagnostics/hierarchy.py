@@ -51,8 +51,7 @@ class Starts(NamedTuple):
     @property
     def spread(self) -> float:
         """The highest less the lowest."""
-        every = [self.own, *self.others]
-        return max(every) - min(every)
+        return float(np.ptp([self.own, *self.others]))
 
     @property
     def differ(self) -> bool:
@@ -90,7 +89,8 @@ def starts_of(losses: Any, starts: Sequence[Any]) -> Starts:
     """
     if losses is None or not isinstance(starts, Sequence) or not starts:
         raise ValueError(
-            "`starts` must be a list of losses of other fits, beside `losses` of this one: losses=a.losses, starts=[b.losses, c.losses]."
+            "`starts` must be a list of losses of other fits, beside `losses` of this one: losses=a.losses, starts=[b.losses, "
+            "c.losses]."
         )
     ends, errors = [], []
     for one in (losses, *starts):
@@ -106,13 +106,13 @@ def advice_on_points(points: Sequence[Point], has_nuts: bool) -> Iterator[str]:
     for p in points:
         if p.known:
             yield (
-                f"The {p.num} random effects {p.name} are points for this guide, so the scale that shrinks them is too large, or zero: "
-                f"leave `hyper` at its default, which gives effects a Gaussian, or take hyper=AutoNormal.{ask}"
+                f"The {p.num} random effects {p.name} are points for this guide, so the scale that shrinks them is too large, or "
+                f"zero: leave `hyper` at its default, which gives effects a Gaussian, or take hyper=AutoNormal.{ask}"
             )
         else:
             yield (
-                f"{p.name} is a vector of {p.num} points. If these are random effects that the model multiplies by their scale, the "
-                f"scale is too large: declare them inside a plate, which gives them a Gaussian, or take hyper=AutoNormal.{ask}"
+                f"{p.name} is a vector of {p.num} points. If these are random effects that the model multiplies by their scale, "
+                f"the scale is too large: declare them inside a plate, which gives them a Gaussian, or take hyper=AutoNormal.{ask}"
             )
 
 
@@ -125,8 +125,8 @@ def advice_on_starts(starts: Starts | None) -> Iterator[str]:
         yield f"Another start ends {starts.own - best:.3g} nats lower ({best:.6g}): take that fit."
     else:
         yield (
-            f"Other starts end up to {starts.spread:.3g} nats higher: there are several optima, of which this is the lowest that was "
-            "seen. Begin at values that are likely (init_params=), or try more starts."
+            f"Other starts end up to {starts.spread:.3g} nats higher: there are several optima, of which this is the lowest that "
+            "was seen. Begin at values that are likely (init_params=), or try more starts."
         )
 
 

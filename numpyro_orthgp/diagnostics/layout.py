@@ -97,7 +97,7 @@ def layout_of(
         if whole and site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
             size, picked = site["args"]
             raise ValueError(
-                f"Draws for ArviZ and k-hat need all the data at once, but plate '{name}' of size {size} holds {picked} rows. Pass "
+                f"Diagnostics need all the data at once, but plate '{name}' of size {size} holds {picked} rows. Pass "
                 "the full data instead of a minibatch; `check` takes a sample of the rows."
             )
     outputs = outputs_of(sites)

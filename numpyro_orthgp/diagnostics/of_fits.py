@@ -59,8 +59,8 @@ def _predict(
         if rows <= fit.num_rows:
             raise
         raise ValueError(
-            f"`predict` got {rows} rows, and the fit had N = {fit.num_rows}: a plate of that size does not hold them. Say its size, "
-            f"as the model calls it: result.predict(X_new, N={rows}); or predict in parts. It said: {error}"
+            f"`predict` got {rows} rows, and the fit had N = {fit.num_rows}: a plate of that size does not hold them. Say its "
+            f"size, as the model calls it: result.predict(X_new, N={rows}); or predict in parts. It said: {error}"
         ) from error
 
 
@@ -81,8 +81,8 @@ def _complete(fit: Fitted, args: tuple[Any, ...], known: dict[str, Any]) -> tupl
     if missing and not (len(missing) == 1 and of_data and missing[0] is of_data[-1] and bound.arguments):
         lacking = ", ".join(f"`{p.name}`" for p in missing)
         raise TypeError(
-            f"`predict` needs all that the model needs but its outputs; {lacking} did not come, of {signature}. Arguments stand in "
-            "the place of the data: result.predict(X_new); outputs have the default None: def model(X, y=None)."
+            f"`predict` needs all that the model needs but its outputs; {lacking} did not come, of {signature}. Arguments stand "
+            "in the place of the data: result.predict(X_new); outputs have the default None: def model(X, y=None)."
         )
     for p in missing:
         bound.arguments[p.name] = None

@@ -85,9 +85,7 @@ def predict(
 
         sites, _ = run(by_row, arguments.join(arrays), params, values, key)
         check_params("model", sites, params)
-        new = {
-            n: s for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"] and n not in values
-        }
+        new = {n: s for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"] and n not in values}
         if not new:
             raise ValueError(
                 "The model has no output left to draw: all are observed. Leave outputs out, `obs=None`, as def model(X, y=None)."

@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
 from numpyro_orthgp.diagnostics.replay import run
-from numpyro_orthgp.types import Array
+from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["samples_of", "words_of_sample"]
 
@@ -38,15 +39,36 @@ def samples_of(
     for name, plate in local:
         n, size = found[plate]
         raise ValueError(
-            f"`{name}` has a value for each row of plate '{plate}', which holds {n} of its {size} rows, and does not say which. Pass "
-            "the full data."
+            f"`{name}` has a value for each row of plate '{plate}', which holds {n} of its {size} rows, and does not say which. "
+            "Pass the full data."
         )
     if found and nuts is not None:
         plate, (n, size) = next(iter(found.items()))
         raise ValueError(
             f"`nuts` needs all the data, but plate '{plate}' holds {n} of its {size} rows. Leave `nuts` out, or pass the full data."
         )
+    if found:
+        _refuse_random_rows(model, arguments, source)
     return found
+
+
+def _refuse_random_rows(model: Callable[..., Any], arguments: Arguments, source: GuideDraws) -> None:
+    """
+    :raises ValueError: if the model's plate picks rows by itself: other ones at each draw.
+    """
+
+    def observed(arrays: Any, params: Any, values: Any, key: PRNGKey) -> dict[str, Array]:
+        sites, _ = run(model, arguments.join(arrays), params, values, key)
+        return {n: s["value"] for n, s in sites.items() if s["type"] == "sample" and s["is_observed"]}
+
+    program, values = jax.jit(observed), source.first()
+    first, second = (program(arguments.arrays, source.params, values, jax.random.PRNGKey(i)) for i in range(2))
+    for name, y in first.items():
+        if not np.array_equal(y, second[name], equal_nan=np.issubdtype(y.dtype, np.floating)):
+            raise ValueError(
+                f"Diagnostics need all the data at once, or the same rows of them at each draw; the plate of `{name}` picks rows "
+                "at random. Pass its number of rows as its size."
+            )
 
 
 def words_of_sample(plate: str, sizes: tuple[int, int]) -> str:

@@ -65,19 +65,17 @@ class AutoSparseGP(Summaries):
 
     ::
 
-        AutoSparseGP(model)                                 # full covariances, MAP for the rest
+        AutoSparseGP(model)                                 # full covariances, points for hyperparameters
         AutoSparseGP(model, residual="tight")               # the tightened bound of Titsias 2025; group_size=16 for groups of rows
         AutoSparseGP(model, covariance=["full", "prior"])   # the second set moves the mean only
         AutoSparseGP(model, hyper=AutoNormal)               # fully Bayesian hyperparameters
         AutoSparseGP(model, natural=True)                   # for natural_gradient(optax.adam(1e-2), 0.1)
-
-    For latent inputs::
-
+        # for latent inputs:
         AutoSparseGP(model, latents={"X": init.pca(Y, 2)})  # a Gaussian for each, started there
         AutoSparseGP(model, latents={"X": encoder})         # encoder(*args, **kwargs) -> loc, scale
 
     Its param sites are those of :func:`gp_posterior`, ``{name}_loc`` and ``{name}_scale`` of shape (N, D) for latent inputs, and
-    those of the ``hyper`` guide, by default the posterior mode: the loss then is a bound on log p(y, hyperparameters).
+    those of the ``hyper`` guide, by default points, and a Gaussian for each random effect: the loss bounds log p(y, points).
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -104,8 +102,8 @@ class AutoSparseGP(Summaries):
     :param latents: by name of :func:`latent_inputs`: where the means start, shape (N, D), or (means, standard deviations), the
         latter 0.3 if not given; or an encoder, called with the model's arguments inside the model's plate, that returns means
         and standard deviations of the plate's rows. Means not given start at random.
-    :param hyper: what makes the guide for all other latent sites out of the model: an AutoGuide class or any callable
-        such as ``lambda model: AutoNormal(model, init_scale=0.01)``.
+    :param hyper: what makes the guide for all other latent sites out of the model: an AutoGuide class, started at prior medians,
+        or any callable such as ``lambda model: AutoNormal(model, init_scale=0.01)``.
     :raises ValueError: for unknown options; at the first call, for gp names that the model does not have, and for
         observations outside the support of their likelihood.
     """
@@ -132,7 +130,7 @@ class AutoSparseGP(Summaries):
         self._rest = WithoutGPs(model)
         self._hyper = started_at_medians(hyper, self._rest)
         self._order: list[str] = []  # latent sites, as the model has them
-        self._gps: dict[str, list[Site]] = {}  # all sets, those too that are conditioned on
+        self._gps: dict[str, list[Site]] = {}  # all sets, also those conditioned on
         self._inputs: dict[str, InputSite] = {}
         self._plate_of: dict[str, str] = {}  # of those in one, its name
         self._missing: set[str] = set()  # those of them that `obs_mask` made

@@ -13,7 +13,7 @@ functions, whose parameters move at the same rate, where they do not come back f
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 

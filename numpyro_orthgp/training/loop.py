@@ -144,8 +144,7 @@ def fit(
     num_steps = _num_steps(num_epochs, num_steps, batches)
     devices = Devices(mesh)
     devices.check_shares(batches.batch_size, batches.is_full)
-    window = early_stopping.every if early_stopping is not None else None
-    window = window or default_window(batches.num_rows, batches.batch_size)
+    window = (early_stopping and early_stopping.every) or default_window(batches.num_rows, batches.batch_size)
     state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
     keeper = None
     if checkpoint is not None:

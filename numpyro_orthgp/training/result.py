@@ -73,6 +73,7 @@ class _Fields(NamedTuple):
     num_steps: int
     message: str = ""
 
+
 class FitResult(_Fields):
     """What :func:`~numpyro_orthgp.fit` and :func:`~numpyro_orthgp.fit_lbfgs` return; the first three as in
     NumPyro's ``SVIRunResult``.
