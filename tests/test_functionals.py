@@ -226,6 +226,85 @@ def test_eight_nodes_are_exact_for_rbf(width, atol):
     np.testing.assert_allclose(covariance, box_and_value(lower, upper, z, 1.0), atol=atol)
 
 
+def _by_many_nodes(kernel, lower, upper, num_nodes=60):
+    """Averages over boxes of a kernel of one column, a rule of so many nodes that it is exact."""
+    x, w = np.polynomial.legendre.leggauss(num_nodes)
+    nodes = lower[:, :1] + (upper - lower)[:, :1] * (x + 1) / 2
+    K = kernel(nodes.reshape(-1, 1), nodes.reshape(-1, 1)).reshape(len(lower), num_nodes, len(lower), num_nodes)
+    return np.einsum("q,aqbr,r->ab", w / 2, K, w / 2)
+
+
+WIDTHS = np.array([[0.0], [1e-3], [0.3], [0.79], [0.81], [3.0], [9.0]])  # in a lengthscale of 0.8
+
+
+@pytest.mark.parametrize("dtype, atol", [(np.float64, 1e-12), (np.float32, 2e-6)])
+def test_boxes_of_any_width_in_closed_form(dtype, atol):
+    lower = np.linspace(-4.0, 1.0, 7)[:, None]
+    upper = lower + WIDTHS
+    box = ogp.Integral(jnp.asarray(lower, dtype), jnp.asarray(upper, dtype), average=True)
+    kernel = kernels.RBF(dtype(LENGTHSCALE)) * dtype(VARIANCE) + dtype(0.5)
+    expected = _by_many_nodes(oracles.rbf(VARIANCE, LENGTHSCALE), lower, upper) + 0.5
+    K = box.covariance(kernel, box)
+    assert K.dtype == dtype
+    np.testing.assert_allclose(K, expected, atol=atol)
+    np.testing.assert_allclose(box.variance(kernel), np.diag(expected), atol=atol)
+    whole = ogp.Integral(box.lower, box.upper).covariance(kernel, box)
+    np.testing.assert_allclose(whole, WIDTHS * expected, atol=10 * atol)
+    z = np.linspace(-5.0, 9.0, 9)[:, None]
+    wide = WIDTHS[:, 0] > 0
+    known = VARIANCE * box_and_value(lower[wide], upper[wide], z, LENGTHSCALE) / WIDTHS[wide] + 0.5
+    found = box.covariance_with_inputs(kernel, jnp.asarray(z, dtype))
+    np.testing.assert_allclose(found[wide], known, atol=10 * atol if dtype == np.float64 else 1e-5)
+    np.testing.assert_allclose(found[0], kernel(box.lower[:1], jnp.asarray(z, dtype))[0], atol=atol)
+    gradient = jax.grad(lambda b: ogp.Integral(box.lower, b, average=True).matrix(kernel).sum())(box.upper)
+    assert np.isfinite(gradient).all()
+
+
+def test_closed_form_is_the_rule_of_many_nodes_on_columns_and_products(rng):
+    """In two dimensions, factors on single columns, with slopes and weighted sums in both orders."""
+    lower = rng.uniform(-2, 0, (4, 2))
+    upper = lower + np.array([[0.1, 2.0], [1.5, 1.5], [4.0, 0.2], [0.3, 0.3]])
+    kernel = 1.3 * kernels.RBF(0.8).on(0) * kernels.RBF(1.1) + 0.4 * kernels.RBF(0.9).on(1).named("b") + 0.2
+    box = ogp.Integral(jnp.asarray(lower), jnp.asarray(upper))
+    rule = ogp.Integral(box.lower, box.upper, num_nodes=30, exact=False)
+    assert box.is_exact(kernel) and not rule.is_exact(kernel)
+    np.testing.assert_allclose(box.covariance(kernel, box), rule.covariance(kernel, rule), rtol=1e-9)
+    at = jnp.asarray(rng.uniform(-2, 2, (3, 2)))
+    both = ogp.concatenate([at, box])
+    for other in (ogp.Derivative(at, 0), ogp.Average(at[:, None] + 0.1), both):
+        other = other.checked(2, float)
+        known = rule.covariance(kernel, other)
+        np.testing.assert_allclose(box.covariance(kernel, other), known, rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(other.covariance(kernel, box), known.T, rtol=1e-8, atol=1e-9)
+    place = [s.place for s in ogp.kernels.summands.summands(kernel)][1:2]
+    np.testing.assert_allclose(
+        box.of(tuple(place)).covariance_with_inputs(kernel, at),
+        rule.of(tuple(place)).covariance_with_inputs(kernel, at),
+        atol=1e-9,
+    )
+
+
+@pytest.mark.parametrize(
+    "kernel", [kernels.Matern52(0.8), kernels.RBF(0.8) + kernels.Linear(), kernels.RBF(jnp.array([[0.5], [0.9]]))]
+)
+def test_other_kernels_take_the_rule(kernel):
+    box = ogp.Integral(jnp.zeros((2, 1)), jnp.array([[0.5], [1.0]]))
+    assert not box.is_exact(kernel)
+    np.testing.assert_array_equal(box.covariance(kernel, box), box.by_nodes().covariance(kernel, box))
+
+
+def test_a_wide_box_of_an_exact_gp(fitted):
+    """Twelve lengthscales, where eight nodes are far off."""
+    lower, upper = np.array([[-4.8]]), np.array([[4.8]])
+    x, w = np.polynomial.legendre.leggauss(200)
+    nodes, weights = 4.8 * x[:, None], 4.8 * w
+    mean, cov = oracles.exact_predict(oracles.rbf(VARIANCE, LENGTHSCALE), X, Y, NOISE**2, nodes)
+    box = ogp.Integral(jnp.asarray(lower), jnp.asarray(upper))
+    assert_marginals(fitted(box), np.array([weights @ mean]), np.array([[weights @ cov @ weights]]))
+    rule = fitted(ogp.Integral(jnp.asarray(lower), jnp.asarray(upper), exact=False))
+    assert np.abs(rule.variance - weights @ cov @ weights).max() > 1e-3
+
+
 # ---------------------------------------------------------------- beside dense formulas, sets of any kind
 
 

@@ -133,6 +133,7 @@ class Paths:
         if isinstance(L, Concatenated):
             return jnp.concatenate([self._functionals(part) for part in L.parts], 1)
         L.check(select(self.kernel, L.places))
+        L = L.by_nodes()  # a path and what the data change of it are of one functional
         num_dims = _num_dims(self.kernel, self.features)
         prior = self.prior if L.places is None else terms_at(self.prior, self.kernel, num_dims, L.places)
 

@@ -15,10 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, check_integer, check_same_dtype, inspect
-from numpyro_orthgp.inducing.functional import Evaluated, Functional
-from numpyro_orthgp.kernels.summands import Place
+from numpyro_orthgp.inducing.feature import Feature
+from numpyro_orthgp.inducing.functional import Concatenated, Evaluated, Functional, common_places
+from numpyro_orthgp.inducing.points import InducingPoints
+from numpyro_orthgp.kernels.boxes import box_terms, boxes_with_boxes, boxes_with_points
+from numpyro_orthgp.kernels.summands import Place, select
 from numpyro_orthgp.math.products import PRECISION
-from numpyro_orthgp.types import Array, ArrayLike
+from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["Average", "Integral", "centred"]
 
@@ -121,9 +124,11 @@ def centred(X: ArrayLike, over: ArrayLike) -> Average:
 class Integral(Functional):
     r"""Integrals of f over boxes, :math:`\int_a^b f(x)\, dx`, or averages over them, one box for each row.
 
-    By the Gauss-Legendre rule of ``num_nodes`` in each dimension, exact for polynomials of degree 2 ``num_nodes`` - 1. For
-    kernels as smooth as RBF eight nodes are exact to 1e-6 in boxes up to three lengthscales wide; a kernel with a kink (Matern)
-    converges as a power of ``num_nodes``. Covariances of two boxes are by the product of both rules.
+    In closed form for RBF and constants, scaled, summed and multiplied, on any columns (:mod:`numpyro_orthgp.kernels.boxes`), with
+    inducing points and other functionals. Else, and in paths, by the Gauss-Legendre rule of ``num_nodes`` in each dimension, exact
+    for polynomials of degree 2 ``num_nodes`` - 1. For kernels as smooth as RBF eight nodes are exact to 1e-6 in boxes up to three
+    lengthscales wide; a kernel with a kink (Matern) converges as a power of ``num_nodes``. Covariances of two boxes are by the
+    product of both rules.
 
     >>> import jax.numpy as jnp, numpyro
     >>> from numpyro_orthgp import Integral, gp, kernels
@@ -138,6 +143,7 @@ class Integral(Functional):
     :param upper: upper corners b, shape (B, D), not below the lower ones.
     :param average: the average over each box, the integral divided by its volume.
     :param num_nodes: nodes in each dimension; 10,000 for a box at most.
+    :param exact: whether to take the closed form where there is one.
     :param places: the summands of the kernel that it is of, which ``f.term(...)`` sets; ``None`` for f as a whole.
     :raises TypeError: when used, if arrays are not floating, or of another dtype than the inducing variables.
     :raises ValueError: when used, for wrong shapes, corners in the wrong order, or too many nodes.
@@ -147,6 +153,7 @@ class Integral(Functional):
     upper: ArrayLike
     average: bool = field(default=False, metadata={"static": True})
     num_nodes: int = field(default=8, metadata={"static": True})
+    exact: bool = field(default=True, metadata={"static": True})
     places: tuple[Place, ...] | None = field(default=None, metadata={"static": True})
 
     @property
@@ -176,15 +183,56 @@ class Integral(Functional):
         inspect(_refuse_inverted, lower, upper)
         return replace(self, lower=lower, upper=upper)
 
+    def is_exact(self, kernel: Any) -> bool:
+        return self.exact and self._terms(kernel) is not None
+
+    def by_nodes(self) -> Integral:
+        return replace(self, exact=False)
+
+    def covariance(self, kernel: KernelLike, other: Feature) -> Array:
+        if not isinstance(other, Functional) or isinstance(other, Concatenated):
+            return super().covariance(kernel, other)
+        places = common_places(self.places, other.places)
+        part = select(kernel, places)
+        if part is None or not self.is_exact(part):
+            return super().covariance(kernel, other)
+        if not (isinstance(other, Integral) and other.exact):
+            other.check(part)
+            return other.apply(lambda X: self._with_inputs(part, X))
+        found, (lower, upper) = self._terms(part), self._corners
+        return self._volume[:, None] * boxes_with_boxes(found, lower, upper, *other._corners) * other._volume
+
+    def covariance_with_feature(self, kernel: KernelLike, feature: Feature) -> Array:
+        part = select(kernel, self.places)
+        points = feature.points if isinstance(feature, InducingPoints) else None
+        if points is None or points.ndim > 2 or not self.is_exact(part):
+            return super().covariance_with_feature(kernel, feature)
+        return self._with_inputs(part, points).T
+
+    def _with_inputs(self, part: KernelLike, X: Array) -> Array:
+        """Covariance with values, shape (B, n), in closed form."""
+        return self._volume[:, None] * boxes_with_points(self._terms(part), *self._corners, X)
+
+    def _terms(self, kernel: KernelLike) -> Any:
+        return box_terms(kernel, jnp.shape(self.lower)[-1], self.dtype)
+
+    @property
+    def _corners(self) -> tuple[Array, Array]:
+        return jnp.asarray(self.lower), jnp.asarray(self.upper)
+
+    @property
+    def _volume(self) -> Array:
+        lower, upper = self._corners
+        return jnp.ones(len(lower), lower.dtype) if self.average else jnp.prod(upper - lower, -1)
+
     def apply(self, function: Evaluated) -> Array:
-        lower, upper = jnp.asarray(self.lower), jnp.asarray(self.upper)
+        lower, upper = self._corners
         D = lower.shape[-1]
         x, w = np.polynomial.legendre.leggauss(self.num_nodes)
         grid = np.stack(np.meshgrid(*[(x + 1) / 2] * D, indexing="ij"), -1).reshape(-1, D)
         shares = np.prod(np.stack(np.meshgrid(*[w / 2] * D, indexing="ij"), -1).reshape(-1, D), -1)
         nodes = lower[:, None] + (upper - lower)[:, None] * jnp.asarray(grid, lower.dtype)
-        volume = jnp.ones(len(lower), lower.dtype) if self.average else jnp.prod(upper - lower, -1)
-        return Average(nodes, volume[:, None] * jnp.asarray(shares, lower.dtype)).apply(function)
+        return Average(nodes, self._volume[:, None] * jnp.asarray(shares, lower.dtype)).apply(function)
 
 
 def _refuse_inverted(lower: Array, upper: Array) -> None:

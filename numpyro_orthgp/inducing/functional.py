@@ -31,7 +31,7 @@ from numpyro_orthgp.kernels.summands import Place, select
 from numpyro_orthgp.math.linalg import join
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
-__all__ = ["Concatenated", "Functional", "InducingFunctionals", "Values", "concatenate"]
+__all__ = ["Concatenated", "Functional", "InducingFunctionals", "Values", "common_places", "concatenate"]
 
 Evaluated = Callable[[Array], Array]  # a function of inputs: shape (n, D) to (..., n)
 
@@ -81,12 +81,20 @@ class Functional(abc.ABC):
     def check(self, kernel: Any) -> None:  # noqa: B027
         """Refuse a kernel whose process does not have this functional; that of the summands which it is of."""
 
+    def is_exact(self, kernel: Any) -> bool:
+        """Whether covariances with values and other functionals are known otherwise than by :meth:`apply`."""
+        return False
+
+    def by_nodes(self) -> Functional:
+        """The same functional with all covariances by :meth:`apply`, as values of functions that are no covariances are."""
+        return self
+
     def of(self, places: tuple[Place, ...]) -> Functional:
         """The same functional of some summands of f only.
 
         :raises ValueError: if it is one of other summands.
         """
-        common = _common(self.places, places)
+        common = common_places(self.places, places)
         if not common:
             raise ValueError("A functional of one term of f is asked for of another term, in which it has no part.")
         return replace(self, places=common)  # type: ignore[type-var]
@@ -99,11 +107,13 @@ class Functional(abc.ABC):
             return join([self.covariance(kernel, part) for part in other.parts], -1, event_dim=2)
         if not isinstance(other, Functional):
             return jnp.swapaxes(self.covariance_with_feature(kernel, other), -1, -2)
-        part = select(kernel, _common(self.places, other.places))
+        part = select(kernel, common_places(self.places, other.places))
         if part is None:
             return jnp.zeros((self.num, other.num), self.dtype)
         self.check(part)
         other.check(part)
+        if other.is_exact(part):
+            return jnp.swapaxes(other.covariance(kernel, self), -1, -2)
 
         def with_other(X: Array) -> Array:  # (n, D) to (..., B_other, n)
             return jnp.swapaxes(other.apply(lambda X2: covariance_of_points(part, X, X2)), -1, -2)
@@ -279,7 +289,7 @@ def concatenate(rows: Sequence[Functional | ArrayLike]) -> Functional:
     return Concatenated(tuple(parts))
 
 
-def _common(a: tuple[Place, ...] | None, b: tuple[Place, ...] | None) -> tuple[Place, ...] | None:
+def common_places(a: tuple[Place, ...] | None, b: tuple[Place, ...] | None) -> tuple[Place, ...] | None:
     """The summands of both, ``None`` standing for all."""
     if a is None or b is None:
         return b if a is None else a
