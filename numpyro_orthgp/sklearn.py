@@ -31,9 +31,7 @@ class _Estimator(BaseEstimator):
 
     def _fit(self, call: Callable[..., Any], X: Any, y: Any, **checks: Any) -> Any:
         if not hasattr(X, "columns"):
-            X, y = validate_data(
-                self, X, y, ensure_all_finite="allow-nan", ensure_min_samples=LEAST_ROWS, **checks
-            )
+            X, y = validate_data(self, X, y, ensure_all_finite="allow-nan", ensure_min_samples=LEAST_ROWS, **checks)
         else:
             validate_data(self, X, y, skip_check_array=True)
         options: dict[str, Any] = {"time": self.time, "M": self.M, "num_steps": self.num_steps}
@@ -96,8 +94,8 @@ class GPRegressor(RegressorMixin, _Estimator):
 class GPClassifier(ClassifierMixin, _Estimator):
     """A Gaussian-process classification with nothing to choose, as a scikit-learn estimator.
 
-    It is :func:`numpyro_orthgp.classification`, which ``gp_`` holds after ``fit``; ``score`` is the share of right labels. Arrays of
-    numbers with missing entries (NaN) are taken as they are; text and categories among the columns need a pandas table.
+    It is :func:`numpyro_orthgp.classification`, which ``gp_`` holds after ``fit``; ``score`` is the share of right labels. Arrays
+    of numbers with missing entries (NaN) are taken as they are; text and categories among the columns need a pandas table.
 
     >>> import numpy as np
     >>> from numpyro_orthgp.sklearn import GPClassifier

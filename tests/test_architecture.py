@@ -145,7 +145,7 @@ def test_public_names():
         "AutoSparseGP", "Average", "CollapsedGP", "DeepGP", "Derivative", "EarlyStopping", "FourierFeatures", "GPFunction",
         "GaussHermite", "InducingPatches", "InducingPoints", "InferredLatents", "Integral", "LatentInputs", "Likelihood",
         "Marginals", "MeanOnly", "MonteCarlo", "QuasiMonteCarlo", "SphericalHarmonics", "fit", "fit_lbfgs", "gp", "gp_posterior",
-        "infer_latents", "init", "kernels", "latent_inputs",
+        "classification", "counts", "infer_latents", "init", "kernels", "latent_inputs", "load",
         "latent_inputs_posterior", "likelihoods", "natural_gradient", "online", "orthogonal", "patchwise",
         "centred", "check", "concatenate", "khat", "patchwise_mean", "posterior", "regression", "stack",
         "to_arviz", "variance_shares", "with_neighbors",

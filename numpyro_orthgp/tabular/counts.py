@@ -49,11 +49,11 @@ def counts(
         new = fit.predict(X_new, exposure=1.0)
         new.mean, new.interval(0.9), new.frame()
 
-    **What it does.** As :func:`~numpyro_orthgp.classification`, with the model :func:`numpyro_orthgp.tabular.counts_model`: the mean
-    count is the exposure times the exponential of a Gaussian process, Matern 5/2 with a lengthscale for each column plus a plane,
-    and an offset. Counts are Poisson or, if held-out rows are clearly predicted better so (where none are held out: if the bound
-    is larger), negative binomial, whose variance is larger. If held-out rows are predicted better by one rate for all, that is
-    what is returned, and the page says so.
+    **What it does.** As :func:`~numpyro_orthgp.classification`, with the model :func:`numpyro_orthgp.tabular.counts_model`: the
+    mean count is the exposure times the exponential of a Gaussian process, Matern 5/2 with a lengthscale for each column plus a
+    plane, and an offset. Counts are Poisson or, if held-out rows are clearly predicted better so (where none are held out: if the
+    bound is larger), negative binomial, whose variance is larger. If held-out rows are predicted better by one rate for all, that
+    is what is returned, and the page says so.
 
     **To go on.** ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments`` are what ``SVI`` and ``NUTS`` take.
 

@@ -56,7 +56,7 @@ class TableFit(ABC):
     budget: str
 
     kind: ClassVar[str]
-    model: ClassVar[Callable[..., None]]
+    model: ClassVar[Any]
 
     @property
     @abstractmethod
@@ -178,7 +178,9 @@ class TableFit(ABC):
         return numbers_of(self.columns, read_table(X))
 
     def export(self, *, platforms: Sequence[str] | None = None) -> Any:
-        """The predictions as a program for any number of rows, ``jax.export.Exported``, which runs without this library::
+        """The predictions as a program for any number of rows, ``jax.export.Exported``, which runs without this library (to write
+        it JAX needs
+        ``flatbuffers``)::
 
             open("fit.bin", "wb").write(fit.export().serialize())
 
@@ -186,8 +188,8 @@ class TableFit(ABC):
             with jax.enable_x64(True):
                 program.call(X)["mean"]
 
-        Its argument is the array of :meth:`as_array`, float64; of counts there is a second one, the exposure, shape (N,). It returns
-        ``mean``, ``sd`` and ``function_sd`` of numbers, ``probabilities`` of labels, ``mean`` and ``sd`` of counts.
+        Its argument is the array of :meth:`as_array`, float64; of counts there is a second one, the exposure, shape (N,). It
+        returns ``mean``, ``sd`` and ``function_sd`` of numbers, ``probabilities`` of labels, ``mean`` and ``sd`` of counts.
 
         :param platforms: such as ``("cpu", "cuda")``; by default the one at hand.
         """
