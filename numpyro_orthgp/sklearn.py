@@ -100,9 +100,11 @@ class GPClassifier(ClassifierMixin, _Estimator):
     >>> import numpy as np
     >>> from numpyro_orthgp.sklearn import GPClassifier
     >>> x = np.linspace(0.0, 10.0, 80)[:, None]
-    >>> estimator = GPClassifier(M=20, num_steps=100).fit(x, np.where(np.sin(x[:, 0]) > 0, "up", "down"))
-    >>> estimator.predict(np.array([[1.5], [4.7]])), estimator.predict_proba(np.array([[1.5]])).shape
-    (array(['up', 'down'], dtype='<U4'), (1, 2))
+    >>> y = np.where(np.sin(x[:, 0]) > 0, "up", "down")
+    >>> estimator = GPClassifier(M=20, num_steps=100).fit(x, y)
+    >>> new = np.array([[1.5], [4.7]])
+    >>> estimator.predict(new), estimator.predict_proba(new).shape
+    (array(['up', 'down'], dtype='<U4'), (2, 2))
 
     :param time: seconds, as for :func:`numpyro_orthgp.classification`.
     :param M: number of inducing points, likewise.

@@ -68,7 +68,10 @@ def counts(
     :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,).
     :param y: counts, shape (N,); NaN where one is missing.
     :param exposure: what each count is for, in time, area or people: positive, shape (N,); 1 if not given.
-    :param time, M, num_steps, seed: as for :func:`~numpyro_orthgp.classification`.
+    :param time: as for :func:`~numpyro_orthgp.classification`.
+    :param M: likewise.
+    :param num_steps: likewise.
+    :param seed: likewise.
     :return: the fit.
     :raises TypeError: for columns, counts or exposures that are not numbers.
     :raises ValueError: for negative numbers or fractions, fewer than ten counts, counts that are all zero, exposures that are not

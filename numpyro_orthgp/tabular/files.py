@@ -44,7 +44,7 @@ BAD = (
 Arrays = dict[str, np.ndarray]
 
 
-def write_fit(path: str | os.PathLike[str], description: dict[str, Any], arrays: Arrays) -> None:
+def write_fit(path: Any, description: dict[str, Any], arrays: Arrays) -> None:
     """Write a file as a whole, or not at all.
 
     :raises ValueError: if it cannot be written.
@@ -70,7 +70,7 @@ def write_fit(path: str | os.PathLike[str], description: dict[str, Any], arrays:
         raise ValueError(f"{path} cannot be written: {error}.") from error
 
 
-def read_fit(path: str | os.PathLike[str], restore: Callable[[dict[str, Any], Arrays], Any]) -> Any:
+def read_fit(path: Any, restore: Callable[[dict[str, Any], Arrays], Any]) -> Any:
     """What ``restore`` makes of a file's description and arrays.
 
     :raises FileNotFoundError: if there is no such file.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -139,7 +138,7 @@ class TableFit(ABC):
             )
             return check(self.model, self.guide, self.params, **arguments, **options)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: Any) -> None:
         """Keep the fit in one file, which :func:`numpyro_orthgp.load` reads; predictions are the same to the last bit.
 
         It holds arrays and a description, no pickle, and is replaced as a whole or not at all. The standardized rows of training
