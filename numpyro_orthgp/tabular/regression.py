@@ -212,7 +212,7 @@ class RegressionFit(TableFit):
             )
         if np.isfinite(found.df):
             lines.append(
-                f"new outputs: Student t distributions, {found.df:g} degrees of freedom, {found.stretch:.3g} times the scale, as of "
-                "rows left out"
+                f"new outputs: Student t distributions, {found.df:g} degrees of freedom, "
+                f"{found.stretch:.3g} times the scale, as of rows left out"
             )
         return lines
