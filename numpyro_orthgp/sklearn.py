@@ -31,9 +31,7 @@ class _Estimator(BaseEstimator):
 
     def _fit(self, call: Callable[..., Any], X: Any, y: Any, **checks: Any) -> Any:
         if not hasattr(X, "columns"):
-            X, y = validate_data(
-                self, X, y, ensure_all_finite="allow-nan", ensure_min_samples=LEAST_ROWS, **checks
-            )
+            X, y = validate_data(self, X, y, ensure_all_finite="allow-nan", ensure_min_samples=LEAST_ROWS, **checks)
         else:
             validate_data(self, X, y, skip_check_array=True)
         options: dict[str, Any] = {"time": self.time, "M": self.M, "num_steps": self.num_steps}
@@ -96,15 +94,17 @@ class GPRegressor(RegressorMixin, _Estimator):
 class GPClassifier(ClassifierMixin, _Estimator):
     """A Gaussian-process classification with nothing to choose, as a scikit-learn estimator.
 
-    It is :func:`numpyro_orthgp.classification`, which ``gp_`` holds after ``fit``; ``score`` is the share of right labels. Arrays of
-    numbers with missing entries (NaN) are taken as they are; text and categories among the columns need a pandas table.
+    It is :func:`numpyro_orthgp.classification`, which ``gp_`` holds after ``fit``; ``score`` is the share of right labels. Arrays
+    of numbers with missing entries (NaN) are taken as they are; text and categories among the columns need a pandas table.
 
     >>> import numpy as np
     >>> from numpyro_orthgp.sklearn import GPClassifier
     >>> x = np.linspace(0.0, 10.0, 80)[:, None]
-    >>> estimator = GPClassifier(M=20, num_steps=100).fit(x, np.where(np.sin(x[:, 0]) > 0, "up", "down"))
-    >>> estimator.predict(np.array([[1.5], [4.7]])), estimator.predict_proba(np.array([[1.5]])).shape
-    (array(['up', 'down'], dtype='<U4'), (1, 2))
+    >>> y = np.where(np.sin(x[:, 0]) > 0, "up", "down")
+    >>> estimator = GPClassifier(M=20, num_steps=100).fit(x, y)
+    >>> new = np.array([[1.5], [4.7]])
+    >>> estimator.predict(new), estimator.predict_proba(new).shape
+    (array(['up', 'down'], dtype='<U4'), (2, 2))
 
     :param time: seconds, as for :func:`numpyro_orthgp.classification`.
     :param M: number of inducing points, likewise.

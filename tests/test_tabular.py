@@ -14,10 +14,10 @@ import numpyro_orthgp as ogp
 from numpyro_orthgp.init import greedy_variance
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import read_table
-from numpyro_orthgp.tabular.rows import order_of
 from numpyro_orthgp.tabular.points import kernel_of
-from numpyro_orthgp.tabular.starts import starts
+from numpyro_orthgp.tabular.rows import order_of
 from numpyro_orthgp.tabular.search import distances, predictor_of
+from numpyro_orthgp.tabular.starts import starts
 from numpyro_orthgp.tabular.tails import fit_tails
 from tests import oracles
 

@@ -136,7 +136,7 @@ def test_outputs():
     ]:
         with pytest.raises(ValueError, match=match):
             observed_numbers(y, 12)
-    with pytest.raises(TypeError, match="must be numbers; .* ogp.classification"):
+    with pytest.raises(TypeError, match=r"must be numbers; .* ogp.classification"):
         observed_numbers(["a"] * 12, 12)
 
 

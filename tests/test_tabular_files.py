@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,12 @@ from numpyro_orthgp.tabular.files import FORMAT, write_fit
 from numpyro_orthgp.tabular.stages import BLOCKS
 
 ROOT = Path(__file__).parents[1]
-OUTPUTS = {"regression": ("mean", "sd"), "near": ("mean", "sd"), "classification": ("probabilities",), "counts": ("mean", "sd")}
+OUTPUTS = {
+    "regression": ("mean", "sd"),
+    "near": ("mean", "sd"),
+    "classification": ("probabilities",),
+    "counts": ("mean", "sd"),
+}
 
 
 def rows(num: int = 80):
@@ -37,7 +43,10 @@ def fits():
         "regression": (X, ogp.regression(X, y, **small)),
         "classification": (X, ogp.classification(X, np.where(y > 0, "up", "down"), **small)),
         "counts": (X, ogp.counts(X, rng.poisson(np.exp(1 + y)), **small)),
-        "near": (waves, ogp.regression(waves, np.sin(25 * waves[:, 0]) + 0.05 * rng.normal(size=500), M=8, num_steps=30)),
+        "near": (
+            waves,
+            ogp.regression(waves, np.sin(25 * waves[:, 0]) + 0.05 * rng.normal(size=500), M=8, num_steps=30),
+        ),
     }
     assert found["near"][1].found.near_noise is not None
     return found
@@ -45,7 +54,9 @@ def fits():
 
 def run(script: str, *arguments: str) -> str:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", script, *arguments], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -102,24 +113,24 @@ def test_what_cannot_be_read_is_refused(fits, tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no file"):
         ogp.load(tmp_path / "other.npz")
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="damaged, or no file of fit.save"):
+    with pytest.raises(ValueError, match=r"damaged, or no file of fit.save"):
         ogp.load(path)
-    turned = bytearray(whole)
-    turned[len(whole) // 2] ^= 0xFF
+    turned, at = bytearray(whole), whole.index(fits["regression"][1].X.tobytes())
+    turned[at + 9] ^= 0xFF
     path.write_bytes(bytes(turned))
-    with pytest.raises(ValueError, match="cannot be read|damaged"):
+    with pytest.raises(ValueError, match=r"cannot be read|damaged"):
         ogp.load(path)
     np.savez(path, X=np.zeros(3))
     with pytest.raises(ValueError, match="it has no description"):
         ogp.load(path)
     np.savez(path, description=np.array([{"a": 1}], object))  # a pickle
-    with pytest.raises(ValueError, match="damaged, or no file of fit.save"):
+    with pytest.raises(ValueError, match=r"damaged, or no file of fit.save"):
         ogp.load(path)
     write_fit(path, {"format": "other"}, {})
     with pytest.raises(ValueError, match="but of 'other'"):
         ogp.load(path)
     write_fit(path, {"version": 99}, {})
-    with pytest.raises(ValueError, match="version 99 of the format.*newer library"):
+    with pytest.raises(ValueError, match=r"version 99 of the format.*newer library"):
         ogp.load(path)
     write_fit(path, {"format": FORMAT, "kind": "regression"}, {})
     with pytest.raises(ValueError, match="does not fit together"):
@@ -131,9 +142,14 @@ def test_arrays_that_do_not_fit_are_refused(fits, tmp_path):
     fits["regression"][1].save(path)
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
+    description = json.loads(arrays.pop("description").tobytes())
+    description.pop("digest")
     arrays["Z"] = arrays["Z"][1:]
-    np.savez(path, **arrays)
+    write_fit(path, description, arrays)
     with pytest.raises(ValueError, match="does not fit together"):
+        ogp.load(path)
+    np.savez(path, description=np.frombuffer(json.dumps(description).encode(), np.uint8), **arrays)
+    with pytest.raises(ValueError, match="its arrays are not those that were saved"):
         ogp.load(path)
 
 
@@ -202,13 +218,15 @@ def test_programs_run_where_this_library_is_not(fits, kind, tmp_path):
     known = {name: getattr(p, name) for name in OUTPUTS[kind]} | ({"exposure": np.ones(1)} if kind == "counts" else {})
     np.savez(tmp_path / "known.npz", array=fit.as_array(X), **known)
     out = run(SERVED, str(tmp_path / "program"), str(tmp_path / "known.npz"))
-    assert out.split() == list(OUTPUTS[kind]) * 3 or set(out.split()) == set(OUTPUTS[kind])
+    assert sorted(out.split()) == sorted(list(OUTPUTS[kind]) * 3)
 
 
 def test_programs_take_tables_as_arrays():
     pd = pytest.importorskip("pandas")
     X, y, _ = rows()
-    frame = pd.DataFrame({"t": np.where(X[:, 0] > 1, "u", np.where(X[:, 0] < -1, "w", "v")), "a": X[:, 0], "b": X[:, 1]})
+    frame = pd.DataFrame(
+        {"t": np.where(X[:, 0] > 1, "u", np.where(X[:, 0] < -1, "w", "v")), "a": X[:, 0], "b": X[:, 1]}
+    )
     fit = ogp.regression(frame, y, M=10, num_steps=20)
     new = frame[["b", "a", "t"]].copy()
     new.loc[0, "t"], new.loc[1, "t"] = None, "never seen"

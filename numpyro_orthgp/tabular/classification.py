@@ -42,8 +42,8 @@ def classification(
         new = fit.predict(X_new)
         new.label, new.probabilities, new.frame()
 
-    **Labels** are text, whole numbers, truth values or pandas categories, and predictions have them as they came. Rows whose label is
-    missing are left out. Of each class a tenth is held out, of one with four rows or more at least one row.
+    **Labels** are text, whole numbers, truth values or pandas categories, and predictions have them as they came. Rows whose label
+    is missing are left out. Of each class a tenth is held out, of one with four rows or more at least one row.
 
     **What it does.** Columns become standardized numbers as in :func:`~numpyro_orthgp.regression`. The model is
     :func:`numpyro_orthgp.tabular.classification_model`: Matern 5/2 with a lengthscale for each column plus a plane, and an offset;
@@ -143,7 +143,8 @@ def class_probabilities(f: GPFunction, offset: Any, X: Any) -> Any:
 
 @jax.jit
 def _probabilities(given: Any, X: Any) -> tuple[Any]:
-    return (class_probabilities(*given, X),)
+    f, offset = given
+    return (class_probabilities(f, offset, X),)
 
 
 def probabilities_of(f: GPFunction, offset: Any, X: np.ndarray) -> np.ndarray:
@@ -156,7 +157,8 @@ class ClassificationFit(TableFit):
 
     :param columns: what becomes of the table's columns.
     :param found: hyperparameters, points and the searches for them.
-    :param X, y: standardized rows, (N, D), and classes 0, ..., C - 1, (N,), in the random order of the fit, the held-out ones first.
+    :param X, y: standardized rows, (N, D), and classes 0, ..., C - 1, (N,), in the random order of the fit, the held-out
+        ones first.
     :param function: the fitted function, or functions, of standardized columns, without the offset.
     :param num_held: number of rows that the searches did not see.
     :param num_dropped: number of rows without a label.
@@ -200,9 +202,7 @@ class ClassificationFit(TableFit):
         table = read_table(X)
         with jax.enable_x64(True):
             p = probabilities_of(self.function, self.found.values["offset"], self.columns.encode(table))
-        return ClassPredictions(
-            sharpened(p, self.shares, self.found.sharpness), self.labels, table.index, table.like
-        )
+        return ClassPredictions(sharpened(p, self.shares, self.found.sharpness), self.labels, table.index, table.like)
 
     def _program(self, X: Array, *more: Array) -> dict[str, Array]:
         p = class_probabilities(self.function, self.found.values["offset"], X)
@@ -238,5 +238,3 @@ class ClassificationFit(TableFit):
             return []
         how = "flatter" if s < 1 else "sharper"
         return [f"probabilities are {how} than the model's, by a power of {s:g}: held-out rows were clearly better so"]
-
-

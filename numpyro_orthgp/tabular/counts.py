@@ -49,11 +49,11 @@ def counts(
         new = fit.predict(X_new, exposure=1.0)
         new.mean, new.interval(0.9), new.frame()
 
-    **What it does.** As :func:`~numpyro_orthgp.classification`, with the model :func:`numpyro_orthgp.tabular.counts_model`: the mean
-    count is the exposure times the exponential of a Gaussian process, Matern 5/2 with a lengthscale for each column plus a plane,
-    and an offset. Counts are Poisson or, if held-out rows are clearly predicted better so (where none are held out: if the bound
-    is larger), negative binomial, whose variance is larger. If held-out rows are predicted better by one rate for all, that is
-    what is returned, and the page says so.
+    **What it does.** As :func:`~numpyro_orthgp.classification`, with the model :func:`numpyro_orthgp.tabular.counts_model`: the
+    mean count is the exposure times the exponential of a Gaussian process, Matern 5/2 with a lengthscale for each column plus a
+    plane, and an offset. Counts are Poisson or, if held-out rows are clearly predicted better so (where none are held out: if the
+    bound is larger), negative binomial, whose variance is larger. If held-out rows are predicted better by one rate for all, that
+    is what is returned, and the page says so.
 
     **To go on.** ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments`` are what ``SVI`` and ``NUTS`` take.
 
@@ -68,7 +68,10 @@ def counts(
     :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,).
     :param y: counts, shape (N,); NaN where one is missing.
     :param exposure: what each count is for, in time, area or people: positive, shape (N,); 1 if not given.
-    :param time, M, num_steps, seed: as for :func:`~numpyro_orthgp.classification`.
+    :param time: as for :func:`~numpyro_orthgp.classification`.
+    :param M: likewise.
+    :param num_steps: likewise.
+    :param seed: likewise.
     :return: the fit.
     :raises TypeError: for columns, counts or exposures that are not numbers.
     :raises ValueError: for negative numbers or fractions, fewer than ten counts, counts that are all zero, exposures that are not

@@ -7,6 +7,7 @@ same model, which is worked out from shapes alone, so that nothing is fitted or 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -28,18 +29,31 @@ from numpyro_orthgp.tabular.stages import Found, Stage
 __all__ = ["read_fit", "write_fit"]
 
 FORMAT, VERSION = "numpyro_orthgp fit of a table", 1
-BAD = (OSError, EOFError, KeyError, TypeError, ValueError, IndexError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+BAD = (
+    OSError,
+    EOFError,
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,
+)
 
 Arrays = dict[str, np.ndarray]
 
 
-def write_fit(path: str | os.PathLike[str], description: dict[str, Any], arrays: Arrays) -> None:
+def write_fit(path: Any, description: dict[str, Any], arrays: Arrays) -> None:
     """Write a file as a whole, or not at all.
 
     :raises ValueError: if it cannot be written.
     """
     path = Path(path)
-    text = json.dumps({"format": FORMAT, "version": VERSION} | description)
+    arrays = {
+        name: np.ascontiguousarray(array) if np.ndim(array) else np.asarray(array) for name, array in arrays.items()
+    }
+    text = json.dumps({"format": FORMAT, "version": VERSION, "digest": digest(arrays)} | description)
     if any(array.dtype == object for array in arrays.values()):
         raise ValueError("Arrays of Python objects cannot be saved without pickle.")
     name = None
@@ -56,7 +70,7 @@ def write_fit(path: str | os.PathLike[str], description: dict[str, Any], arrays:
         raise ValueError(f"{path} cannot be written: {error}.") from error
 
 
-def read_fit(path: str | os.PathLike[str], restore: Callable[[dict[str, Any], Arrays], Any]) -> Any:
+def read_fit(path: Any, restore: Callable[[dict[str, Any], Arrays], Any]) -> Any:
     """What ``restore`` makes of a file's description and arrays.
 
     :raises FileNotFoundError: if there is no such file.
@@ -82,10 +96,22 @@ def read_fit(path: str | os.PathLike[str], restore: Callable[[dict[str, Any], Ar
             f"{path} has version {version!r} of the format, of which this library reads version {VERSION}. Take a newer library, "
             "or fit and save again."
         )
+    if description.get("digest") != digest(arrays):
+        raise ValueError(f"{path} is damaged: its arrays are not those that were saved.")
     try:
         return restore(description, arrays)
     except (*BAD, AttributeError) as error:
         raise ValueError(f"{path} is damaged: what it says does not fit together. ({error})") from error
+
+
+def digest(arrays: Arrays) -> str:
+    """Of names, dtypes, shapes and values."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        found.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
 
 
 def describe_columns(columns: Columns) -> dict[str, Any]:
@@ -149,9 +175,10 @@ def describe_function(f: Any, recipe: Callable[[], Any], name: str = "function")
     :param recipe: what this library makes of the model; only shapes are worked out.
     :raises ValueError: if the function is another.
     """
-    leaves, tree = jax.tree.flatten(f)
-    expected = jax.tree.flatten(jax.eval_shape(recipe))
-    if tree != expected[1] or [np.shape(a) for a in leaves] != [a.shape for a in expected[0]]:
+    leaves = jax.tree.leaves(f)
+    expected: Any = jax.eval_shape(recipe)
+    trees: list[Any] = [jax.tree.structure(f), jax.tree.structure(expected)]
+    if trees[0] != trees[1] or [np.shape(a) for a in leaves] != [a.shape for a in jax.tree.leaves(expected)]:
         raise ValueError(
             "This fit's function is not the one of its model, and a kernel or function of your own cannot be described in a file "
             "without pickle. Save `params` with numpy.savez, and keep the model's code beside it."
@@ -168,5 +195,7 @@ def function_from(arrays: Arrays, recipe: Callable[[], Any], name: str = "functi
     leaves = [found[str(i)] for i in range(len(expected))]
     for leaf, shape in zip(leaves, expected, strict=True):
         if leaf.shape != shape.shape or leaf.dtype != shape.dtype:
-            raise ValueError(f"an array of the function is {leaf.dtype} of shape {leaf.shape}, not {shape.dtype} of {shape.shape}")
+            raise ValueError(
+                f"an array of the function is {leaf.dtype} of shape {leaf.shape}, not {shape.dtype} of {shape.shape}"
+            )
     return jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in leaves])

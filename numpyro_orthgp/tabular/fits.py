@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +55,7 @@ class TableFit(ABC):
     budget: str
 
     kind: ClassVar[str]
-    model: ClassVar[Callable[..., None]]
+    model: ClassVar[Any]
 
     @property
     @abstractmethod
@@ -139,7 +138,7 @@ class TableFit(ABC):
             )
             return check(self.model, self.guide, self.params, **arguments, **options)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: Any) -> None:
         """Keep the fit in one file, which :func:`numpyro_orthgp.load` reads; predictions are the same to the last bit.
 
         It holds arrays and a description, no pickle, and is replaced as a whole or not at all. The standardized rows of training
@@ -178,7 +177,9 @@ class TableFit(ABC):
         return numbers_of(self.columns, read_table(X))
 
     def export(self, *, platforms: Sequence[str] | None = None) -> Any:
-        """The predictions as a program for any number of rows, ``jax.export.Exported``, which runs without this library::
+        """The predictions as a program for any number of rows, ``jax.export.Exported``, which runs without this library (to write
+        it JAX needs
+        ``flatbuffers``)::
 
             open("fit.bin", "wb").write(fit.export().serialize())
 
@@ -186,8 +187,8 @@ class TableFit(ABC):
             with jax.enable_x64(True):
                 program.call(X)["mean"]
 
-        Its argument is the array of :meth:`as_array`, float64; of counts there is a second one, the exposure, shape (N,). It returns
-        ``mean``, ``sd`` and ``function_sd`` of numbers, ``probabilities`` of labels, ``mean`` and ``sd`` of counts.
+        Its argument is the array of :meth:`as_array`, float64; of counts there is a second one, the exposure, shape (N,). It
+        returns ``mean``, ``sd`` and ``function_sd`` of numbers, ``probabilities`` of labels, ``mean`` and ``sd`` of counts.
 
         :param platforms: such as ``("cpu", "cuda")``; by default the one at hand.
         """

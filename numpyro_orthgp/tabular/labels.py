@@ -38,6 +38,8 @@ class Labels:
         values = one_column(y, num_rows)
         seen = np.array([not is_missing(v) for v in values], bool)
         known = _of_one_type(values[seen])
+        if known.dtype.kind == "f" and str(getattr(y, "dtype", "")).lower().startswith(("int", "uint")):
+            known = known.astype(int)  # pandas makes floats of whole numbers some of which are missing
         if len(known) < LEAST_ROWS:
             raise ValueError(f"At least {LEAST_ROWS} labels are needed; got {len(known)}.")
         classes = np.unique(known)
@@ -91,9 +93,7 @@ def _of_one_type(values: np.ndarray) -> np.ndarray:
         for v in values
         if isinstance(v, str | bool | np.bool_ | int | float | np.number)
     }
-    strange = [
-        type(v).__name__ for v in values if not isinstance(v, str | bool | np.bool_ | int | float | np.number)
-    ]
+    strange = [type(v).__name__ for v in values if not isinstance(v, str | bool | np.bool_ | int | float | np.number)]
     if strange or len(kinds) > 1:
         found = sorted(kinds | set(strange))
         raise TypeError(f"Labels must be all text, all numbers or all truth values; got {' and '.join(found)}.")

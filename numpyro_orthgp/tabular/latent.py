@@ -113,7 +113,13 @@ class LatentSearch:
         return {name: np.asarray(value) for name, value in result.params.items()}, result.losses
 
     def trained(
-        self, data: dict[str, np.ndarray], Z: np.ndarray, start: dict[str, Any], num_steps: int, rate: float, watched: bool = True
+        self,
+        data: dict[str, np.ndarray],
+        Z: np.ndarray,
+        start: dict[str, Any],
+        num_steps: int,
+        rate: float,
+        watched: bool = True,
     ) -> FitResult:
         num_rows = len(data["y"])
         adam = optax.adam(optax.cosine_decay_schedule(rate, num_steps, LAST_RATE))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from numpyro_orthgp.tabular.classification import ClassificationFit
@@ -16,12 +15,12 @@ __all__ = ["load"]
 KINDS: dict[str, type[TableFit]] = {cls.kind: cls for cls in (RegressionFit, ClassificationFit, CountsFit)}
 
 
-def load(path: str | os.PathLike[str]) -> Any:
+def load(path: Any) -> Any:
     """A fit that ``fit.save(path)`` has kept: of :func:`regression`, :func:`classification` or :func:`counts`.
 
     Nothing in the file is executed, and nothing is fitted again. Predictions are those of the fit that was saved, to the last bit.
 
-    :param path: of the file.
+    :param path: of the file, text or a ``pathlib.Path``.
     :return: the fit.
     :raises FileNotFoundError: if there is no such file.
     :raises ValueError: if it is damaged, of something else, or of a later version of the format.

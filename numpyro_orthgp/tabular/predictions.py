@@ -158,7 +158,8 @@ ROWS_AT_ONCE = 2048
 class CountPredictions(_Ordered):
     """Distributions of new counts, one for each row: Poisson or negative binomial with a log rate that is normal.
 
-    :param log_mean, log_sd: of the logarithm of the rate, times the exposure, shape (N,).
+    :param log_mean: mean of the logarithm of the rate times the exposure, shape (N,).
+    :param log_sd: its standard deviation, shape (N,).
     :param concentration: k of the negative binomial distribution; infinite for Poisson's.
     :param index: labels of the rows, if they came in a table that has them.
     :param densities: log densities of counts, of ``log_mean``, ``log_sd`` and y.

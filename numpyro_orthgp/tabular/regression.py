@@ -212,7 +212,7 @@ class RegressionFit(TableFit):
             )
         if np.isfinite(found.df):
             lines.append(
-                f"new outputs have Student t distributions with {found.df:g} degrees of freedom about these predictions, of "
-                f"{found.stretch:.3g} times the scale: rows that were left out lay so"
+                f"new outputs: Student t distributions, {found.df:g} degrees of freedom, "
+                f"{found.stretch:.3g} times the scale, as of rows left out"
             )
         return lines

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "LEAST_ROWS", "is_missing", "observed_counts", "observed_numbers", "one_column", "order_of", "order_of_classes", "positive_column",
+    "LEAST_ROWS", "is_missing", "observed_counts", "observed_numbers", "one_column", "order_of", "order_of_classes",
+    "positive_column",
 ]  # fmt: skip
 
 LEAST_ROWS = 10
@@ -54,7 +55,9 @@ def observed_counts(y: Any, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     if len(counts) < LEAST_ROWS:
         raise ValueError(f"At least {LEAST_ROWS} counts are needed; got {len(counts)}.")
     if (counts < 0).any():
-        raise ValueError(f"Counts cannot be negative; got {counts.min():g}. For numbers of any kind use ogp.regression.")
+        raise ValueError(
+            f"Counts cannot be negative; got {counts.min():g}. For numbers of any kind use ogp.regression."
+        )
     if (counts != np.round(counts)).any():
         bad = counts[counts != np.round(counts)][0]
         raise ValueError(
@@ -82,7 +85,11 @@ def positive_column(name: str, values: Any, num_rows: int) -> np.ndarray:
 
 
 def is_missing(value: Any) -> bool:
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float | np.floating) and value != value)
+    return (
+        value is None
+        or type(value).__name__ in ("NAType", "NaTType")
+        or (isinstance(value, float | np.floating) and value != value)
+    )
 
 
 def _numbers(name: str, values: np.ndarray, hint: str) -> np.ndarray:
@@ -90,7 +97,9 @@ def _numbers(name: str, values: np.ndarray, hint: str) -> np.ndarray:
     try:
         numbers = np.array([np.nan if is_missing(v) else v for v in values], float)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"`{name}` must be numbers; got {values.dtype}, {values[0]!r} for one. {hint}".rstrip()) from error
+        raise TypeError(
+            f"`{name}` must be numbers; got {values.dtype}, {values[0]!r} for one. {hint}".rstrip()
+        ) from error
     if np.isinf(numbers).any():
         raise ValueError(f"`{name}` has infinite entries. Make them missing (NaN), or finite.")
     return numbers

@@ -142,9 +142,7 @@ def search(X: np.ndarray, y: np.ndarray, num_held: int, budget: Budget) -> Found
     rows = searches.rows_for(first)
     begin = starts(searches.X[:rows], searches.y[:rows])
     tried = [searches.stage(first, name, values | {"noise": np.array(0.3)}) for name, values in begin.items()]
-    stages, (last, values), grows = while_it_pays(
-        tried, searches.stage, budget, num_rows, num_held, searches.rows_for
-    )
+    stages, (last, values), grows = while_it_pays(tried, searches.stage, budget, num_rows, num_held, searches.rows_for)
     return finish(X, y, searches, values, stages, last, grows)
 
 

@@ -57,7 +57,9 @@ def moments_at(f: Any, X: Array) -> tuple[Array, Array]:
     return jax.lax.map(one, X)
 
 
-def exported(program: Callable[..., dict[str, Array]], num_columns: int, num_more: int, platforms: Sequence[str] | None) -> Any:
+def exported(
+    program: Callable[..., dict[str, Array]], num_columns: int, num_more: int, platforms: Sequence[str] | None
+) -> Any:
     """
     :param program: of an array (B, num_columns) and further ones (B,).
     :param num_more: number of these.

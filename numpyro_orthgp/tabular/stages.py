@@ -55,7 +55,8 @@ class Found:
     :param stages: the searches.
     :param baseline: mean log density of held-out rows under a distribution that knows no inputs.
     :param is_mean: whether that one is better, so that it was taken.
-    :param near_noise: of numbers: the noise of predictions that also use the rows nearest to each input; ``None`` where they do not.
+    :param near_noise: of numbers: the noise of predictions that also use the rows nearest to each input; ``None`` where they do
+        not.
     :param df, stretch: of numbers: degrees of freedom of a Student t distribution of new outputs (infinite: normal), and the factor
         between its scale and the standard deviation by the model.
     :param sharpness: of labels: the power that probabilities are raised to, beside the shares of the classes.
