@@ -121,7 +121,9 @@ def keep(name: str, printed: str) -> None:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="examples to run; by default all")
-    parser.add_argument("--cards", action="store_true", help="cut the cards from the pictures that are there, and run nothing")
+    parser.add_argument(
+        "--cards", action="store_true", help="cut the cards from the pictures that are there, and run nothing"
+    )
     args = parser.parse_args(argv)
     chosen = args.names or names()
     unknown = sorted(set(chosen) - set(names()))

@@ -1,11 +1,11 @@
 """Every example as an executed notebook: python docs/notebooks.py [NAME ...] [--out FOLDER] [--quick]
 
 A notebook is made of two sources: the words of the example's page (docs/examples/NAME.md) and the code of its script
-(examples/NAME.py), which jupytext cuts into cells. nbclient executes it with the script's defaults; a cell that raises ends the run.
+(examples/NAME.py), which jupytext cuts into cells. nbclient runs it with the script's defaults; a cell that raises ends the run.
 A notebook that was executed with the present sources, those of the package among them, is kept and not executed again.
 
-The site offers the notebooks for download. It calls :func:`offer`, which writes those that were not executed without outputs, so that
-outputs are never older than the code.
+The site offers the notebooks for download. It calls :func:`offer`, which writes those that were not executed without outputs, so
+that outputs are never older than the code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ SCRIPTS = ROOT / "examples"
 PAGES = ROOT / "docs" / "examples"
 FOLDER = ROOT / "docs" / "_build" / "notebooks"
 
-DIRECTIVE = re.compile(r"^```\{.*?^```$\n?|^\{download\}.*$\n?|^By default it prints$\n?|^and draws$\n?", re.DOTALL | re.MULTILINE)
+DIRECTIVE = re.compile(
+    r"^```\{.*?^```$\n?|^\{download\}.*$\n?|^By default it prints$\n?|^and draws$\n?", re.DOTALL | re.MULTILINE
+)
 LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 LIMIT = 3600  # seconds for one cell
 
@@ -61,7 +63,9 @@ def notebook(name: str, options: list[str]) -> NotebookNode:
     """The notebook of an example, not executed, with the digest of its sources."""
     before, after = words(name)
     bar = ["--no-progress-bar"] if "--no-progress-bar" in (SCRIPTS / f"{name}.py").read_text() else []
-    needs = f"*The script `examples/{name}.py` in cells. It needs `pip install '.[examples]'` in a copy of the repository.*"
+    needs = (
+        f"*The script `examples/{name}.py` in cells. It needs `pip install '.[examples]'` in a copy of the repository.*"
+    )
     run = new_code_cell(f"main({['--out', 'out', *bar, *options]!r});")
     show = new_code_cell(f'from IPython.display import Image\n\nImage("out/{name}.png")')
     cells = [new_markdown_cell(f"{before}\n\n{needs}"), *code_cells(name), run, show]
@@ -98,7 +102,9 @@ def execute(made: NotebookNode) -> None:
     environment = os.environ | {"PYTHONPATH": paths, "MPLBACKEND": "Agg"}
     with tempfile.TemporaryDirectory() as folder:
         where = {"metadata": {"path": folder}}
-        NotebookClient(made, timeout=LIMIT, kernel_name="python3", coalesce_streams=True, resources=where).execute(env=environment)
+        NotebookClient(made, timeout=LIMIT, kernel_name="python3", coalesce_streams=True, resources=where).execute(
+            env=environment
+        )
     for cell in made.cells:
         cell.metadata.pop("execution", None)  # times of day
         if cell.cell_type == "code":  # warnings of other packages name folders of this machine

@@ -1,4 +1,4 @@
-"""Draws the pictures of a page from scratch: python docs/pictures.py [--page PAGE] [--out FOLDER], by default docs/guide/pictures.md
+"""Draws the pictures of a page from scratch: python docs/pictures.py [--page PAGE] [--out FOLDER]
 
 Runs the page's python blocks in order, as one script. An image that follows a block is the last figure which that block drew. The
 blocks have fixed seeds, so pictures change only where the code, or a library beneath, does.

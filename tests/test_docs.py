@@ -60,6 +60,34 @@ def test_blocks_of_a_page_are_found_and_compared(tmp_path: Path) -> None:
         run_blocks([Block("print(y)\n", None)], tmp_path / "page.py")
 
 
+PICTURE = re.compile(
+    r"^```python\n(?P<code>.*?)^```$|!\[(?P<says>[^\]]*)\]\((?P<image>[^)]+\.png)\)", re.MULTILINE | re.DOTALL
+)
+
+
+@pytest.mark.parametrize("page", [page for page in WITH_CODE if page.parent != ROOT], ids=name_of)
+def test_pictures_follow_the_block_that_draws_them(page: Path) -> None:
+    """`python docs/pictures.py --page PAGE` makes them all: each is the last figure of the block before it."""
+    code = ""
+    for found in PICTURE.finditer(page.read_text()):
+        if found["code"] is not None:
+            code = found["code"]
+            continue
+        picture = (page.parent / found["image"]).read_bytes()
+        assert picture.startswith(b"\x89PNG") and len(picture) < 150_000, found["image"]
+        assert "plt." in code or "plots." in code, found["image"]
+        assert len(found["says"]) > 20, found["image"]  # for those who cannot see it
+
+
+def test_getting_started_shows_a_picture_of_each_step() -> None:
+    shown = [
+        Path(found["image"]).stem
+        for found in PICTURE.finditer((DOCS / "getting_started.md").read_text())
+        if found["image"]
+    ]
+    assert shown == ["data", "one_call", "prior", "loss", "fit", "residual", "two_sets", "labels"]
+
+
 def too_wide(lines: Iterable[str], columns: int) -> list[str]:
     return [line for line in lines if len(line) > columns]
 
@@ -194,9 +222,9 @@ def test_messages_that_the_guide_explains_are_those_of_the_code() -> None:
 
 # What a browser fetches by itself: scripts, pictures and frames, links of a page's head, and what style sheets import.
 FETCHED = re.compile(
-    r'''<(?:script|img|iframe|source|video)\b[^>]*\bsrc=["']?(?P<src>(?:https?:)?//[^"'\s>]+)'''
-    r'''|<link\b(?=[^>]*\brel=["']?(?:stylesheet|preload|preconnect|icon|modulepreload))[^>]*\bhref=["']?(?P<href>(?:https?:)?//[^"'\s>]+)'''
-    r'''|(?:@import\s+|url\()\s*["']?(?P<url>(?:https?:)?//[^"'\s)]+)'''
+    r"""<(?:script|img|iframe|source|video)\b[^>]*\bsrc=["']?(?P<src>(?:https?:)?//[^"'\s>]+)"""
+    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|preload|preconnect|icon|modulepreload))[^>]*\bhref=["']?(?P<href>(?:https?:)?//[^"'\s>]+)"""
+    r"""|(?:@import\s+|url\()\s*["']?(?P<url>(?:https?:)?//[^"'\s)]+)"""
 )
 
 
@@ -215,7 +243,9 @@ def test_addresses_of_other_sites_are_found(tmp_path: Path) -> None:
         '<style>@import "https://fonts.example/b.css";</style>',
         '<img alt="x" src="http://pictures.example/a.png">',
     ]
-    good = '<a href="https://num.pyro.ai">NumPyro</a><script src="_static/a.js"></script><link rel="next" href="b.html" />'
+    good = (
+        '<a href="https://num.pyro.ai">NumPyro</a><script src="_static/a.js"></script><link rel="next" href="b.html" />'
+    )
     (tmp_path / "bad.html").write_text("\n".join(bad))
     (tmp_path / "good.html").write_text(good)
     assert [line.partition(":")[0] for line in outside(tmp_path)] == ["bad.html"] * len(bad)
