@@ -18,8 +18,9 @@ from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = [
-    "broadcasts", "check_operand", "check_rows", "check_weights", "draw_columns", "draw_mixed", "draw_of_rows", "draw_of_tasks",
-    "draw_scaled", "draw_shifted", "drawn_from", "mix_rows", "of_outputs", "of_rows", "operand", "outputs_first", "refuse_no_output", "weighted",
+    "broadcasts", "check_operand", "check_rows", "check_weights", "draw_columns", "draw_mixed", "draw_of_rows",
+    "draw_of_tasks", "draw_scaled", "draw_shifted", "drawn_from", "mix_rows", "of_outputs", "of_rows", "operand",
+    "outputs_first", "refuse_no_output", "weighted",
 ]  # fmt: skip
 
 
