@@ -214,7 +214,8 @@ class Marginals:
     def pick(self, which: ArrayLike) -> Marginals:
         """One output of each row, ``which[n]`` of row n: shape (B,) out of (B, P).
 
-        For the long format, in which each row is of one task; and for mixtures whose component chooses the function::
+        For mixtures whose component chooses the function. Where the function of each row is known,
+        ``f(Tasks(X, task))`` costs less (:class:`~numpyro_orthgp.Tasks`)::
 
             z = numpyro.sample("z", dist.Categorical(weights), infer={"enumerate": "parallel"})  # in the plate of the rows
             numpyro.sample("y", Gaussian(stack([f(X), g(X)]).pick(z), noise), obs=y)
