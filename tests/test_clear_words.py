@@ -69,7 +69,7 @@ def test_centres_of_tasks_are_no_tasks():
         with numpyro.handlers.seed(rng_seed=0):
             return ogp.gp("f", kernel, Z)
 
-    with pytest.raises(ValueError, match=r"Averages of tasks are no tasks.*init\.kmeans place the other columns only"):
+    with pytest.raises(ValueError, match=r"Averages of tasks are no tasks.*init\.kmeans\(\.\.\., categories=\[column\]\)"):
         declare(init.kmeans(jax.random.PRNGKey(0), X, 4))
     beside = np.concatenate([init.kmeans(jax.random.PRNGKey(0), X[:, :1], 6), np.arange(6)[:, None] % 3.0], 1)
     assert declare(beside)(X).shape == declare(init.greedy_variance(kernel, X, 4))(X).shape == (30,)
@@ -79,7 +79,7 @@ def test_columns_of_categories_have_no_centres():
     key = jax.random.PRNGKey(0)
     for X in (np.arange(10)[:, None], np.ones((10, 1), bool)):
         with pytest.raises(
-            TypeError, match=r"Codes of categories have no means: make them one-hot.*init\.greedy_variance"
+            TypeError, match=r"Codes of categories have no means: name their columns.*init\.greedy_variance"
         ):
             init.kmeans(key, X, 2)
     for X in (np.array([["a"], ["b"]]), np.array([[1.0, "a"]], object)):

@@ -120,7 +120,9 @@ def test_every_page_is_in_a_toctree() -> None:
             found = [(page.parent / entry).resolve() for entry in entries]
             assert [e.name for e in found if not e.with_name(f"{e.name}.md").exists()] == [], name_of(page)
             listed |= {entry.relative_to(DOCS).as_posix() for entry in found}
-    assert {name_of(page).removesuffix(".md") for page in PAGES if "_build" not in page.parts} == listed
+    included = {"guide/corners"}  # within guide/numpyro
+    pages = {name_of(page).removesuffix(".md") for page in PAGES if "_build" not in page.parts}
+    assert pages - included == listed
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES], ids=str)

@@ -496,7 +496,7 @@ def test_fit_refuses_tasks_that_are_none(counts):
             ValueError,
             r"`own` must have shape \(\) or \(T,\) = \(4,\); got \(2,\)",
         ),
-        (lambda X, t: Tasks(X, t, W.astype(int)), TypeError, "`mixing` must have a floating dtype"),
+        (lambda X, t: Tasks(X, t, W.astype(complex)), TypeError, "`mixing` must hold real numbers; got complex"),
     ],
 )
 def test_what_is_refused(rng, X, task, make, error, match):

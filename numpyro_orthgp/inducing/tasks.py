@@ -67,8 +67,11 @@ class Tasks:
     >>> X, task = jnp.linspace(0.0, 1.0, 6)[:, None], jnp.array([0, 2, 1, 1, 0, 2])
     >>> with numpyro.handlers.seed(rng_seed=0):
     ...     f = gp("f", kernels.RBF(0.3), X[::2], num_latents=3)
-    >>> f(Tasks(X, task)).shape, bool(jnp.allclose(f(Tasks(X, task)).mean, f(X).mean[jnp.arange(6), task], atol=1e-5))
-    ((6,), True)
+    ...     each, every = f(Tasks(X, task)), f(X)
+    >>> each.shape, every.shape
+    ((6,), (6, 3))
+    >>> bool(jnp.allclose(each.mean, every.mean[jnp.arange(6), task], atol=1e-5))
+    True
 
     :param X: inputs, shape (B, D); or a functional of B rows, such as ``Derivative(X, 0)`` or ``f.term("trend").at(X)``.
     :param task: index of each row's task, 0..T-1, shape (B,), or () for all rows; integers, or whole numbers of a floating dtype,
