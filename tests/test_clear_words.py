@@ -69,7 +69,9 @@ def test_centres_of_tasks_are_no_tasks():
         with numpyro.handlers.seed(rng_seed=0):
             return ogp.gp("f", kernel, Z)
 
-    with pytest.raises(ValueError, match=r"Averages of tasks are no tasks.*init\.kmeans\(\.\.\., categories=\[column\]\)"):
+    with pytest.raises(
+        ValueError, match=r"Averages of tasks are no tasks.*init\.kmeans\(\.\.\., categories=\[column\]\)"
+    ):
         declare(init.kmeans(jax.random.PRNGKey(0), X, 4))
     beside = np.concatenate([init.kmeans(jax.random.PRNGKey(0), X[:, :1], 6), np.arange(6)[:, None] % 3.0], 1)
     assert declare(beside)(X).shape == declare(init.greedy_variance(kernel, X, 4))(X).shape == (30,)
