@@ -36,7 +36,7 @@ START_SCALE = 0.1  # standard deviation of an effect's Gaussian to begin with, u
 
 
 class PointsAndEffects(AutoDelta):
-    """Posterior modes for hyperparameters, a Gaussian for each random effect; the default ``hyper`` of :class:`AutoSparseGP`.
+    """Posterior modes for hyperparameters, a Gaussian for each random effect; the default ``hyper`` of ``AutoSparseGP``.
 
     Random effects are the latent sites of more than one value that
 

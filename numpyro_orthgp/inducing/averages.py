@@ -124,7 +124,7 @@ def centred(X: ArrayLike, over: ArrayLike) -> Average:
 class Integral(Functional):
     r"""Integrals of f over boxes, :math:`\int_a^b f(x)\, dx`, or averages over them, one box for each row.
 
-    In closed form for RBF and constants, scaled, summed and multiplied, on any columns (:mod:`numpyro_orthgp.kernels.boxes`), with
+    In closed form for RBF and constants, scaled, summed and multiplied, on any columns, with
     inducing points and other functionals. Else, and in paths, by the Gauss-Legendre rule of ``num_nodes`` in each dimension, exact
     for polynomials of degree 2 ``num_nodes`` - 1. For kernels as smooth as RBF eight nodes are exact to 1e-6 in boxes up to three
     lengthscales wide; a kernel with a kink (Matern) converges as a power of ``num_nodes``. Covariances of two boxes are by the

@@ -43,7 +43,7 @@ class Category:
 
 @dataclass(frozen=True)
 class Inputs:
-    """How a table becomes inputs of a gp; what :func:`inputs_of` learns. Call it with a table.
+    """How a table becomes inputs of a gp; what :func:`~numpyro_orthgp.inputs_of` learns. Call it with a table.
 
     :param numbers: the columns of the inputs that hold numbers, standardized.
     :param categories: the others.
@@ -72,7 +72,7 @@ class Inputs:
 
         :param table: of the columns that it was learned from, in any order.
         :raises ValueError: if a column lacks; for categories that training has not seen and for missing numbers, unless
-            :func:`inputs_of` was told what to do with these.
+            :func:`~numpyro_orthgp.inputs_of` was told what to do with these.
         """
         found = read_table(table)
         lacking = [e.name for e in self.encoders if e.name not in found.names]
@@ -132,7 +132,7 @@ def inputs_of(
     :param unseen: what to do with categories that training has not seen: "refuse" them by name, or take all of a column for one
         "new" category, with a warning; for a kernel that says what is common to all, ``Coregion.exchangeable``.
     :param dtype: floating dtype of the inputs, by default JAX's.
-    :return: :class:`Inputs`, to call with this and other tables.
+    :return: ``Inputs``, to call with this and other tables.
     :raises TypeError: for columns of dates, or of objects that are not text.
     :raises ValueError: for other options, missing numbers that are refused, columns without any number, or ``categories`` that are
         no columns.
