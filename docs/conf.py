@@ -45,7 +45,8 @@ nitpick_ignore_regex = [
         "py:class",
         r"numpyro_orthgp\.(kernels\.components\.Component|kernels\.random_features\.(Factor|Term)|kernels\.terms\.Term|functions\.sites\.Names)",
     ),
-    ("py:class", r"numpyro_orthgp\.(math\.compiled\._F|functions\.mean_only\.MeanShift|inducing\.tasks\.Chosen|training\.result\.Fitted|tabular\.labels\.Labels)"),
+    ("py:class", r"numpyro_orthgp\.(math\.compiled\._F|functions\.mean_only\.MeanShift|tabular\.labels\.Labels)"),
+    ("py:class", r"numpyro_orthgp\.(inducing\.tasks\.Chosen|training\.result\.Fitted)"),
 ]
 
 # Links into NumPyro's and JAX's pages need the network, which a build does without unless it is asked.
