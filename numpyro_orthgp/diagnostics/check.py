@@ -19,10 +19,12 @@ from numpyro_orthgp.diagnostics.importance import ParetoK, check_guide, khat_of
 from numpyro_orthgp.diagnostics.integration import integration_errors
 from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.nearby import nearby_gains
+from numpyro_orthgp.diagnostics.outputs import outputs_of_fit
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.report import Report
 from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
 from numpyro_orthgp.diagnostics.samples import samples_of
+from numpyro_orthgp.diagnostics.scales import scales_of
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides import posterior
@@ -120,7 +122,8 @@ def check(
             "CollapsedGP, are not: other data have another prior. Predict from the fit: CollapsedGP(...).posterior(y)(X_test)."
         )
     replay = Replay(model, arguments, source.draw(num_samples), layout)
-    functions, inputs = _functions(replay, guide, model_key)
+    functions, scales, inputs = _functions(replay, guide, model_key)
+    arrays = arguments_of(model, args, kwargs)
     return Report(
         functions,
         residual_scales(model, guide, params, arguments, layout, draw_key),
@@ -129,19 +132,21 @@ def check(
         {} if held_args is None else calibrate(model, guide, params, *held_args, num_samples, test_key),
         None if nuts is None else compare(replay, nuts, nuts_key),
         layout.collapsed,
-        coarse_of(arguments_of(model, args, kwargs) | inputs),
+        coarse_of(arrays | inputs),
         integration_errors(model, guide, params, arguments, layout, draw_key),
         # Of a sample near rows are not those of the data.
         {} if samples else nearby_gains(model, guide, params, arguments, layout, draw_key),
         samples,
         points_of(replay),
         None if starts is None else starts_of(losses, starts),
+        outputs_of_fit(model, guide, params, arguments, layout, draw_key, arrays),
+        {name: found for name, (f, X) in scales.items() if (found := scales_of(f, X, arrays)) is not None},
     )
 
 
 def _functions(
     replay: Replay, guide: Callable[..., Any], rng_key: PRNGKey
-) -> tuple[dict[str, FunctionHealth], dict[str, Array]]:
+) -> tuple[dict[str, FunctionHealth], dict[str, tuple[GPFunction, Array]], dict[str, Array]]:
     """All functions with the guide's Gaussians, at the inputs where the outputs of one draw depend on them; and these inputs."""
     arguments, params = replay.arguments, replay.draws.params
 
@@ -158,7 +163,9 @@ def _functions(
     at, _ = replay.ends(inputs, rng_key)
     functions = jax.jit(fitted)(arguments.arrays, params)
     health = {name: health_of(name, f, at.get(name)) for name, f in functions.items()}
-    return health, {f"inputs of {name}": X for name, X in at.items() if not isinstance(X, Functional)}
+    seen = {name: X for name, X in at.items() if not isinstance(X, Functional)}
+    pairs = {name: (functions[name], X) for name, X in seen.items() if name in functions}
+    return health, pairs, {f"inputs of {name}": X for name, X in seen.items()}
 
 
 def _khat(replay: Replay, rng_key: PRNGKey) -> ParetoK | str:
