@@ -18,7 +18,7 @@ from numpyro_orthgp.diagnostics.importance import LIMIT, ParetoK
 from numpyro_orthgp.diagnostics.integration import IntegrationError
 from numpyro_orthgp.diagnostics.nearby import Nearby
 from numpyro_orthgp.diagnostics.outputs import OutputFit, advice_on_outputs
-from numpyro_orthgp.diagnostics.scales import Scales, advice_on_scales
+from numpyro_orthgp.diagnostics.scales import ALONE, Scales, advice_on_scales
 from numpyro_orthgp.diagnostics.words import percent
 from numpyro_orthgp.training.resolution import REMEDY
 
@@ -72,7 +72,9 @@ def advise(
         yield from _on_nuts(nuts)
     for name, health in functions.items():
         told = any(name in fit.functions and fit.says_nothing for fit in outputs.values())
-        yield from _on_sets(name, health, told)
+        yield from _on_idle_sets(name, health, told)
+        if name not in scales or scales[name].nearest >= ALONE:  # else more points would not help
+            yield from _on_residual(name, health)
     for name, v in residual_scales.items():
         if np.median(v) < SMALL_V:
             yield (
@@ -123,7 +125,7 @@ def _on_integral(name: str, found: IntegrationError) -> Iterator[str]:
     )
 
 
-def _on_sets(name: str, health: FunctionHealth, told: bool) -> Iterator[str]:
+def _on_idle_sets(name: str, health: FunctionHealth, told: bool) -> Iterator[str]:
     """
     :param told: whether it was said that the whole function is of no use.
     """
@@ -131,13 +133,16 @@ def _on_sets(name: str, health: FunctionHealth, told: bool) -> Iterator[str]:
     if len(idle) == len(health.sets) and not health.num_mean_only:
         if not told:
             yield (
-                f"{name} is still its prior ({sum(s.divergence for s in idle):.1g} nats): the data say nothing of it, or the fit is "
-                "stuck, or not at its end. Try other starts (init_params=, starts=), more steps, longer lengthscales."
+                f"{name} is still its prior ({sum(s.divergence for s in idle):.1g} nats): the data say nothing of it, or the fit "
+                "is stuck, or not at its end. Try other starts (init_params=, starts=), more steps, longer lengthscales."
             )
         idle = []
     for s in idle:
         drop = "" if health.num_mean_only else ", or drop it with online.drop_sets"
         yield f"{s.name} does nothing ({s.divergence:.1g} nats): leave it out{drop}."
+
+
+def _on_residual(name: str, health: FunctionHealth) -> Iterator[str]:
     if health.residual is None:
         return
     left = np.quantile(health.residual, 0.95)

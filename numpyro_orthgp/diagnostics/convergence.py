@@ -70,8 +70,8 @@ def convergence_of(losses: Any) -> Convergence:
     if not_finite:
         return Convergence(float("nan"), float("nan"), len(values), not_finite)
     last, before = values[-num:], values[-2 * num : -num]
-    # Noise as differences show it: a trend is none.
-    noise = np.mean(np.diff(values[-2 * num :]) ** 2) / 2
+    # Noise as differences show it, about their mean: a trend is none.
+    noise = np.var(np.diff(values[-2 * num :])) / 2
     error = float(np.sqrt(2 * noise / num))
     tenths = values[len(values) - SHARE * num :].reshape(SHARE, num).mean(1)
     lowest = np.min(tenths, initial=np.inf, where=np.isfinite(tenths))

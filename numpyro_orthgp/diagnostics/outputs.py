@@ -1,8 +1,9 @@
 """What is left of outputs when their predictions are taken away: nothing explained, counts too far off, outliers, rows twice.
 
-In the data that were fitted a row pulls its own prediction towards it. With leverage h = e / s^2, the variance that inducing
-variables explain over the noise's, the rest of a linear smoother has variance (1 - h) s^2, by which distances are standardized
-here (the residual of f, which no row has pulled, comes on top).
+In the data that were fitted a row pulls its own prediction towards it, with leverage h = e / s^2, the variance that inducing
+variables explain over the noise's. Without the row its distance r would be r / (1 - h), as of any linear smoother with its
+parameters kept, and has variance s^2 / (1 - h), to which the residual of f comes, which no row has pulled. Of Poisson counts
+s^2 is 1 / rate, since f is in the logarithm.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class OutputFit:
     :param functions: names of the gps that it depends on.
     :param num: of outputs that are not masked.
     :param sd: their standard deviation.
-    :param explained: share of their variance that the predicted means explain; negative where the mean of all would be closer.
+    :param explained: share of their variance that predictions explain, of Gaussian outputs and counts each without its own row;
+        negative where the mean of all would be closer.
     :param noise: standard deviation of Gaussian noise, else NaN.
     :param dispersion: mean squared distance of counts from their means over Poisson's variance, 1 for Poisson counts; else NaN.
     :param dispersion_error: its standard error if they are Poisson's.
@@ -88,7 +90,7 @@ class OutputFit:
         counts = (
             "" if np.isnan(self.dispersion) else f"; dispersion {self.dispersion:.3g} (1 for {self.likelihood} counts)"
         )
-        return f"means explain {share} of the variance of the data{noise}{counts}"
+        return f"predictions explain {share} of the variance of the data{noise}{counts}"
 
     @property
     def says_nothing(self) -> bool:
@@ -176,18 +178,18 @@ def _judged(
     y, mean = of["y"], of["mean"]
     if not len(y) or np.ptp(y) == 0:
         return None
-    explained = 1 - np.mean((y - mean) ** 2) / y.var()
     noise = dispersion = error = np.nan
-    df, gain = np.inf, 0.0
+    df, gain, free = np.inf, 0.0, np.ones(len(y))
     if "noise" in of:
         square = of["noise"] ** 2
         noise = float(np.sqrt(square.mean()))
-        left = np.maximum(square - of["explained"], SPARED * square) + of["residual"]
-        df, gain = tail_gain((y - mean) / np.sqrt(left))
+        free = np.maximum(1 - of["explained"] / square, SPARED)
+        df, gain = tail_gain((y - mean) / np.sqrt(free * square + of["residual"]))
     elif kind == "Poisson" and "explained" in of:
         free = np.maximum(1 - of["explained"] * mean, SPARED)
         dispersion = float(np.sum((y - mean) ** 2 / mean) / free.sum())
         error = float(np.sqrt(np.sum(2 + 1 / mean)) / free.sum())
+    explained = 1 - np.mean(((y - mean) / free) ** 2) / y.var()
     repeated = _repeated(moments["y"], arrays)
     numbers = float(y.std()), float(explained), noise, dispersion, error, df, gain, repeated
     return OutputFit(kind, functions, len(y), *numbers)
@@ -246,8 +248,8 @@ LONGER = (
 
 def _on_nothing(name: str, fit: OutputFit, scales: Mapping[str, Scales]) -> str:
     share = f"{percent(fit.explained)}" if fit.explained > 0 else "nothing"
-    noise = "" if np.isnan(fit.noise) else f", and noise of {fit.noise:.2g} takes the rest of its {fit.sd:.2g}"
-    what = f"The fit says nothing of {name}: its means explain {share} of the variance{noise}."
+    noise = "" if np.isnan(fit.noise) else f", and noise, {fit.noise:.2g}, takes the rest (standard deviation of {name}: {fit.sd:.2g})"
+    what = f"The fit says nothing of {name}: its predictions explain {share} of the variance{noise}."
     alone = [f for f in fit.functions if f in scales and scales[f].nearest < ALONE]
     if alone:
         return f"{what} {_alone(alone[0], scales[alone[0]])} {LONGER}"

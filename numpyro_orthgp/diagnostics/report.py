@@ -46,7 +46,7 @@ class Report:
     :param points: latent sites that are points for the guide and may be random effects.
     :param starts: where fits from other starts end; ``None`` if they were not given.
     :param outputs: what predictions leave of the outputs that were fitted, by name.
-    :param scales: inputs as kernels see them, by name of the function; of those with twenty rows or more and fifty columns or fewer.
+    :param scales: inputs as kernels see them, by name of the function; of twenty rows or more and fifty columns or fewer.
     """
 
     functions: Mapping[str, FunctionHealth]
