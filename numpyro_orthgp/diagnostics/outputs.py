@@ -248,7 +248,8 @@ LONGER = (
 
 def _on_nothing(name: str, fit: OutputFit, scales: Mapping[str, Scales]) -> str:
     share = f"{percent(fit.explained)}" if fit.explained > 0 else "nothing"
-    noise = "" if np.isnan(fit.noise) else f", and noise, {fit.noise:.2g}, takes the rest (standard deviation of {name}: {fit.sd:.2g})"
+    of = f"{fit.noise:.2g}, where the standard deviation of {name} is {fit.sd:.2g}"
+    noise = "" if np.isnan(fit.noise) else f", the rest is noise ({of})"
     what = f"The fit says nothing of {name}: its predictions explain {share} of the variance{noise}."
     alone = [f for f in fit.functions if f in scales and scales[f].nearest < ALONE]
     if alone:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.diagnostics import Report
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.neighbors import NeighborFunction, with_neighbors
 from numpyro_orthgp.tabular.budget import Budget
@@ -161,6 +162,16 @@ class RegressionFit(TableFit):
         sd = self._sd(variance)
         function_sd = self.scale * np.sqrt(np.maximum(variance, 0))
         return Predictions(self.loc + self.scale * mean, sd, function_sd, table.index, table.like, found.df)
+
+    def check(self, **options: Any) -> Report:
+        """As for every fit; what predictions have already, tails and neighbours, is no advice.
+
+        :param options: of ``check``, ``nuts=200`` for one.
+        """
+        report = super().check(**options)
+        if np.isfinite(self.found.df):
+            report = replace(report, outputs={n: replace(o, gain=0.0) for n, o in report.outputs.items()})
+        return report if self.found.near_noise is None else replace(report, nearby={})
 
     def _sd(self, variance: Any) -> Any:
         """Standard deviation of a new output, of the function's variance, in the units of y."""
