@@ -69,8 +69,11 @@ def check(
     and for the fit
 
     * columns of the data that their dtype does not resolve, as unix seconds in float32: an offset should be taken off;
-    * whether the loss still falls, if ``losses`` are given; whether other ``starts`` end where this one does;
+    * whether the loss still falls, or was lower before, if ``losses`` are given; whether other ``starts`` end where this one does;
     * sites that are points for the guide and look like random effects;
+    * the share of the variance of the outputs that predictions explain, of Gaussian outputs and counts each without its own row;
+      Gaussian noise beside the standard deviation of the outputs; whether counts vary more than Poisson's, Gaussian outputs have
+      outliers, rows come twice, lengthscales are too short for the inputs, or columns differ in scale and lengthscales do not;
     * v of the tightened bound: 1 is the prior's residual, smaller values say how much the bound would like to have less of it. It
       is each point's own under Gaussian noise, also beneath ``LogNormal``, ``Transformed`` and ``Mixture``, else that of a gp;
     * what Gauss-Hermite nodes miss of each output's expectation, in nats per point, beside some thousands of nodes: where a density
@@ -85,7 +88,8 @@ def check(
       at up to 200 of the data. Missing outputs are integrated out. For few data only: it costs what NUTS costs.
 
     The numbers are attributes of the result, also those that the page sums up: ``report.functions["f"].residual``,
-    ``report.held_out["y"].pit`` (see ``plots.calibration``), ``report.nuts.sites``, ``report.advice``.
+    ``report.held_out["y"].pit`` (see ``plots.calibration``), ``report.outputs["y"]``, ``report.scales["f"]``,
+    ``report.nuts.sites``, ``report.advice``.
 
     :param model: the model that was fitted.
     :param guide: its guide.
