@@ -67,7 +67,7 @@ def advise(
     for name, error in integration.items():
         yield from _on_integral(name, error)
     for name, calibration in held_out.items():
-        yield from _on_calibration(name, calibration)
+        yield from _on_calibration(name, calibration, outputs.get(name))
     if nuts is not None:
         yield from _on_nuts(nuts)
     for name, health in functions.items():
@@ -153,7 +153,7 @@ def _on_residual(name: str, health: FunctionHealth) -> Iterator[str]:
         )
 
 
-def _on_calibration(name: str, calibration: Calibration) -> Iterator[str]:
+def _on_calibration(name: str, calibration: Calibration, fit: OutputFit | None) -> Iterator[str]:
     if calibration.pit is None:
         return
     excess = {level: calibration.coverage(level) - level for level in LEVELS}
@@ -161,10 +161,12 @@ def _on_calibration(name: str, calibration: Calibration) -> Iterator[str]:
     if not clear:
         return
     level = clear[0]
+    law = "the likelihood's tails too light"
+    if fit is not None and fit.likelihood == "Poisson":
+        law = "counts may vary more than Poisson's (likelihoods.NegativeBinomial)"
     narrow = (
         "narrow",
-        "there may be too few inducing points, the noise too small, the likelihood's tails too light, or q too sure of "
-        "hyperparameters",
+        f"there may be too few inducing points, the noise too small, {law}, or q too sure of hyperparameters",
     )
     wide = "wide", "the noise may be too large, or the fit not at its end"
     what, why = narrow if excess[level] < 0 else wide

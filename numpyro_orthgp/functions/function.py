@@ -14,7 +14,7 @@ from jax.tree_util import Partial
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
 from numpyro_orthgp.functions.draws import draw_process
 from numpyro_orthgp.functions.expected import AveragedMarginals, average
-from numpyro_orthgp.functions.groups import covariance_of_groups
+from numpyro_orthgp.functions.groups import covariance_of_groups, moments_of_groups
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, weigh_points
@@ -121,26 +121,9 @@ class GPFunction:
         if isinstance(X, Functional):
             size = max(size // X.width, 1)
         # While fitting a batch is small, and may be spread over devices.
-        if self.fitting or self.group_size is None or len(X) <= size:
-            return map_blocks(self._moments_at_once, X, len(X) if self.fitting else size)
-        return self._moments_of_groups(jnp.asarray(X), self.group_size, size)
-
-    def _moments_of_groups(self, X: Array, G: int, size: int) -> tuple[Array, Array, Array, Array, Array]:
-        """Blocks are not stretches of rows, so groups are divided among them whole; a last one that is shorter comes by itself."""
-        whole = len(X) // G * G
-
-        def of(groups: Array) -> tuple[Array, ...]:
-            *moments, covariances = self._moments_at_once(groups.reshape(-1, X.shape[-1]))
-            assert covariances is not None
-            return *(a.reshape(-1, G, *a.shape[1:]) for a in moments), jnp.moveaxis(covariances, -3, 0)
-
-        *moments, covariances = map_blocks(of, X[:whole].reshape(-1, G, X.shape[-1]), max(size // G, 1))
-        found = *(a.reshape(-1, *a.shape[2:]) for a in moments), jnp.moveaxis(covariances, 0, -3)
-        if whole == len(X):
-            return found
-        last = self._moments_at_once(X[whole:])
-        axes = (0, 0, 0, 0, -3)
-        return tuple(jnp.concatenate(pair, axis) for *pair, axis in zip(found, last, axes, strict=True))
+        if self.group_size is not None and not self.fitting and not isinstance(X, Functional):
+            return moments_of_groups(self._moments_at_once, jnp.asarray(X), self.group_size, size)
+        return map_blocks(self._moments_at_once, X, len(X) if self.fitting else size)
 
     def _moments_at_once(self, X: Rows) -> tuple[Array, Array, Array, Array, Array | None]:
         covariances = [covariance_with_rows(self.kernel, s, X) for s in self.features]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.diagnostics import Report
+from numpyro_orthgp.diagnostics.tails import fit_tails
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.neighbors import NeighborFunction, with_neighbors
 from numpyro_orthgp.tabular.budget import Budget
@@ -25,7 +26,6 @@ from numpyro_orthgp.tabular.rows import observed_numbers, order_of
 from numpyro_orthgp.tabular.search import distances, function_of, new_guide, predictor_of, search
 from numpyro_orthgp.tabular.serving import moments_at
 from numpyro_orthgp.tabular.stages import Found, moments
-from numpyro_orthgp.tabular.tails import fit_tails
 from numpyro_orthgp.types import Array
 
 __all__ = ["RegressionFit", "regression"]

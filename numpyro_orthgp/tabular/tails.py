@@ -1,7 +1,7 @@
-"""The distribution of new outputs about their means: normal, or a Student t where the data ask for it.
+"""What the distribution of new outputs about their means is fitted to: distances from predictions that do not know the outputs.
 
 Where some rows are harder than others one normal distribution is too wide for most and too narrow for a few: its 50 % intervals
-hold two thirds of what comes. What is fitted are the distances between outputs and the predictions of fits without them.
+hold two thirds of what comes. A Student t is taken where these distances ask for it (``diagnostics/tails.py``).
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numpyro_orthgp.diagnostics.tails import fit_tails
-
-__all__ = ["fit_tails", "left_out"]
+__all__ = ["left_out"]
 
 FOLDS = 5
 
