@@ -229,8 +229,9 @@ def advice_on_outputs(
             )
         if fit.overdispersed:
             yield (
-                f"Counts {name} are further from their means than Poisson's: {fit.dispersion:.2g} times the variance. Take "
-                "likelihoods.NegativeBinomial; ZeroInflated, where zeros stand out."
+                f"Counts {name} are further from their means than Poisson's: {fit.dispersion:.2g} times the variance. Either f "
+                "follows them too little (more points, a shorter lengthscale), or they vary more: likelihoods.NegativeBinomial; "
+                "ZeroInflated, where zeros stand out."
             )
         if fit.has_outliers:
             yield (
