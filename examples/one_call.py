@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 from sklearn.datasets import load_diabetes
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import LinearRegression
@@ -22,10 +23,11 @@ from sklearn.linear_model import LinearRegression
 import numpyro_orthgp as ogp
 
 
-def report(name: str, y: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> None:
-    z = (y - mean) / sd
-    score = np.mean(-0.5 * (np.log(2 * np.pi * sd**2) + z**2))
-    inside = [100 * np.mean(np.abs(z) < width) for width in (0.674, 1.282, 1.960)]
+def report(name: str, y: np.ndarray, mean: np.ndarray, scale: np.ndarray, df: float = np.inf) -> None:
+    law = stats.t(df) if np.isfinite(df) else stats.norm
+    z = (y - mean) / scale
+    score = np.mean(law.logpdf(z) - np.log(scale))
+    inside = [100 * np.mean(np.abs(z) < law.ppf(0.5 + level / 2)) for level in (0.5, 0.8, 0.95)]
     error = np.sqrt(np.mean((y - mean) ** 2))
     print(f"{name:18s}{score:11.3f}{error:8.2f}" + "".join(f"{share:8.1f}" for share in inside))
 
@@ -81,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{fit}\n")
     predicted = fit.predict(X[new])
     print(f"{'':18s}{'log density':>11s}{'RMSE':>8s}{'50 %':>8s}{'80 %':>8s}{'95 %':>8s}")
-    report("one call", y[new], predicted.mean, predicted.sd)
+    report("one call", y[new], predicted.mean, predicted.scale, predicted.df)
     report("trees", y[new], *with_spread(HistGradientBoostingRegressor(random_state=0), X[known], y[known], X[new]))
     report("linear regression", y[new], *with_spread(LinearRegression(), X[known], y[known], X[new]))
     report("mean", y[new], np.full(len(y[new]), y[known].mean()), np.full(len(y[new]), y[known].std()))

@@ -28,7 +28,7 @@ SHORT = {
     "groups": "--num-data 60 --num-inducing 6 --neighbors 5 --steps 2 --sets bike --group-sizes 4",
     "lbfgs": "--num-inducing 8 --steps 4 --max-rows 60 --sets airfoil",
     "medium_regression": "--num-data 60 --num-inducing 6 --steps 2 --sets bike",
-    "no_choices": "--sets airfoil --max-rows 60 --budget 1 --methods 'one call' trees mean",
+    "no_choices": "--sets airfoil wdbc nyc_bicycle --max-rows 60 --budget 1 --methods 'one call' trees linear mean",
     "natural_gradients": "--num-data 100 --num-inducing 8 --batch-size 20 --steps 4 --natural-steps 4",
     "oil_flow": "--dims 2 --num-inducing 6 --steps 40 --batch 20",
     "peers": "--tasks step --sizes 8 --batch-size 20 --rounds 1 --blocks 1 --seconds 0.01",
@@ -79,6 +79,9 @@ def folder(tmp_path_factory) -> Path:
     np.savez(folder / "nyc_bicycle_kaggle210.npz", X=rng.uniform(size=(50, 2)), counts=rng.poisson(5.0, (50, 1)))
     label = np.arange(60) % 3
     np.savez(folder / "three_phase_oil_flow.npz", X=rng.normal(size=(60, 12)) + label[:, None], label=label)
+    np.savez(folder / "wdbc.npz", X=rng.normal(size=(80, 3)), y=np.arange(80) % 2)
+    rides = {"total": rng.poisson(5.0, 80), "day_of_week": np.arange(80) % 7}
+    np.savez(folder / "nyc_bicycle.npz", X=rng.uniform(size=(80, 3)), **rides)
     pictures = {f"X{end}": rng.integers(0, 256, (120, 28, 28), np.uint8) for end in ("_train", "_test")}
     np.savez(folder / "mnist.npz", **pictures, y_train=np.arange(120) % 10, y_test=np.arange(120) % 10)
     files = [jpeg(rng) for _ in range(40)]

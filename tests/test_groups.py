@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import AutoSparseGP, CollapsedGP, gp, init, kernels, likelihoods
+from numpyro_orthgp.functions import function
 from numpyro_orthgp.functions.groups import charges
 from numpyro_orthgp.gaussians import Full
 from numpyro_orthgp.training.batches import Batches, spread
@@ -391,3 +393,22 @@ def test_float32(size):
         assert value.dtype == jnp.float32
         np.testing.assert_allclose(value, exact, rtol=1e-3)
         np.testing.assert_allclose(slope32, slope, rtol=1e-2, atol=1e-2 * abs(exact))
+
+
+@pytest.mark.parametrize("own_kernels", [False, True])
+def test_blocks_of_many_inputs_hold_whole_groups(monkeypatch, own_kernels):
+    """Blocks are not stretches of rows, and groups are."""
+    scale = jnp.array([[0.3], [0.2]]) if own_kernels else 0.3
+    options = {"num_latents": 2} if own_kernels else {}
+    with handlers.seed(rng_seed=0):
+        f = gp("f", kernels.Matern32(scale), jnp.asarray(Z), **options)
+    f = replace(f, fitting=False, group_size=4)
+    at_once = f(jnp.asarray(X))
+    monkeypatch.setattr(function, "MAX_ENTRIES", 1)
+    monkeypatch.setattr(function, "MIN_BLOCK", 8)
+    jax.clear_caches()
+    for num in (N, 20):
+        some = f(jnp.asarray(X[:num]))
+        np.testing.assert_allclose(some.mean, at_once.mean[:num], atol=1e-12)
+        np.testing.assert_allclose(some.residual, at_once.residual[:num], atol=1e-12)
+        np.testing.assert_allclose(some.groups, at_once.groups[..., : some.groups.shape[-3], :, :], atol=1e-12)

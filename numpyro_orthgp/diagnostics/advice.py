@@ -17,6 +17,8 @@ from numpyro_orthgp.diagnostics.health import FunctionHealth, SetHealth
 from numpyro_orthgp.diagnostics.importance import LIMIT, ParetoK
 from numpyro_orthgp.diagnostics.integration import IntegrationError
 from numpyro_orthgp.diagnostics.nearby import Nearby
+from numpyro_orthgp.diagnostics.outputs import OutputFit, advice_on_outputs
+from numpyro_orthgp.diagnostics.scales import ALONE, Scales, advice_on_scales
 from numpyro_orthgp.diagnostics.words import percent
 from numpyro_orthgp.training.resolution import REMEDY
 
@@ -34,6 +36,9 @@ MISSED = 0.01  # nats per point that an integral is off
 GAINED = 0.02  # nats per row that near rows would add
 
 
+SMALLER = "take a smaller learning rate, or a schedule that ends small (optax.cosine_decay_schedule)"
+
+
 def advise(
     functions: Mapping[str, FunctionHealth],
     residual_scales: Mapping[str, np.ndarray],
@@ -45,23 +50,31 @@ def advise(
     coarse: tuple[str, ...],
     integration: Mapping[str, IntegrationError],
     nearby: Mapping[str, Nearby],
+    outputs: Mapping[str, OutputFit],
+    scales: Mapping[str, Scales],
 ) -> Iterator[str]:
     """Sentences, most urgent first."""
     for words in coarse:
         yield f"{words}. {REMEDY}"
     if convergence is not None:
         yield from _on_loss(convergence)
+    for name, found in scales.items():
+        yield from advice_on_scales(name, found)
+    yield from advice_on_outputs(outputs, functions, scales)
     for health in functions.values():
         for s in health.sets:
             yield from _on_factor(s)
-    for name, found in integration.items():
-        yield from _on_integral(name, found)
+    for name, error in integration.items():
+        yield from _on_integral(name, error)
     for name, calibration in held_out.items():
-        yield from _on_calibration(name, calibration)
+        yield from _on_calibration(name, calibration, outputs.get(name))
     if nuts is not None:
         yield from _on_nuts(nuts)
     for name, health in functions.items():
-        yield from _on_sets(name, health)
+        told = any(name in fit.functions and fit.says_nothing for fit in outputs.values())
+        yield from _on_idle_sets(name, health, told)
+        if name not in scales or scales[name].nearest >= ALONE:  # else more points would not help
+            yield from _on_residual(name, health)
     for name, v in residual_scales.items():
         if np.median(v) < SMALL_V:
             yield (
@@ -86,7 +99,9 @@ def _on_loss(convergence: Convergence) -> Iterator[str]:
     if convergence.falling:
         yield "The loss still falls: take more steps, or a larger learning rate at the start."
     if convergence.rising:
-        yield "The loss rises: take a smaller learning rate, or a schedule that ends small (optax.cosine_decay_schedule)."
+        yield f"The loss rises: {SMALLER}."
+    elif convergence.was_lower:
+        yield f"The loss was {convergence.risen:.3g} nats lower before: {SMALLER}."
 
 
 def _on_factor(s: SetHealth) -> Iterator[str]:
@@ -110,11 +125,24 @@ def _on_integral(name: str, found: IntegrationError) -> Iterator[str]:
     )
 
 
-def _on_sets(name: str, health: FunctionHealth) -> Iterator[str]:
-    for s in health.sets:
-        if s.divergence < IDLE:
-            drop = "" if health.num_mean_only else ", or drop it with online.drop_sets"
-            yield f"{s.name} does nothing ({s.divergence:.1g} nats): leave it out{drop}."
+def _on_idle_sets(name: str, health: FunctionHealth, told: bool) -> Iterator[str]:
+    """
+    :param told: whether it was said that the whole function is of no use.
+    """
+    idle = [s for s in health.sets if s.divergence < IDLE]
+    if len(idle) == len(health.sets) and not health.num_mean_only:
+        if not told:
+            yield (
+                f"{name} is still its prior ({sum(s.divergence for s in idle):.1g} nats): the data say nothing of it, or the fit "
+                "is stuck, or not at its end. Try other starts (init_params=, starts=), more steps, longer lengthscales."
+            )
+        idle = []
+    for s in idle:
+        drop = "" if health.num_mean_only else ", or drop it with online.drop_sets"
+        yield f"{s.name} does nothing ({s.divergence:.1g} nats): leave it out{drop}."
+
+
+def _on_residual(name: str, health: FunctionHealth) -> Iterator[str]:
     if health.residual is None:
         return
     left = np.quantile(health.residual, 0.95)
@@ -125,7 +153,7 @@ def _on_sets(name: str, health: FunctionHealth) -> Iterator[str]:
         )
 
 
-def _on_calibration(name: str, calibration: Calibration) -> Iterator[str]:
+def _on_calibration(name: str, calibration: Calibration, fit: OutputFit | None) -> Iterator[str]:
     if calibration.pit is None:
         return
     excess = {level: calibration.coverage(level) - level for level in LEVELS}
@@ -133,10 +161,12 @@ def _on_calibration(name: str, calibration: Calibration) -> Iterator[str]:
     if not clear:
         return
     level = clear[0]
+    law = "the likelihood's tails too light"
+    if fit is not None and fit.likelihood == "Poisson":
+        law = "counts may vary more than Poisson's (likelihoods.NegativeBinomial)"
     narrow = (
         "narrow",
-        "there may be too few inducing points, the noise too small, the likelihood's tails too light, or q too sure of "
-        "hyperparameters",
+        f"there may be too few inducing points, the noise too small, {law}, or q too sure of hyperparameters",
     )
     wide = "wide", "the noise may be too large, or the fit not at its end"
     what, why = narrow if excess[level] < 0 else wide

@@ -19,10 +19,12 @@ from numpyro_orthgp.diagnostics.importance import ParetoK, check_guide, khat_of
 from numpyro_orthgp.diagnostics.integration import integration_errors
 from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.nearby import nearby_gains
+from numpyro_orthgp.diagnostics.outputs import outputs_of_fit
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.report import Report
 from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
 from numpyro_orthgp.diagnostics.samples import samples_of
+from numpyro_orthgp.diagnostics.scales import scales_of
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides import posterior
@@ -67,8 +69,11 @@ def check(
     and for the fit
 
     * columns of the data that their dtype does not resolve, as unix seconds in float32: an offset should be taken off;
-    * whether the loss still falls, if ``losses`` are given; whether other ``starts`` end where this one does;
+    * whether the loss still falls, or was lower before, if ``losses`` are given; whether other ``starts`` end where this one does;
     * sites that are points for the guide and look like random effects;
+    * the share of the variance of the outputs that predictions explain, of Gaussian outputs and counts each without its own row;
+      Gaussian noise beside the standard deviation of the outputs; whether counts vary more than Poisson's, Gaussian outputs have
+      outliers, rows come twice, lengthscales are too short for the inputs, or columns differ in scale and lengthscales do not;
     * v of the tightened bound: 1 is the prior's residual, smaller values say how much the bound would like to have less of it. It
       is each point's own under Gaussian noise, also beneath ``LogNormal``, ``Transformed`` and ``Mixture``, else that of a gp;
     * what Gauss-Hermite nodes miss of each output's expectation, in nats per point, beside some thousands of nodes: where a density
@@ -83,7 +88,8 @@ def check(
       at up to 200 of the data. Missing outputs are integrated out. For few data only: it costs what NUTS costs.
 
     The numbers are attributes of the result, also those that the page sums up: ``report.functions["f"].residual``,
-    ``report.held_out["y"].pit`` (see ``plots.calibration``), ``report.nuts.sites``, ``report.advice``.
+    ``report.held_out["y"].pit`` (see ``plots.calibration``), ``report.outputs["y"]``, ``report.scales["f"]``,
+    ``report.nuts.sites``, ``report.advice``.
 
     :param model: the model that was fitted.
     :param guide: its guide.
@@ -120,7 +126,8 @@ def check(
             "CollapsedGP, are not: other data have another prior. Predict from the fit: CollapsedGP(...).posterior(y)(X_test)."
         )
     replay = Replay(model, arguments, source.draw(num_samples), layout)
-    functions, inputs = _functions(replay, guide, model_key)
+    functions, scales, inputs = _functions(replay, guide, model_key)
+    arrays = arguments_of(model, args, kwargs)
     return Report(
         functions,
         residual_scales(model, guide, params, arguments, layout, draw_key),
@@ -129,19 +136,21 @@ def check(
         {} if held_args is None else calibrate(model, guide, params, *held_args, num_samples, test_key),
         None if nuts is None else compare(replay, nuts, nuts_key),
         layout.collapsed,
-        coarse_of(arguments_of(model, args, kwargs) | inputs),
+        coarse_of(arrays | inputs),
         integration_errors(model, guide, params, arguments, layout, draw_key),
         # Of a sample near rows are not those of the data.
         {} if samples else nearby_gains(model, guide, params, arguments, layout, draw_key),
         samples,
         points_of(replay),
         None if starts is None else starts_of(losses, starts),
+        outputs_of_fit(model, guide, params, arguments, layout, draw_key, arrays),
+        {name: found for name, (f, X) in scales.items() if (found := scales_of(f, X, arrays)) is not None},
     )
 
 
 def _functions(
     replay: Replay, guide: Callable[..., Any], rng_key: PRNGKey
-) -> tuple[dict[str, FunctionHealth], dict[str, Array]]:
+) -> tuple[dict[str, FunctionHealth], dict[str, tuple[GPFunction, Array]], dict[str, Array]]:
     """All functions with the guide's Gaussians, at the inputs where the outputs of one draw depend on them; and these inputs."""
     arguments, params = replay.arguments, replay.draws.params
 
@@ -158,7 +167,9 @@ def _functions(
     at, _ = replay.ends(inputs, rng_key)
     functions = jax.jit(fitted)(arguments.arrays, params)
     health = {name: health_of(name, f, at.get(name)) for name, f in functions.items()}
-    return health, {f"inputs of {name}": X for name, X in at.items() if not isinstance(X, Functional)}
+    seen = {name: X for name, X in at.items() if not isinstance(X, Functional)}
+    pairs = {name: (functions[name], X) for name, X in seen.items() if name in functions}
+    return health, pairs, {f"inputs of {name}": X for name, X in seen.items()}
 
 
 def _khat(replay: Replay, rng_key: PRNGKey) -> ParetoK | str:

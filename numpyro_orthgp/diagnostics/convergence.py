@@ -11,6 +11,7 @@ __all__ = ["Convergence", "convergence_of"]
 
 SHARE = 10  # the last tenth of the steps is compared with the tenth before it
 CLEAR = 3.0  # standard errors
+SURE = 5.0  # of the lowest of several
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,19 @@ class Convergence:
     :param standard_error: of that, as if losses were independent of each other given their trend.
     :param num_steps: number of losses.
     :param num_not_finite: how many of those compared are NaN or infinite; with one, ``gain`` is NaN.
+    :param risen: by how much the last tenth is above the lowest tenth, in nats.
     """
 
     gain: float
     standard_error: float
     num_steps: int
     num_not_finite: int = 0
+    risen: float = 0.0
+
+    @property
+    def was_lower(self) -> bool:
+        """Whether it clearly was lower before, by more than a nat."""
+        return self.risen > max(1.0, SURE * self.standard_error)
 
     @property
     def falling(self) -> bool:
@@ -62,6 +70,9 @@ def convergence_of(losses: Any) -> Convergence:
     if not_finite:
         return Convergence(float("nan"), float("nan"), len(values), not_finite)
     last, before = values[-num:], values[-2 * num : -num]
-    # Noise as differences show it: a trend is none.
-    noise = np.mean(np.diff(values[-2 * num :]) ** 2) / 2
-    return Convergence(float(before.mean() - last.mean()), float(np.sqrt(2 * noise / num)), len(values))
+    # Noise as differences show it, about their mean: a trend is none.
+    noise = np.var(np.diff(values[-2 * num :])) / 2
+    error = float(np.sqrt(2 * noise / num))
+    tenths = values[len(values) - SHARE * num :].reshape(SHARE, num).mean(1)
+    lowest = np.min(tenths, initial=np.inf, where=np.isfinite(tenths))
+    return Convergence(float(before.mean() - last.mean()), error, len(values), 0, float(last.mean() - lowest))

@@ -32,7 +32,7 @@ from numpyro_orthgp.likelihoods import Gaussian
 from numpyro_orthgp.likelihoods.base import unwrap
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["GROUP_SIZE", "NEIGHBORS", "Nearby", "nearby_gains"]
+__all__ = ["GROUP_SIZE", "NEIGHBORS", "Nearby", "nearby_gains", "regressions"]
 
 GROUP_SIZE, NEIGHBORS = 16, 32
 MAX_LEFT_OUT = 500  # rows that are predicted
@@ -69,7 +69,7 @@ def nearby_gains(
         args, kwargs = arguments.join(arrays)
         sites, _ = fitted_trace(model, guide, params, args, kwargs, rng_key)
         functions = posterior(model, guide, params, *args, rng_key=rng_key, **kwargs)  # of the same draw
-        found = list(_regressions(layout, sites, functions))
+        found = list(regressions(layout, sites, functions))
         names[:] = [name for name, *_ in found]
         return [tuple(rest) for _, *rest in found]
 
@@ -77,7 +77,7 @@ def nearby_gains(
     return {name: _gains(*rest) for name, rest in zip(names, found, strict=True)}
 
 
-def _regressions(
+def regressions(
     layout: Layout, sites: dict[str, Any], functions: dict[str, GPFunction]
 ) -> Iterator[tuple[str, GPFunction, Array, Array, Array]]:
     """Name, function, inputs, outputs and the noise's standard deviation, shape of the outputs."""

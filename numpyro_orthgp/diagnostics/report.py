@@ -17,7 +17,9 @@ from numpyro_orthgp.diagnostics.hierarchy import Point, Starts, advice_on_points
 from numpyro_orthgp.diagnostics.importance import ParetoK
 from numpyro_orthgp.diagnostics.integration import IntegrationError
 from numpyro_orthgp.diagnostics.nearby import GROUP_SIZE, NEIGHBORS, Nearby
+from numpyro_orthgp.diagnostics.outputs import OutputFit
 from numpyro_orthgp.diagnostics.samples import words_of_sample
+from numpyro_orthgp.diagnostics.scales import Scales
 from numpyro_orthgp.diagnostics.words import percent, table
 
 __all__ = ["Report"]
@@ -43,6 +45,8 @@ class Report:
     :param samples: rows that were looked at and rows that there are, by name of the plate, of those that hold a sample.
     :param points: latent sites that are points for the guide and may be random effects.
     :param starts: where fits from other starts end; ``None`` if they were not given.
+    :param outputs: what predictions leave of the outputs that were fitted, by name.
+    :param scales: inputs as kernels see them, by name of the function; of twenty rows or more and fifty columns or fewer.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -58,6 +62,8 @@ class Report:
     samples: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     points: tuple[Point, ...] = ()
     starts: Starts | None = None
+    outputs: Mapping[str, OutputFit] = field(default_factory=dict)
+    scales: Mapping[str, Scales] = field(default_factory=dict)
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -75,6 +81,8 @@ class Report:
                 self.coarse,
                 self.integration,
                 self.nearby,
+                self.outputs,
+                self.scales,
             )
         )
 
@@ -95,6 +103,8 @@ class Report:
             yield str(self.convergence)
         if self.starts is not None:
             yield str(self.starts)
+        for name, output in self.outputs.items():
+            yield f"{name}: {output}"
         for name, v in self.residual_scales.items():
             spread = f"{v.item():.3g}" if v.size == 1 else f"median {np.median(v):.3g}, {v.min():.3g} to {v.max():.3g}"
             yield f"v of the tightened bound, {name}: {spread}"

@@ -14,7 +14,7 @@ from jax.tree_util import Partial
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
 from numpyro_orthgp.functions.draws import draw_process
 from numpyro_orthgp.functions.expected import AveragedMarginals, average
-from numpyro_orthgp.functions.groups import covariance_of_groups
+from numpyro_orthgp.functions.groups import covariance_of_groups, moments_of_groups
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, weigh_points
@@ -121,6 +121,8 @@ class GPFunction:
         if isinstance(X, Functional):
             size = max(size // X.width, 1)
         # While fitting a batch is small, and may be spread over devices.
+        if self.group_size is not None and not self.fitting and not isinstance(X, Functional):
+            return moments_of_groups(self._moments_at_once, jnp.asarray(X), self.group_size, size)
         return map_blocks(self._moments_at_once, X, len(X) if self.fitting else size)
 
     def _moments_at_once(self, X: Rows) -> tuple[Array, Array, Array, Array, Array | None]:

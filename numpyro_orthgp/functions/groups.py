@@ -26,16 +26,18 @@ groups give a bound; those of near rows give a better one (:func:`numpyro_orthgp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.math.grouped import added_identity, cut_groups, group_inverse, join_groups, log_det, scale_groups
 from numpyro_orthgp.math.products import diagonal
 from numpyro_orthgp.types import Array
 
-__all__ = ["best_scales", "charges", "covariance_of_groups"]
+__all__ = ["best_scales", "charges", "covariance_of_groups", "moments_of_groups"]
 
 
 def covariance_of_groups(kernel: Any, X: Array, grams: Array, residual: Array) -> Array:
@@ -49,6 +51,31 @@ def covariance_of_groups(kernel: Any, X: Array, grams: Array, residual: Array) -
     groups = jnp.moveaxis(cut_groups(X.T, size, "edge"), 0, -1)
     K = jax.vmap(lambda rows: kernel(rows, rows), out_axes=-3)(groups)
     return jnp.where(jnp.eye(size, dtype=bool), cut_groups(residual, size)[..., None], K - grams)
+
+
+def moments_of_groups(of: Callable[[Array], Any], X: Array, G: int, size: int) -> Any:
+    """Moments of many inputs block by block. Blocks are not stretches of rows, so groups are divided among them whole; a last one
+    that is shorter comes by itself.
+
+    :param of: from inputs to arrays with a row for each and, as the last, the residual's covariance within groups.
+    :param X: shape (B, D).
+    :param size: rows of a block.
+    """
+    whole = len(X) // G * G
+
+    def of_block(groups: Array) -> tuple[Array, ...]:
+        *moments, covariances = of(groups.reshape(-1, X.shape[-1]))
+        return *(a.reshape(-1, G, *a.shape[1:]) for a in moments), jnp.moveaxis(covariances, -3, 0)
+
+    if len(X) <= size or not whole:
+        return of(X)
+    *moments, covariances = map_blocks(of_block, X[:whole].reshape(-1, G, X.shape[-1]), max(size // G, 1))
+    found = *(a.reshape(-1, *a.shape[2:]) for a in moments), jnp.moveaxis(covariances, 0, -3)
+    if whole == len(X):
+        return found
+    *last, short = of(X[whole:])
+    parts = (jnp.concatenate(pair) for pair in zip(found[:-1], last, strict=True))
+    return *parts, jnp.concatenate([found[-1], short], -3)
 
 
 def charges(groups: Array, scale: Array) -> Array:

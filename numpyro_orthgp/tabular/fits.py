@@ -188,7 +188,8 @@ class TableFit(ABC):
                 program.call(X)["mean"]
 
         Its argument is the array of :meth:`as_array`, float64; of counts there is a second one, the exposure, shape (N,). It
-        returns ``mean``, ``sd`` and ``function_sd`` of numbers, ``probabilities`` of labels, ``mean`` and ``sd`` of counts.
+        returns ``mean``, ``sd`` and ``function_sd`` of numbers, ``probabilities`` of labels, ``mean`` and ``sd`` of counts. Where
+        ``df = fit.found.df`` is finite, numbers have Student t distributions of scale ``sd * sqrt((df - 2) / df)``.
 
         :param platforms: such as ``("cpu", "cuda")``; by default the one at hand.
         """

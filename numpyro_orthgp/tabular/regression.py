@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.diagnostics import Report
+from numpyro_orthgp.diagnostics.tails import fit_tails
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.neighbors import NeighborFunction, with_neighbors
 from numpyro_orthgp.tabular.budget import Budget
@@ -24,7 +26,6 @@ from numpyro_orthgp.tabular.rows import observed_numbers, order_of
 from numpyro_orthgp.tabular.search import distances, function_of, new_guide, predictor_of, search
 from numpyro_orthgp.tabular.serving import moments_at
 from numpyro_orthgp.tabular.stages import Found, moments
-from numpyro_orthgp.tabular.tails import fit_tails
 from numpyro_orthgp.types import Array
 
 __all__ = ["RegressionFit", "regression"]
@@ -161,6 +162,16 @@ class RegressionFit(TableFit):
         sd = self._sd(variance)
         function_sd = self.scale * np.sqrt(np.maximum(variance, 0))
         return Predictions(self.loc + self.scale * mean, sd, function_sd, table.index, table.like, found.df)
+
+    def check(self, **options: Any) -> Report:
+        """As for every fit; what predictions have already, tails and neighbours, is no advice.
+
+        :param options: of ``check``, ``nuts=200`` for one.
+        """
+        report = super().check(**options)
+        if np.isfinite(self.found.df):
+            report = replace(report, outputs={n: replace(o, gain=0.0) for n, o in report.outputs.items()})
+        return report if self.found.near_noise is None else replace(report, nearby={})
 
     def _sd(self, variance: Any) -> Any:
         """Standard deviation of a new output, of the function's variance, in the units of y."""

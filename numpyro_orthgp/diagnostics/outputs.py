@@ -1,0 +1,268 @@
+"""What is left of outputs when their predictions are taken away: nothing explained, counts too far off, outliers, rows twice.
+
+In the data that were fitted a row pulls its own prediction towards it, with leverage h = e / s^2, the variance that inducing
+variables explain over the noise's. Without the row its distance r would be r / (1 - h), as of any linear smoother with its
+parameters kept, and has variance s^2 / (1 - h), to which the residual of f comes, which no row has pulled. Of Poisson counts
+s^2 is 1 / rate, since f is in the logarithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.collapsed import CollapsedGP
+from numpyro_orthgp.diagnostics.draws import Arguments
+from numpyro_orthgp.diagnostics.health import FunctionHealth
+from numpyro_orthgp.diagnostics.layout import Layout
+from numpyro_orthgp.diagnostics.nearby import regressions
+from numpyro_orthgp.diagnostics.scales import ALONE, Scales
+from numpyro_orthgp.diagnostics.sites import mask_of
+from numpyro_orthgp.diagnostics.tails import tail_gain
+from numpyro_orthgp.diagnostics.words import percent
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.guides import posterior
+from numpyro_orthgp.guides.posterior import fitted_trace
+from numpyro_orthgp.likelihoods import (
+    Bernoulli,
+    Gaussian,
+    HeteroskedasticGaussian,
+    Laplace,
+    NegativeBinomial,
+    Poisson,
+    StudentT,
+)
+from numpyro_orthgp.likelihoods.base import unwrap
+from numpyro_orthgp.types import Array, PRNGKey
+
+__all__ = ["OutputFit", "advice_on_outputs", "outputs_of_fit"]
+
+WITH_MEAN = (Bernoulli, Gaussian, HeteroskedasticGaussian, Laplace, NegativeBinomial, Poisson, StudentT)
+LEAST = 20  # outputs; fewer say nothing
+LITTLE = 0.05  # share of the variance of outputs
+SPARED = 0.1  # of the noise, at the least, where a row pulls its own prediction
+CLEAR = 4.0  # standard errors
+TOO_FAR = 1.3  # dispersion of counts
+GAINED, AT_LEAST = 0.03, 6.0  # nats per row, and of all, that heavier tails gain
+TWICE = 0.05  # share of rows
+MOST_ENTRIES = 10_000_000
+
+
+@dataclass(frozen=True)
+class OutputFit:
+    """Outputs beside what the fit predicts for them, of the data that were fitted.
+
+    :param likelihood: its class.
+    :param functions: names of the gps that it depends on.
+    :param num: of outputs that are not masked.
+    :param sd: their standard deviation.
+    :param explained: share of their variance that predictions explain, of Gaussian outputs and counts each without its own row;
+        negative where the mean of all would be closer.
+    :param noise: standard deviation of Gaussian noise, else NaN.
+    :param dispersion: mean squared distance of counts from their means over Poisson's variance, 1 for Poisson counts; else NaN.
+    :param dispersion_error: its standard error if they are Poisson's.
+    :param df, gain: the Student t distribution nearest to the standardized distances from Gaussian predictions, and its gain over
+        the best normal one, nats per output; infinite and 0 for others.
+    :param num_repeated: rows that repeat an earlier one, inputs and outputs alike, where outputs are not whole numbers and that is
+        no chance.
+    """
+
+    likelihood: str
+    functions: tuple[str, ...]
+    num: int
+    sd: float
+    explained: float
+    noise: float
+    dispersion: float
+    dispersion_error: float
+    df: float
+    gain: float
+    num_repeated: int
+
+    def __str__(self) -> str:
+        share = percent(self.explained) if self.explained > 0 else "none"
+        noise = "" if np.isnan(self.noise) else f"; noise {self.noise:.3g}, of a standard deviation of {self.sd:.3g}"
+        counts = (
+            "" if np.isnan(self.dispersion) else f"; dispersion {self.dispersion:.3g} (1 for {self.likelihood} counts)"
+        )
+        return f"predictions explain {share} of the variance of the data{noise}{counts}"
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether predictions explain next to nothing of the outputs."""
+        return bool(self.num >= LEAST and self.explained < LITTLE)
+
+    @property
+    def overdispersed(self) -> bool:
+        """Whether counts are clearly further from their means than Poisson's are."""
+        excess = self.dispersion - 1
+        return bool(self.num >= LEAST and excess > max(TOO_FAR - 1, CLEAR * self.dispersion_error))
+
+    @property
+    def has_outliers(self) -> bool:
+        """Whether a Student t distribution is clearly more likely than the normal one."""
+        return self.num >= LEAST and self.gain > max(GAINED, AT_LEAST / self.num)
+
+
+def outputs_of_fit(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    params: dict[str, Any],
+    arguments: Arguments,
+    layout: Layout,
+    rng_key: PRNGKey,
+    arrays: Mapping[str, Any],
+) -> dict[str, OutputFit]:
+    """By name, of those whose predictions have a mean that is known.
+
+    :param arrays: among the model's arguments, by name.
+    """
+    kinds: dict[str, str] = {}
+
+    def collect(traced: Any, params: Any) -> dict[str, dict[str, Array]]:
+        args, kwargs = arguments.join(traced)
+        sites, _ = fitted_trace(model, guide, params, args, kwargs, rng_key)
+        functions = posterior(model, guide, params, *args, rng_key=rng_key, **kwargs) if layout.collapsed else {}
+        found = {name: moments for name, moments in _collapsed(layout, sites, functions)}
+        kinds.update(dict.fromkeys(found, "CollapsedGP"))
+        for output in layout.outputs:
+            fn, y = unwrap(sites[output.site]["fn"])[0], jnp.asarray(sites[output.site]["value"])
+            if isinstance(fn, WITH_MEAN):
+                kinds[output.name] = type(fn).__name__
+                mask = mask_of(sites[output.site]["fn"])
+                found[output.name] = _moments(fn, y) | {"seen": jnp.ones(y.shape, bool) if mask is None else mask}
+        return found
+
+    found = jax.device_get(jax.jit(collect)(arguments.arrays, params))
+    sources = {name: tuple(sorted(layout.sources.get(name) or ())) or (name,) for name in found}
+    return {
+        name: fit
+        for name, moments in found.items()
+        if (fit := _judged(kinds[name], sources[name], moments, arrays)) is not None
+    }
+
+
+def _collapsed(
+    layout: Layout, sites: dict[str, Any], functions: dict[str, GPFunction]
+) -> Iterator[tuple[str, dict[str, Array]]]:
+    outputs = {o.name: unwrap(sites[o.site]["fn"])[0] for o in layout.outputs if o.name in layout.collapsed}
+    if not outputs:
+        return
+    for name, f, X, y, noise in regressions(layout, sites, functions):
+        if isinstance(outputs.get(name), CollapsedGP):
+            m = f(X)
+            parts = {"explained": m.explained, "residual": m.residual, "noise": noise}
+            yield name, {"y": y, "mean": m.mean, "seen": jnp.ones(y.shape, bool), **parts}
+
+
+def _moments(fn: Any, y: Array) -> dict[str, Array]:
+    """What is known of each output, shape of y."""
+    m, found = fn.marginals, {"mean": fn.mean}
+    if isinstance(fn, Gaussian):
+        found |= {"explained": m.explained_variance, "residual": m.residual_variance, "noise": fn.scale}
+    elif isinstance(fn, Poisson) and fn.link == "exp":
+        found |= {"explained": m.explained_variance}
+    return {"y": y} | {name: jnp.broadcast_to(v, y.shape) for name, v in found.items()}
+
+
+def _judged(
+    kind: str, functions: tuple[str, ...], moments: dict[str, np.ndarray], arrays: Mapping[str, Any]
+) -> OutputFit | None:
+    seen = moments["seen"] & np.isfinite(moments["y"]) & np.isfinite(moments["mean"])
+    of = {name: np.asarray(v, float)[seen] for name, v in moments.items() if name != "seen"}
+    y, mean = of["y"], of["mean"]
+    if not len(y) or np.ptp(y) == 0:
+        return None
+    noise = dispersion = error = np.nan
+    df, gain, free = np.inf, 0.0, np.ones(len(y))
+    if "noise" in of:
+        square = of["noise"] ** 2
+        noise = float(np.sqrt(square.mean()))
+        free = np.maximum(1 - of["explained"] / square, SPARED)
+        df, gain = tail_gain((y - mean) / np.sqrt(free * square + of["residual"]))
+    elif kind == "Poisson" and "explained" in of:
+        free = np.maximum(1 - of["explained"] * mean, SPARED)
+        dispersion = float(np.sum((y - mean) ** 2 / mean) / free.sum())
+        error = float(np.sqrt(np.sum(2 + 1 / mean)) / free.sum())
+    explained = 1 - np.mean(((y - mean) / free) ** 2) / y.var()
+    repeated = _repeated(moments["y"], arrays)
+    numbers = float(y.std()), float(explained), noise, dispersion, error, df, gain, repeated
+    return OutputFit(kind, functions, len(y), *numbers)
+
+
+def _repeated(y: np.ndarray, arrays: Mapping[str, Any]) -> int:
+    """Rows that repeat an earlier one, where most of those that repeat its inputs do."""
+    if y.ndim != 1 or not np.isfinite(y).all() or (y == np.round(y)).all():
+        return 0
+    rows = [np.asarray(a).reshape(len(y), -1) for a in arrays.values() if np.shape(a)[:1] == y.shape]
+    inputs = [a for a in rows if not (a.shape[1] == 1 and np.array_equal(a[:, 0], y))]
+    if len(inputs) == len(rows) or not inputs or sum(a.size for a in inputs) > MOST_ENTRIES:
+        return 0
+    X = np.concatenate(inputs, 1)
+    again = len(y) - len(np.unique(X, axis=0))
+    both = len(y) - len(np.unique(np.column_stack([X, y]), axis=0))
+    return both if 2 * both > again else 0
+
+
+def advice_on_outputs(
+    outputs: Mapping[str, OutputFit], functions: Mapping[str, FunctionHealth], scales: Mapping[str, Scales]
+) -> Iterator[str]:
+    """Sentences."""
+    for name, fit in outputs.items():
+        if fit.says_nothing:
+            yield _on_nothing(name, fit, scales)
+    for name, s in scales.items():
+        known = any(name in fit.functions and fit.says_nothing for fit in outputs.values())
+        if s.nearest < ALONE and name in functions and not known:
+            yield f"{_alone(name, s)} {LONGER}"
+    for name, fit in outputs.items():
+        if fit.num_repeated > TWICE * fit.num:
+            yield (
+                f"{fit.num_repeated} of {fit.num} rows repeat an earlier one, inputs and {name} alike. They count as new evidence, "
+                "so noise and intervals come out too small, and held-out rows may be among those that were fitted. Unless they "
+                "were measured anew, drop them (np.unique(rows, axis=0)) before anything is held out."
+            )
+        if fit.overdispersed:
+            yield (
+                f"Counts {name} are further from their means than Poisson's: {fit.dispersion:.2g} times the variance. Either f "
+                "follows them too little (more points, a shorter lengthscale), or they vary more: likelihoods.NegativeBinomial; "
+                "ZeroInflated, where zeros stand out."
+            )
+        if fit.has_outliers:
+            yield (
+                f"{name} has outliers, or noise that differs from row to row: distances from predictions are those of a Student t "
+                f"with {fit.df:g} degrees of freedom ({fit.gain:.2g} nats per row better than normal ones). Take "
+                "likelihoods.StudentT, or HeteroskedasticGaussian where the inputs tell which rows are noisy."
+            )
+
+
+LONGER = (
+    "Standardize inputs, and begin at lengthscales of about sqrt(D) (init_params=, or a prior whose median is there), with points "
+    "among the rows (init.greedy_variance)."
+)
+
+
+def _on_nothing(name: str, fit: OutputFit, scales: Mapping[str, Scales]) -> str:
+    share = f"{percent(fit.explained)}" if fit.explained > 0 else "nothing"
+    of = f"{fit.noise:.2g}, where the standard deviation of {name} is {fit.sd:.2g}"
+    noise = "" if np.isnan(fit.noise) else f", the rest is noise ({of})"
+    what = f"The fit says nothing of {name}: its predictions explain {share} of the variance{noise}."
+    alone = [f for f in fit.functions if f in scales and scales[f].nearest < ALONE]
+    if alone:
+        return f"{what} {_alone(alone[0], scales[alone[0]])} {LONGER}"
+    return (
+        f"{what} Either the inputs do not tell, or the fit is stuck, or not at its end: try other starts (init_params=, starts=), "
+        "more steps, or ogp.fit_lbfgs with a CollapsedGP; ogp.regression tries several."
+    )
+
+
+def _alone(name: str, s: Scales) -> str:
+    return (
+        f"No row tells of another: with its nearest one {name} has correlation {s.nearest:.2g} (median), so lengthscales are too "
+        "short for these inputs."
+    )

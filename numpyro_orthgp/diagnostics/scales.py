@@ -1,0 +1,95 @@
+"""Whether a kernel's lengths suit the inputs: what two rows that are near, or differ in one column, say of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.types import Array
+
+__all__ = ["ALONE", "Scales", "advice_on_scales", "scales_of"]
+
+ROWS, OTHERS, LEAST = 100, 2000, 20  # looked at; among which the nearest are sought; fewer rows say nothing
+MOST_COLUMNS = 50
+ALONE = 0.1  # correlation of a row with the nearest
+APART = 100.0  # ratio of columns' standard deviations
+CUT, IDLE = 0.01, 0.99  # correlations of a row with itself after the exchange of one column: unrelated, the same
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Inputs as a kernel sees them.
+
+    :param spread: standard deviation of each column, shape (D,).
+    :param reach: correlation of f at a row and at the same row with one column of another one, median over rows, shape (D,): near
+        1 for a column without a say, near 0 for one in which all rows are far apart.
+    :param nearest: correlation of f at a row and at the one that is most alike, median over rows. Near 0 no row tells of another.
+    :param are_data: whether the inputs are an argument of the model as it is.
+    """
+
+    spread: np.ndarray
+    reach: np.ndarray
+    nearest: float
+    are_data: bool
+
+
+def scales_of(f: GPFunction, X: Any, arguments: Mapping[str, Any]) -> Scales | None:
+    """Look at rows of inputs; ``None`` for few or very wide ones.
+
+    :param f: the function.
+    :param X: inputs, shape (N, D).
+    :param arguments: arrays among the model's arguments, by name.
+    """
+    if np.ndim(X) != 2 or np.shape(X)[1] > MOST_COLUMNS:
+        return None
+    are_data = any(np.shape(a) == np.shape(X) and np.array_equal(a, X) for a in arguments.values())
+    rng, rows = np.random.default_rng(0), np.unique(np.asarray(X), axis=0)
+    if len(rows) < LEAST:
+        return None
+    spread, D = rows.std(0), rows.shape[1]
+    rows = rows[rng.permutation(len(rows))[:OTHERS]]
+    some = rows[:ROWS]
+    changed = np.repeat(some[:, None], D, 1)  # (n, D, D)
+    changed[:, np.arange(D), np.arange(D)] = np.roll(some, 1, 0)
+    with_others, with_changed = jax.device_get(jax.jit(_correlations)(f, *map(jnp.asarray, (some, rows, changed))))
+    return Scales(spread, np.median(with_changed, 0), float(np.median(with_others.max(-1))), are_data)
+
+
+def _correlations(f: GPFunction, some: Array, rows: Array, changed: Array) -> tuple[Array, Array]:
+    """Of some rows with all others, shape (n, N), of which they are the first; and with themselves changed, shape (n, D)."""
+    n, D = some.shape
+    flat = changed.reshape(-1, D)
+    with_others = _correlation(f, some, rows).at[:, :n].add(-2.0 * jnp.eye(n, dtype=some.dtype))
+    own = _correlation(f, some, flat).reshape(n, n, D)
+    return with_others, own[jnp.arange(n), jnp.arange(n)]
+
+
+def _correlation(f: GPFunction, A: Array, B: Array) -> Array:
+    """Of several functions the largest; 1 where the prior has no variance."""
+    a, b = f.kernel.diagonal(A), f.kernel.diagonal(B)
+    scale = jnp.sqrt(a[..., :, None] * b[..., None, :])
+    found = jnp.where(scale > 0, f.kernel(A, B) / jnp.where(scale > 0, scale, 1), 1)
+    return jnp.abs(found).reshape(-1, len(A), len(B)).max(0)
+
+
+def advice_on_scales(name: str, scales: Scales) -> Iterator[str]:
+    """Sentences."""
+    if not scales.are_data:
+        return
+    far, idle = np.flatnonzero(scales.reach < CUT), np.flatnonzero(scales.reach > IDLE)
+    idle = idle[scales.spread[idle] > 0]
+    if not len(far) or not len(idle):
+        return
+    a, b = far[scales.spread[far].argmax()], idle[scales.spread[idle].argmin()]
+    if scales.spread[a] > APART * scales.spread[b]:
+        yield (
+            f"Columns of the inputs of {name} have very different scales, which its lengthscales have not followed: column {a} has "
+            f"standard deviation {scales.spread[a]:.2g}, and rows that differ in it say nothing of each other; column {b} has "
+            f"{scales.spread[b]:.2g}, and no say. Standardize them: X = (X - X.mean(0)) / X.std(0)."
+        )
