@@ -119,6 +119,11 @@ class Batches:
         return self.batch_size * sum(int(np.prod(s)) * d.itemsize for s, d in zip(shapes, self.dtypes, strict=True))
 
     @property
+    def blocks(self) -> tuple[int, int] | None:
+        """Rows of a block, and blocks that are shuffled together."""
+        return (self.order.size, self.order.held) if isinstance(self.order, BlockOrder) else None
+
+    @property
     def row_shapes(self) -> list[tuple[int, ...]]:
         """Of each array, without the axis of rows."""
         return [a.shape[1:] for a in self.arrays]

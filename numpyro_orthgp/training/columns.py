@@ -59,9 +59,9 @@ def rows_of(leaf: Any, rows: Any = None) -> np.ndarray:
 
     :param rows: a slice or sorted numbers; by default all of them.
     """
-    rows = slice(None) if rows is None else rows
     if not is_lazy(leaf):
-        return np.asarray(leaf[rows])
+        return np.asarray(leaf) if rows is None else np.asarray(leaf[rows])
+    rows = slice(None) if rows is None else rows
     column = Column(leaf)
     if isinstance(rows, slice):
         return column[rows]
