@@ -72,7 +72,8 @@ class Batches:
         if not isinstance(data, (tuple, dict)):
             raise TypeError(
                 "`data` must be a tuple of arrays, positional arguments of the model, such as (X, y), or a dict of arrays, its "
-                f"keyword arguments, such as {{'X': X, 'y': y}}; got {type(data).__name__}."
+                f"keyword arguments, such as {{'X': X, 'y': y}}; got {type(data).__name__}. Columns of a table become data by "
+                "training.columns(table, X=[...], y=...), and a loader or iterator by training.Stream(loader, num_rows=N)."
             )
         if isinstance(data, dict) and not all(isinstance(key, str) for key in data):
             raise TypeError(f"Keys of `data` are names of the model's arguments; got {list(data)}.")

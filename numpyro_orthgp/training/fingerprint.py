@@ -15,16 +15,18 @@ import jax
 import numpy as np
 
 from numpyro_orthgp.training.batches import Batch, Batches
+from numpyro_orthgp.training.columns import rows_of
 from numpyro_orthgp.training.devices import to_host
-from numpyro_orthgp.training.digest import digest_of_array, digest_of_data
+from numpyro_orthgp.training.digest import digest, digest_of_array, digest_of_data
 from numpyro_orthgp.training.program import loss_only, program_of
 from numpyro_orthgp.training.steps import update_of
 from numpyro_orthgp.training.streams import Streamed
 
-__all__ = ["check_same", "fingerprint"]
+__all__ = ["check_same", "fingerprint", "sample_of"]
 
 # Said as they are, and then nothing of what follows from them.
 PLAIN = ("N", "batch_size", "group_size", "blocks", "seed", "every", "score", "data", "state")
+FEW = 16  # rows that processes compare
 TOLERANCE = 1e-3  # of starting values: where they are computed from data not all devices repeat the last bits
 
 
@@ -77,6 +79,17 @@ def fingerprint(
         "start": _summary(svi.get_params(state)) if starts else None,
         "versions": {name: _version(name) for name in ("jax", "numpyro", "numpyro_orthgp")},
     }
+
+
+def sample_of(batches: Batches | Streamed) -> str:
+    """A digest of what processes must agree on, cheap: numbers of rows, dtypes, the key's words and a few rows of the data."""
+    num = len(batches.arrays[0])
+    rows = np.unique(np.linspace(0, num - 1, FEW).astype(int))
+    parts = [f"{batches.num_rows} {batches.batch_size} {batches.seed} {batches.blocks}"]
+    for name, array, dtype in zip(batches.names, batches.arrays, batches.dtypes, strict=True):
+        found = rows_of(getattr(array, "leaf", array), rows)
+        parts.append(f"{name} {array.shape[1:]} {digest_of_array(found, dtype)}")
+    return digest("\n".join(parts).encode())
 
 
 def check_same(name: str, found: dict[str, Any], wanted: dict[str, Any], anyway: bool = False) -> None:

@@ -16,7 +16,7 @@ from numpyro_orthgp.errors import check_integer, check_option
 from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
-from numpyro_orthgp.training.fingerprint import fingerprint
+from numpyro_orthgp.training.fingerprint import fingerprint, sample_of
 from numpyro_orthgp.training.orders import Blocks
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.resolution import warn_of_coarse
@@ -152,6 +152,7 @@ def fit(
     num_steps = _num_steps(num_epochs, num_steps, batches)
     devices = Devices(mesh)
     devices.check_shares(batches.batch_size, batches.is_full)
+    devices.check_equal(partial(sample_of, batches), batches.num_rows)
     window = (early_stopping and early_stopping.every) or default_window(batches.num_rows, batches.batch_size)
     state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
     keeper = None

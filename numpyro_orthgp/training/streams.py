@@ -313,8 +313,9 @@ class Streamed:
         return self.recent[step]
 
     def _warn_of_counts(self) -> None:
-        """Once: loaders that leave a short last batch out are meant to."""
-        wrong = [count for count in self.counts if not self.num_rows - self.batch_size < count <= self.num_rows]
+        """Once: loaders that leave a short last batch out are meant to, as are generators of several epochs."""
+        N = self.num_rows
+        wrong = [count for count in self.counts if count % N and not N - self.batch_size < count < N]
         if wrong:
             self.counts = []
             warnings.warn(
