@@ -183,7 +183,9 @@ class _TableColumn:
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, step = rows.indices(self.shape[0])
-        table = self.reader.read(start, max(start, stop))
+        if stop <= start:
+            return np.empty((0, *self.shape[1:]), self.dtype)
+        table = self.reader.read(start, stop)
         out = np.empty((table.num_rows, len(self.names)), self.dtype)
         for i, name in enumerate(self.names):
             column = table[name]
