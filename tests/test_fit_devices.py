@@ -105,7 +105,8 @@ assert read == [(5, 2)] * 8
 blocks = {"shuffle": ogp.training.Blocks(10, 2), "num_steps": 10}
 assert_close(fit(mesh=mesh, **blocks).losses, fit(**blocks).losses, rtol=1e-10)
 stream = lambda: (make(), ogp.training.Stream([tuple(a[i : i + 8] for a in data(48)) for i in range(0, 48, 8)], 48), {})
-assert_close(fit(stream, mesh=mesh, num_steps=10, batch_size=None).losses, fit(stream, num_steps=10, batch_size=None).losses, rtol=1e-10)
+streamed = {"num_steps": 10, "batch_size": None}
+assert_close(fit(stream, mesh=mesh, **streamed).losses, fit(stream, **streamed).losses, rtol=1e-10)
 for own in (data(40 + 8 * process), tuple(a + process for a in data(48))):  # rows of each process's own
     try:
         fit(lambda: (make(), own, {}), mesh=mesh, num_steps=2)

@@ -274,7 +274,9 @@ def test_nan_returns_the_last_good_state(kind, tmp_path):
     for path in tmp_path.iterdir():  # of files that were made with the data as they are
         os.rename(path, tmp_path.parent / f"{tmp_path.name}-{path.name}")
     bad = 5
-    y[np.flatnonzero(np.isin(y, batches[bad][1]) & ~np.isin(y, np.concatenate([b[1] for b in batches[:bad]])))[:1]] = np.nan
+    y[np.flatnonzero(np.isin(y, batches[bad][1]) & ~np.isin(y, np.concatenate([b[1] for b in batches[:bad]])))[:1]] = (
+        np.nan
+    )
     assert np.isnan(y).any()
     states = []
     for steps_per_call in (1, 3, 5):
@@ -327,7 +329,9 @@ fit(kind, folder / kind, checkpoint=folder / kind / "run.npz", callback=lambda _
 def killed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
     env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "4321"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(folder)], cwd=Path(__file__).parents[1], env=env, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder)], cwd=Path(__file__).parents[1], env=env, timeout=300
+    )
     assert done.returncode == -signal.SIGKILL
     return folder
 
@@ -340,10 +344,17 @@ def test_another_process_goes_on_with_the_same_bits(kind, killed, whole):
 
 
 def epochs_of(order, num_rows, epochs=3):
-    return np.stack([np.concatenate([order.rows(Part(e, i, min(i + 7, num_rows))) for i in range(0, num_rows, 7)]) for e in range(epochs)])
+    return np.stack(
+        [
+            np.concatenate([order.rows(Part(e, i, min(i + 7, num_rows))) for i in range(0, num_rows, 7)])
+            for e in range(epochs)
+        ]
+    )
 
 
-@pytest.mark.parametrize("num_rows, size, held", [(50, 9, 2), (50, 50, 2), (50, 1, 3), (48, 8, 6), (7, 3, 1), (1, 1, 2)])
+@pytest.mark.parametrize(
+    "num_rows, size, held", [(50, 9, 2), (50, 50, 2), (50, 1, 3), (48, 8, 6), (7, 3, 1), (1, 1, 2)]
+)
 def test_blocks_give_every_row_once(num_rows, size, held):
     order = BlockOrder(num_rows, size, held, (0, 1))
     found = epochs_of(order, num_rows)
@@ -419,7 +430,9 @@ X, y = data()
 
 
 def run(source, svi=None, **options):
-    return ogp.fit(svi or make(), KEY, source, **({"num_steps": 20, "progress_bar": False, "steps_per_call": 4} | options))
+    return ogp.fit(
+        svi or make(), KEY, source, **({"num_steps": 20, "progress_bar": False, "steps_per_call": 4} | options)
+    )
 
 
 def pairs(size=8, arrays=(X, y)):
@@ -452,7 +465,8 @@ WRONG = {
     "groups": (lambda: Stream(pairs(), N), {"group_size": 2}, ValueError, "`group_size` is of arrays"),
     "blocks of a stream": (lambda: Stream(pairs(), N), {"shuffle": BLOCKS}, ValueError, "`shuffle` is of arrays"),
     "blocks of what": (lambda: (X, y), {"shuffle": True}, TypeError, "`shuffle` must be a .*Blocks; got bool"),
-    "groups in blocks": (lambda: (X, y), {"shuffle": BLOCKS, "batch_size": 8, "group_size": 2}, ValueError, "`group_size` needs rows"),
+    "groups in blocks": (lambda: (X, y), {"shuffle": BLOCKS, "batch_size": 8, "group_size": 2}, ValueError,
+        "`group_size` needs rows"),
     "a bare array": (lambda: Stream([X[:8]], N), {}, TypeError, "A batch must be a tuple of arrays.*gave a ndarray"),
     "lengths": (lambda: Stream([(X[:8], y[:7])], N), {}, ValueError, r"same number of rows.*got \[7, 8\]"),
     "text": (lambda: Stream([(X[:1], np.asarray(["a"]))], N), {}, TypeError, r"`data\[1\]` must hold numbers"),
@@ -482,13 +496,17 @@ def test_a_loader_that_shuffles_otherwise_is_refused_where_it_goes_on(tmp_path):
 
     path = tmp_path / "run.npz"
     run(Stream(Drifts((X, y), 8)), checkpoint=path)
-    with pytest.raises(ValueError, match=r"gives another batch of step 20 than when the file was written.*seed of its own"):
+    with pytest.raises(
+        ValueError, match=r"gives another batch of step 20 than when the file was written.*seed of its own"
+    ):
         run(Stream(Drifts((X, y), 8)), checkpoint=path, num_steps=24)
     assert len(run(Stream(Drifts((X, y), 8)), checkpoint=path, num_steps=24, resume="anyway").losses) == 24
 
 
 def test_a_wrong_number_of_rows_is_said():
-    with pytest.warns(UserWarning, match=r"`num_rows` says 500, but an epoch of the loader gave 50 rows.*Stream\(loader, 50\)"):
+    with pytest.warns(
+        UserWarning, match=r"`num_rows` says 500, but an epoch of the loader gave 50 rows.*Stream\(loader, 50\)"
+    ):
         run(Stream(Loader((X, y), 8), 500))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -508,7 +526,9 @@ def test_what_is_local_to_a_row_is_refused_of_streams():
 
     source = lambda: Stream(pairs(arrays=(y,)), N)  # noqa: E731
     svi = lambda model: SVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO())  # noqa: E731
-    with pytest.raises(ValueError, match=r"`effect.*` has a value for each row of the data, and which rows.*is not known"):
+    with pytest.raises(
+        ValueError, match=r"`effect.*` has a value for each row of the data, and which rows.*is not known"
+    ):
         run(source(), svi(local), num_steps=2)
     assert run(source(), svi(shared), num_steps=2).status == "finished"
 
@@ -519,7 +539,9 @@ def test_numbers_of_lazy_arrays_and_streams_that_do_not_fit_are_refused(tmp_path
     with h5py.File(tmp_path / "data.h5", "w") as file, jax.enable_x64(False):
         file["large"] = large
         for source, options in (((file["large"],), {"batch_size": 8}), (Stream(pairs(arrays=(large,)), N), {})):
-            with pytest.raises(ValueError, match="is int64, which JAX casts to int32, where 1099511627776 does not fit"):
+            with pytest.raises(
+                ValueError, match="is int64, which JAX casts to int32, where 1099511627776 does not fit"
+            ):
                 run(source, make(model=lambda y: None, guide=lambda y: None), **options)
 
 
@@ -532,7 +554,7 @@ def test_tables_say_what_is_wrong(tmp_path):
         columns(table, X="name")
     with pytest.raises(ValueError, match="Say which columns"):
         columns(table)
-    with pytest.raises(TypeError, match="`table` must be a pyarrow.Table.*got dict"):
+    with pytest.raises(TypeError, match=r"`table` must be a pyarrow.Table.*got dict"):
         columns({"a": X}, X="a")
     holes = pyarrow.table({"y": [1.0, None, 3.0]})
     with pytest.raises(ValueError, match="Column 'y' has 1 missing values among rows 0 to 3"):

@@ -1,8 +1,8 @@
 """Training of any NumPyro ``SVI``, by the loop :func:`fit` or by :func:`fit_lbfgs`: it knows nothing of Gaussian processes.
 
-``batches`` says which rows a step sees, in the orders of ``orders``; ``columns`` are arrays that are read where rows are needed, and
-``streams`` loaders that give batches themselves. ``devices`` says where rows are put, ``steps`` makes many steps one program, ``kept`` keeps it,
-``plan`` says how many of them are taken at once, ``stopping`` what was best so far, ``checkpoint`` what a run needs to go on after
+``batches`` says which rows a step sees, in the orders of ``orders``; ``columns`` are arrays of which slices are read, and
+``streams`` loaders that give batches themselves. ``devices`` says where rows are put, ``steps`` makes many steps one program,
+``kept`` keeps it, ``plan`` says how many of them are taken at once, ``stopping`` what was best so far, ``checkpoint`` what a run needs to go on after
 a crash; ``run`` puts these together and ``loop`` checks what the user handed in. ``objective`` is the loss of all the data as a
 function of one vector, and ``lbfgs`` finds its least value.
 """

@@ -108,7 +108,9 @@ class Batches:
             return RowOrder(self.num_rows, self.batch_size, self.seed, self.group_size)
         if self.group_size > 1:
             why = "arrays that are read by slices come in block shuffles" if lazy else "`shuffle` is of blocks"
-            raise ValueError(f"`group_size` needs rows in an order of its own, but {why}. Use arrays in memory or np.memmap.")
+            raise ValueError(
+                f"`group_size` needs rows in an order of its own, but {why}. Use arrays in memory or np.memmap."
+            )
         shuffle = shuffle or Blocks()
         size, held = default_blocks(self.arrays, shuffle.size, shuffle.held)
         return BlockOrder(self.num_rows, size, held, self.seed)
@@ -161,7 +163,7 @@ class Batches:
         """Of each array the rows of these steps, shape (num, B, ...)."""
         start, stop = step * self.batch_size, (step + num) * self.batch_size
         found = [
-            [a[places] for a in self._window(epoch, window)]
+            [np.take(a, places, axis=0) for a in self._window(epoch, window)]
             for part in parts_of(start, stop, self.order.length)
             for epoch, window, places in self.order.slots(part)  # type: ignore[union-attr]
         ]
@@ -191,7 +193,9 @@ class Batches:
             put(a.shape, d, 0, lambda index, n=n, a=a, d=d: read_rows(n, a, d, index[0]))  # type: ignore[misc]
             for n, a, d in zip(self.names, self.arrays, self.dtypes, strict=True)
         ]
-        numbers = put((self.num_rows,), np.int32, 0, lambda index: np.arange(*index[0].indices(self.num_rows), dtype=np.int32))
+        numbers = put(
+            (self.num_rows,), np.int32, 0, lambda index: np.arange(*index[0].indices(self.num_rows), dtype=np.int32)
+        )
         return self._batch([*arrays, numbers])
 
     def _batch(self, arrays: list[jax.Array]) -> Batch:
@@ -238,7 +242,13 @@ def as_array(name: str, leaf: Any) -> Any:
 
 def check_range(name: str, array: Any, dtype: Any) -> None:
     """Refuse integers that JAX would wrap around when it casts them, and numbers that it would make infinite."""
-    if array.dtype == dtype or array.dtype.kind not in "fiu" or not array.size or on_disk(array) or isinstance(array, Column):
+    if (
+        array.dtype == dtype
+        or array.dtype.kind not in "fiu"
+        or not array.size
+        or on_disk(array)
+        or isinstance(array, Column)
+    ):
         return
     limits = jnp.iinfo(dtype) if jnp.issubdtype(dtype, np.integer) else jnp.finfo(dtype)
     extremes = [x for x in (array.min().item(), array.max().item()) if np.isfinite(x)]
@@ -271,5 +281,7 @@ def _num_rows(names: list[str], arrays: list[np.ndarray]) -> int:
         raise ValueError("`data` must hold at least one row; got " + (f"{lengths}." if lengths else "no arrays."))
     num = next(iter(lengths.values()))
     if num > MAX_ROWS:
-        raise ValueError(f"`data` have {num} rows; numbers of rows go up to {MAX_ROWS}. Pass them as a training.Stream.")
+        raise ValueError(
+            f"`data` have {num} rows; numbers of rows go up to {MAX_ROWS}. Pass them as a training.Stream."
+        )
     return num

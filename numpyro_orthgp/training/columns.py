@@ -1,7 +1,7 @@
 """Arrays that are read where rows are needed: datasets of h5py, arrays of zarr, columns of parquet and arrow tables.
 
-One is known by its ``chunks``, as h5py, zarr and dask have it; beside that it needs ``shape``, ``dtype`` and slices of rows. What reads
-fast is a slice, so batches of these come in block shuffles (``training/orders.py``).
+One is known by its ``chunks``, as h5py, zarr and dask have it; beside that it needs ``shape``, ``dtype`` and slices of rows. What
+reads fast is a slice, so batches of these come in block shuffles (``training/orders.py``).
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ def columns(table: Any, **names: str | Sequence[str]) -> dict[str, Any]:
         raise ValueError("Say which columns are which argument of the model: columns(table, X=['a', 'b'], y='y').")
     unknown = sorted({c for given in wanted.values() for c in given} - set(reader.schema.names))
     if unknown:
-        raise ValueError(f"There is no column {unknown[0]!r}; the table has {', '.join(map(repr, reader.schema.names))}.")
+        raise ValueError(
+            f"There is no column {unknown[0]!r}; the table has {', '.join(map(repr, reader.schema.names))}."
+        )
     reader.names = sorted({c for given in wanted.values() for c in given})
     return {name: _TableColumn(reader, given, isinstance(names[name], str)) for name, given in wanted.items()}
 
@@ -139,7 +141,9 @@ class _Reader:
                 "`table` must be a pyarrow.Table, a pyarrow.parquet.ParquetFile or the path or paths of such files; got "
                 f"{type(table).__name__}."
             )
-        self.files = [f if isinstance(f, parquet.ParquetFile) else parquet.ParquetFile(f, memory_map=True) for f in given]
+        self.files = [
+            f if isinstance(f, parquet.ParquetFile) else parquet.ParquetFile(f, memory_map=True) for f in given
+        ]
         self.schema = self.files[0].schema_arrow
         self.groups = [(f, i) for f in self.files for i in range(f.num_row_groups)]
         lengths = [f.metadata.row_group(i).num_rows for f, i in self.groups]

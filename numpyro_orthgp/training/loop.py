@@ -157,13 +157,8 @@ def fit(
     state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
     keeper = None
     if checkpoint is not None:
-        score = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
-        rules: dict[str, Any] = {
-            "stands_for": stands_for,
-            "window": window,
-            "score": score,
-            "starts": init_state is None,
-        }
+        rules: dict[str, Any] = {"stands_for": stands_for, "window": window, "starts": init_state is None}
+        rules["score"] = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
         mark = devices.of_first(partial(fingerprint, svi, state, batches, kwargs, **rules))
         keeper = Keeper(Path(checkpoint), check_integer("checkpoint_every", checkpoint_every), mark, devices, batches)
     found = None if keeper is None else keeper.begin(state, resume)
@@ -189,10 +184,9 @@ def fit(
         losses=losses,
         num_losses=now.step,
     )
-    result = run.fit()
-    if isinstance(batches, Streamed):
-        return result.of(Fitted(svi, batches.kept(), batches.batch_size, batches.num_rows, kwargs, is_part=True))
-    return result.of(Fitted(svi, data, batches.batch_size, batches.num_rows, kwargs))
+    is_part = isinstance(batches, Streamed)
+    kept = batches.kept() if isinstance(batches, Streamed) else data
+    return run.fit().of(Fitted(svi, kept, batches.batch_size, batches.num_rows, kwargs, is_part))
 
 
 def _batches(
@@ -212,11 +206,13 @@ def _batches(
         return Batches(data, batch_size, seed, group_size, shuffle)
     for name, given in (("group_size", group_size), ("shuffle", shuffle)):
         if given is not None:
-            raise ValueError(f"`{name}` is of arrays, whose rows `fit` puts in order; the batches of a source are in its own.")
+            raise ValueError(
+                f"`{name}` is of arrays, whose rows `fit` puts in order; the batches of a source are in its own."
+            )
     if has_checkpoint and not getattr(data, "is_resumable", True):
         raise ValueError(
-            "`checkpoint` needs batches that come again when the run goes on, and an iterator gives them once. Pass the loader that "
-            "it is of, or a function that makes it: Stream(lambda: make_iterator(), num_rows=N)."
+            "`checkpoint` needs batches that come again when the run goes on, and an iterator gives them once. Pass the loader "
+            "that it is of, or a function that makes it: Stream(lambda: make_iterator(), num_rows=N)."
         )
     return Streamed(data, batch_size, seed)
 
@@ -271,7 +267,12 @@ def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches |
 
 
 def start_of(
-    svi: Any, rng_key: Any, batches: Batches | Streamed, init_params: dict[str, Any] | None, state: Any, kwargs: dict[str, Any]
+    svi: Any,
+    rng_key: Any,
+    batches: Batches | Streamed,
+    init_params: dict[str, Any] | None,
+    state: Any,
+    kwargs: dict[str, Any],
 ) -> Any:
     """The state to start from. Guides look at the model while they are initialised, even if the state is given."""
     if state is None or getattr(svi, "constrain_fn", None) is None:
@@ -292,7 +293,9 @@ def _warn_of_unknown(init_params: dict[str, Any], params: dict[str, Any]) -> Non
         )
 
 
-def _plan(num_steps: int, periods: list[int], steps_per_call: int | None, batches: Batches | Streamed, devices: Devices) -> Plan:
+def _plan(
+    num_steps: int, periods: list[int], steps_per_call: int | None, batches: Batches | Streamed, devices: Devices
+) -> Plan:
     if steps_per_call is not None:
         check_integer("steps_per_call", steps_per_call)
     size = 0 if batches.is_full else batches.bytes_per_step

@@ -203,7 +203,9 @@ class BlockOrder:
     def slots(self, part: Part) -> Iterator[Slot]:
         """Where the rows at these positions are."""
         _, ends, shift = self.epoch(part.epoch)
-        for turn in parts_of(part.first + shift, part.last + shift, self.length):  # over the end of the shifted sequence
+        for turn in parts_of(
+            part.first + shift, part.last + shift, self.length
+        ):  # over the end of the shifted sequence
             position = turn.first
             while position < turn.last:
                 window = int(np.searchsorted(ends, position, "right"))
@@ -218,7 +220,8 @@ class BlockOrder:
         if key not in self._places:
             self._places = dict(list(self._places.items())[-1:])
             num = sum(block.stop - block.start for block in self.blocks(epoch, window))
-            self._places[key] = generator_of(self.seed, epoch, window).permutation(num)
+            self._places[key] = np.arange(num, dtype=np.int32 if num < 2**31 else np.int64)
+            generator_of(self.seed, epoch, window).shuffle(self._places[key])
         return self._places[key]
 
     def rows(self, part: Part) -> np.ndarray:

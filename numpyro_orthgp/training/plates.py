@@ -24,8 +24,8 @@ class PlatesOfBatch(Messenger):
     the batch. Warns of observations that stand for the batch alone, or for another number of them than the data have. Where
     plates of the same site differ, one that has the right size is enough: another may pick as many of something else.
 
-    :param rows: numbers of the batch's rows, shape (B,); None if they are not known, as of a stream. Then latent variables of single
-        rows are refused.
+    :param rows: numbers of the batch's rows, shape (B,); None if they are not known, as of a stream. Then latent variables of
+        single rows are refused.
     :param size: B.
     :param num_rows: N.
     :param stands_for: number of observations that the N rows stand for.

@@ -79,6 +79,8 @@ def warn_of_coarse(names: Sequence[str], arrays: Sequence[Any], dtypes: Sequence
         if array.dtype.kind not in "fiu" or np.dtype(dtype).kind != "f":
             continue
         with np.errstate(over="ignore"):
-            found = coarse_columns(array[: MAX_ROWS if isinstance(array, np.ndarray) else FEW_ROWS].astype(dtype, copy=False))
+            found = coarse_columns(
+                array[: MAX_ROWS if isinstance(array, np.ndarray) else FEW_ROWS].astype(dtype, copy=False)
+            )
         if found:
             warnings.warn(f"{found[0].words(f'`{name}`', np.dtype(dtype))}. {REMEDY}", UserWarning, stacklevel=3)

@@ -329,7 +329,7 @@ class Streamed:
         leaves, tree = jax.tree.flatten(batch)
         arrays = [as_array(name, leaf) for name, leaf in zip(self.names, leaves, strict=False)]
         found, wanted = [a.shape for a in arrays], [p.shape for p in places]
-        if tree != self.tree or found != wanted:
+        if tree != self.tree or found != wanted:  # type: ignore[operator]
             raise ValueError(
                 f"Batches must all be of one shape: the first had arrays of {wanted}, that of step {step + 1} has {found}. "
                 "A training.Stream cuts batches of any size anew."
