@@ -486,6 +486,11 @@ def test_errors(name, tmp_path, monkeypatch):
         run(source(), **options)
 
 
+def test_lbfgs_needs_all_rows():
+    with pytest.raises(TypeError, match="`data` must be arrays where every step sees all of them, and of a Stream only batches"):
+        ogp.fit_lbfgs(make(), KEY, Stream(pairs(), N))
+
+
 def test_a_loader_that_shuffles_otherwise_is_refused_where_it_goes_on(tmp_path):
     """Of which the first batch is the same: a generator without a seed comes later."""
 

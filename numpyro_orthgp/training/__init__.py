@@ -2,9 +2,9 @@
 
 ``batches`` says which rows a step sees, in the orders of ``orders``; ``columns`` are arrays of which slices are read, and
 ``streams`` loaders that give batches themselves. ``devices`` says where rows are put, ``steps`` makes many steps one program,
-``kept`` keeps it, ``plan`` says how many of them are taken at once, ``stopping`` what was best so far, ``checkpoint`` what a run needs to go on after
-a crash; ``run`` puts these together and ``loop`` checks what the user handed in. ``objective`` is the loss of all the data as a
-function of one vector, and ``lbfgs`` finds its least value.
+``kept`` keeps it, ``plan`` says how many of them are taken at once, ``stopping`` what was best so far, ``checkpoint`` what a run
+needs to go on after a crash; ``run`` puts these together and ``loop`` checks what the user handed in. ``objective`` is the loss of
+all the data as a function of one vector, and ``lbfgs`` finds its least value.
 """
 
 from numpyro_orthgp.training.columns import columns as columns

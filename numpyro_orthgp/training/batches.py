@@ -69,6 +69,11 @@ class Batches:
         group_size: int | None = None,
         shuffle: Blocks | None = None,
     ) -> None:
+        if hasattr(data, "batches") and not isinstance(data, (tuple, dict)):
+            raise TypeError(
+                f"`data` must be arrays where every step sees all of them, and of a {type(data).__name__} only batches are known. "
+                "Use ogp.fit, and pass what has `num_rows` and `batches(step)`."
+            )
         if not isinstance(data, (tuple, dict)):
             raise TypeError(
                 "`data` must be a tuple of arrays, positional arguments of the model, such as (X, y), or a dict of arrays, its "
