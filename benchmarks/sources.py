@@ -5,7 +5,8 @@
 Made-up data, 8 inputs and an output in float32, are written to each kind of file. "cold" is after the system was told to forget
 the file's pages, "warm" the same again. "read" is rows a second of batches alone, "fit" of a fit of an SVGP, from the end of its
 first call to the device to the end of its last. The loop on the device draws its rows there and takes the same steps, the best of
-three. Of single rows a two-hundredth is read cold, since an epoch of them would soon have the file in memory; of grain's too, as they are slow.
+three. Of single rows a two-hundredth is read cold, since an epoch of them would soon have the file in memory; of grain's too, as
+they are slow.
 """
 
 from __future__ import annotations

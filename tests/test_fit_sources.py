@@ -487,7 +487,9 @@ def test_errors(name, tmp_path, monkeypatch):
 
 
 def test_lbfgs_needs_all_rows():
-    with pytest.raises(TypeError, match="`data` must be arrays where every step sees all of them, and of a Stream only batches"):
+    with pytest.raises(
+        TypeError, match="`data` must be arrays where every step sees all of them, and of a Stream only batches"
+    ):
         ogp.fit_lbfgs(make(), KEY, Stream(pairs(), N))
 
 
@@ -506,6 +508,28 @@ def test_a_loader_that_shuffles_otherwise_is_refused_where_it_goes_on(tmp_path):
     ):
         run(Stream(Drifts((X, y), 8)), checkpoint=path, num_steps=24)
     assert len(run(Stream(Drifts((X, y), 8)), checkpoint=path, num_steps=24, resume="anyway").losses) == 24
+
+
+def test_a_finished_run_reads_one_batch(tmp_path):
+    path, source, seen = tmp_path / "run.npz", pairs(), []
+    first = run(Stream(lambda: (seen.append(i) or p for i, p in enumerate(source)), N), checkpoint=path)
+    seen.clear()
+    again = run(Stream(lambda: (seen.append(i) or p for i, p in enumerate(source)), N), checkpoint=path)
+    assert_same_bits(again.losses, first.losses)
+    assert seen == [0]
+
+
+def test_a_loader_may_use_its_arrays_again():
+    def reusing():
+        held = [np.empty((6, 3)), np.empty(6)]
+        for start in range(0, 48, 6):
+            for into, a in zip(held, (X, y), strict=True):
+                into[:] = a[start : start + 6]
+            yield tuple(held)
+
+    wanted = run(Stream(pairs(6, (X[:48], y[:48])), 48, batch_size=8))
+    found = run(Stream(reusing, 48, batch_size=8))
+    assert_same_bits((found.losses, found._fitted.data), (wanted.losses, wanted._fitted.data))
 
 
 def test_a_wrong_number_of_rows_is_said():

@@ -136,10 +136,13 @@ class RowOrder:
             # Two are kept, since steps run over the end of an epoch.
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1}
             generator = generator_of(self.seed, epoch)
-            self._orders[epoch] = (
-                generator.permutation(self.num_rows) if self.group_size == 1 else self._groups(generator)
-            )
+            self._orders[epoch] = self._rows(generator) if self.group_size == 1 else self._groups(generator)
         return self._orders[epoch]
+
+    def _rows(self, generator: np.random.Generator) -> np.ndarray:
+        order = np.arange(self.num_rows, dtype=np.int32)
+        generator.shuffle(order)
+        return order
 
     def _groups(self, generator: np.random.Generator) -> np.ndarray:
         """Whole groups in random order. What is left of the rows takes the place of as many of a random group, or is left out.

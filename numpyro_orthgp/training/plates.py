@@ -61,7 +61,7 @@ class PlatesOfBatch(Messenger):
         if msg["type"] == "subsample" and self.stands_for not in jnp.shape(msg["value"]):
             return False
         plates = (self.sizes.get(frame.name) for frame in msg["cond_indep_stack"])
-        return (self.stands_for, self.size) in plates and self.size != self.stands_for
+        return (self.stands_for, self.size) in plates
 
     def counted(self, msg: dict[str, Any]) -> float | None:
         """How many observations a site takes the batch for; None if that is not known, or if it is not a batch that it sees."""

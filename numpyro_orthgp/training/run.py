@@ -79,10 +79,8 @@ class Keeper:
         if content is None:
             return None
         snapshot, losses = checkpoint.load(content, str(self.path), like, self.fingerprint, resume == "anyway")
-        if isinstance(self.batches, Streamed):
-            wrong = self.batches.go_on(snapshot.step, checkpoint.mark_in(content))
-            if wrong and resume != "anyway":
-                raise ValueError(f"`checkpoint` {self.path}: {wrong}. resume='anyway' goes on with what it gives.")
+        if isinstance(self.batches, Streamed) and resume != "anyway":
+            self.batches.expect(snapshot.step, checkpoint.mark_in(content), str(self.path))
         self.saved = snapshot.step
         windows = snapshot.windows
         best = None if windows.best_state is None else self.devices.put_state(windows.best_state)

@@ -172,14 +172,14 @@ def _cut(pieces: Iterator[Any], size: int | None) -> Iterator[Any]:
     count, tree = 0, None
     for piece in pieces:
         leaves, found = jax.tree.flatten(piece)
-        arrays = [np.asarray(leaf) for leaf in leaves]
         if tree is not None and found != tree:
             raise ValueError(f"Batches must have the same structure; the loader gave {tree} and then {found}.")
-        size, tree, num = size or _size(piece), found, len(arrays[0])
+        num = _size(piece)
+        size, tree = size or num, found
         if not held and num == size:
             yield piece
             continue
-        held.append(arrays)
+        held.append([np.array(leaf) for leaf in leaves])  # copies: a loader may use its arrays again
         count += num
         if count >= size:
             whole = [np.concatenate(parts) for parts in zip(*held, strict=True)]
@@ -213,6 +213,7 @@ class Streamed:
         self.steps, self.at = iter(source.batches(0)), 0
         self.recent: dict[int, Batch] = {}
         self.marks: dict[int, str] = {}
+        self.expected: tuple[int, str, str] | None = None
         # The first batch is looked at before it is taken, and not every source can give it twice.
         first = next(self.steps, None)
         if first is None:
@@ -220,7 +221,7 @@ class Streamed:
         self.steps = itertools.chain([first], self.steps)
         leaves, self.tree = jax.tree_util.tree_flatten_with_path(_plain(first))
         self.names = ["data" + jax.tree_util.keystr(path) for path, _ in leaves]
-        self.arrays = [as_array(name, leaf) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
+        self.arrays = [np.array(as_array(name, leaf)) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
         self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("=")) for a in self.arrays]
         self.batch_size = _size(first)
         self.row_shapes = [a.shape[1:] for a in self.arrays]
@@ -264,23 +265,31 @@ class Streamed:
         """A digest of the first row of the batch before a step; None if it was not read here."""
         return self.marks.get(step)
 
-    def go_on(self, step: int, mark: str | None) -> str | None:
-        """Be at a step of a run that goes on, and say what is wrong if the batch before it is not the one that it was.
+    def expect(self, step: int, mark: str | None, name: str) -> None:
+        """Where a run goes on, the batch before its next step must be the one that it was: looked at if a step is taken.
 
         :param mark: of that batch when the file was written.
+        :param name: of the file.
         """
-        if not step or mark is None:
-            return None
+        if step and mark is not None:
+            self.expected = step, mark, name
+
+    def _check_expected(self) -> None:
+        """
+        :raises ValueError: if it is another one.
+        """
+        if self.expected is None:
+            return
+        (step, mark, name), self.expected = self.expected, None
         self.go_to(step - 1)
         batch = next(self.steps, None)
         self.at = step
-        self.marks[step] = "" if batch is None else _mark(jax.tree.leaves(_plain(batch)))
-        if self.marks[step] == mark:
-            return None
-        return (
-            f"the source of `data` gives another batch of step {step} than when the file was written, so it cannot go on exactly. "
-            "Shuffle by a seed of its own, and make the loader anew for each call of `fit`: Stream(lambda: make_loader(), N)"
-        )
+        if batch is None or _mark(jax.tree.leaves(_plain(batch))) != mark:
+            raise ValueError(
+                f"`checkpoint` {name}: the source of `data` gives another batch of step {step} than when the file was written, so "
+                "it cannot go on exactly. Shuffle by a seed of its own, and make the loader anew for each call of `fit`: "
+                "Stream(lambda: make_loader(), N). Or pass resume='anyway' to go on with what it gives."
+            )
 
     def stacked(self, step: int, num: int, capacity: int, put: Put) -> Batch:
         """Batches of ``num`` steps from ``step`` on, arrays of shape (capacity, B, ...) of which the rest is zeros.
@@ -291,6 +300,7 @@ class Streamed:
         """
         if step in self.recent:
             return self.recent[step]
+        self._check_expected()
         self.go_to(step)
         shapes = [(capacity, self.batch_size, *shape) for shape in self.row_shapes]
         stacks = [np.zeros(shape, dtype) for shape, dtype in zip(shapes, self.dtypes, strict=True)]
