@@ -32,7 +32,7 @@ import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.training import Blocks, Stream, columns
 from numpyro_orthgp.training.batches import Batches
-from numpyro_orthgp.training.streams import Streamed
+from numpyro_orthgp.training.streamed import Streamed
 
 DIM, PIECE, STEPS = 8, 2**16, 16
 NAMES = [f"x{i}" for i in range(DIM)]

@@ -25,7 +25,7 @@ from numpyro_orthgp.training import Blocks, Source, Stream, checkpoint, columns,
 from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.loop import seed_of
 from numpyro_orthgp.training.orders import BlockOrder, Part, RowOrder, parts_of, permuted
-from numpyro_orthgp.training.streams import Streamed
+from numpyro_orthgp.training.streamed import Streamed
 from tests.fitting import KEY, N, assert_close, assert_same_bits, data, make
 
 SIZE, STEPS = 8, 40

@@ -20,7 +20,7 @@ from numpyro_orthgp.training.devices import to_host
 from numpyro_orthgp.training.digest import digest, digest_of_array, digest_of_data
 from numpyro_orthgp.training.program import loss_only, program_of
 from numpyro_orthgp.training.steps import update_of
-from numpyro_orthgp.training.streams import Streamed
+from numpyro_orthgp.training.streamed import Streamed
 
 __all__ = ["check_same", "fingerprint", "sample_of"]
 

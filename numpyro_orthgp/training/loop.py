@@ -25,7 +25,8 @@ from numpyro_orthgp.training.run import Keeper, Run
 from numpyro_orthgp.training.start import initial_state
 from numpyro_orthgp.training.steps import compile_steps, strongly_typed, update_of
 from numpyro_orthgp.training.stopping import EarlyStopping, default_window
-from numpyro_orthgp.training.streams import Source, Streamed
+from numpyro_orthgp.training.streamed import Streamed
+from numpyro_orthgp.training.streams import Source
 
 __all__ = ["check_types", "fit", "seed_of", "start_of"]
 

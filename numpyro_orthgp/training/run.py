@@ -36,7 +36,7 @@ from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.result import FitResult, Progress, Status
 from numpyro_orthgp.training.steps import Steps
 from numpyro_orthgp.training.stopping import EarlyStopping, Windows
-from numpyro_orthgp.training.streams import Streamed
+from numpyro_orthgp.training.streamed import Streamed
 
 __all__ = ["Keeper", "Run"]
 
