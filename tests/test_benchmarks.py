@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks import accelerator, ahead_of_time, many_functions, second_calls
+from benchmarks import accelerator, ahead_of_time, many_functions, second_calls, sources
 from benchmarks.peers import floor, ours, problem
 from benchmarks.peers.__main__ import check
 from benchmarks.peers.contenders import PEERS, TASKS, Contender, tolerance
@@ -107,6 +107,16 @@ def test_a_product_that_may_be_rounded_ends_the_script(monkeypatch):
     monkeypatch.setattr(ahead_of_time, "compiled", lambda *_: ahead_of_time.Program(0.1, 1.0, 3, 2, 0, None))
     with pytest.raises(SystemExit, match=r"SVGP \(8\): 2 products may be rounded"):
         ahead_of_time.main(SMALL)
+
+
+def test_sources_give_rows(tmp_path):
+    for package in ("h5py", "zarr", "pyarrow", "grain"):
+        pytest.importorskip(package)
+    found = sources.main(
+        ["--rows", "2000", "--read", "600", "--batch-size", "40", "--num-inducing", "4", "--folder", str(tmp_path)]
+    )
+    assert len(found) == 1 + len(sources.KINDS) and all(speeds[-1] > 0 for speeds in found.values())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_second_calls_compile_nothing():

@@ -100,8 +100,20 @@ assert_close(tuple(result[:3]), tuple(one[:3]), rtol=1e-10)
 assert_close(fit(mesh=mesh, batch_size=None).losses, fit(batch_size=None).losses, rtol=1e-10)
 np.take = spy
 assert_same_bits(fit(mesh=mesh, num_steps=10, steps_per_call=5).losses, result.losses[:10])
-# Two calls, two arrays and the numbers of rows, two devices of this process: a quarter of a batch for each.
-assert read == [(5, 2)] * 12
+# Two calls, two arrays, two devices of this process: a quarter of a batch for each.
+assert read == [(5, 2)] * 8
+blocks = {"shuffle": ogp.training.Blocks(10, 2), "num_steps": 10}
+assert_close(fit(mesh=mesh, **blocks).losses, fit(**blocks).losses, rtol=1e-10)
+stream = lambda: (make(), ogp.training.Stream([tuple(a[i : i + 8] for a in data(48)) for i in range(0, 48, 8)], 48), {})
+streamed = {"num_steps": 10, "batch_size": None}
+assert_close(fit(stream, mesh=mesh, **streamed).losses, fit(stream, **streamed).losses, rtol=1e-10)
+for own in (data(40 + 8 * process), tuple(a + process for a in data(48))):  # rows of each process's own
+    try:
+        fit(lambda: (make(), own, {}), mesh=mesh, num_steps=2)
+    except ValueError as error:
+        assert "Processes have different data (rows: " in str(error), error
+    else:
+        raise AssertionError("rows of its own were weighed as if all had them")
 stopped = fit(mesh=mesh, early_stopping=ogp.EarlyStopping(2, every=5, metric=metric))
 assert (stopped.status, stopped.num_steps, len(stopped.losses)) == ("stopped early", 5, 15)
 try:

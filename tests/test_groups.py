@@ -22,7 +22,8 @@ from numpyro_orthgp import AutoSparseGP, CollapsedGP, gp, init, kernels, likelih
 from numpyro_orthgp.functions import function
 from numpyro_orthgp.functions.groups import charges
 from numpyro_orthgp.gaussians import Full
-from numpyro_orthgp.training.batches import Batches, spread
+from numpyro_orthgp.training.batches import Batches
+from numpyro_orthgp.training.orders import spread
 from tests import oracles
 
 N = 23
@@ -249,7 +250,7 @@ def test_batches_are_whole_groups_and_leave_out_each_row_as_often():
     batches = Batches((np.arange(11),), 4, (0,), 4)
     counts, epochs = np.zeros(11), 3000
     for epoch in range(epochs):
-        order = batches.order(epoch)
+        order = batches.order.order(epoch)
         assert len(order) == len(set(order)) == 8
         counts[order] += 1
         whole = [group for group in order.reshape(-1, 4) if max(group) < 8]

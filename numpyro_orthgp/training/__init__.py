@@ -1,15 +1,20 @@
 """Training of any NumPyro ``SVI``, by the loop :func:`fit` or by :func:`fit_lbfgs`: it knows nothing of Gaussian processes.
 
-``batches`` says which rows a step sees, ``devices`` where they are put, ``steps`` makes many steps one program, ``kept`` keeps it,
-``plan`` says how many of them are taken at once, ``stopping`` what was best so far, ``checkpoint`` what a run needs to go on after
-a crash; ``run`` puts these together and ``loop`` checks what the user handed in. ``objective`` is the loss of all the data as a
-function of one vector, and ``lbfgs`` finds its least value.
+``batches`` says which rows a step sees, in the orders of ``orders``; ``columns`` are arrays of which slices are read, and
+``streams`` loaders that give batches themselves. ``devices`` says where rows are put, ``steps`` makes many steps one program,
+``kept`` keeps it, ``plan`` says how many of them are taken at once, ``stopping`` what was best so far, ``checkpoint`` what a run
+needs to go on after a crash; ``run`` puts these together and ``loop`` checks what the user handed in. ``objective`` is the loss of
+all the data as a function of one vector, and ``lbfgs`` finds its least value.
 """
 
+from numpyro_orthgp.training.columns import columns as columns
 from numpyro_orthgp.training.lbfgs import fit_lbfgs as fit_lbfgs
 from numpyro_orthgp.training.loop import fit as fit
+from numpyro_orthgp.training.orders import Blocks as Blocks
 from numpyro_orthgp.training.result import FitResult as FitResult
 from numpyro_orthgp.training.result import Progress as Progress
 from numpyro_orthgp.training.stopping import EarlyStopping as EarlyStopping
+from numpyro_orthgp.training.streams import Source as Source
+from numpyro_orthgp.training.streams import Stream as Stream
 
-__all__ = ["EarlyStopping", "FitResult", "Progress", "fit", "fit_lbfgs"]
+__all__ = ["Blocks", "EarlyStopping", "FitResult", "Progress", "Source", "Stream", "columns", "fit", "fit_lbfgs"]

@@ -5,9 +5,9 @@ so on. Step t takes the positions B t to B (t + 1) - 1, so it may span two epoch
 the row at any one position is uniformly distributed, which keeps minibatch losses unbiased. The order of an epoch depends on
 nothing but the seed and its number, so any step can be read without those before it.
 
-Orders are drawn by ``numpy.random.Philox``, so a run goes on from any step without replaying those before it, and processes
-agree on rows without talking. Batches run over the ends of epochs: a short last batch would either compile again or weigh its
-rows more.
+Orders are drawn by ``numpy.random.Philox`` (``training/orders.py``), so a run goes on from any step without replaying those before
+it, and processes agree on rows without talking. Batches run over the ends of epochs: a short last batch would either compile again
+or weigh its rows more.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.training.columns import Column, default_blocks, is_lazy
+from numpyro_orthgp.training.orders import BlockOrder, Blocks, RowOrder, parts_of
 
-__all__ = ["Batch", "Batches", "as_arguments", "on_disk", "spread"]
+__all__ = ["Batch", "Batches", "as_arguments", "as_array", "check_range", "on_disk"]
+
+MAX_ROWS = 2**31 - 1  # whose numbers fit into JAX's int32
 
 # Puts rows on devices, given their shape, dtype, batch axis, and what reads the part of them at an index.
 Put = Callable[[tuple[int, ...], Any, int, Callable[[tuple[slice, ...]], np.ndarray]], jax.Array]
@@ -31,11 +35,11 @@ Put = Callable[[tuple[int, ...], Any, int, Callable[[tuple[slice, ...]], np.ndar
 class Batch(NamedTuple):
     """
     :param data: rows of the data, as the user gave them.
-    :param rows: their numbers, shape (B,).
+    :param rows: their numbers, shape (B,); None of a stream, which does not say them.
     """
 
     data: Any
-    rows: jax.Array
+    rows: jax.Array | None
 
 
 def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -43,46 +47,48 @@ def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), batch) if isinstance(batch, dict) else (tuple(batch), {})
 
 
-def spread(generator: np.random.Generator, num: int, size: int) -> np.ndarray:
-    """All of ``num`` items in a random order in which each ``size`` that follow each other come from as many stretches of them.
-
-    Groups that follow each other are near, and losses of near rows are alike. A batch with one of each stretch has a mean of less
-    variance than one of items drawn at random (stratified sampling), and each item still comes once.
-    """
-    order = generator.permutation(num)
-    stretch = np.arange(num) * size // num
-    order = order[np.argsort(stretch[order], kind="stable")]  # by stretches, in random order within each
-    rank = np.arange(num) - np.searchsorted(stretch, stretch)
-    return order[np.lexsort((stretch, rank))]
-
-
 class Batches:
-    """Data in host memory, cut into batches.
+    """Data in host memory or on disk, cut into batches.
 
-    :param data: a tuple or dict of arrays with a first axis of length N; memory maps are read only where rows are needed.
+    :param data: a tuple or dict of arrays with a first axis of length N; memory maps, and what has ``chunks`` as arrays of h5py and
+        zarr have, are read only where rows are needed.
     :param batch_size: B; None or N for all the data at every step, in the order that they have.
     :param seed: words that the orders are drawn from.
     :param group_size: rows that follow each other and stay together, or ``None``.
+    :param shuffle: how blocks are shuffled; ``None`` for single rows where arrays are in memory or mapped.
     :raises TypeError: for data that are not numeric arrays in a tuple or dict.
     :raises ValueError: if first axes differ or are empty, ``batch_size`` is not one of 1..N, or numbers do not fit into the dtype
         that JAX casts them to.
     """
 
-    def __init__(self, data: Any, batch_size: int | None, seed: tuple[int, ...], group_size: int | None = None) -> None:
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int | None,
+        seed: tuple[int, ...],
+        group_size: int | None = None,
+        shuffle: Blocks | None = None,
+    ) -> None:
+        if hasattr(data, "batches") and not isinstance(data, (tuple, dict)):
+            raise TypeError(
+                f"`data` must be arrays where every step sees all of them, and of a {type(data).__name__} only batches are known. "
+                "Use ogp.fit, and pass what has `num_rows` and `batches(step)`."
+            )
         if not isinstance(data, (tuple, dict)):
             raise TypeError(
                 "`data` must be a tuple of arrays, positional arguments of the model, such as (X, y), or a dict of arrays, its "
-                f"keyword arguments, such as {{'X': X, 'y': y}}; got {type(data).__name__}."
+                f"keyword arguments, such as {{'X': X, 'y': y}}; got {type(data).__name__}. Columns of a table become data by "
+                "training.columns(table, X=[...], y=...), and a loader or iterator by training.Stream(loader, num_rows=N)."
             )
         if isinstance(data, dict) and not all(isinstance(key, str) for key in data):
             raise TypeError(f"Keys of `data` are names of the model's arguments; got {list(data)}.")
         leaves, self.tree = jax.tree_util.tree_flatten_with_path(data)
         self.names = ["data" + jax.tree_util.keystr(path) for path, _ in leaves]
-        self.arrays = [_as_array(name, leaf) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
+        self.arrays = [as_array(name, leaf) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
         self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("=")) for a in self.arrays]
         self.num_rows = _num_rows(self.names, self.arrays)
         for name, array, dtype in zip(self.names, self.arrays, self.dtypes, strict=True):
-            _check_range(name, array, dtype)
+            check_range(name, array, dtype)
         self.batch_size = self.num_rows if batch_size is None else check_integer("batch_size", batch_size)
         if self.batch_size > self.num_rows:
             raise ValueError(
@@ -95,11 +101,24 @@ class Batches:
             raise ValueError(
                 f"`batch_size` must be a multiple of `group_size`, whole groups; got {self.batch_size} and {self.group_size}."
             )
-        # Of an epoch: a short last group would not fit into batches of whole groups.
-        self.epoch_rows = self.num_rows // self.group_size * self.group_size
         self.seed = seed
-        self._numbers = np.arange(self.num_rows)
-        self._orders: dict[int, np.ndarray] = {}
+        self.order = self._order(shuffle)
+        self._windows: dict[tuple[int, int], list[np.ndarray]] = {}
+
+    def _order(self, shuffle: Blocks | None) -> RowOrder | BlockOrder:
+        if not (shuffle is None or isinstance(shuffle, Blocks)):
+            raise TypeError(f"`shuffle` must be a numpyro_orthgp.training.Blocks; got {type(shuffle).__name__}.")
+        lazy = any(isinstance(a, Column) for a in self.arrays)
+        if self.is_full or not (lazy or shuffle):
+            return RowOrder(self.num_rows, self.batch_size, self.seed, self.group_size)
+        if self.group_size > 1:
+            why = "arrays that are read by slices come in block shuffles" if lazy else "`shuffle` is of blocks"
+            raise ValueError(
+                f"`group_size` needs rows in an order of its own, but {why}. Use arrays in memory or np.memmap."
+            )
+        shuffle = shuffle or Blocks()
+        size, held = default_blocks(self.arrays, shuffle.size, shuffle.held)
+        return BlockOrder(self.num_rows, size, held, self.seed)
 
     @property
     def bytes_per_step(self) -> int:
@@ -107,83 +126,118 @@ class Batches:
         shapes = (a.shape[1:] for a in self.arrays)
         return self.batch_size * sum(int(np.prod(s)) * d.itemsize for s, d in zip(shapes, self.dtypes, strict=True))
 
-    def order(self, epoch: int) -> np.ndarray:
-        """All row numbers in the order of an epoch, shape (N,); with groups all but those of a short one."""
-        if epoch not in self._orders:
-            generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
-            # Two are kept, since steps run over the end of an epoch.
-            self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1}
-            self._orders[epoch] = self._groups(generator)
-        return self._orders[epoch]
+    @property
+    def blocks(self) -> tuple[int, int] | None:
+        """Rows of a block, and blocks that are shuffled together."""
+        return (self.order.size, self.order.held) if isinstance(self.order, BlockOrder) else None
 
-    def _groups(self, generator: np.random.Generator) -> np.ndarray:
-        """Whole groups in random order. What is left of the rows takes the place of as many of a random group, or is left out.
-
-        Each row is left out with the same probability, so that losses are unbiased.
-        """
-        G, N, num = self.group_size, self.num_rows, self.epoch_rows
-        order = generator.permutation(num // G) if G == 1 else spread(generator, num // G, self.batch_size // G)
-        order = order[:, None] * G + np.arange(G)
-        left = N - num
-        if left and generator.uniform() < num / N:
-            order[generator.integers(len(order)), generator.choice(G, left, replace=False)] = np.arange(num, N)
-        return order.ravel()
+    @property
+    def row_shapes(self) -> list[tuple[int, ...]]:
+        """Of each array, without the axis of rows."""
+        return [a.shape[1:] for a in self.arrays]
 
     def row_numbers(self, step: int, num: int) -> np.ndarray:
         """Rows of ``num`` steps from ``step`` on, shape (num, B)."""
         start, stop = step * self.batch_size, (step + num) * self.batch_size
-        parts = []
-        while start < stop:
-            epoch, first = divmod(start, self.epoch_rows)
-            last = min(first + stop - start, self.epoch_rows)
-            parts.append(self.order(epoch)[first:last])
-            start += last - first
-        return np.concatenate(parts).reshape(num, self.batch_size)
+        rows = [self.order.rows(part) for part in parts_of(start, stop, self.order.length)]
+        return np.concatenate(rows).reshape(num, self.batch_size)
 
     def stacked(self, step: int, num: int, capacity: int, put: Put) -> Batch:
         """Batches of ``num`` steps from ``step`` on, arrays of shape (capacity, B, ...) of which the rest is zeros."""
         rows = self.row_numbers(step, num)
+        gathered = self._from_blocks(step, num) if isinstance(self.order, BlockOrder) else None
 
-        def read(array: np.ndarray, dtype: Any, index: tuple[slice, ...]) -> np.ndarray:
+        def read(i: int, array: np.ndarray, dtype: Any, index: tuple[slice, ...]) -> np.ndarray:
             wanted = rows[:, index[1]]
             batches = np.zeros((capacity, wanted.shape[1], *array.shape[1:]), dtype)
-            batches[:num] = np.take(array, wanted, axis=0)
+            batches[:num] = np.take(array, wanted, axis=0) if gathered is None else gathered[i][:, index[1]]
             return batches
 
         arrays = [
-            put((capacity, self.batch_size, *a.shape[1:]), d, 1, partial(read, a, d))
-            for a, d in zip((*self.arrays, self._numbers), (*self.dtypes, np.int32), strict=True)
+            put((capacity, self.batch_size, *a.shape[1:]), d, 1, partial(read, i, a, d))
+            for i, (a, d) in enumerate(zip(self.arrays, self.dtypes, strict=True))
         ]
-        return self._batch(arrays)
+
+        def numbers(index: tuple[slice, ...]) -> np.ndarray:
+            wanted = rows[:, index[1]]
+            return np.concatenate([wanted, np.zeros((capacity - num, wanted.shape[1]), wanted.dtype)]).astype(np.int32)
+
+        return self._batch([*arrays, put((capacity, self.batch_size), np.int32, 1, numbers)])
+
+    def _from_blocks(self, step: int, num: int) -> list[np.ndarray]:
+        """Of each array the rows of these steps, shape (num, B, ...)."""
+        start, stop = step * self.batch_size, (step + num) * self.batch_size
+        found = [
+            [np.take(a, places, axis=0) for a in self._window(epoch, window)]
+            for part in parts_of(start, stop, self.order.length)
+            for epoch, window, places in self.order.slots(part)  # type: ignore[union-attr]
+        ]
+        parts = [np.concatenate(p) if len(p) > 1 else p[0] for p in zip(*found, strict=True)]
+        return [p.reshape(num, self.batch_size, *p.shape[1:]) for p in parts]
+
+    def _window(self, epoch: int, window: int) -> list[np.ndarray]:
+        """The blocks of a window, read one after the other, all arrays of each."""
+        key = (epoch, window)
+        if key not in self._windows:
+            self._windows.clear()  # before the next is read: one is held
+            blocks = self.order.blocks(epoch, window)  # type: ignore[union-attr]
+            num = sum(block.stop - block.start for block in blocks)
+            held = [np.empty((num, *a.shape[1:]), d) for a, d in zip(self.arrays, self.dtypes, strict=True)]
+            start = 0
+            for block in blocks:
+                stop = start + block.stop - block.start
+                for name, array, dtype, out in zip(self.names, self.arrays, self.dtypes, held, strict=True):
+                    out[start:stop] = read_rows(name, array, dtype, block)
+                start = stop
+            self._windows[key] = held
+        return self._windows[key]
 
     def everything(self, put: Put) -> Batch:
         """All the data, in the order that they have."""
         arrays = [
-            put(a.shape, d, 0, lambda index, a=a, d=d: np.asarray(a[index], d))  # type: ignore[misc]
-            for a, d in zip((*self.arrays, self._numbers), (*self.dtypes, np.int32), strict=True)
+            put(a.shape, d, 0, lambda index, n=n, a=a, d=d: read_rows(n, a, d, index[0]))  # type: ignore[misc]
+            for n, a, d in zip(self.names, self.arrays, self.dtypes, strict=True)
         ]
-        return self._batch(arrays)
+        numbers = put(
+            (self.num_rows,), np.int32, 0, lambda index: np.arange(*index[0].indices(self.num_rows), dtype=np.int32)
+        )
+        return self._batch([*arrays, numbers])
 
     def _batch(self, arrays: list[jax.Array]) -> Batch:
         return Batch(jax.tree.unflatten(self.tree, arrays[:-1]), arrays[-1])
 
     def first(self) -> Any:
         """The data of the first step."""
-        rows = slice(None) if self.is_full else self.row_numbers(0, 1)[0]
-        return jax.tree.unflatten(
-            self.tree, [jnp.asarray(np.asarray(a[rows], d)) for a, d in zip(self.arrays, self.dtypes, strict=True)]
-        )
+        if isinstance(self.order, BlockOrder):
+            arrays: list[Any] = [a[0] for a in self._from_blocks(0, 1)]
+        else:
+            rows = slice(None) if self.is_full else self.row_numbers(0, 1)[0]
+            arrays = [np.asarray(a[rows], d) for a, d in zip(self.arrays, self.dtypes, strict=True)]
+        return jax.tree.unflatten(self.tree, [jnp.asarray(a) for a in arrays])
 
 
-def _as_array(name: str, leaf: Any) -> np.ndarray:
-    if not hasattr(leaf, "__array__"):
+def read_rows(name: str, array: Any, dtype: Any, rows: slice) -> np.ndarray:
+    """A slice of rows, cast; of what is read by slices this is where it is known whether numbers fit."""
+    part = array[rows]
+    if isinstance(array, Column):
+        check_range(name, part, dtype)
+    return np.asarray(part, dtype)
+
+
+def as_array(name: str, leaf: Any) -> Any:
+    """An array of rows of numbers: NumPy's, or a :class:`~numpyro_orthgp.training.columns.Column` of what is read by slices.
+
+    :raises TypeError: for what is none, has masked entries, or holds no numbers.
+    :raises ValueError: without a first axis.
+    """
+    if not is_lazy(leaf) and not hasattr(leaf, "__array__"):
         raise TypeError(f"`{name}` must be an array; got {type(leaf).__name__}. Convert lists first: np.asarray(...).")
     if np.ma.is_masked(leaf):
         raise TypeError(
             f"`{name}` is a masked array with entries missing, which a model cannot see. Pass array.filled(...) and the mask as an "
             "array of its own, for numpyro.handlers.mask."
         )
-    array = np.asarray(leaf)
+    array = Column(leaf) if is_lazy(leaf) else np.asarray(leaf)
     if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
         raise TypeError(f"`{name}` must hold numbers; got an array of {array.dtype}.")
     if array.ndim == 0:
@@ -191,9 +245,15 @@ def _as_array(name: str, leaf: Any) -> np.ndarray:
     return array
 
 
-def _check_range(name: str, array: np.ndarray, dtype: Any) -> None:
+def check_range(name: str, array: Any, dtype: Any) -> None:
     """Refuse integers that JAX would wrap around when it casts them, and numbers that it would make infinite."""
-    if array.dtype == dtype or array.dtype.kind not in "fiu" or not array.size or on_disk(array):
+    if (
+        array.dtype == dtype
+        or array.dtype.kind not in "fiu"
+        or not array.size
+        or on_disk(array)
+        or isinstance(array, Column)
+    ):
         return
     limits = jnp.iinfo(dtype) if jnp.issubdtype(dtype, np.integer) else jnp.finfo(dtype)
     extremes = [x for x in (array.min().item(), array.max().item()) if np.isfinite(x)]
@@ -224,4 +284,9 @@ def _num_rows(names: list[str], arrays: list[np.ndarray]) -> int:
         )
     if not any(lengths.values()):
         raise ValueError("`data` must hold at least one row; got " + (f"{lengths}." if lengths else "no arrays."))
-    return next(iter(lengths.values()))
+    num = next(iter(lengths.values()))
+    if num > MAX_ROWS:
+        raise ValueError(
+            f"`data` have {num} rows; numbers of rows go up to {MAX_ROWS}. Pass them as a training.Stream."
+        )
+    return num

@@ -24,7 +24,7 @@ from numpyro_orthgp.training.devices import from_host, to_host
 from numpyro_orthgp.training.fingerprint import check_same
 from numpyro_orthgp.training.stopping import Windows
 
-__all__ = ["Snapshot", "dump", "load", "prepare", "read", "write"]
+__all__ = ["Snapshot", "dump", "load", "mark_in", "prepare", "read", "write"]
 
 FORMAT = 2  # 1 did not say which data and which program it was of
 
@@ -52,6 +52,12 @@ def dump(snapshot: Snapshot, losses: np.ndarray, mark: dict[str, Any]) -> bytes:
     file = io.BytesIO()
     np.savez(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
+
+
+def mark_in(content: bytes) -> str | None:
+    """What a source's batch before the file's step was known by."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        return json.loads(str(file["header"]))["fingerprint"].get("last batch")
 
 
 def load(

@@ -76,6 +76,25 @@ class Devices:
         words = np.asarray([value], np.float64).view(np.uint32)  # float64 would not get through where JAX has 32 bits
         return float(np.asarray(multihost_utils.broadcast_one_to_all(words), np.uint32).view(np.float64)[0])
 
+    def check_equal(self, make: Callable[[], str], num_rows: int) -> None:
+        """Refuse processes whose data differ, of which each would take the rows of a batch from its own.
+
+        :param make: a digest of what must be equal, 32 hexadecimal digits.
+        :param num_rows: N, for the message.
+        :raises ValueError: in all processes, if it is not.
+        """
+        if not self.is_distributed:
+            return
+        words = np.frombuffer(bytes.fromhex(make()) + np.int64(num_rows).tobytes(), np.uint32)
+        found = np.asarray(multihost_utils.process_allgather(words)).reshape(-1, len(words))
+        if (found != found[0]).any():
+            counts = [int(np.ascontiguousarray(row[-2:]).view(np.int64)[0]) for row in found]
+            raise ValueError(
+                f"Processes have different data (rows: {counts}), `rng_key` or `batch_size`: each must pass all the rows, the same "
+                "in every process, of which it reads only those that it needs; rows of its own would be weighed wrongly. Put "
+                "them where all can read them: np.memmap, h5py, zarr or parquet files."
+            )
+
     def of_first(self, make: Callable[[], Any]) -> Any:
         """What the first process makes, in all of them: something that JSON can hold."""
         if not self.is_distributed:

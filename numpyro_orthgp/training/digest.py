@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from numpyro_orthgp.training.batches import on_disk
+from numpyro_orthgp.training.columns import Column
 
 __all__ = ["digest", "digest_of_array", "digest_of_data"]
 
 PIECE = 2**24  # bytes that one thread digests at a time
 LARGE = 2**28  # bytes of a memory map of which only some rows are read
 ROWS = 1024  # of these
+SLICE = 64  # rows that are read at once where only slices are
 
 
 def digest(content: bytes | np.ndarray) -> str:
@@ -48,15 +50,24 @@ def digest_of_array(array: np.ndarray, dtype: Any = None) -> str:
     return digest(b"".join([f"{dtype.name}{array.shape}".encode(), *parts]))
 
 
-def digest_of_data(array: np.ndarray, dtype: Any) -> str:
-    """Of an array of the data: all of it, but of a memory map of more than 256 MiB 1024 rows, with its file's size and time.
+def digest_of_data(array: Any, dtype: Any) -> str:
+    """Of an array of the data: all of it, but of more than 256 MiB on disk 1024 rows, with the file's size and time if it has one.
 
+    :param array: NumPy's, or a :class:`~numpyro_orthgp.training.columns.Column`.
     :param dtype: that JAX casts to.
     """
-    file = on_disk(array)
-    if file is None or array.nbytes <= LARGE or not os.path.exists(file):
-        return digest_of_array(array, dtype)
-    rows = np.unique(np.linspace(0, len(array) - 1, ROWS).astype(int))
+    is_column = isinstance(array, Column)
+    file = array.file if is_column else on_disk(array)
+    if array.nbytes <= LARGE or not (is_column or (file is not None and os.path.exists(file))):
+        return digest_of_array(array[:] if is_column else array, dtype)
+    if is_column:  # in few slices
+        starts = np.unique(np.linspace(0, len(array) - SLICE, ROWS // SLICE).astype(int))
+        sample = np.concatenate([array[int(start) : int(start) + SLICE] for start in starts])
+    else:
+        sample = array[np.unique(np.linspace(0, len(array) - 1, ROWS).astype(int))]
+    found = f"{digest_of_array(sample, dtype)} of {len(sample)} rows"
+    if file is None or not os.path.exists(file):
+        return found + f" of {len(array)}"
     status = os.stat(file)
     time = datetime.fromtimestamp(status.st_mtime, UTC).isoformat()
-    return f"{digest_of_array(array[rows], dtype)} of {len(rows)} rows, a file of {status.st_size} bytes changed {time}"
+    return f"{found}, a file of {status.st_size} bytes changed {time}"

@@ -15,22 +15,25 @@ import jax
 import numpy as np
 
 from numpyro_orthgp.training.batches import Batch, Batches
+from numpyro_orthgp.training.columns import rows_of
 from numpyro_orthgp.training.devices import to_host
-from numpyro_orthgp.training.digest import digest_of_array, digest_of_data
+from numpyro_orthgp.training.digest import digest, digest_of_array, digest_of_data
 from numpyro_orthgp.training.program import loss_only, program_of
 from numpyro_orthgp.training.steps import update_of
+from numpyro_orthgp.training.streamed import Streamed
 
-__all__ = ["check_same", "fingerprint"]
+__all__ = ["check_same", "fingerprint", "sample_of"]
 
 # Said as they are, and then nothing of what follows from them.
-PLAIN = ("N", "batch_size", "group_size", "seed", "every", "score", "data", "state")
+PLAIN = ("N", "batch_size", "group_size", "blocks", "seed", "every", "score", "data", "state")
+FEW = 16  # rows that processes compare
 TOLERANCE = 1e-3  # of starting values: where they are computed from data not all devices repeat the last bits
 
 
 def fingerprint(
     svi: Any,
     state: Any,
-    batches: Batches,
+    batches: Batches | Streamed,
     kwargs: dict[str, Any],
     *,
     stands_for: int,
@@ -49,11 +52,12 @@ def fingerprint(
     :param starts: whether the state is one that ``svi.init`` made.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    is_stream = isinstance(batches, Streamed)
     arrays = list(zip(batches.names, batches.arrays, batches.dtypes, strict=True))
     size = batches.batch_size
     batch = Batch(
         jax.tree.unflatten(batches.tree, [jax.ShapeDtypeStruct((size, *a.shape[1:]), d) for _, a, d in arrays]),
-        jax.ShapeDtypeStruct((size,), np.int32),  # type: ignore[arg-type]
+        None if is_stream else jax.ShapeDtypeStruct((size,), np.int32),  # type: ignore[arg-type]
     )
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
     program = program_of(update_of(loss_only(svi), batches.num_rows, stands_for, kwargs), shapes, batch)
@@ -61,11 +65,13 @@ def fingerprint(
         "N": batches.num_rows,
         "batch_size": size,
         **({} if batches.group_size == 1 else {"group_size": batches.group_size}),
+        **({} if batches.blocks is None else {"blocks": list(batches.blocks)}),
         "seed": list(batches.seed),
         "every": window,
         "score": score,
         "data": [f"{name}: {dtype}{list(a.shape[1:])}" for name, a, dtype in arrays],
         "state": [f"{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves],
+        # Of a stream the first batch: of later ones `Streamed.mark`.
         "values": {name: digest_of_data(a, dtype) for name, a, dtype in arrays},
         "operations": program.operations,
         "constants": program.constants,
@@ -73,6 +79,17 @@ def fingerprint(
         "start": _summary(svi.get_params(state)) if starts else None,
         "versions": {name: _version(name) for name in ("jax", "numpyro", "numpyro_orthgp")},
     }
+
+
+def sample_of(batches: Batches | Streamed) -> str:
+    """A digest of what processes must agree on, cheap: numbers of rows, dtypes, the key's words and a few rows of the data."""
+    num = len(batches.arrays[0])
+    rows = np.unique(np.linspace(0, num - 1, FEW).astype(int))
+    parts = [f"{batches.num_rows} {batches.batch_size} {batches.seed} {batches.blocks}"]
+    for name, array, dtype in zip(batches.names, batches.arrays, batches.dtypes, strict=True):
+        found = rows_of(getattr(array, "leaf", array), rows)
+        parts.append(f"{name} {array.shape[1:]} {digest_of_array(found, dtype)}")
+    return digest("\n".join(parts).encode())
 
 
 def check_same(name: str, found: dict[str, Any], wanted: dict[str, Any], anyway: bool = False) -> None:

@@ -16,7 +16,8 @@ from numpyro_orthgp.errors import check_integer, check_option
 from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
-from numpyro_orthgp.training.fingerprint import fingerprint
+from numpyro_orthgp.training.fingerprint import fingerprint, sample_of
+from numpyro_orthgp.training.orders import Blocks
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.resolution import warn_of_coarse
 from numpyro_orthgp.training.result import FitResult, Fitted, Progress
@@ -24,6 +25,8 @@ from numpyro_orthgp.training.run import Keeper, Run
 from numpyro_orthgp.training.start import initial_state
 from numpyro_orthgp.training.steps import compile_steps, strongly_typed, update_of
 from numpyro_orthgp.training.stopping import EarlyStopping, default_window
+from numpyro_orthgp.training.streamed import Streamed
+from numpyro_orthgp.training.streams import Source
 
 __all__ = ["check_types", "fit", "seed_of", "start_of"]
 
@@ -31,10 +34,11 @@ __all__ = ["check_types", "fit", "seed_of", "start_of"]
 def fit(
     svi: Any,
     rng_key: jax.Array,
-    data: tuple[Any, ...] | dict[str, Any],
+    data: tuple[Any, ...] | dict[str, Any] | Source,
     *,
     batch_size: int | None = None,
     group_size: int | None = None,
+    shuffle: Blocks | None = None,
     num_epochs: int | None = None,
     num_steps: int | None = None,
     stands_for: int | None = None,
@@ -106,11 +110,16 @@ def fit(
     :param svi: a NumPyro ``SVI``, or anything with its ``init``, ``update`` and ``get_params``.
     :param rng_key: a key, for ``svi.init`` and for the order of rows.
     :param data: a tuple of arrays, positional arguments of model and guide, or a dict of them, keyword arguments. Arrays (NumPy,
-        ``np.memmap``, JAX; nested tuples and dicts of them too) have a first axis of length N, and are cast as JAX would.
-    :param batch_size: rows of a step; by default all N.
+        ``np.memmap``, JAX; nested tuples and dicts of them too) have a first axis of length N, and are cast as JAX would. Datasets
+        of h5py, arrays of zarr and :func:`~numpyro_orthgp.training.columns` of parquet and arrow tables are read where rows are
+        needed, in block shuffles. Or what gives the batches itself: a :class:`~numpyro_orthgp.training.Stream` of a loader, or
+        any :class:`~numpyro_orthgp.training.Source`.
+    :param batch_size: rows of a step; by default all N, or those of the source's batches.
     :param group_size: rows that follow each other in the data and come together in batches: whole groups in random order, for a
         guide with ``group_size``. It divides ``batch_size``. Of N rows that are no whole number of groups as many as there are
         too many are left out of each epoch, each row as often as any other.
+    :param shuffle: :class:`~numpyro_orthgp.training.Blocks` for rows in blocks that are read as one piece, as data on disk need it;
+        by default for lazy arrays, while rows of NumPy's, ``np.memmap`` among them, come each from its own place.
     :param num_epochs: how often to go through the data: ceil(num_epochs N / batch_size) steps.
     :param num_steps: number of steps; exactly one of the two is given.
     :param stands_for: number of observations that the N rows stand for, if it is not N: the size of the model's plate, then. A
@@ -137,26 +146,22 @@ def fit(
     :raises FloatingPointError: if the very first loss is not finite.
     """
     check_types(svi, early_stopping, callback, init_params, init_state, resume)
-    batches = Batches(data, batch_size, seed_of(rng_key), group_size)
+    batches = _batches(data, batch_size, seed_of(rng_key), group_size, shuffle, checkpoint is not None)
     _warn_of_groups(svi, batches)
     warn_of_coarse(batches.names, batches.arrays, batches.dtypes)
     stands_for = batches.num_rows if stands_for is None else check_integer("stands_for", stands_for)
     num_steps = _num_steps(num_epochs, num_steps, batches)
     devices = Devices(mesh)
     devices.check_shares(batches.batch_size, batches.is_full)
+    devices.check_equal(partial(sample_of, batches), batches.num_rows)
     window = (early_stopping and early_stopping.every) or default_window(batches.num_rows, batches.batch_size)
     state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
     keeper = None
     if checkpoint is not None:
-        score = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
-        rules: dict[str, Any] = {
-            "stands_for": stands_for,
-            "window": window,
-            "score": score,
-            "starts": init_state is None,
-        }
+        rules: dict[str, Any] = {"stands_for": stands_for, "window": window, "starts": init_state is None}
+        rules["score"] = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
         mark = devices.of_first(partial(fingerprint, svi, state, batches, kwargs, **rules))
-        keeper = Keeper(Path(checkpoint), check_integer("checkpoint_every", checkpoint_every), mark, devices)
+        keeper = Keeper(Path(checkpoint), check_integer("checkpoint_every", checkpoint_every), mark, devices, batches)
     found = None if keeper is None else keeper.begin(state, resume)
     now, before = found or (Snapshot(0, devices.put_state(state)), np.zeros(0))
     periods = [window] if keeper is None else [window, keeper.every]
@@ -180,7 +185,37 @@ def fit(
         losses=losses,
         num_losses=now.step,
     )
-    return run.fit().of(Fitted(svi, data, batches.batch_size, batches.num_rows, kwargs))
+    is_part = isinstance(batches, Streamed)
+    kept = batches.kept() if isinstance(batches, Streamed) else data
+    return run.fit().of(Fitted(svi, kept, batches.batch_size, batches.num_rows, kwargs, is_part))
+
+
+def _batches(
+    data: Any,
+    batch_size: int | None,
+    seed: tuple[int, ...],
+    group_size: int | None,
+    shuffle: Blocks | None,
+    has_checkpoint: bool,
+) -> Batches | Streamed:
+    """What gives the rows of a step.
+
+    :raises TypeError: for a loader that is not wrapped.
+    :raises ValueError: for options that a source's batches do not have, and a checkpoint of what cannot go on.
+    """
+    if isinstance(data, (tuple, dict)) or not isinstance(data, Source):
+        return Batches(data, batch_size, seed, group_size, shuffle)
+    for name, given in (("group_size", group_size), ("shuffle", shuffle)):
+        if given is not None:
+            raise ValueError(
+                f"`{name}` is of arrays, whose rows `fit` puts in order; the batches of a source are in its own."
+            )
+    if has_checkpoint and not getattr(data, "is_resumable", True):
+        raise ValueError(
+            "`checkpoint` needs batches that come again when the run goes on, and an iterator gives them once. Pass the loader "
+            "that it is of, or a function that makes it: Stream(lambda: make_iterator(), num_rows=N)."
+        )
+    return Streamed(data, batch_size, seed)
 
 
 def seed_of(rng_key: Any) -> tuple[int, ...]:
@@ -209,7 +244,7 @@ def check_types(svi: Any, early_stopping: Any, callback: Any, init_params: Any, 
             raise TypeError(f"`{name}` must be a part of a FitResult, result.{part}; got all of it.")
 
 
-def _warn_of_groups(svi: Any, batches: Batches) -> None:
+def _warn_of_groups(svi: Any, batches: Batches | Streamed) -> None:
     wanted = getattr(getattr(svi, "guide", None), "group_size", None)
     sizes = [size for size in (wanted.values() if isinstance(wanted, dict) else [wanted]) if isinstance(size, int)]
     if sizes and not batches.is_full and any(batches.group_size % size for size in sizes):
@@ -223,7 +258,7 @@ def _warn_of_groups(svi: Any, batches: Batches) -> None:
         )
 
 
-def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches) -> int:
+def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches | Streamed) -> int:
     if (num_epochs is None) == (num_steps is None):
         got = "neither" if num_steps is None else "both"
         raise ValueError(f"Exactly one of `num_epochs` and `num_steps` must be given; got {got}.")
@@ -233,7 +268,12 @@ def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches) 
 
 
 def start_of(
-    svi: Any, rng_key: Any, batches: Batches, init_params: dict[str, Any] | None, state: Any, kwargs: dict[str, Any]
+    svi: Any,
+    rng_key: Any,
+    batches: Batches | Streamed,
+    init_params: dict[str, Any] | None,
+    state: Any,
+    kwargs: dict[str, Any],
 ) -> Any:
     """The state to start from. Guides look at the model while they are initialised, even if the state is given."""
     if state is None or getattr(svi, "constrain_fn", None) is None:
@@ -254,7 +294,9 @@ def _warn_of_unknown(init_params: dict[str, Any], params: dict[str, Any]) -> Non
         )
 
 
-def _plan(num_steps: int, periods: list[int], steps_per_call: int | None, batches: Batches, devices: Devices) -> Plan:
+def _plan(
+    num_steps: int, periods: list[int], steps_per_call: int | None, batches: Batches | Streamed, devices: Devices
+) -> Plan:
     if steps_per_call is not None:
         check_integer("steps_per_call", steps_per_call)
     size = 0 if batches.is_full else batches.bytes_per_step

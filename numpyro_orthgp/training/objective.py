@@ -55,7 +55,7 @@ def objective_of(svi: Any, state: Any, batches: Batches, stands_for: int, kwargs
 
     def loss(vector: Any, rng_key: Any, batch: Batch) -> Any:
         args, keywords = as_arguments(batch.data)
-        with PlatesOfBatch(batch.rows, batches.num_rows, stands_for):
+        with PlatesOfBatch(batch.rows, batches.num_rows, batches.num_rows, stands_for):
             params = svi.constrain_fn(unravel(vector))
             static = getattr(svi, "static_kwargs", {})
             return svi.loss.loss(rng_key, params, svi.model, svi.guide, *args, **keywords, **kwargs, **static)

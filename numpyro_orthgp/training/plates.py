@@ -24,29 +24,48 @@ class PlatesOfBatch(Messenger):
     the batch. Warns of observations that stand for the batch alone, or for another number of them than the data have. Where
     plates of the same site differ, one that has the right size is enough: another may pick as many of something else.
 
-    :param rows: numbers of the batch's rows, shape (B,).
+    :param rows: numbers of the batch's rows, shape (B,); None if they are not known, as of a stream. Then latent variables of
+        single rows are refused.
+    :param size: B.
     :param num_rows: N.
     :param stands_for: number of observations that the N rows stand for.
     """
 
-    def __init__(self, rows: Array, num_rows: int, stands_for: int) -> None:
+    def __init__(self, rows: Array | None, size: int, num_rows: int, stands_for: int) -> None:
         super().__init__(None)
-        self.rows, self.num_rows, self.stands_for = rows, num_rows, stands_for
+        self.rows, self.size, self.num_rows, self.stands_for = rows, size, num_rows, stands_for
         self.sizes: dict[str, tuple[int, int | None]] = {}  # of all plates so far, and how many rows each picks
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        size = len(self.rows)
+        size = self.size
         if msg["type"] == "plate":
             self.sizes[msg["name"]] = msg["args"]
             if msg["args"] == (self.stands_for, size) and msg["value"] is None:
-                msg["value"] = self.rows
+                # Of a stream any numbers will do, as nothing may depend on them.
+                msg["value"] = jnp.arange(size) if self.rows is None else self.rows
+        elif self.rows is None and not msg.get("is_observed") and self.is_of_rows(msg):
+            raise ValueError(
+                f"`{msg['name']}` has a value for each row of the data, and which rows a batch of a stream has is not known. Pass "
+                "arrays instead, or lazy ones (h5py, zarr, training.columns), whose rows have numbers."
+            )
         elif msg["type"] == "sample" and msg["is_observed"]:
             if (counted := self.counted(msg)) not in (None, self.stands_for):
                 warnings.warn(self.words(msg, counted), UserWarning, stacklevel=2)
 
+    def is_of_rows(self, msg: dict[str, Any]) -> bool:
+        """Whether a site belongs to the rows of the batch, of which others wait."""
+        if msg["type"] not in ("sample", "param", "subsample"):
+            return False
+        if msg["type"] != "sample" and msg["kwargs"].get("event_dim") is None:
+            return False
+        if msg["type"] == "subsample" and self.stands_for not in jnp.shape(msg["value"]):
+            return False
+        plates = (self.sizes.get(frame.name) for frame in msg["cond_indep_stack"])
+        return (self.stands_for, self.size) in plates
+
     def counted(self, msg: dict[str, Any]) -> float | None:
         """How many observations a site takes the batch for; None if that is not known, or if it is not a batch that it sees."""
-        size, scale = len(self.rows), msg["scale"]
+        size, scale = self.size, msg["scale"]
         picking = [
             whole
             for whole, picked in (self.sizes.get(frame.name, (0, None)) for frame in msg["cond_indep_stack"])
@@ -63,7 +82,7 @@ class PlatesOfBatch(Messenger):
 
     def words(self, msg: dict[str, Any], counted: float) -> str:
         """The warning."""
-        size, wanted = len(self.rows), self.stands_for
+        size, wanted = self.size, self.stands_for
         say = f"numpyro.plate('data', {wanted}, subsample_size={size})"
         if counted == size:
             return (

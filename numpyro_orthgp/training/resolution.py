@@ -11,6 +11,7 @@ import numpy as np
 __all__ = ["REMEDY", "Coarse", "coarse_columns", "warn_of_coarse"]
 
 MAX_ROWS = 2**20  # that are looked at
+FEW_ROWS = 2**14  # of what is read from disk for it
 FAR = 4  # magnitude over range: nearer to zero a shift gains nothing
 FEW = 4  # units between neighbours, as a rule
 
@@ -72,12 +73,14 @@ def coarse_columns(array: np.ndarray) -> list[Coarse]:
     return found
 
 
-def warn_of_coarse(names: Sequence[str], arrays: Sequence[np.ndarray], dtypes: Sequence[Any]) -> None:
+def warn_of_coarse(names: Sequence[str], arrays: Sequence[Any], dtypes: Sequence[Any]) -> None:
     """Warn of columns that the dtypes to which arrays will be cast do not resolve."""
     for name, array, dtype in zip(names, arrays, dtypes, strict=True):
         if array.dtype.kind not in "fiu" or np.dtype(dtype).kind != "f":
             continue
         with np.errstate(over="ignore"):
-            found = coarse_columns(array[:MAX_ROWS].astype(dtype, copy=False))
+            found = coarse_columns(
+                array[: MAX_ROWS if isinstance(array, np.ndarray) else FEW_ROWS].astype(dtype, copy=False)
+            )
         if found:
             warnings.warn(f"{found[0].words(f'`{name}`', np.dtype(dtype))}. {REMEDY}", UserWarning, stacklevel=3)

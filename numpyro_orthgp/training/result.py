@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from numpyro_orthgp.training.columns import rows_of
+
 __all__ = ["FitResult", "Fitted", "Progress", "Status", "answer_with"]
 
 Status = Literal["finished", "stopped early", "interrupted", "diverged", "converged", "stalled"]
@@ -31,6 +33,7 @@ class Fitted:
     :param batch_size: rows of a step.
     :param num_rows: N.
     :param kwargs: further keyword arguments of the model.
+    :param is_part: whether ``data`` are one batch of a stream, of which no other is kept.
     """
 
     svi: Any
@@ -38,6 +41,7 @@ class Fitted:
     batch_size: int
     num_rows: int
     kwargs: dict[str, Any]
+    is_part: bool = False
 
     @property
     def model(self) -> Callable[..., Any]:
@@ -52,7 +56,12 @@ class Fitted:
 
         :param rows: of the data, a slice or sorted numbers; by default all of them.
         """
-        data = jax.tree.map(lambda a: np.asarray(a) if rows is None else np.asarray(a[rows]), self.data)
+        if self.is_part and rows is None:
+            raise ValueError(
+                "The fit saw its data as a stream, of which it keeps one batch, and this asks for all rows. Ask the function with "
+                "data of yours: ogp.khat(model, guide, result.params, *batch, ...), ogp.to_arviz, ogp.check."
+            )
+        data = jax.tree.map(lambda a: rows_of(a, rows), self.data)
         # Cast and put where JAX has its arrays, as the fit does.
         data = jax.tree.map(jax.numpy.asarray, data)
         return ((), data | self.constants) if isinstance(data, dict) else (tuple(data), self.constants)

@@ -36,6 +36,7 @@ from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.result import FitResult, Progress, Status
 from numpyro_orthgp.training.steps import Steps
 from numpyro_orthgp.training.stopping import EarlyStopping, Windows
+from numpyro_orthgp.training.streamed import Streamed
 
 __all__ = ["Keeper", "Run"]
 
@@ -53,6 +54,7 @@ class Keeper:
     :param every: steps between checkpoints.
     :param fingerprint: what tells this run from others.
     :param devices: where the run is; only its first process has a file.
+    :param batches: of which a stream must be where it was when a run goes on.
     :param saved: the number of steps after which the file was written, if it is known.
     """
 
@@ -60,6 +62,7 @@ class Keeper:
     every: int
     fingerprint: dict[str, Any]
     devices: Devices
+    batches: Batches | Streamed
     saved: int | None = None
 
     def begin(self, like: Any, resume: bool | str) -> tuple[Snapshot, np.ndarray] | None:
@@ -76,6 +79,8 @@ class Keeper:
         if content is None:
             return None
         snapshot, losses = checkpoint.load(content, str(self.path), like, self.fingerprint, resume == "anyway")
+        if isinstance(self.batches, Streamed) and resume != "anyway":
+            self.batches.expect(snapshot.step, checkpoint.mark_in(content), str(self.path))
         self.saved = snapshot.step
         windows = snapshot.windows
         best = None if windows.best_state is None else self.devices.put_state(windows.best_state)
@@ -87,7 +92,9 @@ class Keeper:
         if snapshot.step == self.saved:
             return
         if self.devices.is_first:
-            content = checkpoint.dump(snapshot, losses[: snapshot.step], self.fingerprint)
+            last = self.batches.mark(snapshot.step) if isinstance(self.batches, Streamed) else None
+            mark = self.fingerprint if last is None else self.fingerprint | {"last batch": last}
+            content = checkpoint.dump(snapshot, losses[: snapshot.step], mark)
             try:
                 checkpoint.write(self.path, content)
             except OSError as error:
@@ -115,7 +122,7 @@ class Run:
 
     svi: Any
     steps: Steps
-    batches: Batches
+    batches: Batches | Streamed
     full: Any
     plan: Plan
     devices: Devices

@@ -41,7 +41,8 @@ def update_of(svi: Any, num_rows: int, stands_for: int, kwargs: dict[str, Any]) 
 
     def update(state: Any, batch: Batch) -> tuple[Any, jax.Array]:
         args, keywords = as_arguments(batch.data)
-        with PlatesOfBatch(batch.rows, num_rows, stands_for):
+        size = jax.tree.leaves(batch.data)[0].shape[0]
+        with PlatesOfBatch(batch.rows, size, num_rows, stands_for):
             return svi.update(state, *args, **keywords, **kwargs)
 
     return update

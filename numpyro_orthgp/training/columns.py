@@ -1,0 +1,202 @@
+"""Arrays that are read where rows are needed: datasets of h5py, arrays of zarr, columns of parquet and arrow tables.
+
+One is known by its ``chunks``, as h5py, zarr and dask have it; beside that it needs ``shape``, ``dtype`` and slices of rows. What
+reads fast is a slice, so batches of these come in block shuffles (``training/orders.py``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Column", "columns", "default_blocks", "is_lazy", "rows_of"]
+
+BLOCK_BYTES = 2**20  # of all arrays together
+HELD, HELD_BYTES = 64, 2**27
+
+
+def is_lazy(leaf: Any) -> bool:
+    """Whether an array is to be read by slices."""
+    return not isinstance(leaf, np.ndarray) and all(hasattr(leaf, name) for name in ("chunks", "shape", "dtype"))
+
+
+class Column:
+    """An array of which slices of rows are read, and nothing else.
+
+    :param leaf: h5py's, zarr's, or another with ``shape``, ``dtype``, ``chunks`` and slices.
+    """
+
+    def __init__(self, leaf: Any) -> None:
+        self.leaf = leaf
+        self.shape, self.dtype = tuple(leaf.shape), np.dtype(leaf.dtype)
+        self.ndim, self.size = len(self.shape), int(np.prod(self.shape))
+        self.nbytes = self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return np.asarray(self.leaf[rows])
+
+    @property
+    def chunk(self) -> int:
+        """Rows that are stored together."""
+        first = self.leaf.chunks[0] if self.leaf.chunks else 1
+        return max(1, int(np.max(first)))
+
+    @property
+    def file(self) -> str | None:
+        """Of h5py and parquet, the file that it is in."""
+        name = getattr(getattr(self.leaf, "file", None), "filename", getattr(self.leaf, "filename", None))
+        return name if isinstance(name, str) and os.path.exists(name) else None
+
+
+def rows_of(leaf: Any, rows: Any = None) -> np.ndarray:
+    """Rows of an array, read in slices where it is lazy.
+
+    :param rows: a slice or sorted numbers; by default all of them.
+    """
+    if not is_lazy(leaf):
+        return np.asarray(leaf) if rows is None else np.asarray(leaf[rows])
+    rows = slice(None) if rows is None else rows
+    column = Column(leaf)
+    if isinstance(rows, slice):
+        return column[rows]
+    rows = np.asarray(rows)
+    if not rows.size:
+        return column[:0]
+    # Few slices, of about as many rows as are stored together, and from each the rows that are wanted.
+    pieces = np.split(rows, np.flatnonzero(np.diff(rows // max(column.chunk, 1024))) + 1)
+    return np.concatenate([column[int(p[0]) : int(p[-1]) + 1][p - p[0]] for p in pieces])
+
+
+def default_blocks(arrays: Sequence[Any], size: int | None, held: int | None) -> tuple[int, int]:
+    """Rows of a block and blocks in memory, where the user did not say."""
+    num_rows = max(1, len(arrays[0]))
+    row_bytes = max(1, sum(a.nbytes for a in arrays) // num_rows)
+    if size is None:
+        chunk = max([a.chunk for a in arrays if isinstance(a, Column)], default=1)
+        size = -(-max(1, BLOCK_BYTES // row_bytes) // chunk) * chunk
+    size = min(size, num_rows)
+    return size, held or max(2, min(HELD, HELD_BYTES // (size * row_bytes)))
+
+
+def columns(table: Any, **names: str | Sequence[str]) -> dict[str, Any]:
+    """Columns of a parquet file or of an arrow table as ``data`` for a fit, read where rows are needed.
+
+    ::
+
+        file = pyarrow.parquet.ParquetFile("data.parquet")
+        data = ogp.training.columns(file, X=["a", "b"], y="y")  # arguments of the model: X and y
+        result = ogp.fit(svi, rng_key, data, batch_size=1024, num_epochs=10, N=len(data["y"]), Z=Z)
+
+    Row groups of a parquet file are what is read at once: blocks of a block shuffle are as long as the longest of them. Write row
+    groups of some ten thousand rows; with one of a million rows, 64 of them are too much to hold.
+
+    :param table: a ``pyarrow.parquet.ParquetFile``, its path, a list of paths whose rows follow each other, or a
+        ``pyarrow.Table``, which may be of a memory map. Needs pyarrow.
+    :param names: for each argument of the model the name of its column, shape (N,), or a list of names, shape (N, number).
+    :return: lazy arrays by argument, with ``shape``, ``dtype``, ``chunks`` and slices.
+    :raises ImportError: without pyarrow.
+    :raises TypeError: for other objects, or columns that hold no numbers.
+    :raises ValueError: for columns that are not there; when rows are read, for missing values.
+    """
+    reader = _Reader(table)
+    wanted = {name: [given] if isinstance(given, str) else list(given) for name, given in names.items()}
+    if not wanted or not all(wanted.values()):
+        raise ValueError("Say which columns are which argument of the model: columns(table, X=['a', 'b'], y='y').")
+    unknown = sorted({c for given in wanted.values() for c in given} - set(reader.schema.names))
+    if unknown:
+        raise ValueError(
+            f"There is no column {unknown[0]!r}; the table has {', '.join(map(repr, reader.schema.names))}."
+        )
+    reader.names = sorted({c for given in wanted.values() for c in given})
+    return {name: _TableColumn(reader, given, isinstance(names[name], str)) for name, given in wanted.items()}
+
+
+class _Reader:
+    """Slices of the rows of files or of a table, of which the last is kept: several arguments of the model read the same."""
+
+    def __init__(self, table: Any) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet as parquet
+        except ImportError as error:
+            raise ImportError("Parquet and arrow tables need pyarrow: pip install pyarrow.") from error
+        self.names: list[str] = []
+        self.files: list[Any] = []
+        self.table = None
+        self.last: tuple[tuple[int, int], Any] | None = None
+        self.concat = pyarrow.concat_tables
+        self.filename = str(table) if isinstance(table, (str, os.PathLike)) else None
+        if isinstance(table, pyarrow.Table):
+            self.table, self.schema, self.num_rows, self.chunk = table, table.schema, table.num_rows, 1
+            return
+        given = table if isinstance(table, (list, tuple)) else [table]
+        if not given or not all(isinstance(f, (str, os.PathLike, parquet.ParquetFile)) for f in given):
+            raise TypeError(
+                "`table` must be a pyarrow.Table, a pyarrow.parquet.ParquetFile or the path or paths of such files; got "
+                f"{type(table).__name__}."
+            )
+        self.files = [
+            f if isinstance(f, parquet.ParquetFile) else parquet.ParquetFile(f, memory_map=True) for f in given
+        ]
+        self.schema = self.files[0].schema_arrow
+        self.groups = [(f, i) for f in self.files for i in range(f.num_row_groups)]
+        lengths = [f.metadata.row_group(i).num_rows for f, i in self.groups]
+        self.ends = np.cumsum(lengths)
+        self.num_rows, self.chunk = int(sum(lengths)), max([1, *lengths])
+
+    def read(self, start: int, stop: int) -> Any:
+        if self.last is None or self.last[0] != (start, stop):
+            self.last = ((start, stop), self._read(start, stop))
+        return self.last[1]
+
+    def _read(self, start: int, stop: int) -> Any:
+        if self.table is not None:
+            return self.table.select(self.names).slice(start, stop - start)
+        first, last = int(np.searchsorted(self.ends, start, "right")), int(np.searchsorted(self.ends, stop, "left"))
+        parts = [f.read_row_group(i, columns=self.names, use_threads=True) for f, i in self.groups[first : last + 1]]
+        begin = int(self.ends[first - 1]) if first else 0
+        return self.concat(parts).slice(start - begin, stop - start)
+
+
+class _TableColumn:
+    """One argument of the model: a column, or several side by side."""
+
+    def __init__(self, reader: _Reader, names: list[str], is_one: bool) -> None:
+        self.reader, self.names, self.is_one = reader, names, is_one
+        self.shape = (reader.num_rows,) if is_one else (reader.num_rows, len(names))
+        self.chunks = (reader.chunk, *self.shape[1:])
+        self.filename = reader.filename
+        types = []
+        for name in names:
+            try:
+                types.append(np.dtype(reader.schema.field(name).type.to_pandas_dtype()))
+            except (NotImplementedError, TypeError):
+                types.append(np.dtype(object))
+            if types[-1].kind not in "biuf":
+                raise TypeError(f"Column {name!r} must hold numbers; it holds {reader.schema.field(name).type}.")
+        self.dtype = np.result_type(*types)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, step = rows.indices(self.shape[0])
+        if stop <= start:
+            return np.empty((0, *self.shape[1:]), self.dtype)
+        table = self.reader.read(start, stop)
+        out = np.empty((table.num_rows, len(self.names)), self.dtype)
+        for i, name in enumerate(self.names):
+            column = table[name]
+            if column.null_count:
+                raise ValueError(
+                    f"Column {name!r} has {column.null_count} missing values among rows {start} to {stop}, which a model cannot "
+                    "see. Fill or drop them before."
+                )
+            out[:, i] = column.to_numpy()
+        return out[::step, 0] if self.is_one else out[::step]

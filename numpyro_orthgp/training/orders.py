@@ -1,0 +1,235 @@
+"""In which order an epoch has the rows: permutations of rows, of groups of them, and of blocks on disk.
+
+The rows of all steps are one endless sequence of epochs, and every order here answers for any position in it without those
+before. Each epoch has every row once, and the row at any one position is uniformly distributed, which keeps minibatch losses
+unbiased. Orders depend on nothing but the seed and the number of the epoch (``numpy.random.Philox``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_orthgp.errors import check_integer
+
+__all__ = ["BlockOrder", "Blocks", "Part", "RowOrder", "generator_of", "parts_of", "permuted", "spread"]
+
+LARGE = 2**24  # rows from which on an order is computed where it is asked for, and not drawn as a whole
+ROUNDS = 6  # of a Feistel network; four leave neighbours together more often than chance does
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Block shuffles, for data on disk: blocks of rows that follow each other, in random order, a few of them in memory.
+
+    Each epoch reads every block once, as one piece. The rows of ``held`` blocks, which lie anywhere in the data, are shuffled
+    together, and batches are cut from them; then come the next ``held`` blocks. The order of an epoch costs as much as there are
+    blocks. Rows of a batch come from ``held`` places of the data: of rows that are sorted, by time say, a batch sees fewer
+    places than one of random rows, and its gradient has more variance, though no bias. The remedy is smaller blocks and more
+    of them, or data that were shuffled once when they were written.
+
+    :param size: rows of a block; by default about a megabyte, and a whole number of the chunks that the data are stored in.
+    :param held: blocks that are shuffled together; by default 64, but fewer if that is more than 128 MB.
+    :raises ValueError: for what is no positive integer.
+    """
+
+    size: int | None = None
+    held: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("size", "held"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name))
+
+
+class Part(NamedTuple):
+    """Positions of one epoch."""
+
+    epoch: int
+    first: int
+    last: int
+
+
+def parts_of(start: int, stop: int, length: int) -> Iterator[Part]:
+    """Positions ``start`` to ``stop`` of the endless sequence, epoch by epoch.
+
+    :param length: positions of an epoch.
+    """
+    while start < stop:
+        epoch, first = divmod(start, length)
+        last = min(first + stop - start, length)
+        yield Part(epoch, first, last)
+        start += last - first
+
+
+def generator_of(seed: tuple[int, ...], *key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)))
+
+
+def spread(generator: np.random.Generator, num: int, size: int) -> np.ndarray:
+    """All of ``num`` items in a random order in which each ``size`` that follow each other come from as many stretches of them.
+
+    Groups that follow each other are near, and losses of near rows are alike. A batch with one of each stretch has a mean of less
+    variance than one of items drawn at random (stratified sampling), and each item still comes once.
+    """
+    order = generator.permutation(num)
+    stretch = np.arange(num) * size // num
+    order = order[np.argsort(stretch[order], kind="stable")]  # by stretches, in random order within each
+    rank = np.arange(num) - np.searchsorted(stretch, stretch)
+    return order[np.lexsort((stretch, rank))]
+
+
+def permuted(index: np.ndarray, num: int, keys: np.ndarray) -> np.ndarray:
+    """Where a pseudo-random permutation of 0..num-1 takes ``index``, at a cost and in a memory that do not depend on ``num``.
+
+    A Feistel network permutes the numbers of the least even number of bits that ``num`` fits in; what falls beyond ``num`` goes
+    through it again until it does not (cycle walking, Black and Rogaway 2002), fewer than four times on average.
+
+    :param keys: of the rounds, uint64.
+    """
+    half = np.uint64(max(1, ((num - 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    out = np.asarray(index, np.uint64)
+    wild = np.arange(out.size)
+    while wild.size:
+        left, right = out[wild] >> half, out[wild] & mask
+        for key in keys:
+            left, right = right, left ^ (_mixed(right ^ key) & mask)
+        out[wild] = (left << half) | right
+        wild = wild[out[wild] >= num]
+    return out.astype(np.int64)
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """The finalizer of splitmix64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class RowOrder:
+    """Rows, or groups of rows that follow each other, in random order.
+
+    :param num_rows: N.
+    :param batch_size: rows of a step.
+    :param group_size: rows that stay together.
+    """
+
+    def __init__(self, num_rows: int, batch_size: int, seed: tuple[int, ...], group_size: int = 1) -> None:
+        self.num_rows, self.batch_size, self.seed, self.group_size = num_rows, batch_size, seed, group_size
+        # Of an epoch: a short last group would not fit into batches of whole groups.
+        self.length = num_rows // group_size * group_size
+        self._orders: dict[int, np.ndarray] = {}
+
+    def rows(self, part: Part) -> np.ndarray:
+        if self.group_size == 1 and self.num_rows > LARGE:
+            keys = generator_of(self.seed, part.epoch).integers(0, 2**64, ROUNDS, np.uint64)
+            return permuted(np.arange(part.first, part.last), self.num_rows, keys)
+        return self.order(part.epoch)[part.first : part.last]
+
+    def order(self, epoch: int) -> np.ndarray:
+        """All row numbers in the order of an epoch, shape (N,); with groups all but those of a short one."""
+        if epoch not in self._orders:
+            # Two are kept, since steps run over the end of an epoch.
+            self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1}
+            generator = generator_of(self.seed, epoch)
+            self._orders[epoch] = self._rows(generator) if self.group_size == 1 else self._groups(generator)
+        return self._orders[epoch]
+
+    def _rows(self, generator: np.random.Generator) -> np.ndarray:
+        order = np.arange(self.num_rows, dtype=np.int32)
+        generator.shuffle(order)
+        return order
+
+    def _groups(self, generator: np.random.Generator) -> np.ndarray:
+        """Whole groups in random order. What is left of the rows takes the place of as many of a random group, or is left out.
+
+        Each row is left out with the same probability, so that losses are unbiased.
+        """
+        G, N, num = self.group_size, self.num_rows, self.length
+        order = spread(generator, num // G, self.batch_size // G)[:, None] * G + np.arange(G)
+        left = N - num
+        if left and generator.uniform() < num / N:
+            order[generator.integers(len(order)), generator.choice(G, left, replace=False)] = np.arange(num, N)
+        return order.ravel()
+
+
+class _Epoch(NamedTuple):
+    blocks: np.ndarray  # in random order
+    ends: np.ndarray  # positions at which windows end
+    shift: int
+
+
+class Slot(NamedTuple):
+    """Where rows are: in the window ``window`` of an epoch, at ``places`` of its blocks one after the other."""
+
+    epoch: int
+    window: int
+    places: np.ndarray
+
+
+class BlockOrder:
+    """Blocks in random order, and the rows of ``held`` blocks, a window, shuffled together.
+
+    The sequence of windows is then shifted around by a random number: a last block may be shorter, and without the shift its
+    rows would be at some positions more often than others.
+
+    :param num_rows: N.
+    :param size: rows of a block; the last one may have fewer.
+    :param held: blocks in a window.
+    """
+
+    def __init__(self, num_rows: int, size: int, held: int, seed: tuple[int, ...]) -> None:
+        self.length, self.size, self.held, self.seed = num_rows, size, held, seed
+        self.num_blocks = -(-num_rows // size)
+        self._epochs: dict[int, _Epoch] = {}
+        self._places: dict[tuple[int, int], np.ndarray] = {}
+
+    def epoch(self, number: int) -> _Epoch:
+        if number not in self._epochs:
+            self._epochs = {e: o for e, o in self._epochs.items() if abs(e - number) == 1}
+            generator = generator_of(self.seed, number)
+            blocks = generator.permutation(self.num_blocks)
+            lengths = np.minimum(self.size, self.length - blocks * self.size)
+            ends = np.cumsum(np.add.reduceat(lengths, np.arange(0, self.num_blocks, self.held)))
+            self._epochs[number] = _Epoch(blocks, ends, int(generator.integers(self.length)))
+        return self._epochs[number]
+
+    def blocks(self, epoch: int, window: int) -> list[slice]:
+        """The rows of a window, block by block, in the order of the data."""
+        chosen = np.sort(self.epoch(epoch).blocks[window * self.held : (window + 1) * self.held]) * self.size
+        return [slice(int(start), min(int(start) + self.size, self.length)) for start in chosen]
+
+    def slots(self, part: Part) -> Iterator[Slot]:
+        """Where the rows at these positions are."""
+        _, ends, shift = self.epoch(part.epoch)
+        for turn in parts_of(
+            part.first + shift, part.last + shift, self.length
+        ):  # over the end of the shifted sequence
+            position = turn.first
+            while position < turn.last:
+                window = int(np.searchsorted(ends, position, "right"))
+                begin = int(ends[window - 1]) if window else 0
+                last = min(turn.last, int(ends[window]))
+                yield Slot(part.epoch, window, self.places(part.epoch, window)[position - begin : last - begin])
+                position = last
+
+    def places(self, epoch: int, window: int) -> np.ndarray:
+        """The order of the rows of a window."""
+        key = (epoch, window)
+        if key not in self._places:
+            self._places = dict(list(self._places.items())[-1:])
+            num = sum(block.stop - block.start for block in self.blocks(epoch, window))
+            self._places[key] = np.arange(num, dtype=np.int32 if num < 2**31 else np.int64)
+            generator_of(self.seed, epoch, window).shuffle(self._places[key])
+        return self._places[key]
+
+    def rows(self, part: Part) -> np.ndarray:
+        found = []
+        for epoch, window, places in self.slots(part):
+            starts = np.asarray([block.start for block in self.blocks(epoch, window)])
+            found.append(starts[places // self.size] + places % self.size)  # a short block is the last of its window
+        return np.concatenate(found)

@@ -1,0 +1,187 @@
+"""Batches of a source, as the loop asks for them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.training.batches import Batch, Put, as_array, check_range
+from numpyro_orthgp.training.streams import Source, Stream, plain, size_of
+
+__all__ = ["Streamed"]
+
+MARKS = 4096  # steps back of which digests are kept: more than two calls to the device have
+
+
+class Streamed:
+    """Batches of a source, as the loop asks for them: the same interface as :class:`~numpyro_orthgp.training.batches.Batches`.
+
+    :param source: a :class:`Source`.
+    :param batch_size: that the user said; None for the source's.
+    :param seed: words of the run's key, which have no say in the rows.
+    :raises TypeError: for batches that are not numeric arrays in a tuple or dict.
+    :raises ValueError: for a ``batch_size`` that is not the source's, and a source that gives nothing.
+    """
+
+    is_full = False
+    group_size = 1
+    blocks = None
+
+    def __init__(self, source: Source, batch_size: int | None, seed: tuple[int, ...]) -> None:
+        if isinstance(source, type):
+            raise TypeError(f"`data` must be a source, not its class {source.__name__}.")
+        self.source, self.seed = source, seed
+        self.num_rows = check_integer("num_rows", source.num_rows)
+        self.counts: list[int] = getattr(source, "counts", [])
+        self.counts.clear()
+        self.steps, self.at = iter(source.batches(0)), 0
+        self.recent: dict[int, Batch] = {}
+        self.marks: dict[int, str] = {}
+        self.expected: tuple[int, str, str] | None = None
+        # The first batch is looked at before it is taken, and not every source can give it twice.
+        first = next(self.steps, None)
+        if first is None:
+            raise ValueError("The source of `data` gave no batch.")
+        self.steps = itertools.chain([first], self.steps)
+        leaves, self.tree = jax.tree_util.tree_flatten_with_path(plain(first))
+        self.names = ["data" + jax.tree_util.keystr(path) for path, _ in leaves]
+        self.arrays = [np.array(as_array(name, leaf)) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
+        self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("=")) for a in self.arrays]
+        self.batch_size = size_of(first)
+        self.row_shapes = [a.shape[1:] for a in self.arrays]
+        if batch_size not in (None, self.batch_size):
+            how = f"Stream(loader, batch_size={batch_size})" if isinstance(source, Stream) else "the source"
+            raise ValueError(
+                f"`batch_size` is the source's, {self.batch_size}; got {batch_size}. Leave it out, or say it in {how}."
+            )
+        if self.batch_size > self.num_rows:
+            raise ValueError(f"A batch has {self.batch_size} rows, and the source has N = {self.num_rows}.")
+
+    @property
+    def bytes_per_step(self) -> int:
+        """Size of one batch."""
+        shapes = zip(self.row_shapes, self.dtypes, strict=True)
+        return self.batch_size * sum(int(np.prod(s)) * d.itemsize for s, d in shapes)
+
+    def first(self) -> Any:
+        """The data of the first step."""
+        cast = [np.asarray(a, d) for a, d in zip(self.arrays, self.dtypes, strict=True)]
+        return jax.tree.unflatten(self.tree, [jnp.asarray(a) for a in cast])
+
+    def kept(self) -> Any:
+        """The first batch, as the data that a result is asked about."""
+        return jax.tree.unflatten(self.tree, self.arrays)
+
+    def everything(self, put: Put) -> Batch:
+        raise ValueError("A source of `data` gives batches, not all rows at once.")
+
+    def go_to(self, step: int) -> None:
+        """Be at a step, by the source or, where it has begun and a new beginning may differ, by dropping what comes before."""
+        if step == self.at:
+            return
+        if step > self.at and isinstance(self.source, Stream) and not self.source.is_even():
+            next(itertools.islice(self.steps, step - self.at - 1, None), None)
+        else:
+            self.steps = iter(self.source.batches(step))
+        self.at = step
+
+    def mark(self, step: int) -> str | None:
+        """A digest of the first row of the batch before a step; None if it was not read here."""
+        return self.marks.get(step)
+
+    def expect(self, step: int, mark: str | None, name: str) -> None:
+        """Where a run goes on, the batch before its next step must be the one that it was: looked at if a step is taken.
+
+        :param mark: of that batch when the file was written.
+        :param name: of the file.
+        """
+        if step and mark is not None:
+            self.expected = step, mark, name
+
+    def _check_expected(self) -> None:
+        """
+        :raises ValueError: if it is another one.
+        """
+        if self.expected is None:
+            return
+        (step, mark, name), self.expected = self.expected, None
+        self.go_to(step - 1)
+        batch = next(self.steps, None)
+        self.at = step
+        if batch is None or _mark(jax.tree.leaves(plain(batch))) != mark:
+            raise ValueError(
+                f"`checkpoint` {name}: the source of `data` gives another batch of step {step} than when the file was written, so "
+                "it cannot go on exactly. Shuffle by a seed of its own, and make the loader anew for each call of `fit`: "
+                "Stream(lambda: make_loader(), N). Or pass resume='anyway' to go on with what it gives."
+            )
+
+    def stacked(self, step: int, num: int, capacity: int, put: Put) -> Batch:
+        """Batches of ``num`` steps from ``step`` on, arrays of shape (capacity, B, ...) of which the rest is zeros.
+
+        Those of the last calls are kept, to which a fit may return, since not every source can.
+
+        :raises ValueError: for a source that ends, or whose batches change their shapes.
+        """
+        if step in self.recent:
+            return self.recent[step]
+        self._check_expected()
+        self.go_to(step)
+        shapes = [(capacity, self.batch_size, *shape) for shape in self.row_shapes]
+        stacks = [np.zeros(shape, dtype) for shape, dtype in zip(shapes, self.dtypes, strict=True)]
+        for i in range(num):
+            batch = next(self.steps, None)
+            if batch is None:
+                raise ValueError(
+                    f"The source of `data` ended after {self.at + i} batches, and the fit wants more. Ask for fewer steps, or pass "
+                    "what can be begun anew: a loader, or a function that makes the iterator."
+                )
+            self._put_batch(plain(batch), [stack[i] for stack in stacks], self.at + i)
+        self.at += num
+        self._warn_of_counts()
+        arrays = [
+            put(shape, dtype, 1, lambda index, a=stack: a[index])  # type: ignore[misc]
+            for shape, dtype, stack in zip(shapes, self.dtypes, stacks, strict=True)
+        ]
+        self.recent = dict(list(self.recent.items())[-2:])
+        self.recent[step] = Batch(jax.tree.unflatten(self.tree, arrays), None)
+        return self.recent[step]
+
+    def _warn_of_counts(self) -> None:
+        """Once: loaders that leave a short last batch out are meant to, as are generators of several epochs."""
+        N = self.num_rows
+        wrong = [count for count in self.counts if count % N and not N - self.batch_size < count < N]
+        if wrong:
+            self.counts = []
+            warnings.warn(
+                f"`num_rows` says {self.num_rows}, but an epoch of the loader gave {wrong[0]} rows: batches are weighed by the "
+                f"first number. Say the second, and N in the model, if it is the right one: Stream(loader, {wrong[0]}).",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _put_batch(self, batch: Any, places: list[np.ndarray], step: int) -> None:
+        leaves, tree = jax.tree.flatten(batch)
+        arrays = [as_array(name, leaf) for name, leaf in zip(self.names, leaves, strict=False)]
+        found, wanted = [a.shape for a in arrays], [p.shape for p in places]
+        if tree != self.tree or found != wanted:  # type: ignore[operator]
+            raise ValueError(
+                f"Batches must all be of one shape: the first had arrays of {wanted}, that of step {step + 1} has {found}. "
+                "A training.Stream cuts batches of any size anew."
+            )
+        for name, array, place in zip(self.names, arrays, places, strict=True):
+            check_range(name, array, place.dtype)
+            place[...] = array
+        self.marks[step + 1] = _mark(arrays)
+        self.marks.pop(step - MARKS, None)
+
+
+def _mark(arrays: list[Any]) -> str:
+    content = b"".join(np.asarray(a[0]).tobytes() for a in arrays)
+    return hashlib.blake2b(content, digest_size=8).hexdigest()

@@ -1,0 +1,617 @@
+"""What `fit` guarantees holds for every source of data: lazy arrays, tables, loaders, functions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp.training import Blocks, Source, Stream, checkpoint, columns, digest, orders
+from numpyro_orthgp.training.batches import Batches
+from numpyro_orthgp.training.loop import seed_of
+from numpyro_orthgp.training.orders import BlockOrder, Part, RowOrder, parts_of, permuted
+from numpyro_orthgp.training.streamed import Streamed
+from tests.fitting import KEY, N, assert_close, assert_same_bits, data, make
+
+SIZE, STEPS = 8, 40
+BLOCKS = Blocks(size=9, held=2)
+
+
+# ---------------------------------------------------------------- sources, made anew at each call as a new process would
+
+
+def in_h5py(folder, arrays):
+    h5py = pytest.importorskip("h5py")
+    path = folder / "data.h5"
+    if not path.exists():
+        with h5py.File(path, "w") as file:
+            file.create_dataset("X", data=arrays[0], chunks=(7, 3))
+            file["y"] = arrays[1]
+    file = h5py.File(path, "r")
+    return file["X"], file["y"]
+
+
+def in_zarr(folder, arrays):
+    zarr = pytest.importorskip("zarr")
+    path = folder / "data.zarr"
+    if not path.exists():
+        group = zarr.open_group(path, mode="w")
+        for name, array in zip("Xy", arrays, strict=True):
+            group.create_array(name, shape=array.shape, dtype=array.dtype, chunks=(9, *array.shape[1:]))[:] = array
+    group = zarr.open_group(path, mode="r")
+    return group["X"], group["y"]
+
+
+def in_memmap(folder, arrays):
+    found = []
+    for name, array in zip("Xy", arrays, strict=True):
+        if not (folder / f"{name}.npy").exists():
+            np.save(folder / f"{name}.npy", array)
+        found.append(np.load(folder / f"{name}.npy", mmap_mode="r"))
+    return tuple(found)
+
+
+def arrow(arrays):
+    pyarrow = pytest.importorskip("pyarrow")
+    X, y = arrays
+    return pyarrow.table({"a": X[:, 0], "b": X[:, 1], "c": X[:, 2], "y": y, "name": ["x"] * len(y)})
+
+
+def in_parquet(folder, arrays):
+    table, path = arrow(arrays), folder / "data.parquet"
+    if not path.exists():
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(table, path, row_group_size=9)
+    return columns(path, X=["a", "b", "c"], y="y")
+
+
+def pieces(arrays, order, size):
+    return [tuple(a[order[i : i + size]] for a in arrays) for i in range(0, len(order), size)]
+
+
+class Loader:
+    """As torch's: shuffles by a generator that goes on from epoch to epoch; the last batch of an epoch is short."""
+
+    def __init__(self, arrays, size=6):
+        self.arrays, self.size, self.generator = arrays, size, np.random.default_rng(5)
+        self.dataset = range(len(arrays[0]))
+
+    def __len__(self):
+        return -(-len(self.dataset) // self.size)
+
+    def __iter__(self):
+        yield from map(list, pieces(self.arrays, self.generator.permutation(len(self.dataset)), self.size))
+
+
+class TensorFlowLike:
+    """As ``tf.data.Dataset``: NumPy's arrays come from a method."""
+
+    def __init__(self, arrays):
+        self.loader = Loader(arrays, SIZE)
+
+    def __iter__(self):
+        pytest.fail("arrays of its own kind were asked for")
+
+    def as_numpy_iterator(self):
+        return iter(self.loader)
+
+
+class Own:
+    """The protocol, without a base class."""
+
+    def __init__(self, arrays):
+        self.arrays, self.num_rows = arrays, len(arrays[0])
+
+    def batches(self, step):
+        for i in itertools.count(step):
+            rows = np.random.default_rng([1, i]).choice(self.num_rows, SIZE, replace=False)
+            yield {"X": self.arrays[0][rows], "y": jnp.asarray(self.arrays[1][rows])}
+
+
+def grain_dataset(arrays):
+    grain = pytest.importorskip("grain")
+    rows = [tuple(np.asarray(a[i]) for a in arrays) for i in range(len(arrays[0]))]
+    return grain.MapDataset.source(rows).shuffle(seed=4)
+
+
+def generated(arrays):
+    def make():
+        generator = np.random.default_rng(2)
+        for _ in range(3):
+            yield from pieces(arrays, generator.permutation(len(arrays[0])), 10)
+
+    return make
+
+
+SOURCES = {
+    "h5py": lambda folder, arrays: in_h5py(folder, arrays),
+    "zarr": lambda folder, arrays: in_zarr(folder, arrays),
+    "memmap": lambda folder, arrays: in_memmap(folder, arrays),
+    "parquet": lambda folder, arrays: in_parquet(folder, arrays),
+    "arrow": lambda folder, arrays: columns(arrow(arrays), X=["a", "b", "c"], y="y"),
+    "grain.MapDataset": lambda folder, arrays: Stream(grain_dataset(arrays).batch(SIZE, drop_remainder=True), N),
+    "grain.IterDataset": lambda folder, arrays: Stream(grain_dataset(arrays).to_iter_dataset().batch(SIZE), N),
+    "list": lambda folder, arrays: Stream(pieces(arrays, np.arange(len(arrays[0])), 7), N, batch_size=SIZE),
+    "as torch": lambda folder, arrays: Stream(Loader(arrays), batch_size=SIZE),
+    "as tf.data": lambda folder, arrays: Stream(TensorFlowLike(arrays), N),
+    "function": lambda folder, arrays: Stream(lambda: Loader(arrays), N, batch_size=SIZE),
+    "generator": lambda folder, arrays: Stream(generated(arrays), N, batch_size=SIZE),
+    "own": lambda folder, arrays: Own(arrays),
+}
+ON_DISK = ("h5py", "zarr", "memmap", "parquet", "arrow")
+
+
+def fit(kind, folder, arrays=None, svi=None, **options):
+    """Of a source that is made anew."""
+    source = SOURCES[kind](folder, data() if arrays is None else arrays)
+    options = {"progress_bar": False, "steps_per_call": 3, "checkpoint_every": 5, "num_steps": STEPS} | options
+    if kind in ON_DISK:
+        options = {"batch_size": SIZE, "shuffle": BLOCKS} | options
+    return ogp.fit(svi or make(), KEY, source, **options)
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(kind, tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def whole(kind, folder):
+    """The run without interruption."""
+    return fit(kind, folder)
+
+
+def batches_of(kind, folder, num):
+    """What ``num`` steps should see, read by itself and not by `fit`."""
+    source = SOURCES[kind](folder, data())
+    if kind in ON_DISK:
+        rows = Batches(source, SIZE, seed_of(KEY), shuffle=BLOCKS).row_numbers(0, num)
+        return [tuple(a[row] for a in data()) for row in rows]
+    if kind == "own":
+        return [(b["X"], b["y"]) for b in itertools.islice(source.batches(0), num)]
+    if kind == "grain.MapDataset":
+        return [source.loader[i] for i in range(num)]
+    if kind == "list":
+        rows = np.resize(np.arange(N), num * SIZE)
+    elif kind == "grain.IterDataset":  # begins anew
+        epoch = list(source.loader)
+        rows = None
+    else:
+        generator = np.random.default_rng(2 if kind == "generator" else 5)
+        rows = np.concatenate([generator.permutation(N) for _ in range(num)])
+        if kind == "generator":
+            rows = np.resize(rows[: 3 * N], num * SIZE)
+    if rows is None:
+        joined = [np.concatenate([b[i] for b in epoch]) for i in (0, 1)]
+        index = np.resize(np.arange(len(joined[0])), num * SIZE).reshape(num, SIZE)
+        return [tuple(a[i] for a in joined) for i in index]
+    return [tuple(a[row] for a in data()) for row in rows[: num * SIZE].reshape(num, SIZE)]
+
+
+# ---------------------------------------------------------------- for every source
+
+
+def test_steps_see_these_batches(kind, folder, whole):
+    svi = make()
+    update = jax.jit(svi.update)
+    batches = batches_of(kind, folder, STEPS)
+    state, losses = svi.init(KEY, *map(jnp.asarray, batches[0])), []
+    for batch in batches:
+        state, loss = update(state, *map(jnp.asarray, batch))
+        losses.append(loss)
+    assert_close((whole.losses, whole.state), (np.asarray(losses), state))
+    assert whole.status == "finished"
+
+
+def stop_at(step, error):
+    def callback(progress):
+        if progress.step >= step:
+            raise error
+
+    return callback
+
+
+def test_an_interrupted_run_goes_on_exactly(kind, folder, whole, tmp_path):
+    path = tmp_path / "run.npz"
+    stopped = fit(kind, folder, checkpoint=path, callback=stop_at(17, KeyboardInterrupt))
+    assert stopped.status == "interrupted" and len(stopped.losses) == 18
+    seen = []
+    assert_same_bits(tuple(fit(kind, folder, checkpoint=path, callback=seen.append)), tuple(whole))
+    assert seen[0].step - len(seen[0].losses) == 18
+
+
+def test_a_crash_goes_on_from_the_last_checkpoint(kind, folder, whole, tmp_path):
+    path = tmp_path / "run.npz"
+    with pytest.raises(OSError, match="a crash"):
+        fit(kind, folder, checkpoint=path, callback=stop_at(13, OSError("a crash")))
+    assert_same_bits(tuple(fit(kind, folder, checkpoint=path)), tuple(whole))
+
+
+def test_a_full_disk_does_not_lose_the_fit(kind, folder, whole, tmp_path, monkeypatch):
+    path, write, calls = tmp_path / "run.npz", checkpoint.write, []
+
+    def fails_from_the_third(path, content):
+        calls.append(path)
+        if len(calls) > 2:
+            raise OSError("no space left")
+        write(path, content)
+
+    monkeypatch.setattr(checkpoint, "write", fails_from_the_third)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        result = fit(kind, folder, checkpoint=path)
+    assert "could not be written after step 15: no space left" in str(said[0].message)
+    assert_same_bits((result.params, result.losses), (whole.params, whole.losses))
+    monkeypatch.undo()
+    assert_same_bits(fit(kind, folder, checkpoint=path).params, whole.params)
+
+
+def test_nan_returns_the_last_good_state(kind, tmp_path):
+    """A row that is NaN: the step that meets it is found, and the state before it is the same however calls end."""
+    X, y = data()
+    batches = batches_of(kind, tmp_path, STEPS)
+    for path in tmp_path.iterdir():  # of files that were made with the data as they are
+        os.rename(path, tmp_path.parent / f"{tmp_path.name}-{path.name}")
+    bad = 5
+    y[np.flatnonzero(np.isin(y, batches[bad][1]) & ~np.isin(y, np.concatenate([b[1] for b in batches[:bad]])))[:1]] = (
+        np.nan
+    )
+    assert np.isnan(y).any()
+    states = []
+    for steps_per_call in (1, 3, 5):
+        with pytest.warns(RuntimeWarning, match=rf"loss of step {bad + 1} is (nan|inf)"):
+            result = fit(kind, tmp_path, (X, y), steps_per_call=steps_per_call)
+        assert (result.status, result.num_steps, len(result.losses)) == ("diverged", bad - 1, bad)
+        states.append(result.state)
+    assert_same_bits(states[0], states[1])
+    assert_same_bits(states[0], states[2])
+
+
+def test_other_data_are_refused(kind, folder, tmp_path):
+    path = tmp_path / "run.npz"
+    fit(kind, folder, num_steps=5, checkpoint=path)
+    X, y = data()
+    with pytest.raises(ValueError, match=r"differ in the values of data"):
+        fit(kind, tmp_path, (X, 2 * y), num_steps=10, checkpoint=path)
+
+
+def test_a_result_has_its_rows(kind, whole):
+    """Posteriors and checks are of all rows, or of the batch that a stream left."""
+    args, keywords = whole._fitted.arguments(np.asarray([0, 3, 7]))
+    X, y = args or (keywords["X"], keywords["y"])
+    if kind in ON_DISK:
+        assert_same_bits((X, y), tuple(a[[0, 3, 7]] for a in data()))
+    else:
+        assert X.shape == (3, 3) and np.isin(y, data()[1]).all()
+        with pytest.raises(ValueError, match="as a stream, of which it keeps one batch"):
+            whole._fitted.arguments()
+
+
+# ---------------------------------------------------------------- processes
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+import jax
+jax.config.update("jax_enable_x64", True)
+from tests.test_fit_sources import SOURCES, fit
+
+folder = Path(sys.argv[1])
+for kind in SOURCES:
+    (folder / kind).mkdir()
+    fit(kind, folder / kind, num_steps=17, checkpoint=folder / kind / "run.npz")
+fit(kind, folder / kind, checkpoint=folder / kind / "run.npz", callback=lambda _: os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("killed")
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "4321"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder)], cwd=Path(__file__).parents[1], env=env, timeout=300
+    )
+    assert done.returncode == -signal.SIGKILL
+    return folder
+
+
+def test_another_process_goes_on_with_the_same_bits(kind, killed, whole):
+    assert_same_bits(tuple(fit(kind, killed / kind, checkpoint=killed / kind / "run.npz")), tuple(whole))
+
+
+# ---------------------------------------------------------------- orders
+
+
+def epochs_of(order, num_rows, epochs=3):
+    return np.stack(
+        [
+            np.concatenate([order.rows(Part(e, i, min(i + 7, num_rows))) for i in range(0, num_rows, 7)])
+            for e in range(epochs)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "num_rows, size, held", [(50, 9, 2), (50, 50, 2), (50, 1, 3), (48, 8, 6), (7, 3, 1), (1, 1, 2)]
+)
+def test_blocks_give_every_row_once(num_rows, size, held):
+    order = BlockOrder(num_rows, size, held, (0, 1))
+    found = epochs_of(order, num_rows)
+    assert (np.sort(found, axis=1) == np.arange(num_rows)).all()
+    again = BlockOrder(num_rows, size, held, (0, 1))
+    for epoch in (2, 0, 1):  # any epoch by itself, in any order
+        assert_same_bits(again.rows(Part(epoch, 0, num_rows)), found[epoch])
+    assert num_rows < 8 or len({tuple(e) for e in found}) == 3
+
+
+@pytest.mark.parametrize("kind_of_order", ["blocks", "computed"])
+def test_rows_at_a_position_are_uniform(kind_of_order, monkeypatch):
+    """Of blocks also where the last is short."""
+    monkeypatch.setattr(orders, "LARGE", 4)
+    num = 7 if kind_of_order == "blocks" else 40
+    make_order = lambda s: BlockOrder(num, 3, 1, (s,)) if kind_of_order == "blocks" else RowOrder(num, 2, (s,))  # noqa: E731
+    draws = np.stack([make_order(seed).rows(Part(1, 0, num)) for seed in range(3000)])
+    counts = np.stack([np.bincount(column, minlength=num) for column in draws.T])
+    assert (np.abs(counts - 3000 / num) < 4.5 * np.sqrt(3000 / num * (1 - 1 / num))).all()
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 17, 64, 1000])
+def test_computed_permutations(num, monkeypatch):
+    keys = np.random.default_rng(num).integers(0, 2**64, 6, np.uint64)
+    found = permuted(np.arange(num), num, keys)
+    assert (np.sort(found) == np.arange(num)).all()
+    assert_same_bits(permuted(np.arange(num)[::-1][:5], num, keys), found[::-1][:5])
+    monkeypatch.setattr(orders, "LARGE", 0)
+    assert (np.sort(epochs_of(RowOrder(num, 1, (2,)), num), axis=1) == np.arange(num)).all()
+
+
+def test_pairs_of_a_computed_permutation_are_as_of_a_random_one(monkeypatch):
+    """How often neighbours stay neighbours, and the correlation of place and row, over many seeds."""
+    monkeypatch.setattr(orders, "LARGE", 4)
+    num, seeds = 200, 400
+    draws = np.stack([RowOrder(num, 2, (s,)).rows(Part(0, 0, num)) for s in range(seeds)])
+    near = (np.abs(np.diff(draws, axis=1)) == 1).sum(1)  # 2 of a random permutation, with variance about 2
+    assert abs(near.mean() - 2 * (num - 1) / num) < 4.5 * np.sqrt(2 / seeds)
+    correlations = [np.corrcoef(np.arange(num), d)[0, 1] for d in draws]
+    assert abs(np.mean(correlations)) < 4.5 / np.sqrt(num * seeds) and 0.8 < np.std(correlations) * np.sqrt(num) < 1.2
+
+
+def test_an_order_costs_nothing_for_each_row():
+    order = BlockOrder(10**12, 10**9, 1, (0,))
+    assert order.num_blocks == 1000 and len(order.epoch(3).blocks) == 1000
+    rows = RowOrder(10**12, 8, (0,)).rows(Part(3, 10**11, 10**11 + 8))
+    assert len(set(rows.tolist())) == 8 and rows.max() < 10**12 and rows.max() > 10**10
+
+
+def test_lazy_arrays_are_read_by_blocks_and_once_an_epoch(tmp_path):
+    class Spy:
+        chunks, shape, dtype = (3,), (N,), np.dtype(float)
+        read = []
+
+        def __getitem__(self, rows):
+            self.read.append(rows)
+            return data()[1][rows]
+
+    batches = Batches((Spy(),), SIZE, (0,), shuffle=BLOCKS)
+    assert batches.blocks == (9, 2)
+    put = lambda shape, dtype, axis, read: jnp.asarray(read((slice(None),) * len(shape)))  # noqa: E731
+    for step in range(0, 50, 5):
+        got = batches.stacked(step, 5, 5, put)
+        assert_same_bits(got.data[0], data()[1][np.asarray(got.rows)])
+    lengths = [s.stop - s.start for s in Spy.read]
+    assert max(lengths) == 9 and sum(lengths) <= 8 * (N + 2 * 9)  # the window where an epoch begins is read twice
+    assert Batches((Spy(),), SIZE, (0,)).blocks == (N, 64)  # of a megabyte
+
+
+# ---------------------------------------------------------------- words
+
+X, y = data()
+
+
+def run(source, svi=None, **options):
+    return ogp.fit(
+        svi or make(), KEY, source, **({"num_steps": 20, "progress_bar": False, "steps_per_call": 4} | options)
+    )
+
+
+def pairs(size=8, arrays=(X, y)):
+    return pieces(arrays, np.arange(len(arrays[0])), size)
+
+
+class Odd:
+    """A source with other batches than it should have."""
+
+    num_rows = N
+
+    def __init__(self, *batches):
+        self.given = batches
+
+    def batches(self, step):
+        return iter(self.given[step:])
+
+
+EIGHT = (X[:8], y[:8])
+WRONG = {
+    "an iterator with a checkpoint": (lambda: Stream(iter(pairs()), N), {"checkpoint": "run.npz"}, ValueError,
+        "`checkpoint` needs batches that come again.*an iterator gives them once.*function that makes it"),
+    "an iterator that ends": (lambda: Stream(iter(pairs()), N), {}, ValueError, "ended after 6 batches.*a function that makes"),
+    "a loader of unknown length": (lambda: Stream(pairs()), {}, ValueError,
+        r"How many rows a list gives in an epoch is not known.*Stream\(loader, num_rows=N\).*sum\("),
+    "no loader": (lambda: Stream(3, N), {}, TypeError, "`loader` must be an iterable of batches.*got int"),
+    "an empty loader": (lambda: Stream(iter([]), N), {}, ValueError, "gave no batch"),
+    "batch size": (lambda: Stream(pairs(), N), {"batch_size": 4}, ValueError,
+        r"`batch_size` is the source's, 8; got 4. Leave it out, or say it in Stream\(loader, batch_size=4\)"),
+    "groups": (lambda: Stream(pairs(), N), {"group_size": 2}, ValueError, "`group_size` is of arrays"),
+    "blocks of a stream": (lambda: Stream(pairs(), N), {"shuffle": BLOCKS}, ValueError, "`shuffle` is of arrays"),
+    "blocks of what": (lambda: (X, y), {"shuffle": True}, TypeError, "`shuffle` must be a .*Blocks; got bool"),
+    "groups in blocks": (lambda: (X, y), {"shuffle": BLOCKS, "batch_size": 8, "group_size": 2}, ValueError,
+        "`group_size` needs rows"),
+    "a bare array": (lambda: Stream([X[:8]], N), {}, TypeError, "A batch must be a tuple of arrays.*gave a ndarray"),
+    "lengths": (lambda: Stream([(X[:8], y[:7])], N), {}, ValueError, r"same number of rows.*got \[7, 8\]"),
+    "text": (lambda: Stream([(X[:1], np.asarray(["a"]))], N), {}, TypeError, r"`data\[1\]` must hold numbers"),
+    "other shapes": (lambda: Odd(EIGHT, (X[:7], y[:7])), {}, ValueError, "that of step 2 has .*Stream cuts batches of any size"),
+    "too few rows": (lambda: Stream([EIGHT], 5), {}, ValueError, "A batch has 8 rows, and the source has N = 5"),
+    "a class": (lambda: Odd, {}, TypeError, "not its class Odd"),
+    "a loader that is not wrapped": (lambda: Loader((X, y)), {}, TypeError,
+        r"`data` must be a tuple.*got Loader.*Stream\(loader, num_rows=N\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source, options, kind, message = WRONG[name]
+    with pytest.raises(kind, match=message):
+        run(source(), **options)
+
+
+def test_lbfgs_needs_all_rows():
+    with pytest.raises(
+        TypeError, match="`data` must be arrays where every step sees all of them, and of a Stream only batches"
+    ):
+        ogp.fit_lbfgs(make(), KEY, Stream(pairs(), N))
+
+
+def test_a_loader_that_shuffles_otherwise_is_refused_where_it_goes_on(tmp_path):
+    """Of which the first batch is the same: a generator without a seed comes later."""
+
+    class Drifts(Loader):
+        def __iter__(self):
+            yield from super().__iter__()
+            self.generator = np.random.default_rng()
+
+    path = tmp_path / "run.npz"
+    run(Stream(Drifts((X, y), 8)), checkpoint=path)
+    with pytest.raises(
+        ValueError, match=r"gives another batch of step 20 than when the file was written.*seed of its own"
+    ):
+        run(Stream(Drifts((X, y), 8)), checkpoint=path, num_steps=24)
+    assert len(run(Stream(Drifts((X, y), 8)), checkpoint=path, num_steps=24, resume="anyway").losses) == 24
+
+
+def test_a_finished_run_reads_one_batch(tmp_path):
+    path, source, seen = tmp_path / "run.npz", pairs(), []
+    first = run(Stream(lambda: (seen.append(i) or p for i, p in enumerate(source)), N), checkpoint=path)
+    seen.clear()
+    again = run(Stream(lambda: (seen.append(i) or p for i, p in enumerate(source)), N), checkpoint=path)
+    assert_same_bits(again.losses, first.losses)
+    assert seen == [0]
+
+
+def test_a_loader_may_use_its_arrays_again():
+    def reusing():
+        held = [np.empty((6, 3)), np.empty(6)]
+        for start in range(0, 48, 6):
+            for into, a in zip(held, (X, y), strict=True):
+                into[:] = a[start : start + 6]
+            yield tuple(held)
+
+    wanted = run(Stream(pairs(6, (X[:48], y[:48])), 48, batch_size=8))
+    found = run(Stream(reusing, 48, batch_size=8))
+    assert_same_bits((found.losses, found._fitted.data), (wanted.losses, wanted._fitted.data))
+
+
+def test_a_wrong_number_of_rows_is_said():
+    with pytest.warns(
+        UserWarning, match=r"`num_rows` says 500, but an epoch of the loader gave 50 rows.*Stream\(loader, 50\)"
+    ):
+        run(Stream(Loader((X, y), 8), 500))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(Stream(Loader((X[:48], y[:48]), 8), N))  # a loader that drops a short last batch
+
+
+def test_what_is_local_to_a_row_is_refused_of_streams():
+    def local(y):
+        with numpyro.plate("rows", N, subsample_size=len(y)):
+            effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(effect, 0.5), obs=y)
+
+    def shared(y):
+        effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", N, subsample_size=len(y)):
+            numpyro.sample("y", dist.Normal(effect, 0.5), obs=y)
+
+    source = lambda: Stream(pairs(arrays=(y,)), N)  # noqa: E731
+    svi = lambda model: SVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO())  # noqa: E731
+    with pytest.raises(
+        ValueError, match=r"`effect.*` has a value for each row of the data, and which rows.*is not known"
+    ):
+        run(source(), svi(local), num_steps=2)
+    assert run(source(), svi(shared), num_steps=2).status == "finished"
+
+
+def test_numbers_of_lazy_arrays_and_streams_that_do_not_fit_are_refused(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    large = np.full(N, 2**40)
+    with h5py.File(tmp_path / "data.h5", "w") as file, jax.enable_x64(False):
+        file["large"] = large
+        for source, options in (((file["large"],), {"batch_size": 8}), (Stream(pairs(arrays=(large,)), N), {})):
+            with pytest.raises(
+                ValueError, match="is int64, which JAX casts to int32, where 1099511627776 does not fit"
+            ):
+                run(source, make(model=lambda y: None, guide=lambda y: None), **options)
+
+
+def test_tables_say_what_is_wrong(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    table = arrow((X, y))
+    with pytest.raises(ValueError, match="There is no column 'z'; the table has 'a', 'b'"):
+        columns(table, X=["a", "z"])
+    with pytest.raises(TypeError, match="Column 'name' must hold numbers; it holds string"):
+        columns(table, X="name")
+    with pytest.raises(ValueError, match="Say which columns"):
+        columns(table)
+    with pytest.raises(TypeError, match=r"`table` must be a pyarrow.Table.*got dict"):
+        columns({"a": X}, X="a")
+    holes = pyarrow.table({"y": [1.0, None, 3.0]})
+    with pytest.raises(ValueError, match="Column 'y' has 1 missing values among rows 0 to 3"):
+        columns(holes, y="y")["y"][0:3]
+
+
+def test_files_of_a_table_follow_each_other(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for i, rows in enumerate((slice(0, 20), slice(20, 27), slice(27, 50))):
+        parquet.write_table(arrow((X[rows], y[rows])), tmp_path / f"{i}.parquet", row_group_size=6)
+    found = columns([tmp_path / f"{i}.parquet" for i in range(3)], X=["a", "b", "c"], y="y")
+    assert found["X"].shape == (N, 3) and found["y"].chunks == (6,)
+    for rows in (slice(0, 50), slice(3, 4), slice(5, 31), slice(19, 28), slice(50, 50), slice(2, 40, 7)):
+        assert_same_bits((found["X"][rows], found["y"][rows]), (X[rows], y[rows]))
+
+
+def test_large_lazy_arrays_are_known_by_some_rows(tmp_path, monkeypatch):
+    kinds = {k: SOURCES[k](tmp_path, (X, y)) for k in ("h5py", "zarr")}
+    full = {k: [digest.digest_of_data(Batches(v, 8, (0,)).arrays[0], float)] for k, v in kinds.items()}
+    assert full["h5py"] == full["zarr"] == [digest.digest_of_data(X, float)]
+    monkeypatch.setattr(digest, "LARGE", 100)
+    monkeypatch.setattr(digest, "SLICE", 4)
+    monkeypatch.setattr(digest, "ROWS", 16)
+    some = {k: digest.digest_of_data(Batches(v, 8, (0,)).arrays[0], float) for k, v in kinds.items()}
+    assert "of 16 rows, a file of" in some["h5py"] and some["zarr"].endswith("of 16 rows of 50")
+
+
+def test_a_source_is_known_by_what_it_has():
+    assert isinstance(Own((X, y)), Source) and isinstance(Stream(pairs(), N), Source) and not isinstance(X, Source)
+    assert Streamed(Own((X, y)), None, (0,)).bytes_per_step == 8 * 4 * 8
+    assert [p for p in parts_of(3, 12, 5)] == [(0, 3, 5), (1, 0, 5), (2, 0, 2)]
