@@ -152,8 +152,9 @@ def test_indices_are_checked_wherever_no_jit_is_the_users(task, rng):
         ):
             with pytest.raises(ValueError, match=rf"whole numbers in 0..3, .*; got {task}"):
                 refused()
-    traced = jax.jit(lambda X: f(X).mean)(bad)
-    assert np.isnan(traced[3]) and np.isfinite(np.delete(traced, 3)).all()
+    paths = f.sample_paths(jax.random.PRNGKey(0), 2, num_features=4)
+    for traced in (jax.jit(lambda X: f(X).mean)(bad), *jax.jit(paths.__call__)(bad)):
+        assert np.isnan(traced[3]) and np.isfinite(np.delete(traced, 3)).all()
 
 
 def test_pytree_and_vmap(rng):

@@ -315,7 +315,9 @@ def test_whole_numbers_are_numbers_but_have_no_centres_unless_asked(rng):
     X = rng.permutation(np.arange(40)).reshape(20, 2)
     for name in ("greedy_variance", "median_lengthscale"):
         np.testing.assert_array_equal(INPUTS[name](X), INPUTS[name](X.astype(float)))
-    with pytest.raises(TypeError, match=r"`X` must have a floating dtype; got int64.*Codes of categories have no means"):
+    with pytest.raises(
+        TypeError, match=r"`X` must have a floating dtype; got int64.*Codes of categories have no means"
+    ):
         kmeans(random.key(0), X, 3)
 
 

@@ -20,6 +20,8 @@ Categorical                            "softmax": quasi-Monte Carlo;     the sam
                                        "robustmax": one dimension
 Transformed                            that of what it wraps             that of what it wraps
 Likelihood                             integrated                        integrated
+PoissonOfSum, NegativeBinomialOfSum    a bound, or joint draws           joint draws
+BinomialOfAverage                      a bound, or joint draws           joint draws
 Mixture                                log of an average over draws      log of an average over draws
 ====================================== ================================= ==========================================
 
@@ -47,6 +49,9 @@ from numpyro_orthgp.likelihoods.gaussian import HeteroskedasticGaussian as Heter
 from numpyro_orthgp.likelihoods.general import Likelihood as Likelihood
 from numpyro_orthgp.likelihoods.mixture import Mixture as Mixture
 from numpyro_orthgp.likelihoods.stacked import Stacked as Stacked
+from numpyro_orthgp.likelihoods.sums import BinomialOfAverage as BinomialOfAverage
+from numpyro_orthgp.likelihoods.sums import NegativeBinomialOfSum as NegativeBinomialOfSum
+from numpyro_orthgp.likelihoods.sums import PoissonOfSum as PoissonOfSum
 from numpyro_orthgp.likelihoods.survival import Exponential as Exponential
 from numpyro_orthgp.likelihoods.survival import Gamma as Gamma
 from numpyro_orthgp.likelihoods.survival import LogNormal as LogNormal
