@@ -48,6 +48,7 @@ class _OfSum(ExpectedLikelihood):
 
     pytree_data_fields: tuple[str, ...] = ("weights",)
     pytree_aux_fields: tuple[str, ...] = ("link",)
+    sees_several = True
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class _OfSum(ExpectedLikelihood):
 
     def _take_weights(self, marginals: Marginals, weights: ArrayLike) -> None:
         m = self._required(marginals)
-        w, own = real(jnp.asarray(weights), m.mean.dtype), m.own_shape
+        w, own = jnp.asarray(weights).astype(m.mean.dtype), m.own_shape
         shape = (own[0] // max(w.shape[0], 1), *w.shape) if w.ndim == 1 and len(own) == 1 else w.shape
         if len(own) != 1 or len(shape) != 2 or shape[0] * shape[1] != own[0]:
             raise ValueError(
