@@ -31,6 +31,9 @@ by 129 nodes about the peak of p(y | f) q(f), which may be narrow (of Heterosked
 :func:`numpyro_orthgp.check`, in nats for each point.
 """
 
+from numpyro_orthgp.likelihoods.areas import BinomialOfAverage as BinomialOfAverage
+from numpyro_orthgp.likelihoods.areas import NegativeBinomialOfSum as NegativeBinomialOfSum
+from numpyro_orthgp.likelihoods.areas import PoissonOfSum as PoissonOfSum
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood as ExpectedLikelihood
 from numpyro_orthgp.likelihoods.base import GaussHermite as GaussHermite
 from numpyro_orthgp.likelihoods.base import MonteCarlo as MonteCarlo
@@ -49,9 +52,6 @@ from numpyro_orthgp.likelihoods.gaussian import HeteroskedasticGaussian as Heter
 from numpyro_orthgp.likelihoods.general import Likelihood as Likelihood
 from numpyro_orthgp.likelihoods.mixture import Mixture as Mixture
 from numpyro_orthgp.likelihoods.stacked import Stacked as Stacked
-from numpyro_orthgp.likelihoods.sums import BinomialOfAverage as BinomialOfAverage
-from numpyro_orthgp.likelihoods.sums import NegativeBinomialOfSum as NegativeBinomialOfSum
-from numpyro_orthgp.likelihoods.sums import PoissonOfSum as PoissonOfSum
 from numpyro_orthgp.likelihoods.survival import Exponential as Exponential
 from numpyro_orthgp.likelihoods.survival import Gamma as Gamma
 from numpyro_orthgp.likelihoods.survival import LogNormal as LogNormal
