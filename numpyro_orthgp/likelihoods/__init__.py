@@ -20,8 +20,8 @@ Categorical                            "softmax": quasi-Monte Carlo;     the sam
                                        "robustmax": one dimension
 Transformed                            that of what it wraps             that of what it wraps
 Likelihood                             integrated                        integrated
-PoissonOfSum, NegativeBinomialOfSum    a bound, or joint draws           joint draws
-BinomialOfAverage                      a bound, or joint draws           joint draws
+PoissonOfSum, NegativeBinomialOfSum,   quasi-Monte Carlo in each area,   quasi-Monte Carlo in each area
+BinomialOfAverage                      or a bound
 Mixture                                log of an average over draws      log of an average over draws
 ====================================== ================================= ==========================================
 
