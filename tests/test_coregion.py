@@ -118,13 +118,15 @@ def test_no_gradient_in_the_inputs(rng):
         assert (gradient[:, 1] == 0).all() and (gradient[:, 0] != 0).any()
 
 
-def test_traced_indices_are_rounded_and_clipped():
+def test_traced_indices_that_are_no_tasks_are_nan():
+    """A program that cannot look at them says nothing of them, and does not answer for another task."""
     kernel = Coregion(W, KAPPA)
-    rough = jnp.array([[0.2], [2.8], [-4.0], [9.0]])
-    K = jax.jit(lambda X: kernel(X, X))(rough)
-    near = np.array([[0.0], [3], [0], [3]])
-    np.testing.assert_allclose(K, between(near, near), rtol=1e-13)
-    np.testing.assert_allclose(jax.jit(kernel.__call__)(rough), np.diag(between(near, near)), rtol=1e-13)
+    rough, known = jnp.array([[0.0], [2.8], [-1.0], [4.0], [jnp.nan], [3.0]]), [0, 5]
+    K, diagonal = jax.jit(lambda X: (kernel(X, X), kernel(X)))(rough)
+    expected = np.full((6, 6), np.nan)
+    expected[np.ix_(known, known)] = between(rough[known, :], rough[known, :])
+    np.testing.assert_allclose(K, expected, rtol=1e-13)
+    np.testing.assert_allclose(diagonal, np.diag(expected), rtol=1e-13)
 
 
 @pytest.mark.parametrize("task", [7.0, 1.4])
@@ -150,7 +152,9 @@ def test_indices_are_checked_wherever_no_jit_is_the_users(task, rng):
         ):
             with pytest.raises(ValueError, match=rf"whole numbers in 0..3, .*; got {task}"):
                 refused()
-    assert np.isfinite(jax.jit(lambda X: f(X).mean)(bad)).all()
+    paths = f.sample_paths(jax.random.PRNGKey(0), 2, num_features=4)
+    for traced in (jax.jit(lambda X: f(X).mean)(bad), *jax.jit(paths.__call__)(bad)):
+        assert np.isnan(traced[3]) and np.isfinite(np.delete(traced, 3)).all()
 
 
 def test_pytree_and_vmap(rng):

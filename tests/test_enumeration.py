@@ -154,6 +154,12 @@ def test_picks_that_are_refused(which, error, match, rng):
         marginals(rng, 2).pick(which)
 
 
+def test_picks_of_no_output_are_nan_where_they_cannot_be_looked_at(rng):
+    m = marginals(rng, 2)
+    found = jax.jit(lambda which: m.pick(which).mean)(np.array([0, -1, 2, 1]))
+    np.testing.assert_allclose(found, np.where([1, 0, 0, 1], m.mean[np.arange(B), [0, 0, 0, 1]], np.nan), rtol=1e-12)
+
+
 # ---------------------------------------------------------------- inference, beside sums by hand
 
 N = 12

@@ -32,10 +32,21 @@ def given_functions(fn: Any, drawn: Sequence[Drawn]) -> Any:
             return leaf
         zero = jnp.zeros_like(value)
         return replace(
-            leaf, mean=value, explained=zero, residual=zero, mixing=None, residual_scale=None, joint=None, total=None
+            leaf,
+            mean=value,
+            explained=zero,
+            residual=zero,
+            mixing=None,
+            residual_scale=None,
+            joint=Partial(_repeated, value),
+            total=None,
         )
 
     return jax.tree.map(known, fn, is_leaf=is_marginals) if is_expected(fn) else fn
+
+
+def _repeated(value: Array, rng_key: Any, shape: tuple[int, ...]) -> Array:
+    return jnp.broadcast_to(value, (*shape, *value.shape))
 
 
 def _value(joint: Any, drawn: Sequence[Drawn]) -> Array | None:

@@ -97,7 +97,10 @@ def predictive_draw(fn: Any, rng_key: PRNGKey) -> Array:
     def limited(m: Any) -> Any:
         return m.independent() if is_marginals(m) and m.shape[0] > MAX_JOINT_DRAW else m
 
-    return jax.tree.map(limited, fn, is_leaf=is_marginals).sample(rng_key) if is_expected(fn) else fn.sample(rng_key)
+    def whole(leaf: Any) -> bool:
+        return is_marginals(leaf) or getattr(leaf, "sees_several", False)
+
+    return jax.tree.map(limited, fn, is_leaf=whole).sample(rng_key) if is_expected(fn) else fn.sample(rng_key)
 
 
 def function_draw(f: GPFunction, X: Rows, rng_key: PRNGKey) -> Array:

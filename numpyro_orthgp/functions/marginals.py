@@ -222,10 +222,12 @@ class Marginals:
 
         :param which: integers of shape (B,), or () for all rows; while NumPyro enumerates a site, its value.
         :raises TypeError: if they are not integers.
-        :raises ValueError: for another shape, if concrete ones lie outside of 0..P-1, or if the residual is tightened in groups.
+        :raises ValueError: for another shape, if concrete ones lie outside of 0..P-1 (under ``jit`` their means are NaN), or if the
+            residual is tightened in groups.
         """
         which = arithmetic.check_rows(which, self.mean, self.lead)
         inspect(partial(arithmetic.refuse_no_output, self.shape[-1]), which)
+        which = jnp.where(which < 0, self.shape[-1], which)  # under `jit` NaN, as beyond the last, and not the last one
         if self.groups is not None:
             raise ValueError(
                 "Rows of one group would be of different functions. Leave `group_size` out for what `pick` chooses from."

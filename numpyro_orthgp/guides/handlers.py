@@ -140,7 +140,7 @@ class OutputsByRow(Messenger):
             msg["fn"] = jax.tree.map(
                 lambda leaf: leaf.independent() if isinstance(leaf, Marginals) else leaf,
                 msg["fn"],
-                is_leaf=lambda leaf: isinstance(leaf, Marginals),
+                is_leaf=lambda leaf: isinstance(leaf, Marginals) or getattr(leaf, "sees_several", False),
             )
 
 

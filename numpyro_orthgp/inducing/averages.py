@@ -40,7 +40,7 @@ class Average(Functional):
         numpyro.sample("won", likelihoods.Bernoulli(f(pairs), "probit"), obs=won)
 
     A likelihood sees the average of f: ``Poisson(f(Average(...)))`` has the rate exp of the average, the geometric mean of the
-    rates at the nodes, which is below their average. Counts of an area have the latter. See the guide for what to do there.
+    rates at the nodes, which is below their average. Counts of an area have the latter: ``likelihoods.PoissonOfSum``.
 
     >>> import jax.numpy as jnp, numpyro
     >>> from numpyro_orthgp import Average, gp, kernels

@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from numpyro_orthgp.errors import check_integer, inspect
 from numpyro_orthgp.kernels.base import Kernel
@@ -29,8 +30,8 @@ class Coregion(Kernel):
     Where every task is observed at the same inputs, ``f(X) @ W.T`` with ``num_latents=R`` is the same prior (for
     :math:`\kappa = 0`) at less cost.
 
-    Indices that are known while tracing are checked; under ``jit`` they are rounded, and clipped to 0..T-1. The derivative with
-    respect to the inputs is zero: inducing points that are learned keep the tasks that they start with.
+    Indices that are no tasks are refused where values can be looked at. Under ``jit`` their covariances are NaN, and so are losses.
+    The derivative with respect to the inputs is zero: inducing points that are learned keep the tasks that they start with.
 
     :param W: loadings of the tasks on R independent functions, any sign, shape (T, R) or (P, T, R). Changing the sign of a
         column of W, or rotating the columns, changes nothing; equal columns, all zero say, get equal gradients: start from
@@ -100,11 +101,13 @@ class Coregion(Kernel):
                 f"Coregion needs one column, the index of the task; got {X.shape[-1]}. Did you mean Coregion(W, kappa).on(column)?"
             )
         inspect(partial(_refuse_unknown, T), X)
-        task = jnp.clip(jnp.round(X[..., 0]), 0, T - 1)
+        task = lax.stop_gradient(X[..., 0])
         # Products with one-hot rows: exact, they broadcast over latent functions, and need no scatter in the backward pass.
         chosen = (task[..., None] == jnp.arange(T, dtype=X.dtype)).astype(X.dtype)  # (..., n, T)
+        known = chosen.any(-1)
+        loadings = jnp.where(known[..., None], matmul(chosen, W), jnp.nan)
         kappa = jnp.broadcast_to(kappa, (*kappa.shape[:-1], T))
-        return task, matmul(chosen, W), matmul(chosen, kappa[..., None])[..., 0]
+        return task, loadings, jnp.where(known, matmul(chosen, kappa[..., None])[..., 0], jnp.nan)
 
 
 def _refuse_no_correlation(correlation: ArrayLike) -> None:

@@ -122,9 +122,9 @@ class Table:
         return sum(self.values.shape[-2:])
 
     def __call__(self, X: Array) -> Array:
-        tasks = jnp.arange(self.values.shape[-1], dtype=X.dtype)
-        task = jnp.clip(jnp.round(X[..., self.column, None]), 0, len(tasks) - 1)  # as `Coregion` reads it
-        return matmul((task == tasks).astype(X.dtype), jnp.swapaxes(self.values, -1, -2))
+        chosen = X[..., self.column, None] == jnp.arange(self.values.shape[-1], dtype=X.dtype)
+        looked_up = matmul(chosen.astype(X.dtype), jnp.swapaxes(self.values, -1, -2))
+        return jnp.where(chosen.any(-1, keepdims=True), looked_up, jnp.nan)  # as `Coregion` reads it
 
 
 class Term(NamedTuple):

@@ -20,6 +20,8 @@ Categorical                            "softmax": quasi-Monte Carlo;     the sam
                                        "robustmax": one dimension
 Transformed                            that of what it wraps             that of what it wraps
 Likelihood                             integrated                        integrated
+PoissonOfSum, NegativeBinomialOfSum,   quasi-Monte Carlo in each area,   quasi-Monte Carlo in each area
+BinomialOfAverage                      or a bound
 Mixture                                log of an average over draws      log of an average over draws
 ====================================== ================================= ==========================================
 
@@ -29,6 +31,9 @@ by 129 nodes about the peak of p(y | f) q(f), which may be narrow (of Heterosked
 :func:`numpyro_orthgp.check`, in nats for each point.
 """
 
+from numpyro_orthgp.likelihoods.areas import BinomialOfAverage as BinomialOfAverage
+from numpyro_orthgp.likelihoods.areas import NegativeBinomialOfSum as NegativeBinomialOfSum
+from numpyro_orthgp.likelihoods.areas import PoissonOfSum as PoissonOfSum
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood as ExpectedLikelihood
 from numpyro_orthgp.likelihoods.base import GaussHermite as GaussHermite
 from numpyro_orthgp.likelihoods.base import MonteCarlo as MonteCarlo

@@ -76,6 +76,7 @@ class ExpectedLikelihood(ToldOfMasks):
     pytree_data_fields: tuple[str, ...] = ("marginals", "rng_key")
     pytree_aux_fields: tuple[str, ...] = ("integrator", "by_default", "mixes", "lead")
     integrates_function = True  # a likelihood of this package, see `is_expected`
+    sees_several = False  # whether one y sees f at several inputs, whose draws are never to be independent
     moments_suffice = False  # whether the expectation depends on mean and variance of f only, whatever its distribution
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -100,7 +101,7 @@ class ExpectedLikelihood(ToldOfMasks):
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Batch and event shape, and in ``mixes`` and ``lead`` what they say of how y depends on f."""
-        f, own = self.marginals.mean, self.marginals.own_shape
+        f, own = self.marginals.mean, self._shape_of_points(self.marginals)
         # More axes than enumeration can make tell those that parameters have in front from those of f.
         front = _MOST_AXES if enumerating() else self.marginals.lead
         given = self.conditional(f.reshape((1,) * (front + len(own) - f.ndim) + f.shape))
@@ -144,7 +145,11 @@ class ExpectedLikelihood(ToldOfMasks):
         """
         f = self._required(marginals)
         array = check_allowed(name, real(jnp.asarray(value), f.mean.dtype), allowed)
-        return check_broadcasts(name, array, f.own_shape, f.lead) if per_point else array
+        return check_broadcasts(name, array, self._shape_of_points(f), f.lead) if per_point else array
+
+    def _shape_of_points(self, marginals: Marginals) -> tuple[int, ...]:
+        """(B,) or (B, P), which parameters broadcast to; (B,) of sums of f(X) at several inputs."""
+        return marginals.own_shape
 
     @abstractmethod
     def conditional(self, f: Array) -> dist.Distribution:

@@ -18,7 +18,24 @@ from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, branches, log_bi
 from numpyro_orthgp.likelihoods.trials import Binomial
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["NegativeBinomial", "Poisson", "ZeroInflated"]
+__all__ = ["NegativeBinomial", "Poisson", "ZeroInflated", "log_negative_binomial", "log_poisson"]
+
+
+def log_poisson(log_rate: Array, extra: ArrayLike, y: Array) -> Array:
+    """y log rate - rate exp(extra) - log y!, whose terms cancel where y is large: beside their values at the rate y."""
+    some = y > 0
+    y = jnp.where(some, y, 1)
+    log_y = jnp.log(y)
+    d = log_rate - log_y
+    top = -log_y / 2 - LOG_ROOT_TWO_PI - stirling(y, log_y)
+    return jnp.where(some, y * (d - jnp.expm1(d + extra)) + top, -jnp.exp(d + extra))
+
+
+def log_negative_binomial(log_mean: Array, extra: ArrayLike, k: Array, y: Array) -> Array:
+    """y log(mean / k) - (y + k) log(1 + mean exp(extra) / k) and the number of arrangements."""
+    # The density of y successes before k failures: k / (y + k) times that of y successes among y + k trials.
+    log_odds = log_mean + extra - jnp.log(k)
+    return log_binomial(y, k, nn.log_sigmoid(log_odds), nn.log_sigmoid(-log_odds)) - jnp.log1p(y / k) - y * extra
 
 
 class _Rate(ExpectedLikelihood):
@@ -89,22 +106,13 @@ class Poisson(_Rate):
         return dist.Poisson(self._rate(f))
 
     def log_density(self, f: Array, y: Array) -> Array:
-        return self._log_density(self._log_rate(f), 0, real(y, f.dtype))
+        return log_poisson(self._log_rate(f), 0, real(y, f.dtype))
 
     def expected_log_density(self, y: Array) -> Array:
         if self.link != "exp":
             return super().expected_log_density(y)
         m = self.marginals
-        return self._log_density(self._log_rate(m.mean), m.variance / 2, real(y, m.mean.dtype))
-
-    def _log_density(self, log_rate: Array, extra: ArrayLike, y: Array) -> Array:
-        """y log rate - rate exp(extra) - log y!, whose terms cancel where y is large: beside their values at the rate y."""
-        some = y > 0
-        y = jnp.where(some, y, 1)
-        log_y = jnp.log(y)
-        d = log_rate - log_y
-        top = -log_y / 2 - LOG_ROOT_TWO_PI - stirling(y, log_y)
-        return jnp.where(some, y * (d - jnp.expm1(d + extra)) + top, -jnp.exp(d + extra))
+        return log_poisson(self._log_rate(m.mean), m.variance / 2, real(y, m.mean.dtype))
 
     @property
     def variance(self) -> Array:
@@ -143,10 +151,7 @@ class NegativeBinomial(_Rate):
         return dist.NegativeBinomial2(self._rate(f), self.concentration)
 
     def log_density(self, f: Array, y: Array) -> Array:
-        # The density of y successes before k failures: k / (y + k) times that of y successes among y + k trials.
-        y, k = real(y, f.dtype), self.concentration
-        log_odds = self._log_rate(f) - jnp.log(k)
-        return log_binomial(y, k, nn.log_sigmoid(log_odds), nn.log_sigmoid(-log_odds)) - jnp.log1p(y / k)
+        return log_negative_binomial(self._log_rate(f), 0, self.concentration, real(y, f.dtype))
 
     @property
     def variance(self) -> Array:
