@@ -3,13 +3,14 @@
 ``batches`` says which rows a step sees, ``devices`` where they are put, ``steps`` makes many steps one program, ``kept`` keeps it,
 ``plan`` says how many of them are taken at once, ``stopping`` what was best so far, ``checkpoint`` what a run needs to go on after
 a crash; ``run`` puts these together and ``loop`` checks what the user handed in. ``objective`` is the loss of all the data as a
-function of one vector, and ``lbfgs`` finds its least value.
+function of one vector, and ``lbfgs`` finds its least value. ``lazy_rows`` is an optimizer whose steps see rows of ``tables`` only.
 """
 
+from numpyro_orthgp.training.lazy_rows import lazy_rows as lazy_rows
 from numpyro_orthgp.training.lbfgs import fit_lbfgs as fit_lbfgs
 from numpyro_orthgp.training.loop import fit as fit
 from numpyro_orthgp.training.result import FitResult as FitResult
 from numpyro_orthgp.training.result import Progress as Progress
 from numpyro_orthgp.training.stopping import EarlyStopping as EarlyStopping
 
-__all__ = ["EarlyStopping", "FitResult", "Progress", "fit", "fit_lbfgs"]
+__all__ = ["EarlyStopping", "FitResult", "Progress", "fit", "fit_lbfgs", "lazy_rows"]

@@ -17,6 +17,7 @@ from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.fingerprint import fingerprint
+from numpyro_orthgp.training.lazy_rows import bytes_of_tables, rows_of
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.resolution import warn_of_coarse
 from numpyro_orthgp.training.result import FitResult, Fitted, Progress
@@ -145,7 +146,8 @@ def fit(
     devices = Devices(mesh)
     devices.check_shares(batches.batch_size, batches.is_full)
     window = (early_stopping and early_stopping.every) or default_window(batches.num_rows, batches.batch_size)
-    state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
+    with rows_of(svi, stands_for, batches.batch_size):
+        state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
     keeper = None
     if checkpoint is not None:
         score = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
@@ -162,8 +164,8 @@ def fit(
     periods = [window] if keeper is None else [window, keeper.every]
     losses = np.zeros(max(num_steps, now.step), jax.dtypes.canonicalize_dtype(float))
     losses[: now.step] = before
-    update = update_of(svi, batches.num_rows, stands_for, kwargs)
-    plan = _plan(num_steps, periods, steps_per_call, batches, devices)
+    update = update_of(svi, batches.num_rows, stands_for, kwargs, devices.replicated)
+    plan = _plan(num_steps, periods, steps_per_call, batches, devices, bytes_of_tables(svi, state))
     run = Run(
         svi=svi,
         steps=compile_steps(svi, update, plan.capacity, batches.is_full, devices.replicated),
@@ -254,8 +256,15 @@ def _warn_of_unknown(init_params: dict[str, Any], params: dict[str, Any]) -> Non
         )
 
 
-def _plan(num_steps: int, periods: list[int], steps_per_call: int | None, batches: Batches, devices: Devices) -> Plan:
+def _plan(
+    num_steps: int,
+    periods: list[int],
+    steps_per_call: int | None,
+    batches: Batches,
+    devices: Devices,
+    size_of_tables: int,
+) -> Plan:
     if steps_per_call is not None:
         check_integer("steps_per_call", steps_per_call)
     size = 0 if batches.is_full else batches.bytes_per_step
-    return Plan(num_steps, periods, steps_per_call, size, may_adapt=not devices.is_distributed)
+    return Plan(num_steps, periods, steps_per_call, size, not devices.is_distributed, size_of_tables)

@@ -19,6 +19,7 @@ from jax.sharding import Sharding
 
 from numpyro_orthgp.training.batches import Batch, as_arguments
 from numpyro_orthgp.training.kept import Traced, compiled, traced
+from numpyro_orthgp.training.lazy_rows import params_have_nan, rows_of
 from numpyro_orthgp.training.plates import PlatesOfBatch
 
 __all__ = ["Steps", "Update", "compile_steps", "strongly_typed", "update_of"]
@@ -31,17 +32,22 @@ Steps = Callable[[Any, Any, int], tuple[Any, jax.Array, jax.Array]]
 Update = Callable[[Any, Batch], tuple[Any, jax.Array]]
 
 
-def update_of(svi: Any, num_rows: int, stands_for: int, kwargs: dict[str, Any]) -> Update:
+def update_of(
+    svi: Any, num_rows: int, stands_for: int, kwargs: dict[str, Any], everywhere: Sharding | None = None
+) -> Update:
     """One step of ``svi.update``.
 
     :param num_rows: of all the data.
     :param stands_for: number of observations that they stand for.
     :param kwargs: further keyword arguments of model and guide, constants of the program.
+    :param everywhere: sharding of what every device has a copy of, on a mesh.
     """
 
     def update(state: Any, batch: Batch) -> tuple[Any, jax.Array]:
         args, keywords = as_arguments(batch.data)
-        with PlatesOfBatch(batch.rows, num_rows, stands_for):
+        size = len(batch.rows)
+        known = rows_of(svi, stands_for, size, None if size == num_rows else batch.rows, everywhere)
+        with PlatesOfBatch(batch.rows, num_rows, stands_for), known:
             return svi.update(state, *args, **keywords, **kwargs)
 
     return update
@@ -65,7 +71,7 @@ def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, replic
 
     def make(state: Any, batches: Any) -> tuple[Any, Any]:
         rows = batches if is_full else jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
-        step, nan = traced(update, state, rows), traced(lambda state: has_nan(svi.get_params(state)), state)
+        step, nan = traced(update, state, rows), traced(partial(params_have_nan, svi), state)
         known = None not in (step.key, nan.key)
         key = (step.key, nan.key, str(step.tree), capacity, is_full, replicated) if known else None
         # What is kept must not hold on to arrays, which may be all the data.
@@ -101,12 +107,6 @@ def _run(
 
     state, losses = lax.fori_loop(0, num, step, (state, jnp.zeros(capacity)))
     return state, losses, nan(numbers[1], state)
-
-
-def has_nan(params: Any) -> jax.Array:
-    """Whether any entry of the parameters is NaN, shape ()."""
-    floats = [x for x in jax.tree.leaves(params) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
-    return jnp.any(jnp.asarray([jnp.any(jnp.isnan(x)) for x in floats], bool))
 
 
 def strongly_typed(state: Any) -> Any:
