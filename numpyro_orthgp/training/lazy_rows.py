@@ -4,9 +4,9 @@ The gradient by a table of N rows is zero but for the B rows of the batch, and y
 Adam steps all of it, so a step grows with N. Here rows are taken out of the table before the loss is differentiated and put
 back after the step, in place within the loop of ``fit``; so are the rows of what the optimizer remembers.
 
-**A row has an optimizer of its own**, which counts its own steps. With one count for all, as in SparseAdam of PyTorch and LazyAdam of
-TensorFlow, the bias of the moments is taken for corrected when a row is seen first: Adam's step would be 3 times as long as its
-rate then, and up to 6.5 times in the next steps. Schedules count the steps of the fit.
+**A row has an optimizer of its own**, which counts its own steps. With one count for all, as in SparseAdam of PyTorch and LazyAdam
+of TensorFlow, the bias of the moments is taken for corrected when a row is seen first: Adam's step would be 3 times as long as
+its rate then, and up to 6.5 times in the next steps. Schedules count the steps of the fit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from numpyro.optim import _NumPyroOptim, _value_and_grad
 
 from numpyro_orthgp.gaussians.natural_gradient import is_waiting
@@ -27,7 +27,7 @@ from numpyro_orthgp.gaussians.optimizers import as_optax
 from numpyro_orthgp.training.tables import Picked, RowsOfBatch, known_rows
 from numpyro_orthgp.types import Array
 
-__all__ = ["LazyRows", "bytes_of_tables", "lazy_rows", "params_have_nan", "rows_of"]
+__all__ = ["LazyRows", "bytes_of_tables", "lazy_rows", "params_have_nan", "rows_of", "sharding_of"]
 
 # Of an optimizer's state what counts the steps of the fit, whatever rows they see.
 _SCHEDULES = (optax.ScaleByScheduleState,)
@@ -82,8 +82,8 @@ def lazy_rows(
     >>> int((result.params["X_loc"] != start).sum())  # rows of three batches
     12
 
-    :param others: optimizer, of optax or ``numpyro.optim``, of all other parameters; :func:`natural_gradient` too. Where that takes a
-        step back, rows wait.
+    :param others: optimizer, of optax or ``numpyro.optim``, of all other parameters; :func:`natural_gradient` too. Where that takes
+        a step back, rows wait.
     :param rows: optimizer of optax for each row; by default ``others``.
     :return: an optimizer for ``SVI``. Its states begin and go on within ``fit``, which knows the rows of a batch.
     :raises TypeError: if they are no such optimizers.
@@ -118,7 +118,7 @@ class _State:
 
 
 class LazyRows(_NumPyroOptim):
-    """What :func:`lazy_rows` returns: an optimizer of NumPyro, which is given the loss and so can choose what to differentiate by."""
+    """What :func:`lazy_rows` returns: an optimizer of NumPyro is given the loss, and so may choose what to differentiate it by."""
 
     def __init__(self, others: optax.GradientTransformationExtraArgs, rows: Any) -> None:
         super().__init__(lambda: (self._start, _refuse_update, _all_params))
@@ -138,12 +138,7 @@ class LazyRows(_NumPyroOptim):
         self, fn: Callable[[Any], tuple[Any, Any]], state: Any, forward_mode_differentiation: bool = False
     ) -> tuple[tuple[Any, Any], Any]:
         """A step that differentiates by rows of the batch and by all that is no table."""
-        step, now = state
-        if not isinstance(now, _State):
-            raise TypeError(
-                "`init_state` must be the state of a fit with lazy_rows, result.state; got another optimizer's. Start from its "
-                "parameters: init_params=result.params."
-            )
+        step, now = state[0], _lazy(state)
         batch, axes = known_rows("SVI.update"), dict(now.axes)
         picked = batch.picked(next(now.tables[name].shape[axis] for name, axis in now.axes))
         given = {name: picked.take(x, axes[name]) for name, x in now.tables.items()}
@@ -203,15 +198,37 @@ def params_have_nan(svi: Any, state: Any) -> Array:
     """Whether any entry of the parameters is NaN, shape (); of tables only rows that have been stepped are looked at."""
     if not isinstance(getattr(svi, "optim", None), LazyRows):
         return _has_nan(svi.get_params(state))
-    now = state.optim_state[1]
+    now = _lazy(state.optim_state)
     return now.has_nan | _has_nan(svi.constrain_fn(now.params))
+
+
+def sharding_of(svi: Any, state: Any, everywhere: NamedSharding | None) -> Any:
+    """How a state is laid out on a mesh: tables are shared out by rows, if their number allows it; every device has the rest.
+
+    :param everywhere: sharding of what every device has a copy of; None on one device.
+    :return: this, or a tree of the state's structure.
+    """
+    if everywhere is None or not isinstance(getattr(svi, "optim", None), LazyRows):
+        return everywhere
+    mesh, now = everywhere.mesh, _lazy(state.optim_state)
+
+    def of(axis: int, x: Any) -> NamedSharding:
+        shared = NamedSharding(mesh, PartitionSpec(*[None] * axis, mesh.axis_names))
+        return everywhere if x.shape[axis] % mesh.size else shared
+
+    step, _ = state.optim_state
+    whole = jax.tree.map(lambda _: everywhere, state._replace(optim_state=(step, now)))
+    axes = dict(now.axes)
+    of_rows = _by_rows(lambda x, _: of(0, x), _axes_of_state(now.of_rows), now.of_rows, whole.optim_state[1].of_rows)
+    tables = {name: of(axes[name], x) for name, x in now.tables.items()}
+    return whole._replace(optim_state=(everywhere, replace(whole.optim_state[1], tables=tables, of_rows=of_rows)))
 
 
 def bytes_of_tables(svi: Any, state: Any) -> int:
     """Size of all that a state has for every row, which a call to the device copies once; 0 without :func:`lazy_rows`."""
     if not isinstance(getattr(svi, "optim", None), LazyRows):
         return 0
-    now = state.optim_state[1]
+    now = _lazy(state.optim_state)
     return sum(x.nbytes for x in jax.tree.leaves((now.tables, now.of_rows)))
 
 
@@ -249,6 +266,18 @@ def _by_rows(function: Callable[..., Any], axes: Any, first: Any, *rest: Any) ->
         return nodes[-1] if axis is None else jax.tree.map(function, *nodes)
 
     return jax.tree.map(at, axes, first, *rest, is_leaf=lambda axis: axis is None)
+
+
+def _lazy(state: Any) -> _State:
+    """
+    :raises TypeError: for the state of another optimizer.
+    """
+    if not isinstance(state[1], _State):
+        raise TypeError(
+            "`init_state` must be the state of a fit with lazy_rows, result.state; got another optimizer's. Start from its "
+            "parameters: init_params=result.params."
+        )
+    return state[1]
 
 
 def _all_params(state: _State) -> dict[str, Any]:

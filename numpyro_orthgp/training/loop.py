@@ -17,7 +17,7 @@ from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.fingerprint import fingerprint
-from numpyro_orthgp.training.lazy_rows import bytes_of_tables, rows_of
+from numpyro_orthgp.training.lazy_rows import bytes_of_tables, rows_of, sharding_of
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.resolution import warn_of_coarse
 from numpyro_orthgp.training.result import FitResult, Fitted, Progress
@@ -148,6 +148,7 @@ def fit(
     window = (early_stopping and early_stopping.every) or default_window(batches.num_rows, batches.batch_size)
     with rows_of(svi, stands_for, batches.batch_size):
         state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
+    devices.of_state = devices.replicated if devices.is_distributed else sharding_of(svi, state, devices.replicated)
     keeper = None
     if checkpoint is not None:
         score = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
@@ -168,7 +169,7 @@ def fit(
     plan = _plan(num_steps, periods, steps_per_call, batches, devices, bytes_of_tables(svi, state))
     run = Run(
         svi=svi,
-        steps=compile_steps(svi, update, plan.capacity, batches.is_full, devices.replicated),
+        steps=compile_steps(svi, update, plan.capacity, batches.is_full, devices),
         batches=batches,
         full=batches.everything(devices.put_rows) if batches.is_full and now.step < num_steps else None,
         plan=plan,

@@ -18,6 +18,7 @@ from jax import lax
 from jax.sharding import Sharding
 
 from numpyro_orthgp.training.batches import Batch, as_arguments
+from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.kept import Traced, compiled, traced
 from numpyro_orthgp.training.lazy_rows import params_have_nan, rows_of
 from numpyro_orthgp.training.plates import PlatesOfBatch
@@ -53,14 +54,14 @@ def update_of(
     return update
 
 
-def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, replicated: Sharding | None) -> Steps:
+def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, devices: Devices) -> Steps:
     """Up to ``capacity`` steps, whose number is not known to the compiler.
 
     It is a pure function and gives the same bits however steps are grouped into calls: the body of its loop is one step.
 
     :param update: one step.
     :param is_full: whether every step sees the same rows; otherwise batches are stacked along a first axis.
-    :param replicated: sharding of what comes out.
+    :param devices: where what comes out is to be.
     """
 
     def run(state: Any, batches: Any, num: int) -> tuple[Any, jax.Array, jax.Array]:
@@ -73,10 +74,13 @@ def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, replic
         rows = batches if is_full else jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
         step, nan = traced(update, state, rows), traced(partial(params_have_nan, svi), state)
         known = None not in (step.key, nan.key)
-        key = (step.key, nan.key, str(step.tree), capacity, is_full, replicated) if known else None
+        everywhere = devices.replicated
+        key = (
+            (step.key, nan.key, str(step.tree), capacity, is_full, everywhere, str(devices.of_state)) if known else None
+        )
         # What is kept must not hold on to arrays, which may be all the data.
         program = partial(_run, step.without_numbers(), nan.without_numbers(), capacity, is_full)
-        options = {} if replicated is None else {"out_shardings": replicated}
+        options = {} if everywhere is None else {"out_shardings": (devices.of_state, everywhere, everywhere)}
         return compiled(key, partial(jax.jit, program, **options)), (step.numbers, nan.numbers)
 
     made: list[tuple[Any, Any]] = []  # once the shapes are known

@@ -1,8 +1,8 @@
 """Which parameters have a row for each of the data, and which rows of them a step sees, for :func:`lazy_rows`.
 
-The messages of NumPyro say it: a ``param`` site with an ``event_dim`` in a plate that picks the rows of the batch. That plate takes rows
-out of it. A table that has been reduced to the batch already is handed on without ``event_dim``, so that the plate leaves it
-as it is.
+The messages of NumPyro say it: a ``param`` site with an ``event_dim`` in a plate that picks the rows of the batch. That plate takes
+rows out of it. A table that has been reduced to the batch already is handed on without ``event_dim``, so that the plate leaves
+it as it is.
 
 **Batches may hold a row twice**, where an epoch ends within one: the gradients of both add up, as they do in a dense one.
 """
@@ -118,7 +118,8 @@ class RowsOfBatch(Messenger):
         :param params: all parameters, unconstrained.
         :raises ValueError: if there are none.
         """
-        whole = [n for n, x in params.items() if n not in self.tables and self.size in jnp.shape(x)[:1]]
+        others = {name: x for name, x in params.items() if name not in self.tables}
+        whole = [name for name, x in others.items() if any(self.size in leaf.shape[:1] for leaf in jax.tree.leaves(x))]
         if not self.tables:
             raise ValueError(
                 "lazy_rows found no parameter with a row for each of the data: numpyro.param(name, start, event_dim=...) inside of "
@@ -178,7 +179,7 @@ class Picked:
 
     def take(self, table: Array, axis: int) -> Array:
         """Rows of a table; of places left over some row."""
-        return table if self.unique is None else jnp.take(table, self.unique, axis, mode="clip")
+        return table if self.unique is None else self.everywhere(jnp.take(table, self.unique, axis, mode="clip"))
 
     def in_batch(self, rows: Array, axis: int) -> Array:
         """As the batch has them."""
