@@ -265,6 +265,7 @@ steps.compiled = keep
 assert_close(tuple(many[:3]), tuple(one[:3]), rtol=1e-10)
 lines = [line for line in seen[0].splitlines() if re.search(r"(all-|reduce-scatter|collective)[a-z-]*[(]", line)]
 assert lines and not [line for line in lines if re.search(r"\\[20[,\\]]", line)], lines
+assert "f64[10,2]" in seen[0] and "f64[20,2]" not in seen[0]  # each device has a half of each table
 run(mesh=mesh, num_steps=5, checkpoint=sys.argv[1])
 assert_same_bits(tuple(run(mesh=mesh, checkpoint=sys.argv[1])[:3]), tuple(many[:3]))
 print("same rows on 2 devices")

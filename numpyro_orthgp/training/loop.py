@@ -152,12 +152,8 @@ def fit(
     keeper = None
     if checkpoint is not None:
         score = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
-        rules: dict[str, Any] = {
-            "stands_for": stands_for,
-            "window": window,
-            "score": score,
-            "starts": init_state is None,
-        }
+        rules: dict[str, Any] = {"stands_for": stands_for, "window": window, "score": score}
+        rules["starts"] = init_state is None
         mark = devices.of_first(partial(fingerprint, svi, state, batches, kwargs, **rules))
         keeper = Keeper(Path(checkpoint), check_integer("checkpoint_every", checkpoint_every), mark, devices)
     found = None if keeper is None else keeper.begin(state, resume)

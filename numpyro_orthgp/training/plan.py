@@ -10,7 +10,7 @@ __all__ = ["Plan"]
 MAX_STEPS = 1000  # in one call
 MAX_BYTES = 2**24  # of batches in one call
 SECONDS = 0.5  # that a call takes, about: what Ctrl-C and the progress bar have to wait for
-SECONDS_PER_BYTE = 1e-8  # of a state whose copy, one for each call, would be felt: a few percent of the time
+BYTES_PER_SECOND = 1e8  # of a state that each call copies: calls are so long that this is a few percent of the time
 
 
 class Plan:
@@ -36,7 +36,7 @@ class Plan:
         bytes_copied: int = 0,
     ) -> None:
         self.num_steps, self.periods = num_steps, periods
-        self.seconds = max(SECONDS, SECONDS_PER_BYTE * bytes_copied)
+        self.seconds = max(SECONDS, bytes_copied / BYTES_PER_SECOND)
         self.adapts = most is None and may_adapt
         self.most = min(most or max(1, min(MAX_STEPS, MAX_BYTES // max(bytes_per_step, 1))), *periods, num_steps)
         # Where arrays have room for one step XLA simplifies the program, and the last bits come out differently.
