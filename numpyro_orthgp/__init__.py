@@ -80,5 +80,6 @@ from numpyro_orthgp.tabular.inputs import inputs_of as inputs_of
 from numpyro_orthgp.training import EarlyStopping as EarlyStopping
 from numpyro_orthgp.training import fit as fit
 from numpyro_orthgp.training import fit_lbfgs as fit_lbfgs
+from numpyro_orthgp.training import lazy_rows as lazy_rows
 
 __version__ = "0.1.0"

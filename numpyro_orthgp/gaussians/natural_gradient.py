@@ -38,7 +38,7 @@ from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.gaussians.optimizers import as_optax
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["natural_gradient"]
+__all__ = ["is_waiting", "natural_gradient"]
 
 
 # A gradient's squared length, in units of q, that grows by more in one step tells of a step far beyond where its formula holds.
@@ -182,6 +182,11 @@ def natural_gradient(
 def _refuse_not_positive(learning_rate: ArrayLike) -> None:
     if not np.asarray(learning_rate) > 0:
         raise ValueError(f"`learning_rate` must be positive; got {learning_rate}.")
+
+
+def is_waiting(state: Any) -> Array | None:
+    """Whether the last step was taken back, so that everything else waited; None for the state of another optimizer."""
+    return state.past.length < 1 if isinstance(state, _State) else None
 
 
 class _Gaussian(NamedTuple):

@@ -33,6 +33,8 @@ class Devices:
         # Axes are `Auto`: models are written for arrays that do not say how they are sharded.
         self.mesh = mesh and Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
         self.is_distributed = mesh is not None and len({d.process_index for d in mesh.devices.flat}) > 1
+        # How a state is laid out: one sharding, or a tree of them. Of several processes each has all of it, for its own use.
+        self.of_state: Any = self.replicated
         self.is_first = not self.is_distributed or jax.process_index() == 0
 
     def check_shares(self, batch_size: int, is_full: bool) -> None:
@@ -62,8 +64,8 @@ class Devices:
         return jax.make_array_from_callback(shape, NamedSharding(self.mesh, spec), read)
 
     def put_state(self, state: Any) -> Any:
-        """The state, copied to every device."""
-        return state if self.mesh is None else jax.device_put(state, self.replicated)
+        """The state, copied to every device, or shared out where ``of_state`` says so."""
+        return state if self.mesh is None else jax.device_put(state, self.of_state)
 
     def local(self, state: Any) -> Any:
         """The state as ordinary arrays of this process, which mix with any others."""

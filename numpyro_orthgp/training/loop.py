@@ -17,6 +17,7 @@ from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.fingerprint import fingerprint, sample_of
+from numpyro_orthgp.training.lazy_rows import bytes_of_tables, rows_of, sharding_of
 from numpyro_orthgp.training.orders import Blocks
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.resolution import warn_of_coarse
@@ -155,7 +156,9 @@ def fit(
     devices.check_shares(batches.batch_size, batches.is_full)
     devices.check_equal(partial(sample_of, batches), batches.num_rows)
     window = (early_stopping and early_stopping.every) or default_window(batches.num_rows, batches.batch_size)
-    state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
+    with rows_of(svi, stands_for, batches.batch_size):
+        state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
+    devices.of_state = devices.replicated if devices.is_distributed else sharding_of(svi, state, devices.replicated)
     keeper = None
     if checkpoint is not None:
         rules: dict[str, Any] = {"stands_for": stands_for, "window": window, "starts": init_state is None}
@@ -167,11 +170,11 @@ def fit(
     periods = [window] if keeper is None else [window, keeper.every]
     losses = np.zeros(max(num_steps, now.step), jax.dtypes.canonicalize_dtype(float))
     losses[: now.step] = before
-    update = update_of(svi, batches.num_rows, stands_for, kwargs)
-    plan = _plan(num_steps, periods, steps_per_call, batches, devices)
+    update = update_of(svi, batches.num_rows, stands_for, kwargs, devices.replicated)
+    plan = _plan(num_steps, periods, steps_per_call, batches, devices, bytes_of_tables(svi, state))
     run = Run(
         svi=svi,
-        steps=compile_steps(svi, update, plan.capacity, batches.is_full, devices.replicated),
+        steps=compile_steps(svi, update, plan.capacity, batches.is_full, devices),
         batches=batches,
         full=batches.everything(devices.put_rows) if batches.is_full and now.step < num_steps else None,
         plan=plan,
@@ -295,9 +298,14 @@ def _warn_of_unknown(init_params: dict[str, Any], params: dict[str, Any]) -> Non
 
 
 def _plan(
-    num_steps: int, periods: list[int], steps_per_call: int | None, batches: Batches | Streamed, devices: Devices
+    num_steps: int,
+    periods: list[int],
+    steps_per_call: int | None,
+    batches: Batches | Streamed,
+    devices: Devices,
+    size_of_tables: int,
 ) -> Plan:
     if steps_per_call is not None:
         check_integer("steps_per_call", steps_per_call)
     size = 0 if batches.is_full else batches.bytes_per_step
-    return Plan(num_steps, periods, steps_per_call, size, may_adapt=not devices.is_distributed)
+    return Plan(num_steps, periods, steps_per_call, size, not devices.is_distributed, size_of_tables)

@@ -10,6 +10,7 @@ __all__ = ["Plan"]
 MAX_STEPS = 1000  # in one call
 MAX_BYTES = 2**24  # of batches in one call
 SECONDS = 0.5  # that a call takes, about: what Ctrl-C and the progress bar have to wait for
+BYTES_PER_SECOND = 1e8  # of a state that each call copies: calls are so long that this is a few percent of the time
 
 
 class Plan:
@@ -21,13 +22,21 @@ class Plan:
     :param periods: multiples of these are where a call must end.
     :param most: the most steps in one call; None to choose from the size of a batch, and then from the time that steps take.
     :param bytes_per_step: size of a batch, 0 if it is on the device for good.
+    :param bytes_copied: size of what a call copies before its first step, whatever steps take.
     :param may_adapt: whether the clock may be looked at; not where several processes have to agree.
     """
 
     def __init__(
-        self, num_steps: int, periods: list[int], most: int | None, bytes_per_step: int, may_adapt: bool
+        self,
+        num_steps: int,
+        periods: list[int],
+        most: int | None,
+        bytes_per_step: int,
+        may_adapt: bool,
+        bytes_copied: int = 0,
     ) -> None:
         self.num_steps, self.periods = num_steps, periods
+        self.seconds = max(SECONDS, bytes_copied / BYTES_PER_SECOND)
         self.adapts = most is None and may_adapt
         self.most = min(most or max(1, min(MAX_STEPS, MAX_BYTES // max(bytes_per_step, 1))), *periods, num_steps)
         # Where arrays have room for one step XLA simplifies the program, and the last bits come out differently.
@@ -42,4 +51,4 @@ class Plan:
     def took(self, num: int, seconds: float) -> None:
         """Learn from the time of a call."""
         if self.adapts:
-            self.pace = max(1, min(self.most, int(SECONDS * num / max(seconds, SECONDS / self.most))))
+            self.pace = max(1, min(self.most, int(self.seconds * num / max(seconds, self.seconds / self.most))))

@@ -18,7 +18,9 @@ from jax import lax
 from jax.sharding import Sharding
 
 from numpyro_orthgp.training.batches import Batch, as_arguments
+from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.kept import Traced, compiled, traced
+from numpyro_orthgp.training.lazy_rows import LazyRows, params_have_nan, rows_of
 from numpyro_orthgp.training.plates import PlatesOfBatch
 
 __all__ = ["Steps", "Update", "compile_steps", "strongly_typed", "update_of"]
@@ -31,31 +33,40 @@ Steps = Callable[[Any, Any, int], tuple[Any, jax.Array, jax.Array]]
 Update = Callable[[Any, Batch], tuple[Any, jax.Array]]
 
 
-def update_of(svi: Any, num_rows: int, stands_for: int, kwargs: dict[str, Any]) -> Update:
+def update_of(
+    svi: Any, num_rows: int, stands_for: int, kwargs: dict[str, Any], everywhere: Sharding | None = None
+) -> Update:
     """One step of ``svi.update``.
 
     :param num_rows: of all the data.
     :param stands_for: number of observations that they stand for.
     :param kwargs: further keyword arguments of model and guide, constants of the program.
+    :param everywhere: sharding of what every device has a copy of, on a mesh.
     """
 
     def update(state: Any, batch: Batch) -> tuple[Any, jax.Array]:
+        if batch.rows is None and isinstance(getattr(svi, "optim", None), LazyRows):
+            raise ValueError(
+                "lazy_rows steps the rows of a batch, and which rows a batch of a stream has is not known. Pass arrays instead, or "
+                "lazy ones (h5py, zarr, training.columns), whose rows have numbers; or take another optimizer."
+            )
         args, keywords = as_arguments(batch.data)
         size = jax.tree.leaves(batch.data)[0].shape[0]
-        with PlatesOfBatch(batch.rows, size, num_rows, stands_for):
+        known = rows_of(svi, stands_for, size, None if size == num_rows else batch.rows, everywhere)
+        with PlatesOfBatch(batch.rows, size, num_rows, stands_for), known:
             return svi.update(state, *args, **keywords, **kwargs)
 
     return update
 
 
-def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, replicated: Sharding | None) -> Steps:
+def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, devices: Devices) -> Steps:
     """Up to ``capacity`` steps, whose number is not known to the compiler.
 
     It is a pure function and gives the same bits however steps are grouped into calls: the body of its loop is one step.
 
     :param update: one step.
     :param is_full: whether every step sees the same rows; otherwise batches are stacked along a first axis.
-    :param replicated: sharding of what comes out.
+    :param devices: where what comes out is to be.
     """
 
     def run(state: Any, batches: Any, num: int) -> tuple[Any, jax.Array, jax.Array]:
@@ -66,12 +77,15 @@ def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, replic
 
     def make(state: Any, batches: Any) -> tuple[Any, Any]:
         rows = batches if is_full else jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
-        step, nan = traced(update, state, rows), traced(lambda state: has_nan(svi.get_params(state)), state)
+        step, nan = traced(update, state, rows), traced(partial(params_have_nan, svi), state)
         known = None not in (step.key, nan.key)
-        key = (step.key, nan.key, str(step.tree), capacity, is_full, replicated) if known else None
+        everywhere = devices.replicated
+        key = (
+            (step.key, nan.key, str(step.tree), capacity, is_full, everywhere, str(devices.of_state)) if known else None
+        )
         # What is kept must not hold on to arrays, which may be all the data.
         program = partial(_run, step.without_numbers(), nan.without_numbers(), capacity, is_full)
-        options = {} if replicated is None else {"out_shardings": replicated}
+        options = {} if everywhere is None else {"out_shardings": (devices.of_state, everywhere, everywhere)}
         return compiled(key, partial(jax.jit, program, **options)), (step.numbers, nan.numbers)
 
     made: list[tuple[Any, Any]] = []  # once the shapes are known
@@ -102,12 +116,6 @@ def _run(
 
     state, losses = lax.fori_loop(0, num, step, (state, jnp.zeros(capacity)))
     return state, losses, nan(numbers[1], state)
-
-
-def has_nan(params: Any) -> jax.Array:
-    """Whether any entry of the parameters is NaN, shape ()."""
-    floats = [x for x in jax.tree.leaves(params) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
-    return jnp.any(jnp.asarray([jnp.any(jnp.isnan(x)) for x in floats], bool))
 
 
 def strongly_typed(state: Any) -> Any:
