@@ -360,7 +360,8 @@ def test_rows_of_a_stream_are_not_known():
 
     def model(Y):
         with numpyro.plate("rows", N, subsample_size=len(Y)):
-            numpyro.sample("y", dist.Normal(0.0, numpyro.param("scale", 1.0)).expand([Q]).to_event(1), obs=Y)
+            loc = numpyro.param("loc", jnp.zeros((N, Q)), event_dim=1)
+            numpyro.sample("y", dist.Normal(loc, 1.0).to_event(1), obs=Y)
 
     svi = SVI(model, lambda Y: None, ogp.training.lazy_rows(optax.adam(0.1)), Trace_ELBO())
     stream = ogp.training.Stream([(Y[:5],), (Y[5:10],), (Y[10:15],), (Y[15:],)], num_rows=N, batch_size=5)
