@@ -368,6 +368,20 @@ def test_derivatives_beside_fourier_features(rng):
     np.testing.assert_allclose(f, g, atol=1e-6)  # what both explain does not depend on the order
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_spherical_harmonics_know_slopes(rng, order):
+    """Of a homogeneous kernel, at inputs of any length: differences of values."""
+    f, _ = random_f(rng, ogp.SphericalHarmonics(3, 6, order=order), kernels.ArcCosine(order))
+    at, h = jnp.asarray(rng.normal(size=(5, 3))), 1e-5
+    step = jnp.zeros(3).at[0].set(h)
+    slope, pairs = (
+        f(ogp.Derivative(at, 0)),
+        ogp.Average(jnp.stack([at + step, at - step], 1), jnp.array([0.5, -0.5]) / h),
+    )
+    np.testing.assert_allclose(slope.mean, f(pairs).mean, atol=1e-8)
+    np.testing.assert_allclose(slope.variance, f(pairs).variance, rtol=2e-2)
+
+
 def test_latent_functions_of_their_own(rng):
     f = ogp.CollapsedGP(KERNEL, jnp.asarray(X), jnp.asarray(X), NOISE, jitter=1e-13)
     f = f.posterior(jnp.stack([jnp.asarray(Y), -2 * jnp.asarray(Y)], -1))
