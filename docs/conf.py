@@ -46,7 +46,7 @@ nitpick_ignore_regex = [
         r"numpyro_orthgp\.(kernels\.components\.Component|kernels\.random_features\.(Factor|Term)|kernels\.terms\.Term|functions\.sites\.Names)",
     ),
     ("py:class", r"numpyro_orthgp\.(math\.compiled\._F|functions\.mean_only\.MeanShift|tabular\.labels\.Labels)"),
-    ("py:class", r"numpyro_orthgp\.(inducing\.tasks\.Chosen|training\.result\.Fitted)"),
+    ("py:class", r"numpyro_orthgp\.(inducing\.tasks\.Chosen|training\.result\.Fitted|training\.lazy_rows\.LazyRows)"),
 ]
 
 # Links into NumPyro's and JAX's pages need the network, which a build does without unless it is asked.

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks import accelerator, ahead_of_time, many_functions, second_calls, sources
+from benchmarks import accelerator, ahead_of_time, many_data_sets, many_functions, second_calls, sources
 from benchmarks.peers import floor, ours, problem
 from benchmarks.peers.__main__ import check
 from benchmarks.peers.contenders import PEERS, TASKS, Contender, tolerance
@@ -129,3 +129,11 @@ def test_second_calls_compile_nothing():
 def test_many_functions_are_timed():
     ((P, M, ms, over, _),) = many_functions.main(["--functions", "3", "--sizes", "5", "--batch-size", "20"])
     assert (P, M) == (3, 5) and ms > 0 and over > 0
+
+
+def test_many_data_sets_by_one_program_are_those_one_by_one(capsys):
+    seconds = many_data_sets.main(
+        ["--sets", "3", "--rows", "12", "--num-inducing", "4", "--steps", "20", "--plain", "1"]
+    )
+    apart = [float(line.split("within ")[1].split()[0]) for line in capsys.readouterr().out.splitlines()]
+    assert len(seconds) == len(apart) == 4 and max(apart) < 0.05

@@ -368,6 +368,20 @@ def test_derivatives_beside_fourier_features(rng):
     np.testing.assert_allclose(f, g, atol=1e-6)  # what both explain does not depend on the order
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_spherical_harmonics_know_slopes(rng, order):
+    """Of a homogeneous kernel, at inputs of any length: differences of values."""
+    f, _ = random_f(rng, ogp.SphericalHarmonics(3, 6, order=order), kernels.ArcCosine(order))
+    at, h = jnp.asarray(rng.normal(size=(5, 3))), 1e-5
+    step = jnp.zeros(3).at[0].set(h)
+    slope, pairs = (
+        f(ogp.Derivative(at, 0)),
+        ogp.Average(jnp.stack([at + step, at - step], 1), jnp.array([0.5, -0.5]) / h),
+    )
+    np.testing.assert_allclose(slope.mean, f(pairs).mean, atol=1e-8)
+    np.testing.assert_allclose(slope.variance, f(pairs).variance, rtol=2e-2)
+
+
 def test_latent_functions_of_their_own(rng):
     f = ogp.CollapsedGP(KERNEL, jnp.asarray(X), jnp.asarray(X), NOISE, jitter=1e-13)
     f = f.posterior(jnp.stack([jnp.asarray(Y), -2 * jnp.asarray(Y)], -1))
@@ -565,6 +579,60 @@ def test_other_likelihoods_integrate_over_the_functional(fitted):
     rate = np.exp(average.mean + average.variance / 2)
     known = 3 * average.mean - rate - math.log(6)
     np.testing.assert_allclose(likelihoods.Poisson(average).log_prob(jnp.array([3, 3])), known, atol=1e-10)
+
+
+# ---------------------------------------------------------------- fewer points than data, and no Gaussian noise
+
+
+def test_few_points_have_standard_deviations_within_two_percent(rng):
+    """200 rows over ten lengthscales, 30 points: slopes and integrals beside an exact GP."""
+    many = np.sort(rng.uniform(-4, 4, 200))[:, None]
+    y = np.sin(2 * many[:, 0]) + NOISE * rng.normal(size=200)
+    Z = jnp.linspace(-4.2, 4.2, 30)[:, None]
+    f = ogp.CollapsedGP(KERNEL, jnp.asarray(many), Z, NOISE).posterior(jnp.asarray(y))
+    at = np.linspace(-3.5, 3.5, 12)[:, None]
+    mean, cov = oracles.exact_predict(ORACLE, augmented(many, 0), y, NOISE**2, augmented(at, 1))
+    nodes, weights = np.polynomial.legendre.leggauss(30)
+    boxes = at[:, :1] + 0.25 * (nodes + 1)  # from at to at + 0.5
+    of_nodes = oracles.exact_predict(oracles.rbf(VARIANCE, LENGTHSCALE), many, y, NOISE**2, boxes.reshape(-1, 1))
+    W = np.kron(np.eye(12), 0.25 * weights)
+    exact_moments = {"slope": (mean, cov), "integral": (W @ of_nodes[0], W @ of_nodes[1] @ W.T)}
+    rows = {
+        "slope": ogp.Derivative(jnp.asarray(at), 0),
+        "integral": ogp.Integral(jnp.asarray(at), jnp.asarray(at + 0.5)),
+    }
+    for name, (known, covariance) in exact_moments.items():
+        m, sd = f(rows[name]), np.sqrt(np.diag(covariance))
+        np.testing.assert_allclose(np.sqrt(m.variance), sd, rtol=0.02)
+        np.testing.assert_allclose(m.mean, known, atol=0.1 * sd.max())
+
+
+@pytest.mark.slow
+def test_a_monotone_function_is_that_of_nuts(rng):
+    """Values, and slopes that a probit of ten times the slope sees to be positive."""
+    at = rng.uniform(0, 1, (30, 1))
+    y = jnp.asarray(np.tanh(5 * (at[:, 0] - 0.3)) + 0.3 * rng.normal(size=30))
+    at, grid, Z = jnp.asarray(at), jnp.linspace(0.0, 1.0, 12)[:, None], jnp.linspace(0.0, 1.0, 10)[:, None]
+
+    def rising(y):
+        f = ogp.gp("f", 2.0 * kernels.RBF(0.2), Z)
+        numpyro.deterministic("values", f(grid).mean)
+        with numpyro.plate("data", len(y)):
+            numpyro.sample("y", likelihoods.Gaussian(f(at), 0.3), obs=y)
+        with numpyro.plate("grid", len(grid)):
+            upwards = likelihoods.Bernoulli(f(ogp.Derivative(grid, 0)), "probit")
+            numpyro.sample("upwards", upwards, obs=jnp.ones(len(grid), int))
+
+    guide = ogp.AutoSparseGP(rising, natural=True)
+    optimizer = ogp.natural_gradient(optax.adam(1e-2), 0.3, ramp_up=10)
+    svi = SVI(rising, guide, optimizer, TraceMeanField_ELBO())
+    params = svi.run(jax.random.PRNGKey(0), 150, y, progress_bar=False).params
+    m = ogp.posterior(rising, guide, params, y)["f"](grid)
+    mcmc = MCMC(NUTS(rising), num_warmup=500, num_samples=2000, progress_bar=False)
+    mcmc.run(jax.random.PRNGKey(1), y)
+    values = mcmc.get_samples()["values"]
+    np.testing.assert_allclose(m.mean, values.mean(0), atol=0.25 * float(values.std(0).max()))
+    np.testing.assert_allclose(np.sqrt(m.variance), values.std(0), rtol=0.15)
 
 
 # ---------------------------------------------------------------- invariants
