@@ -83,7 +83,8 @@ class PoissonOfSum(_RateOfSum):
     >>> nodes, people = jnp.linspace(0.0, 1.0, 12).reshape(4, 3, 1), jnp.full((4, 3), 100.0)
     >>> with numpyro.handlers.seed(rng_seed=0):
     ...     f = gp("f", kernels.RBF(0.3), nodes[:, 0])
-    >>> likelihoods.PoissonOfSum(f(nodes.reshape(12, 1)), people).log_prob(jnp.array([250, 300, 310, 180])).shape
+    >>> y = likelihoods.PoissonOfSum(f(nodes.reshape(12, 1)), people)
+    >>> y.log_prob(jnp.array([250, 300, 310, 180])).shape
     (4,)
 
     :param marginals: f(X), shape (B Q,), the Q inputs of one y beside each other; with what else the log rate has at each input,
