@@ -16,6 +16,7 @@ from numpyro_orthgp.diagnostics import nearby
 from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
 from numpyro_orthgp.diagnostics.nearby import GROUP_SIZE, NEIGHBORS
 from numpyro_orthgp.diagnostics.replay import look
+from numpyro_orthgp.diagnostics.subject import Subject
 from tests import oracles
 
 N = 80
@@ -100,7 +101,7 @@ def test_function_and_noise_are_of_one_draw(monkeypatch):
     arguments, keys = Arguments((jnp.asarray(X), jnp.asarray(Y)), {}), jax.random.split(jax.random.PRNGKey(0), 4)
     layout = look(drawn, arguments, GuideDraws(guide, params, arguments, keys[0]), fitted=True)
     for key in keys:
-        nearby.nearby_gains(drawn, guide, params, arguments, layout, key)
+        nearby.nearby_gains(Subject(drawn, guide, params, arguments, layout, key))
     for variance, noise in found:
         np.testing.assert_allclose(variance, noise**2, rtol=1e-9)
     assert len({float(noise[0]) for _, noise in found}) == 4

@@ -25,6 +25,7 @@ from numpyro_orthgp.diagnostics.report import Report
 from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
 from numpyro_orthgp.diagnostics.samples import samples_of
 from numpyro_orthgp.diagnostics.scales import scales_of
+from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides import posterior
@@ -128,22 +129,23 @@ def check(
     replay = Replay(model, arguments, source.draw(num_samples), layout)
     functions, scales, inputs = _functions(replay, guide, model_key)
     arrays = arguments_of(model, args, kwargs)
+    subject = Subject(model, guide, params, arguments, layout, draw_key)
     return Report(
         functions,
-        residual_scales(model, guide, params, arguments, layout, draw_key),
+        residual_scales(subject),
         _khat(replay, model_key),
         convergence,
         {} if held_args is None else calibrate(model, guide, params, *held_args, num_samples, test_key),
         None if nuts is None else compare(replay, nuts, nuts_key),
         layout.collapsed,
         coarse_of(arrays | inputs),
-        integration_errors(model, guide, params, arguments, layout, draw_key),
+        integration_errors(subject),
         # Of a sample near rows are not those of the data.
-        {} if samples else nearby_gains(model, guide, params, arguments, layout, draw_key),
+        {} if samples else nearby_gains(subject),
         samples,
         points_of(replay),
         None if starts is None else starts_of(losses, starts),
-        outputs_of_fit(model, guide, params, arguments, layout, draw_key, arrays),
+        outputs_of_fit(subject, arrays),
         {name: found for name, (f, X) in scales.items() if (found := scales_of(f, X, arrays)) is not None},
     )
 

@@ -6,7 +6,7 @@ took is measured by the function that took it (``rescue_jitter``), on the same m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.diagnostics.draws import Arguments
-from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data, is_marginals
+from numpyro_orthgp.diagnostics.layout import Trace, functions_at_data, is_marginals
+from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.projection import conditional_covariance
-from numpyro_orthgp.guides.posterior import fitted_trace
 from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.inducing.functional import Concatenated
 from numpyro_orthgp.inducing.rows import Rows, as_feature, join_rows, variance_of_rows
@@ -127,18 +126,12 @@ def inputs_of(sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey) 
     return {name: join_rows(parts) for name, parts in found.items()}
 
 
-def residual_scales(
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
-    params: dict[str, Any],
-    arguments: Arguments,
-    layout: Layout,
-    rng_key: PRNGKey,
-) -> dict[str, np.ndarray]:
+def residual_scales(subject: Subject) -> dict[str, np.ndarray]:
     """The v of a tightened bound: by name of the output where each point has its own, else by name of the gp."""
 
-    def collect(arrays: Any, params: Any) -> dict[str, Array]:
-        sites, functions = fitted_trace(model, guide, params, *arguments.join(arrays), rng_key)
+    layout = subject.layout
+
+    def collect(sites: Trace, functions: dict[str, GPFunction]) -> dict[str, Array]:
         outputs = {o.name: unwrap(sites[o.site]["fn"])[0] for o in layout.outputs}
         closed = {name: v for name, fn in outputs.items() if (v := _scales_of_points(fn)) is not None}
         sources = {name: layout.sources[name] | _named(fn, functions) for name, fn in outputs.items()}
@@ -149,8 +142,7 @@ def residual_scales(
             n: f.residual_scale for n, f in functions.items() if f.residual_scale is not None and n not in idle
         }
 
-    found = jax.jit(collect)(arguments.arrays, params)
-    return {name: np.asarray(v) for name, v in found.items()}
+    return {name: np.asarray(v) for name, v in subject.measure(collect).items()}
 
 
 def _scales_of_points(fn: Any) -> Array | None:

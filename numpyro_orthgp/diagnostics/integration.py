@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_orthgp.diagnostics.draws import Arguments
-from numpyro_orthgp.diagnostics.layout import Layout
+from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.sites import mask_of
-from numpyro_orthgp.guides.posterior import fitted_trace
+from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, is_expected, unwrap
 from numpyro_orthgp.likelihoods.mixture import Mixture
 from numpyro_orthgp.likelihoods.stacked import Stacked
 from numpyro_orthgp.math.quadrature import sobol_normal
-from numpyro_orthgp.types import Array, PRNGKey
+from numpyro_orthgp.types import Array
 
 __all__ = ["IntegrationError", "integration_errors"]
 
@@ -55,31 +53,23 @@ class IntegrationError:
         return float(np.abs(self.error).max())
 
 
-def integration_errors(
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
-    params: dict[str, Any],
-    arguments: Arguments,
-    layout: Layout,
-    rng_key: PRNGKey,
-) -> dict[str, IntegrationError]:
+def integration_errors(subject: Subject) -> dict[str, IntegrationError]:
     """At the fitted marginals (of one draw, where hyperparameters are drawn), of each output that Gauss-Hermite nodes integrate.
 
     The dense rule is the trapezoidal one, which kinks and narrow peaks do not mislead; for more than two functions Sobol points.
     """
     numbers: dict[str, int] = {}
 
-    def collect(arrays: Any, params: Any) -> dict[str, tuple[Array, Array]]:
-        sites, _ = fitted_trace(model, guide, params, *arguments.join(arrays), rng_key)
+    def collect(sites: Trace, functions: Any) -> dict[str, tuple[Array, Array]]:
         found = {}
-        for output in layout.outputs:
+        for output in subject.layout.outputs:
             fn, y = sites[output.site]["fn"], jnp.asarray(sites[output.site]["value"])
             if is_expected(fn) and (probe := _probe(fn, y)).dim is not None:
                 numbers[output.name] = probe.num_points
                 found[output.name] = _expected(fn, y) - _dense(fn, y, probe.dim), _counts(fn, y)
         return found
 
-    found = jax.device_get(jax.jit(collect)(arguments.arrays, params))
+    found = jax.device_get(subject.measure(collect))
     kept = {name: error[mask & np.isfinite(error)] for name, (error, mask) in found.items()}
     return {name: IntegrationError(numbers[name], np.asarray(e, float)) for name, e in kept.items() if e.size}
 

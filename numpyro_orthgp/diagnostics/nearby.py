@@ -7,30 +7,28 @@ predicted by f alone and by :func:`~numpyro_orthgp.with_neighbors` from the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.collapsed import CollapsedGP
-from numpyro_orthgp.diagnostics.draws import Arguments
-from numpyro_orthgp.diagnostics.layout import Layout
+from numpyro_orthgp.diagnostics.layout import Layout, Trace
 from numpyro_orthgp.diagnostics.sites import mask_of
+from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.functions.draws import draw_process
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.groups import charges
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.neighbors import with_neighbors
-from numpyro_orthgp.guides import posterior
-from numpyro_orthgp.guides.posterior import fitted_trace
+from numpyro_orthgp.guides.posterior import functions_of
 from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.init import groups as near_groups
 from numpyro_orthgp.likelihoods import Gaussian
 from numpyro_orthgp.likelihoods.base import unwrap
-from numpyro_orthgp.types import Array, PRNGKey
+from numpyro_orthgp.types import Array
 
 __all__ = ["GROUP_SIZE", "NEIGHBORS", "Nearby", "nearby_gains", "regressions"]
 
@@ -54,26 +52,16 @@ class Nearby:
     num: int
 
 
-def nearby_gains(
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
-    params: dict[str, Any],
-    arguments: Arguments,
-    layout: Layout,
-    rng_key: PRNGKey,
-) -> dict[str, Nearby]:
+def nearby_gains(subject: Subject) -> dict[str, Nearby]:
     """By name of the output, of those that are one function at their rows and Gaussian noise, and not masked."""
     names: list[str] = []
 
-    def collect(arrays: Any, params: Any) -> list[tuple[Any, ...]]:
-        args, kwargs = arguments.join(arrays)
-        sites, _ = fitted_trace(model, guide, params, args, kwargs, rng_key)
-        functions = posterior(model, guide, params, *args, rng_key=rng_key, **kwargs)  # of the same draw
-        found = list(regressions(layout, sites, functions))
+    def collect(sites: Trace, fitting: dict[str, GPFunction]) -> list[tuple[Any, ...]]:
+        found = list(regressions(subject.layout, sites, functions_of(sites, fitting)))
         names[:] = [name for name, *_ in found]
         return [tuple(rest) for _, *rest in found]
 
-    found = jax.jit(collect)(arguments.arrays, params)
+    found = subject.measure(collect)
     return {name: _gains(*rest) for name, rest in zip(names, found, strict=True)}
 
 

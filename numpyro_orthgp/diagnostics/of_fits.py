@@ -31,18 +31,11 @@ def _posterior(fit: Fitted, params: dict[str, Any], **options: Any) -> Any:
 
 def _check(fit: Fitted, params: dict[str, Any], num_rows: int | None, **options: Any) -> Any:
     wanted = MOST_ROWS if num_rows is None else check_integer("num_rows", num_rows)
-    if fit.is_part:
-        wanted = min(wanted, fit.batch_size)
-        return check(
-            fit.model,
-            fit.guide,
-            params,
-            *fit.arguments(slice(wanted))[0],
-            **(fit.arguments(slice(wanted))[1] | options),
-        )
     # All of them where every step saw them: a bound that takes no part of its data has no sample either.
     everything = wanted >= fit.num_rows or (num_rows is None and fit.batch_size == fit.num_rows)
-    rows = None if everything else np.arange(wanted) * fit.num_rows // wanted
+    rows: Any = None if everything else np.arange(wanted) * fit.num_rows // wanted
+    if fit.is_part:
+        rows = slice(min(wanted, fit.batch_size))
     args, known = fit.arguments(rows)
     return check(fit.model, fit.guide, params, *args, **(known | options))
 

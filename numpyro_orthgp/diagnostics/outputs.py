@@ -8,7 +8,7 @@ s^2 is 1 / rate, since f is in the logarithm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.collapsed import CollapsedGP
-from numpyro_orthgp.diagnostics.draws import Arguments
 from numpyro_orthgp.diagnostics.health import FunctionHealth
-from numpyro_orthgp.diagnostics.layout import Layout
+from numpyro_orthgp.diagnostics.layout import Layout, Trace
 from numpyro_orthgp.diagnostics.nearby import regressions
 from numpyro_orthgp.diagnostics.scales import ALONE, Scales
 from numpyro_orthgp.diagnostics.sites import mask_of
+from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.diagnostics.tails import tail_gain
 from numpyro_orthgp.diagnostics.words import percent
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.guides import posterior
-from numpyro_orthgp.guides.posterior import fitted_trace
+from numpyro_orthgp.guides.posterior import functions_of
 from numpyro_orthgp.likelihoods import (
     Bernoulli,
     Gaussian,
@@ -38,7 +37,7 @@ from numpyro_orthgp.likelihoods import (
     StudentT,
 )
 from numpyro_orthgp.likelihoods.base import unwrap
-from numpyro_orthgp.types import Array, PRNGKey
+from numpyro_orthgp.types import Array
 
 __all__ = ["OutputFit", "advice_on_outputs", "outputs_of_fit"]
 
@@ -109,26 +108,16 @@ class OutputFit:
         return self.num >= LEAST and self.gain > max(GAINED, AT_LEAST / self.num)
 
 
-def outputs_of_fit(
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
-    params: dict[str, Any],
-    arguments: Arguments,
-    layout: Layout,
-    rng_key: PRNGKey,
-    arrays: Mapping[str, Any],
-) -> dict[str, OutputFit]:
+def outputs_of_fit(subject: Subject, arrays: Mapping[str, Any]) -> dict[str, OutputFit]:
     """By name, of those whose predictions have a mean that is known.
 
     :param arrays: among the model's arguments, by name.
     """
     kinds: dict[str, str] = {}
+    layout = subject.layout
 
-    def collect(traced: Any, params: Any) -> dict[str, dict[str, Array]]:
-        args, kwargs = arguments.join(traced)
-        sites, _ = fitted_trace(model, guide, params, args, kwargs, rng_key)
-        functions = posterior(model, guide, params, *args, rng_key=rng_key, **kwargs) if layout.collapsed else {}
-        found = {name: moments for name, moments in _collapsed(layout, sites, functions)}
+    def collect(sites: Trace, fitting: dict[str, GPFunction]) -> dict[str, dict[str, Array]]:
+        found = {name: moments for name, moments in _collapsed(layout, sites, fitting)}
         kinds.update(dict.fromkeys(found, "CollapsedGP"))
         for output in layout.outputs:
             fn, y = unwrap(sites[output.site]["fn"])[0], jnp.asarray(sites[output.site]["value"])
@@ -138,7 +127,7 @@ def outputs_of_fit(
                 found[output.name] = _moments(fn, y) | {"seen": jnp.ones(y.shape, bool) if mask is None else mask}
         return found
 
-    found = jax.device_get(jax.jit(collect)(arguments.arrays, params))
+    found = jax.device_get(subject.measure(collect))
     sources = {name: tuple(sorted(layout.sources.get(name) or ())) or (name,) for name in found}
     return {
         name: fit
@@ -147,13 +136,11 @@ def outputs_of_fit(
     }
 
 
-def _collapsed(
-    layout: Layout, sites: dict[str, Any], functions: dict[str, GPFunction]
-) -> Iterator[tuple[str, dict[str, Array]]]:
+def _collapsed(layout: Layout, sites: Trace, fitting: dict[str, GPFunction]) -> Iterator[tuple[str, dict[str, Array]]]:
     outputs = {o.name: unwrap(sites[o.site]["fn"])[0] for o in layout.outputs if o.name in layout.collapsed}
     if not outputs:
         return
-    for name, f, X, y, noise in regressions(layout, sites, functions):
+    for name, f, X, y, noise in regressions(layout, sites, functions_of(sites, fitting)):
         if isinstance(outputs.get(name), CollapsedGP):
             m = f(X)
             parts = {"explained": m.explained, "residual": m.residual, "noise": noise}

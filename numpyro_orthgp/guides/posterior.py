@@ -17,7 +17,7 @@ from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_m
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, site_of
 from numpyro_orthgp.types import PRNGKey
 
-__all__ = ["fitted_trace", "posterior"]
+__all__ = ["fitted_trace", "functions_of", "posterior"]
 
 Trace = dict[str, dict[str, Any]]
 
@@ -75,18 +75,25 @@ def posterior(
         constraint, as those in the optimizer's state do; if model and guide are swapped; if there is neither a guide nor values
         of inducing variables, or guide or model have no such function.
     """
-    sites, found = fitted_trace(model, guide, params, args, kwargs, rng_key)
-    functions = {
-        name: replace(f, fitting=False, residual_scale=None, group_size=None, values=None, run=None)
-        for name, f in found.items()
-    }
-    collapsed = {name: site["fn"].posterior(site["value"]) for name, site in sites.items() if _collapsed(site)}
-    if not functions and not collapsed:
+    functions = functions_of(*fitted_trace(model, guide, params, args, kwargs, rng_key))
+    if not functions:
         raise ValueError(
             "The model has no gp(), and no CollapsedGP that is observed, so there is no function to return. Does it need its "
             "observations, as in the fit? (model, guide, params, X, y)"
         )
-    return functions | collapsed
+    return functions
+
+
+def functions_of(sites: Trace, fitting: Mapping[str, GPFunction]) -> dict[str, GPFunction]:
+    """The functions of a trace ready to be called at test inputs, those of its ``CollapsedGP`` sites among them.
+
+    :param sites, fitting: what :func:`fitted_trace` returns.
+    """
+    functions = {
+        name: replace(f, fitting=False, residual_scale=None, group_size=None, values=None, run=None)
+        for name, f in fitting.items()
+    }
+    return functions | {name: s["fn"].posterior(s["value"]) for name, s in sites.items() if _collapsed(s)}
 
 
 def fitted_trace(

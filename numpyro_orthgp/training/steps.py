@@ -20,7 +20,7 @@ from jax.sharding import Sharding
 from numpyro_orthgp.training.batches import Batch, as_arguments
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.kept import Traced, compiled, traced
-from numpyro_orthgp.training.lazy_rows import LazyRows, params_have_nan, rows_of
+from numpyro_orthgp.training.lazy_rows import params_have_nan, rows_of
 from numpyro_orthgp.training.plates import PlatesOfBatch
 
 __all__ = ["Steps", "Update", "compile_steps", "strongly_typed", "update_of"]
@@ -45,11 +45,6 @@ def update_of(
     """
 
     def update(state: Any, batch: Batch) -> tuple[Any, jax.Array]:
-        if batch.rows is None and isinstance(getattr(svi, "optim", None), LazyRows):
-            raise ValueError(
-                "lazy_rows steps the rows of a batch, and which rows a batch of a stream has is not known. Pass arrays instead, or "
-                "lazy ones (h5py, zarr, training.columns), whose rows have numbers; or take another optimizer."
-            )
         args, keywords = as_arguments(batch.data)
         size = jax.tree.leaves(batch.data)[0].shape[0]
         known = rows_of(svi, stands_for, size, None if size == num_rows else batch.rows, everywhere)
