@@ -391,3 +391,24 @@ def test_nuts_has_the_same_posterior(areas):
 def test_what_is_refused(m, make, error, match):
     with pytest.raises(error, match=match):
         make(m)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_linear_in_f_makes_no_noise(m, law, name):
+    """All areas together, beside the standard deviation of a plain average of as many draws."""
+    build, log_density, _ = CASES[name]
+    f, weights = law
+    log_p, num, keys = log_density(f), 64, jax.random.split(KEY, 200)
+    truth = weights @ log_p
+    plain = np.sqrt(weights @ (log_p - truth) ** 2 / num)
+
+    @jax.vmap
+    def drawn(key):
+        fn = build(m, integrator=ogp.MonteCarlo(num))
+        fn.rng_key = key
+        return fn.log_prob(COUNTS)
+
+    errors = np.asarray(jax.jit(drawn)(keys)) - truth
+    noise = errors.std(0)
+    np.testing.assert_array_less(abs(errors.mean(0)), 4 * noise / np.sqrt(len(keys)))
+    assert np.linalg.norm(noise) < 0.7 * np.linalg.norm(plain)  # which is 1 if nothing is left out
