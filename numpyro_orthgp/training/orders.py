@@ -2,7 +2,8 @@
 
 The rows of all steps are one endless sequence of epochs, and every order here answers for any position in it without those
 before. Each epoch has every row once, and the row at any one position is uniformly distributed, which keeps minibatch losses
-unbiased. Orders depend on nothing but the seed and the number of the epoch (``numpy.random.Philox``).
+unbiased; of more than ``LARGE`` single rows as nearly as the permutation, computed and not drawn, is random. Orders depend on
+nothing but the seed and the number of the epoch (``numpy.random.Philox``).
 """
 
 from __future__ import annotations
