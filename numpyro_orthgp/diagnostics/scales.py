@@ -72,7 +72,7 @@ def _correlations(f: GPFunction, some: Array, rows: Array, changed: Array) -> tu
 
 def _correlation(f: GPFunction, A: Array, B: Array) -> Array:
     """Of several functions the largest; 1 where the prior has no variance."""
-    a, b = f.kernel.diagonal(A), f.kernel.diagonal(B)
+    a, b = f.kernel(A), f.kernel(B)
     scale = jnp.sqrt(a[..., :, None] * b[..., None, :])
     found = jnp.where(scale > 0, f.kernel(A, B) / jnp.where(scale > 0, scale, 1), 1)
     return jnp.abs(found).reshape(-1, len(A), len(B)).max(0)
