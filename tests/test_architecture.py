@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -74,6 +75,14 @@ def test_global_settings_are_left_alone():
     for _, path in modules():
         text = path.read_text()
         assert "config.update" not in text and "environ" not in text, path.name
+
+
+def test_what_is_slow_to_import_waits_until_it_is_used():
+    """A second of every process's start; `import scipy` imports its parts when they are asked for."""
+    slow = ("scipy.stats", "scipy.optimize", "matplotlib", "arviz", "pandas", "sklearn", "h5py", "zarr", "pyarrow")
+    code = f"import sys, numpyro_orthgp; print([name for name in {slow} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
+    assert run.stdout.strip() == "[]"
 
 
 def test_jitter_has_one_home():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats
+import scipy
 
 __all__ = ["fit_tails", "tail_gain"]
 
@@ -18,7 +18,7 @@ def fit_tails(z: np.ndarray) -> tuple[float, float]:
     :param z: distances over the standard deviation that was predicted, shape (N,).
     :return: infinite and 1 for the standard normal distribution, which others must surpass by two nats.
     """
-    best, chosen = float(stats.norm.logpdf(z).sum()) + MUST_GAIN, (np.inf, 1.0)
+    best, chosen = float(scipy.stats.norm.logpdf(z).sum()) + MUST_GAIN, (np.inf, 1.0)
     for df in DEGREES:
         value, scale = _likely(z, df)
         if value > best:
@@ -31,7 +31,7 @@ def tail_gain(z: np.ndarray) -> tuple[float, float]:
 
     :param z: shape (N,).
     """
-    normal = float(stats.norm.logpdf(z, scale=max(np.sqrt(np.mean(z**2)), np.finfo(float).tiny)).sum())
+    normal = float(scipy.stats.norm.logpdf(z, scale=max(np.sqrt(np.mean(z**2)), np.finfo(float).tiny)).sum())
     value, df = max((_likely(z, df)[0], df) for df in DEGREES)
     return df, (value - normal) / len(z)
 
@@ -42,4 +42,4 @@ def _likely(z: np.ndarray, df: float) -> tuple[float, float]:
     for _ in range(ROUNDS):  # EM: rows far out have small weights
         square = float(np.mean((df + 1) / (df + z**2 / square) * z**2))
     scale = float(np.sqrt(square))
-    return float(stats.t.logpdf(z, df, scale=scale).sum()), scale
+    return float(scipy.stats.t.logpdf(z, df, scale=scale).sum()), scale

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax import lax
 from jax.scipy.special import log_ndtr, ndtri
-from scipy.special import roots_hermitenorm
 
 from numpyro_orthgp.types import Array, PRNGKey
 
@@ -45,7 +45,11 @@ def gauss_hermite(num_points: int, dim: int = 1) -> tuple[np.ndarray, np.ndarray
     :return: nodes, shape (num_points ** dim, dim), and weights that sum to one.
     """
     # NumPy's weights overflow where there are some hundreds.
-    x, w = np.polynomial.hermite_e.hermegauss(num_points) if num_points <= 150 else roots_hermitenorm(num_points)
+    x, w = (
+        np.polynomial.hermite_e.hermegauss(num_points)
+        if num_points <= 150
+        else scipy.special.roots_hermitenorm(num_points)
+    )
     nodes = np.stack(np.meshgrid(*[x] * dim, indexing="ij"), axis=-1).reshape(-1, dim)
     weights = np.stack(np.meshgrid(*[w / w.sum()] * dim, indexing="ij"), axis=-1).reshape(-1, dim).prod(-1)
     return nodes, weights
@@ -204,7 +208,5 @@ def sobol_normal(num_points: int, dim: int, dtype: jnp.dtype) -> Array:
 
 @functools.lru_cache(maxsize=64)
 def _sobol(num_points: int, dim: int) -> np.ndarray:
-    from scipy.stats import qmc
-
     log2 = int(np.ceil(np.log2(num_points)))
-    return qmc.Sobol(dim, scramble=False).random_base2(log2)[:num_points]
+    return scipy.stats.qmc.Sobol(dim, scramble=False).random_base2(log2)[:num_points]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import scipy
 
 from numpyro_orthgp.errors import check_floating, check_integer, check_option
 from numpyro_orthgp.plots.style import COLOURS, LINES, check_share, frame, look_of, new_axes, percent
@@ -71,9 +72,7 @@ def calibration(
 
 
 def _band(num: int, probability: np.ndarray, interval: float) -> tuple[np.ndarray, np.ndarray]:
-    from scipy.stats import binom
-
-    lower, upper = (binom.ppf(tail, num, probability) for tail in ((1 - interval) / 2, (1 + interval) / 2))
+    lower, upper = (scipy.stats.binom.ppf(tail, num, probability) for tail in ((1 - interval) / 2, (1 + interval) / 2))
     return lower, upper
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import optimize, stats
+import scipy
 
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
@@ -146,11 +146,11 @@ def one_rate(y: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
     def loss(log_k: float) -> float:
         return -float(_pmf(y, rate * expected, float(np.exp(log_k))).sum())
 
-    return rate, float(np.exp(optimize.minimize_scalar(loss, bounds=(-5.0, 12.0), method="bounded").x))
+    return rate, float(np.exp(scipy.optimize.minimize_scalar(loss, bounds=(-5.0, 12.0), method="bounded").x))
 
 
 def _pmf(y: np.ndarray, mean: np.ndarray, k: float) -> np.ndarray:
-    return np.asarray(stats.nbinom.logpmf(y, k, k / (k + mean)))
+    return np.asarray(scipy.stats.nbinom.logpmf(y, k, k / (k + mean)))
 
 
 @jax.jit

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.optimize import minimize
+import scipy
 
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.training.batches import Batches
@@ -194,7 +194,7 @@ class _Search:
         scale = {"maxcor": MEMORY, "maxls": MOST_EVALUATIONS, "maxiter": self.num_steps - len(self.losses)}
         options = {**scale, "maxfun": 100 * self.num_steps, "ftol": 0.0, "gtol": 0.0}
         try:
-            found = minimize(
+            found = scipy.optimize.minimize(
                 self.guarded, self.best[1], jac=True, method="L-BFGS-B", callback=self.step, options=options
             )
         except _Enough:

@@ -282,7 +282,8 @@ def start_of(
     if state is None or getattr(svi, "constrain_fn", None) is None:
         made = initial_state(svi, rng_key, batches.first(), init_params, kwargs)
         state = made if state is None else state
-        _warn_of_unknown(init_params or {}, svi.get_params(made))
+        if init_params:
+            _warn_of_unknown(init_params, svi.get_params(made))
     return strongly_typed(state)
 
 
