@@ -34,8 +34,16 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("case", CASES)
+# Looking for leaks takes a hundred times as long as tracing, and grows with what is traced.
+MANY = ("several", "mixed", "classes", "robust classes", "ordinal")
+ALL = [
+    pytest.param(setting, case, marks=[pytest.mark.slow] if setting == "leaks" and case in MANY else [])
+    for case in CASES
+    for setting in SETTINGS
+]
+
+
+@pytest.mark.parametrize(("setting", "case"), ALL)
 def test_fit_and_predictions(setting, case, rng):
     if setting == "checks" and case in ("ordinal", "robust classes"):
         pytest.skip("JAX's own log_ndtr fails with its internal checks on")

@@ -32,7 +32,9 @@ class WhitenedPrior(dist.Independent):
     pytree_aux_fields = ("reinterpreted_batch_ndims",)
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        super().__init__(dist.Normal(jnp.zeros(shape, dtype), jnp.ones(shape, dtype)), len(shape))
+        # Zeros and ones need no check, which outside of `jit` would be a program for each of its operations.
+        normal = dist.Normal(jnp.zeros(shape, dtype), jnp.ones(shape, dtype), validate_args=False)
+        super().__init__(normal, len(shape))
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         key = check_key(key, "gp() and orthogonal()")

@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_orthgp.errors import check_floating, check_option
+from numpyro_orthgp.errors import check_floating, check_option, is_concrete
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.guides.declare import (
     Covariance,
@@ -30,6 +30,7 @@ from numpyro_orthgp.guides.declare import (
 )
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.hyper import PointsAndEffects, started_at_medians
+from numpyro_orthgp.guides.looking import look
 from numpyro_orthgp.guides.missing import refuse_enumerated_output, sample_missing
 from numpyro_orthgp.guides.summaries import Summaries
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
@@ -143,7 +144,7 @@ class AutoSparseGP(Summaries):
         :return: the values of the model's latent sites.
         """
         if self.prototype_trace is None:
-            self._look(lambda: self._setup_prototype(*args, **kwargs))
+            look(lambda: self._setup_prototype(*args, **kwargs), only_abstractly=self._preparing)
         with handlers.trace() as emitted:
             self._sample_latents(*args, **kwargs)
             if self._missing:
@@ -203,14 +204,8 @@ class AutoSparseGP(Summaries):
             if f"{name}.u{site.position}" in self._order
         ]
 
-    def _look(self, note: Callable[[], None]) -> None:
-        """Call what notes names and sizes only; abstractly while a start is prepared, which compiles nothing."""
-        if self._preparing:
-            jax.eval_shape(note)
-        else:
-            note()
-
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> bool:
+        self.prototype_trace = None  # also where a look without values has been, and one with values raises
         with handlers.block(), OutputsByRow():
             rng_key = jax.random.PRNGKey(0)
             messages = handlers.trace(handlers.seed(self.model, rng_key)).get_trace(*args, **kwargs)
@@ -236,6 +231,7 @@ class AutoSparseGP(Summaries):
         self._check_names()
         # No more than this: under `jit` the messages hold tracers, which must not outlive it.
         self.prototype_trace = {name: {"type": message["type"]} for name, message in messages.items()}
+        return all(is_concrete(m["value"]) for m in messages.values() if m["type"] == "sample" and m["is_observed"])
 
     def _note_plates(self, name: str, message: dict[str, Any]) -> None:
         frames = message["cond_indep_stack"]
@@ -336,12 +332,13 @@ class AutoSparseGP(Summaries):
             return {}
         messages: dict[str, Any] = {}
 
-        def note() -> None:
+        def note() -> bool:
             with handlers.block(), OutputsByRow():
                 model = handlers.trace(handlers.seed(self.model, jax.random.PRNGKey(0)))
                 messages.update(model.get_trace(*args, **kwargs))
+            return True
 
-        self._look(note)
+        look(note, only_abstractly=self._preparing)
         missing = [name for name in messages if name in self._missing]  # none without a mask, as for predictions
         frames = [frame for name in (*self._plate_of, *missing) for frame in messages[name]["cond_indep_stack"]]
         # One for each name, or two would pick different rows.
