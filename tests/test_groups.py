@@ -275,19 +275,6 @@ def test_fit_with_groups_and_a_warning_without():
         ogp.fit(svi, jax.random.PRNGKey(0), data, **steps)
 
 
-def test_layers_of_deep_gps_have_no_groups():
-    def model(X, y):
-        inner = gp("f1", kernels.Matern32(0.3), jnp.asarray(Z), num_latents=1)
-        outer = gp("f2", kernels.Matern32(0.3), jnp.asarray(Z))
-        with numpyro.plate("data", N):
-            numpyro.sample("y", likelihoods.Gaussian(ogp.DeepGP([inner, outer])(X), 0.1), obs=y)
-
-    guide = AutoSparseGP(model, residual={"f1": "prior", "f2": "tight"}, group_size={"f2": 4})
-    svi = SVI(model, guide, optax.adam(1e-2), TraceMeanField_ELBO())
-    with pytest.raises(ValueError, match="Inner layers are drawn row by row"):
-        svi.evaluate(svi.init(jax.random.PRNGKey(0), jnp.asarray(X), jnp.asarray(Y)), jnp.asarray(X), jnp.asarray(Y))
-
-
 def test_missing_outputs_beneath_a_transform():
     def bound(transformed, seen):
         def model(X, y):
