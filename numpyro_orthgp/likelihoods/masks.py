@@ -18,7 +18,7 @@ from numpyro_orthgp.functions.arithmetic import outputs_first
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.math.grouped import scale_groups
 
-__all__ = ["ToldOfMasks", "refuse_groups"]
+__all__ = ["ToldOfMasks", "refuse_enumerated_groups", "refuse_groups"]
 
 
 class ToldOfMasks(dist.Distribution):
@@ -48,6 +48,8 @@ class ToldOfMasks(dist.Distribution):
         """
         changed, m = copy(self), self.marginals
         assert m.groups is not None
+        if any(size > 1 for size in jnp.shape(mask)[: -len(m.own_shape)]):
+            refuse_enumerated_groups()
         seen = jnp.broadcast_to(jnp.asarray(mask), self.batch_shape).astype(m.mean.dtype)
         changed.marginals = replace(m, groups=scale_groups(m.groups, outputs_first(seen, m.own_shape)))
         return changed
@@ -61,6 +63,17 @@ def refuse_groups(likelihood: str) -> NoReturn:
         "A residual that is tightened in groups of rows (`group_size`) is known for Gaussian noise on functions that are not "
         f"mixed; {likelihood} here needs the variance of each row, or has functions that f(X) @ W mixes. Leave `group_size` "
         "out for this gp: group_size={'another gp': 16}."
+    )
+
+
+def refuse_enumerated_groups() -> NoReturn:
+    """
+    :raises ValueError: for groups whose charge would take the state of a discrete site for that of all rows of a group.
+    """
+    raise ValueError(
+        "A residual that is tightened in groups of rows (`group_size`) has one charge for all rows of a group, which an enumerated "
+        "site of each row does not see: noise, factors of f(X) and masks must not depend on it; offsets of f(X) may. Leave "
+        "`group_size` out for this gp: group_size={'another gp': 16}."
     )
 
 
