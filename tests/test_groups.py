@@ -171,6 +171,15 @@ def test_missing_rows_leave_their_group(how):
     np.testing.assert_allclose(start(svi_of(4, **how)), dense_start(4, SEEN), rtol=1e-8)
 
 
+def test_masks_that_nobody_tells_of_are_refused():
+    seen = jnp.asarray(SEEN)
+    for wrap in (lambda fn: dist.MaskedDistribution(fn, seen), lambda fn: dist.Independent(fn, 1).mask(seen.all())):
+        with pytest.raises(ValueError, match="was not told of this mask"):
+            start(svi_of(4, wrap=wrap))
+    single = start(svi_of(None, wrap=lambda fn: dist.MaskedDistribution(fn, seen)))
+    np.testing.assert_allclose(single, start(svi_of(1, wrap=lambda fn: fn.mask(seen))), rtol=1e-8)
+
+
 def test_missing_rows_of_outputs_that_are_events():
     def model(X, Y):
         f = gp("f", kernels.Matern32(0.3), [jnp.asarray(Z), jnp.asarray(O)], num_latents=2)

@@ -119,7 +119,7 @@ class Gaussian(ExpectedLikelihood):
 
     @property
     def support(self) -> Any:
-        return constraints.real
+        return self.real
 
     @property
     def mean(self) -> Array:

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.constraints import _Real
 
 from numpyro_orthgp.functions.arithmetic import outputs_first
 from numpyro_orthgp.functions.marginals import Marginals
@@ -21,10 +23,31 @@ from numpyro_orthgp.math.grouped import scale_groups
 __all__ = ["ToldOfMasks", "refuse_enumerated_groups", "refuse_groups"]
 
 
+class _RealOfGroups(_Real):
+    """Real numbers. A mask of NumPyro's asks them for values in the place of hidden ones, and nobody else does."""
+
+    def feasible_like(self, prototype: Any) -> NoReturn:
+        raise ValueError(
+            "A likelihood whose residual is tightened in groups of rows (`group_size`) was not told of this mask, and would not "
+            "give a bound. Mask the likelihood itself, likelihood.mask(mask).to_event(1), or by numpyro.handlers.mask, and not by "
+            "dist.MaskedDistribution or beneath dist.Independent."
+        )
+
+
+_REAL_OF_GROUPS = _RealOfGroups()
+biject_to.register(_RealOfGroups, lambda _: biject_to(constraints.real))
+
+
 class ToldOfMasks(dist.Distribution):
     """A likelihood that is told of masks where the residual of its function is tightened in groups of rows."""
 
     marginals: Marginals
+    told = False  # whether rows without an output are known, if there are any
+
+    @property
+    def real(self) -> constraints.Constraint:
+        """The real numbers as its support, which refuse a mask that it was not told of."""
+        return constraints.real if self.marginals.groups is None or self.told else _REAL_OF_GROUPS
 
     def mask(self, mask: Any) -> dist.Distribution:
         return super().mask(mask) if mask is True or self.marginals.groups is None else _told(self, mask)
@@ -51,6 +74,7 @@ class ToldOfMasks(dist.Distribution):
         if any(size > 1 for size in jnp.shape(mask)[: -len(m.own_shape)]):
             refuse_enumerated_groups()
         seen = jnp.broadcast_to(jnp.asarray(mask), self.batch_shape).astype(m.mean.dtype)
+        changed.told = True
         changed.marginals = replace(m, groups=scale_groups(m.groups, outputs_first(seen, m.own_shape)))
         return changed
 
