@@ -119,7 +119,7 @@ class Gaussian(ExpectedLikelihood):
 
     @property
     def support(self) -> Any:
-        return self.real
+        return constraints.real if self.marginals.groups is None else self.real_of_groups
 
     @property
     def mean(self) -> Array:

@@ -45,9 +45,9 @@ class ToldOfMasks(dist.Distribution):
     told = False  # whether rows without an output are known, if there are any
 
     @property
-    def real(self) -> constraints.Constraint:
+    def real_of_groups(self) -> constraints.Constraint:
         """The real numbers as its support, which refuse a mask that it was not told of."""
-        return constraints.real if self.marginals.groups is None or self.told else _REAL_OF_GROUPS
+        return constraints.real if self.told else _REAL_OF_GROUPS
 
     def mask(self, mask: Any) -> dist.Distribution:
         return super().mask(mask) if mask is True or self.marginals.groups is None else _told(self, mask)
