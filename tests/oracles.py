@@ -154,6 +154,20 @@ def conditional_bound(k: Kernel, X, y, Z, noise, jitter=0.0) -> float:
     return log_normal(y, 0.0, A) - 0.5 * float(np.trace(inv(A) @ R))
 
 
+def expected_residual(k: Kernel, loc, scale, Z, num=20) -> np.ndarray:
+    """E[K_ff - K_fu K_uu^-1 K_uf] at independent inputs N(loc, diag(scale^2)) of two columns, by product Gauss-Hermite rules."""
+    t, w = np.polynomial.hermite_e.hermegauss(num)
+    nodes = np.stack(np.meshgrid(t, t, indexing="ij"), -1).reshape(-1, 2)
+    w = np.outer(w, w).ravel() / w.sum() ** 2
+    R, P = np.zeros((len(loc), len(loc))), inv(prior_inducing(k, Z))
+    at = [m + s * nodes for m, s in zip(loc, scale, strict=True)]
+    for i, x in enumerate(at):
+        R[i, i] = w @ (k(x) - np.einsum("sm,mn,sn->s", k(x, Z), P, k(x, Z)))
+        for j in range(i):
+            R[i, j] = R[j, i] = w @ (k(x, at[j]) - k(x, Z) @ P @ k(Z, at[j])) @ w
+    return R
+
+
 def fitc(k: Kernel, X, y, Z, noise, jitter=0.0) -> float:
     """[SG]: log N(y | 0, Qff + diag(Kff - Qff) + S)."""
     Q, R = nystrom(k, X, Z, jitter)

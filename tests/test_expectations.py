@@ -24,7 +24,7 @@ from numpyro_orthgp.kernels import (
     Stationary,
     White,
 )
-from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
+from numpyro_orthgp.kernels.expectations import between_rows, psi0, psi1, psi2
 from numpyro_orthgp.kernels.terms import has_closed_form, terms
 from tests.test_architecture import all_equations
 
@@ -147,6 +147,33 @@ def test_closed_forms(name):
     kernel, formula, white = CASES[name]
     assert has_closed_form(kernel, 2)
     close(expectations(kernel, Z, LOC, SCALE), reference(formula, white), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_closed_forms_between_independent_inputs(name):
+    kernel, formula, _ = CASES[name]
+    nodes, weights = tensor_rule(24, 2)
+    got, single = between_rows(kernel, LOC, SCALE), between_rows(kernel, *(np.float32(a) for a in (LOC, SCALE)))
+    for a, b in [(0, 1), (1, 4), (2, 3), (3, 0)]:
+        values = formula(LOC[a] + SCALE[a] * nodes[:, None], LOC[b] + SCALE[b] * nodes)
+        assert_allclose(got[a, b], weights @ values @ weights, rtol=1e-7)
+        assert_allclose(single[a, b], got[a, b], rtol=1e-5)
+    assert_allclose(got, got.T, rtol=1e-12)
+
+
+def test_known_columns_that_are_equal_between_inputs():
+    same = np.array([[0.1, 0.5], [0.3, 0.5], [0.2, 0.7]])
+    got = between_rows(RBF(ELL) * White(2.0).on(1), same, np.array([[0.4, 0.0], [0.2, 0.0], [0.2, 0.0]]))
+    assert_allclose(got[0, 1], 2 * between_rows(RBF(ELL), same, np.array([[0.4, 0.0]] * 3) * [[1], [0.5], [0.5]])[0, 1])
+    assert not got[:2, 2].any()
+    unknown = between_rows(RBF(ELL) * White(2.0).on(1), same, np.array([[0.4, 0.0], [0.2, 0.1], [0.2, 0.0]]))
+    assert unknown[0, 1] == 0  # known and equal only in the mean
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_nothing_is_known_between_inputs_without_a_closed_form(name):
+    with pytest.raises(ValueError, match="between uncertain inputs is known for sums and products of RBF"):
+        between_rows(SMOOTH[name][0], LOC, SCALE)
 
 
 @pytest.mark.parametrize("name", SMOOTH)

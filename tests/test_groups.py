@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 from numpyro import handlers
-from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer import SVI, TraceEnum_ELBO, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import AutoSparseGP, CollapsedGP, gp, init, kernels, likelihoods
@@ -170,6 +171,15 @@ def test_missing_rows_leave_their_group(how):
     np.testing.assert_allclose(start(svi_of(4, **how)), dense_start(4, SEEN), rtol=1e-8)
 
 
+def test_masks_that_nobody_tells_of_are_refused():
+    seen = jnp.asarray(SEEN)
+    for wrap in (lambda fn: dist.MaskedDistribution(fn, seen), lambda fn: dist.Independent(fn, 1).mask(seen.all())):
+        with pytest.raises(ValueError, match="was not told of this mask"):
+            start(svi_of(4, wrap=wrap))
+    single = start(svi_of(None, wrap=lambda fn: dist.MaskedDistribution(fn, seen)))
+    np.testing.assert_allclose(single, start(svi_of(1, wrap=lambda fn: fn.mask(seen))), rtol=1e-8)
+
+
 def test_missing_rows_of_outputs_that_are_events():
     def model(X, Y):
         f = gp("f", kernels.Matern32(0.3), [jnp.asarray(Z), jnp.asarray(O)], num_latents=2)
@@ -199,12 +209,40 @@ def test_gradients_are_those_of_differences():
     check_grads(bound, (0.3, 0.2), order=1, modes=("rev",), rtol=1e-5)
 
 
+@pytest.mark.parametrize("what", ["noise", "factor", "mask", "offset"])
+def test_states_of_rows_have_no_groups(what):
+    """The states of rows are enumerated one by one, and a group is charged for all its rows together."""
+
+    def model(X, y):
+        f = gp("f", kernels.Matern32(0.3), jnp.asarray(Z))
+        with numpyro.plate("data", N):
+            z = numpyro.sample("z", dist.Categorical(jnp.array([0.3, 0.7])), infer={"enumerate": "parallel"})
+            m = f(X) * jnp.array([1.0, 2.0])[z] if what == "factor" else f(X)
+            m = m + jnp.array([0.0, 1.0])[z] if what == "offset" else m
+            noise = jnp.array([0.2, 1.0])[z] if what == "noise" else 0.2
+            with handlers.mask(mask=jnp.array([True, False])[z] if what == "mask" else True):
+                numpyro.sample("y", likelihoods.Gaussian(m, noise), obs=y)
+
+    def value(size):
+        guide = AutoSparseGP(model, residual="tight", group_size=size)
+        return start(SVI(model, guide, optax.adam(1e-2), TraceEnum_ELBO()))
+
+    if what == "offset":  # the charge is the same in all states
+        (_, R), s = split(), 0.2
+        groups = [R[i : i + 4, i : i + 4] for i in range(0, N, 4)]
+        gain = np.log1p(np.diag(R) / s**2).sum() - sum(np.linalg.slogdet(np.eye(len(D)) + D / s**2)[1] for D in groups)
+        np.testing.assert_allclose(value(4) - value(None), gain / 2, rtol=1e-6)
+    else:
+        with pytest.raises(ValueError, match="which an enumerated site of each row does not see"):
+            value(4)
+
+
 def test_what_groups_cannot_do_is_refused():
-    def fit(likelihood, **options):
+    def fit(likelihood, at=lambda X: X, **options):
         def model(X, y):
             f = gp("f", kernels.Matern32(0.3), jnp.asarray(Z), num_latents=2)
             with numpyro.plate("data", N):
-                numpyro.sample("y", likelihood(f(X)), obs=y)
+                numpyro.sample("y", likelihood(f(at(X))), obs=y)
 
         svi = SVI(model, AutoSparseGP(model, **options), optax.adam(1e-2), TraceMeanField_ELBO())
         svi.evaluate(
@@ -216,6 +254,9 @@ def test_what_groups_cannot_do_is_refused():
         fit(lambda f: likelihoods.Bernoulli(f[..., 0]), **tight)
     with pytest.raises(ValueError, match="not mixed; Gaussian"):
         fit(lambda f: likelihoods.Gaussian((f @ jnp.ones((2, 1)))[..., 0], 0.1), **tight)
+    with pytest.raises(ValueError, match="groups know no tasks"):
+        tasks = ogp.Tasks(jnp.asarray(X), jnp.arange(N) % 2)
+        fit(lambda f: likelihoods.Gaussian(f, 0.1), at=lambda X: tasks, **tight)
     with pytest.raises(ValueError, match="tightened as a whole, not in groups"):
         fit(lambda f: numpyro.distributions.Normal(f[..., 0].sample(), 0.1), **tight)
     with pytest.raises(ValueError, match="needs residual='tight'"):
@@ -273,19 +314,6 @@ def test_fit_with_groups_and_a_warning_without():
     assert ogp.fit(svi, jax.random.PRNGKey(0), data, group_size=4, **steps).losses.shape == (5,)
     with pytest.warns(UserWarning, match=r"groups of 4 consecutive rows, but batches hold groups of 1"):
         ogp.fit(svi, jax.random.PRNGKey(0), data, **steps)
-
-
-def test_layers_of_deep_gps_have_no_groups():
-    def model(X, y):
-        inner = gp("f1", kernels.Matern32(0.3), jnp.asarray(Z), num_latents=1)
-        outer = gp("f2", kernels.Matern32(0.3), jnp.asarray(Z))
-        with numpyro.plate("data", N):
-            numpyro.sample("y", likelihoods.Gaussian(ogp.DeepGP([inner, outer])(X), 0.1), obs=y)
-
-    guide = AutoSparseGP(model, residual={"f1": "prior", "f2": "tight"}, group_size={"f2": 4})
-    svi = SVI(model, guide, optax.adam(1e-2), TraceMeanField_ELBO())
-    with pytest.raises(ValueError, match="Inner layers are drawn row by row"):
-        svi.evaluate(svi.init(jax.random.PRNGKey(0), jnp.asarray(X), jnp.asarray(Y)), jnp.asarray(X), jnp.asarray(Y))
 
 
 def test_missing_outputs_beneath_a_transform():

@@ -85,6 +85,20 @@ def test_gains_of_a_guide(params, residual):
     assert "near rows of y: groups of 16 would add" in str(report)
 
 
+@pytest.mark.parametrize("by_guide", [True, False])
+def test_a_fit_in_groups_is_told_of_no_gain(by_guide):
+    def grouped(X, y, N):
+        numpyro.sample("y", CollapsedGP(kernels.Matern32(SCALE), X, Z, NOISE, group_size=4), obs=y)
+
+    of, guide = (
+        (model, ogp.AutoSparseGP(model, residual="tight", group_size=4)) if by_guide else (grouped, lambda *a: None)
+    )
+    params = fitted(of, guide, X, Y, N) if by_guide else {}
+    report = ogp.check(of, guide, params, X, Y, N, num_samples=25)
+    assert report.nearby["y"].groups is None
+    assert "near rows of y: the fit has groups, the 32 nearest" in str(report)
+
+
 def test_function_and_noise_are_of_one_draw(monkeypatch):
     """Of a guide that draws hyperparameters: here the function's standard deviation is the noise's."""
 

@@ -57,7 +57,7 @@ def check_bound(bound: str, alpha: Any, N: int, num_sets: int, given: bool, unce
     return 1.0 if alpha is None else float(alpha)
 
 
-def check_group_size(group_size: Any, bound: str, N: int, uncertain: bool) -> int | None:
+def check_group_size(group_size: Any, bound: str, N: int) -> int | None:
     """The number of points in a group, at most N; or ``None``.
 
     :raises ValueError: for anything else, or where the bound has no groups.
@@ -66,10 +66,6 @@ def check_group_size(group_size: Any, bound: str, N: int, uncertain: bool) -> in
         return None
     if bound not in GROUPED:
         raise ValueError(f"`group_size` belongs to the bounds {', '.join(map(repr, GROUPED))}; got bound={bound!r}.")
-    if uncertain:
-        raise ValueError(
-            "With latent inputs that have a Gaussian `group_size` is not known: it needs covariances between uncertain points."
-        )
     return min(check_integer("group_size", group_size), N)
 
 

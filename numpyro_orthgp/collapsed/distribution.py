@@ -135,7 +135,7 @@ class CollapsedGP(dist.Distribution):
         N = self.X.shape[0]
         uncertain = self._uncertain
         self.alpha = checks.check_bound(bound, alpha, N, len(features), orthogonal is not None, uncertain)
-        self.group_size = checks.check_group_size(group_size, bound, N, uncertain)
+        self.group_size = checks.check_group_size(group_size, bound, N)
         checks.check_given(orthogonal, features)
         self.orthogonal = None if orthogonal is None else tuple(orthogonal)
         with told_of_enumeration():

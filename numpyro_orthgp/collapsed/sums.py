@@ -145,7 +145,8 @@ def without_orthogonal(given: Sequence[Whitened], A: Sequence[Array], Y: Array) 
 def _block(prior: Prior, rows: Rows, bound: Bound, offset: Array | None) -> Statistics:
     Y, precision = rows.Y, rows.precision
     if rows.scale is not None:
-        moments, explained = _uncertain(prior, rows.X, rows.scale), jnp.zeros((Y.shape[0], 1), Y.dtype)
+        moments = _uncertain(prior, rows.X, rows.scale, bound.group_size)
+        explained = jnp.zeros((Y.shape[0], 1), Y.dtype)
     else:
         A = project_inputs(prior, rows.X)
         residual = residual_variance(prior.kernel(rows.X), A)
@@ -162,6 +163,9 @@ def _block(prior: Prior, rows: Rows, bound: Bound, offset: Array | None) -> Stat
     return statistics(moments, Y.T[..., None], precision, explained.T, bound, offset)
 
 
-def _uncertain(prior: Prior, loc: Array, scale: Array) -> Moments:
+def _uncertain(prior: Prior, loc: Array, scale: Array, group_size: int | None) -> Moments:
     psi = expect_covariances(prior.kernel, prior.features, prior.blocks, loc, scale, prior.num_points, prior.magnified)
-    return Moments(psi.first, psi.residual, psi.second, psi.outer, psi.factors, psi.kept, psi.spread)
+    groups = None
+    if group_size is not None:
+        groups = covariance_of_groups(prior.kernel, loc, gram_of_groups([psi.first], group_size), psi.residual, scale)
+    return Moments(psi.first, psi.residual, psi.second, psi.outer, psi.factors, psi.kept, psi.spread, groups)

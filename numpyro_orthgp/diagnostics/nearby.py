@@ -42,12 +42,12 @@ MAX_DATA = 100_000  # rows among which neighbours are looked for
 class Nearby:
     """What near rows would add, in nats per row.
 
-    :param groups: to the tightened bound, by ``group_size=16``.
+    :param groups: to the tightened bound, by ``group_size=16``; ``None`` for a fit that has groups.
     :param neighbors: to the log predictive density, by :func:`~numpyro_orthgp.with_neighbors` of 32 rows.
     :param num: rows that were left out and predicted.
     """
 
-    groups: float
+    groups: float | None
     neighbors: float
     num: int
 
@@ -57,7 +57,9 @@ def nearby_gains(subject: Subject) -> dict[str, Nearby]:
     names: list[str] = []
 
     def collect(sites: Trace, fitting: dict[str, GPFunction]) -> list[tuple[Any, ...]]:
-        found = list(regressions(subject.layout, sites, functions_of(sites, fitting)))
+        functions = functions_of(sites, fitting)
+        functions |= {name: replace(functions[name], group_size=f.group_size) for name, f in fitting.items()}
+        found = list(regressions(subject.layout, sites, functions))
         names[:] = [name for name, *_ in found]
         return [tuple(rest) for _, *rest in found]
 
@@ -80,6 +82,7 @@ def regressions(
             if f is not None and plain and f.num_latents is None:
                 loc, noise = (a[:, 0] if jnp.ndim(a) == 2 else a for a in (inner.loc, inner.noise_scale))
                 noise = jnp.broadcast_to(noise, y.shape)
+                f = replace(f, group_size=inner.group_size)
                 yield output.name, f, jnp.asarray(inner.X), y - loc, noise
         elif isinstance(inner, Gaussian) and getattr(inner.marginals.joint, "func", None) is draw_process:
             seen, X = inner.marginals.joint.args  # f itself: no arithmetic
@@ -89,7 +92,7 @@ def regressions(
 
 
 def _gains(f: GPFunction, X: Array, y: Array, noise: Array) -> Nearby:
-    f = replace(f, residual_scale=None, group_size=None)
+    has_groups, f = f.group_size is not None, replace(f, residual_scale=None, group_size=None)
     generator = np.random.default_rng(0)
     order = generator.permutation(len(X))[:MAX_DATA]
     num = min(MAX_LEFT_OUT, len(order) // 5)
@@ -99,7 +102,7 @@ def _gains(f: GPFunction, X: Array, y: Array, noise: Array) -> Nearby:
         near = with_neighbors(f, X[kept], y[kept], noise[kept], num_neighbors=NEIGHBORS)
         density = [Gaussian(g(X[out]), noise[out]).log_predictive(y[out]) for g in (near, f)]
         neighbors = float((density[0] - density[1]).sum() / num)
-    return Nearby(_gain_of_groups(f, X, noise, generator), neighbors, num)
+    return Nearby(None if has_groups else _gain_of_groups(f, X, noise, generator), neighbors, num)
 
 
 def _gain_of_groups(f: GPFunction, X: Array, noise: Array, generator: np.random.Generator) -> float:

@@ -114,9 +114,12 @@ class Report:
                 f"{found.most:.1g} at one)"
             )
         for name, gain in self.nearby.items():
+            groups = "the fit has groups, "
+            if gain.groups is not None:
+                groups = f"groups of {GROUP_SIZE} would add {gain.groups:.2g} nats per row to the tightened bound, "
             yield (
-                f"near rows of {name}: groups of {GROUP_SIZE} would add {gain.groups:.2g} nats per row to the tightened bound, the "
-                f"{NEIGHBORS} nearest {gain.neighbors:.2g} to the density of {gain.num} rows left out"
+                f"near rows of {name}: {groups}the {NEIGHBORS} nearest {gain.neighbors:.2g} to the density of {gain.num} rows "
+                "left out"
             )
         yield str(self.khat) if isinstance(self.khat, ParetoK) else f"k-hat: none. {self.khat}"
         if self.collapsed:

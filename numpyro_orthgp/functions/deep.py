@@ -23,6 +23,10 @@ docs/theory/deep.md, with a test that shows it. Where an inner layer is tightene
 weighted by the ratio of the two densities, which depends on v and on the standardized draw alone; with many draws v stops to
 matter, as a test shows.
 
+**Groups of rows.** The last layer's residual may be tightened in groups of rows (:mod:`numpyro_orthgp.functions.groups`). What a
+group is charged for depends on the draws at all its rows, so inner layers are drawn jointly within groups, at a cost of N G (M + G)
+for each function.
+
 **Predictions** are mixtures: :meth:`~numpyro_orthgp.DeepGP.particles` draws independently where the functions come from
 ``posterior``, and ``likelihoods.Mixture`` averages.
 """
@@ -30,7 +34,7 @@ matter, as a test shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -43,7 +47,7 @@ from numpyro_orthgp.functions.draws import drawn_functions
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.paths import Paths
-from numpyro_orthgp.functions.shared_draws import draw_grouped
+from numpyro_orthgp.functions.shared_draws import draw_by_groups, draw_grouped
 from numpyro_orthgp.functions.sites import prng_key
 from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
@@ -114,19 +118,23 @@ class DeepGP:
     def __call__(self, X: ArrayLike, *, rng_key: PRNGKey | None = None) -> Marginals:
         """The last layer's marginals at one draw of the layers before it.
 
+        While fitting rows are drawn by themselves; within groups jointly, where the last layer is tightened in groups of rows.
+
         :param X: inputs, shape (B, D).
         :param rng_key: by default one of the model's (:func:`numpyro.prng_key`).
         :return: shape (B,), or (B, P) if the last layer has P functions.
         :raises ValueError: without a key.
         """
-        H = check_inputs("X", X)
+        H, size = check_inputs("X", X), getattr(self.layers[-1], "group_size", None)
         self._check_no_groups()
         for i, layer in enumerate(self.layers[:-1]):
-            marginals = layer(H)
+            marginals = layer(H) if size is None else _by_groups(layer, H, size)
             mean = self._mean(i, H, marginals.shape[1] if len(marginals.shape) == 2 else 1)
             if mean is not None:
                 marginals = marginals + (mean[:, 0] if len(marginals.shape) == 1 else mean)
-            H = _columns(_row_by_row(marginals).sample(None if rng_key is None else jax.random.fold_in(rng_key, i)))
+            if size is None:
+                marginals = _row_by_row(marginals)
+            H = _columns(marginals.sample(None if rng_key is None else jax.random.fold_in(rng_key, i)))
         return self.layers[-1](H)
 
     def particles(self, X: ArrayLike, num_samples: int, *, rng_key: PRNGKey | None = None) -> tuple[Marginals, Array]:
@@ -192,6 +200,11 @@ class DeepGP:
         check_integer("num_samples", num_samples)
         self._check_layers()
         self._check_no_groups()
+        if self.layers[-1].group_size is not None:
+            raise ValueError(
+                "Rows that are draws of one point are no groups to tighten the residual in. Leave `group_size` out, or take one "
+                "draw, deep(X)."
+            )
         rng_key = prng_key() if rng_key is None else rng_key
         if rng_key is None:
             raise ValueError(
@@ -201,10 +214,10 @@ class DeepGP:
         return rng_key
 
     def _check_no_groups(self) -> None:
-        if any(getattr(layer, "group_size", None) is not None for layer in self.layers):
+        if any(getattr(layer, "group_size", None) is not None for layer in self.layers[:-1]):
             raise ValueError(
-                "Inner layers are drawn row by row, so rows of a layer are no groups to tighten its residual in: that would be no "
-                "bound. Leave `group_size` out for the layers."
+                "Inner layers are drawn, and the residual of a draw is tightened as a whole, not in groups of rows. Give "
+                "`group_size` for the last layer alone: group_size={'its name': 16}."
             )
 
     def _check_layers(self) -> None:
@@ -238,6 +251,19 @@ def _particles(layer: GPFunction, H: Array, rng_key: PRNGKey, repeats: int) -> t
     draw = draw_grouped(layer, H, rng_key, repeats)
     values = jnp.moveaxis(draw.values, 0, 2)
     return _columns(values.reshape(B * R * repeats, *values.shape[3:])), jnp.moveaxis(draw.log_weights, 0, 2).ravel()
+
+
+def _by_groups(layer: Any, H: Array, size: int) -> Marginals:
+    """Marginals whose draws are those of one function within each group: what is charged for a group sees all its rows.
+
+    :raises TypeError: for a layer whose joint draws are not known.
+    """
+    if not isinstance(layer, GPFunction):
+        raise TypeError(
+            "A last layer that is tightened in groups of rows needs inner layers made by gp(), which are drawn jointly within "
+            f"groups; got {type(layer).__name__}. Leave `group_size` out for the last layer."
+        )
+    return replace(layer(H), joint=Partial(draw_by_groups, layer, H, size)) if layer.fitting else layer(H)
 
 
 def _row_by_row(marginals: Marginals) -> Marginals:

@@ -8,7 +8,8 @@ first two moments of f(x) are
 which are sums of the psi statistics of :mod:`numpyro_orthgp.kernels.expectations`. Under Gaussian noise the expected log density
 depends on nothing else: so the bound of the Bayesian GP-LVM, with q(u) kept rather than integrated out, can be computed exactly on
 minibatches (Damianou, Titsias, Lawrence 2016, Sec. 3.3, before the optimization over q(u)), and so can its tightened form, whose
-v of each point does not depend on x (Titsias 2025, App. B.5).
+v of each point does not depend on x (Titsias 2025, App. B.5), or whose V of each group does not
+(:mod:`numpyro_orthgp.functions.groups`).
 
 So minibatches of the Bayesian GP-LVM need no draws. The bound equals the collapsed one, loose or tight, at the best q(u) to
 rounding. Other likelihoods refuse these moments, and so does mixing, since functions that are independent at each input are not
@@ -24,11 +25,13 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
+from numpyro_orthgp.functions.groups import covariance_of_groups
 from numpyro_orthgp.functions.marginals import Marginals
-from numpyro_orthgp.functions.prior import expect_covariances
+from numpyro_orthgp.functions.prior import Expectations, expect_covariances
 from numpyro_orthgp.functions.projection import Block
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
+from numpyro_orthgp.math.grouped import gram_of_groups
 from numpyro_orthgp.math.linalg import join
 from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.types import Array, PRNGKey
@@ -69,32 +72,39 @@ def average(
     loc: Array,
     scale: Array,
     num_points: int,
-) -> tuple[Array, Array, Array]:
+    group_size: int | None = None,
+) -> tuple[Array, Array, Array, Array | None]:
     """Mean, explained variance (that of the mean with it) and residual variance at Gaussian inputs.
 
     :param loc: means of the inputs, shape (B, D).
     :param scale: their standard deviations, shape (B, D).
-    :return: shapes (..., B), (..., B) and (B,), with the leading axes of the beliefs.
+    :param group_size: G, if the residual's expected covariance within groups of consecutive inputs is wanted too.
+    :return: shapes (..., B), (..., B) and (B,), with the leading axes of the beliefs; and (n, G, G), or ``None``.
     """
     m = join([q.loc for q in beliefs], -1, event_dim=1)
     magnified = _SMALLEST_SEEN * (1 + jnp.max(jnp.sum(m**2, -1)))
     psi = expect_covariances(kernel, features, blocks, loc, scale, num_points, magnified)
     mean = jnp.einsum("...m,mb->...b", m, psi.first, precision=PRECISION)
+    groups = None
+    if group_size is not None:
+        groups = covariance_of_groups(kernel, loc, gram_of_groups([psi.first], group_size), psi.residual, scale)
+    explained = _explained(beliefs, m, mean, psi)
+    return mean, jnp.maximum(explained, 0), psi.residual, groups
+
+
+def _explained(beliefs: Sequence[Whitened], m: Array, mean: Array, psi: Expectations) -> Array:
     if psi.factors is None and psi.spread is None:
         assert psi.second is not None
-        square = _contract(_square(beliefs, m, psi.outer), psi.second)
-        return mean, jnp.maximum(square - mean**2, 0), psi.residual
+        return _contract(_square(beliefs, m, psi.outer), psi.second) - mean**2
     eye = jnp.eye(m.shape[-1], dtype=m.dtype)
     S = _spread(beliefs, eye)
     explained = jnp.sum(psi.first * matmul(S, psi.first), -2)
     if psi.spread is not None:
-        explained = explained + _contract(_square(beliefs, m, eye), psi.spread)
-        return mean, jnp.maximum(explained, 0), psi.residual
+        return explained + _contract(_square(beliefs, m, eye), psi.spread)
     assert psi.factors is not None and psi.raw is not None and psi.second is not None
     explained = explained + _contract(_square(beliefs, m, eye), _outer_products(psi.factors[1:]))
     # Subtracted before anything large multiplies them.
-    explained = explained + _contract(_square(beliefs, m, psi.outer), psi.second - _outer_products(psi.raw))
-    return mean, jnp.maximum(explained, 0), psi.residual
+    return explained + _contract(_square(beliefs, m, psi.outer), psi.second - _outer_products(psi.raw))
 
 
 def _square(beliefs: Sequence[Whitened], m: Array, W: Array) -> Array:

@@ -22,7 +22,7 @@ from numpyro_orthgp.functions.paths import Paths, draw_paths
 from numpyro_orthgp.functions.prior import root_of_rows
 from numpyro_orthgp.functions.projection import Block, all_moments, project, residual_covariance, turn
 from numpyro_orthgp.functions.runs import DrawInRun, Run
-from numpyro_orthgp.functions.sites import Names
+from numpyro_orthgp.functions.sites import Names, refuse_drawn_by_rows
 from numpyro_orthgp.functions.tasks import joint_of_tasks, marginals_of_tasks
 from numpyro_orthgp.functions.terms import Term
 from numpyro_orthgp.gaussians.family import Value, Whitened
@@ -108,6 +108,8 @@ class GPFunction:
         if isinstance(X, Tasks):
             return marginals_of_tasks(self, self._rows(X.X), X.checked(*self._kind))
         X = self._rows(X)
+        if self.group_size is not None and self.fitting:
+            refuse_drawn_by_rows()
         mean, explained, residual, total, groups = self._moments(X)
         joint = (DrawInRun if self.fitting else Partial)(draw_process, self, X)
         return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names, total, groups)
@@ -156,12 +158,9 @@ class GPFunction:
         :param num_points: quadrature nodes per dimension for kernels without closed-form expectations.
         :return: moments of shape (B,) or (B, P); other likelihoods refuse them, since they need more than moments.
         :raises TypeError: if ``X`` is not latent inputs, or inducing variables are not points.
-        :raises ValueError: for mean-only points, or hyperparameters or points of each latent function's own.
+        :raises ValueError: for mean-only points, or hyperparameters or points of each latent function's own; with `group_size`,
+            for kernels whose expectations are not in closed form.
         """
-        if self.group_size is not None:
-            raise ValueError(
-                "f.expected(X) knows no groups of rows, whose covariances it would need; leave `group_size` out."
-            )
         if not isinstance(X, LatentInputs):
             raise TypeError(f"f.expected(X) needs what latent_inputs() returns; got {type(X).__name__}. Use f(X).")
         if X.loc is None or X.scale is None:
@@ -169,11 +168,12 @@ class GPFunction:
         if self.shift is not None:
             raise ValueError("f.expected(X) is not known with MeanOnly points; use draws, f(X).")
         loc = self.checked(X.loc)
-        mean, explained, residual = average(
-            self.kernel, self.features, self.blocks, self.beliefs, loc, X.scale, num_points
+        mean, explained, residual, groups = average(
+            self.kernel, self.features, self.blocks, self.beliefs, loc, X.scale, num_points, self.group_size
         )
         mean, explained, residual = (self._columns(a) for a in (mean, explained, residual))
-        return AveragedMarginals(mean, explained, residual, None, self.residual_scale, None, self.names)
+        groups = None if groups is None else self._per_latent(groups, event_dim=3)
+        return AveragedMarginals(mean, explained, residual, None, self.residual_scale, None, self.names, None, groups)
 
     def term(self, which: str | int | Any) -> Term:
         """One term of a function whose kernel is a sum, or several together: its posterior, exact given q.

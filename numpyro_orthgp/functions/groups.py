@@ -20,6 +20,10 @@ The trace is all that Gaussian noise needs. Another likelihood needs the varianc
 **Groups are consecutive rows**, of what f is called at. So a model says nothing of them, and batches are made of whole groups. Any
 groups give a bound; those of near rows give a better one (:func:`numpyro_orthgp.init.groups`).
 
+**Uncertain inputs.** With Gaussian inputs, independent of each other, and a V that does not depend on them, the bound depends on V
+by the expectation of the trace: the best :math:`V_b` is :math:`(I + E \tilde D_{bb})^{-1}`, and :math:`E \tilde D_{bb}` takes the
+place of :math:`\tilde D_{bb}`. Off its diagonal :math:`E[A(x_i)^\top A(x_j)] = E[A(x_i)]^\top E[A(x_j)]`.
+
 **Missing outputs** have no noise that could be known, and their rows are taken out of :math:`\tilde D`
 (``likelihoods/masks.py``). What is left of the charge is not that of a sum over rows with some left out.
 """
@@ -27,11 +31,13 @@ groups give a bound; those of near rows give a better one (:func:`numpyro_orthgp
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from numpyro_orthgp.kernels.expectations import between_rows
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.math.grouped import added_identity, cut_groups, group_inverse, join_groups, log_det, scale_groups
 from numpyro_orthgp.math.products import diagonal
@@ -40,16 +46,25 @@ from numpyro_orthgp.types import Array
 __all__ = ["best_scales", "charges", "covariance_of_groups", "moments_of_groups"]
 
 
-def covariance_of_groups(kernel: Any, X: Array, grams: Array, residual: Array) -> Array:
+def covariance_of_groups(kernel: Any, X: Array, grams: Array, residual: Array, scale: Array | None = None) -> Array:
     r"""The residual's covariance within groups of consecutive inputs, shape (..., n, G, G).
 
     :param X: shape (B, D).
     :param grams: :math:`\sum_i A_i^\top A_i` of the groups, shape (..., n, G, G).
     :param residual: its variances, shape (..., B); more precise than what stands on the diagonal of a difference of matrices.
+    :param scale: standard deviations of uncertain inputs, shape (B, D), whose means are X: then ``grams`` are those of E[A], and
+        what is returned is the expected covariance.
+    :raises ValueError: for uncertain inputs, if expectations of the kernel are not known.
     """
     size = grams.shape[-1]
-    groups = jnp.moveaxis(cut_groups(X.T, size, "edge"), 0, -1)
-    K = jax.vmap(lambda rows: kernel(rows, rows), out_axes=-3)(groups)
+
+    def cut(rows: Array) -> Array:  # (n, G, D)
+        return jnp.moveaxis(cut_groups(rows.T, size, "edge"), 0, -1)
+
+    if scale is None:
+        K = jax.vmap(lambda rows: kernel(rows, rows), out_axes=-3)(cut(X))
+    else:
+        K = jax.vmap(partial(between_rows, kernel))(cut(X), cut(scale))
     return jnp.where(jnp.eye(size, dtype=bool), cut_groups(residual, size)[..., None], K - grams)
 
 

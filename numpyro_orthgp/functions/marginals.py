@@ -173,6 +173,8 @@ class Marginals:
             )
         if self.tight and self.names is not None:
             charge(self.names.fresh(), self.point_cost)
+        if self.joint is None and self.names is not None:
+            self.names.drawn_by_rows()
         return self.draw(rng_key, sample_shape)
 
     def draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:

@@ -8,23 +8,31 @@ Under q the values at inputs :math:`x_1, \dots, x_R` of one group are
 One group per data point, its members the particles of the point, is what makes an average *inside* a logarithm a bound: given the
 inducing variables the particles are independent draws (:class:`~numpyro_orthgp.DeepGP`). Inputs of a group are otherwise treated as
 independent given the inducing variables, as FITC does.
+
+Where what comes after looks at several inputs of a group at once, as a residual that is tightened in groups of rows does, their
+residuals have to be drawn jointly, :math:`\sqrt v\, L \eta` with the factor L of the residual's covariance in the group. Rows of L
+are given the length :math:`\sqrt{r(x_r)}`: jitter, or what rounding has taken, changes correlations a little and no variance.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.groups import covariance_of_groups
 from numpyro_orthgp.functions.projection import residual_variance
 from numpyro_orthgp.inducing import InducingPoints
-from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.math.cholesky import safe_cholesky
+from numpyro_orthgp.math.grouped import cut_groups, gram_of_groups
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["GroupedDraw", "draw_grouped"]
+__all__ = ["GroupedDraw", "draw_by_groups", "draw_grouped"]
 
 
 class GroupedDraw(NamedTuple):
@@ -39,11 +47,20 @@ class GroupedDraw(NamedTuple):
     log_weights: Array
 
 
-def draw_grouped(f: GPFunction, X: Array, rng_key: PRNGKey, num: int = 1) -> GroupedDraw:
+def draw_by_groups(f: GPFunction, X: Array, size: int, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    """One joint draw of q(f) within each group of ``size`` consecutive inputs (B, D), shape (B,) or (B, P)."""
+    assert shape == ()
+    groups = jnp.moveaxis(cut_groups(X.T, size, "edge"), 0, -1)
+    (values,) = draw_grouped(f, groups, rng_key, jointly=True).values
+    return values.reshape(-1, *values.shape[2:])[: len(X)]
+
+
+def draw_grouped(f: GPFunction, X: Array, rng_key: PRNGKey, num: int = 1, *, jointly: bool = False) -> GroupedDraw:
     """Draw the function at groups of inputs.
 
     :param X: inputs, shape (G, R, D).
     :param num: S, how many residuals are drawn for each input. All share the inducing variables of the group.
+    :param jointly: whether residuals within a group have their covariance, and are not independent.
     """
     G, R, D = X.shape
     flat, P = X.reshape(G * R, D), f.num_latents
@@ -62,7 +79,8 @@ def draw_grouped(f: GPFunction, X: Array, rng_key: PRNGKey, num: int = 1) -> Gro
     residual, mean = (jnp.broadcast_to(a, (*batch, G * R)) for a in (residual, mean))
     noise = jax.random.normal(keys[0], (num, *mean.shape), X.dtype)
     v = jnp.ones((), X.dtype) if f.residual_scale is None else f.residual_scale[..., None]
-    values = mean + safe_sqrt(v * residual) * noise
+    unit = _correlated(f, flat, A, residual, noise.reshape(*noise.shape[:-1], G, R)) if jointly else noise
+    values = mean + safe_sqrt(v * residual) * unit
     # Of N(0, r) and N(0, v r) at sqrt(v r) noise; it does not depend on r.
     log_weights = (jnp.log(v) + (1 - v) * noise**2) / 2
     if f.residual_scale is None:
@@ -70,3 +88,14 @@ def draw_grouped(f: GPFunction, X: Array, rng_key: PRNGKey, num: int = 1) -> Gro
     if P is None:
         return GroupedDraw(values.reshape(num, G, R), log_weights.reshape(num, G, R))
     return GroupedDraw(jnp.moveaxis(values, 1, -1).reshape(num, G, R, P), log_weights.sum(1).reshape(num, G, R))
+
+
+def _correlated(f: GPFunction, X: Array, A: Sequence[Array], residual: Array, noise: Array) -> Array:
+    """Noise (..., G, R) with the correlations of the residual within groups, shape (..., G R)."""
+    size = noise.shape[-1]
+    C = covariance_of_groups(f.kernel, X, gram_of_groups(A, size), residual)
+    scale = jitter_scale(cut_groups(f.kernel(X), size))
+    L = safe_cholesky(add_jitter(C, default_jitter(C.dtype) * scale), scale)
+    L = L / jnp.sqrt(jnp.sum(L**2, -1, keepdims=True))
+    unit = jnp.einsum("...gij,...gj->...gi", L, noise, precision=PRECISION)
+    return unit.reshape(*unit.shape[:-2], -1)

@@ -13,7 +13,16 @@ from numpyro.primitives import _PYRO_STACK
 
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["Names", "charge", "enumerating", "model_running", "prng_key", "refuse_enumerated", "told_of_enumeration"]
+__all__ = [
+    "Names",
+    "charge",
+    "enumerating",
+    "model_running",
+    "prng_key",
+    "refuse_drawn_by_rows",
+    "refuse_enumerated",
+    "told_of_enumeration",
+]
 
 _NOT_OF_PRIORS = (
     "Kernels, inducing points and CollapsedGP cannot depend on a discrete site that is enumerated; offsets, factors and parameters "
@@ -82,6 +91,22 @@ def charge(name: str, cost: Array) -> None:
         numpyro.sample(name, fn, obs=fn.sample(None), infer={"block_plates": [p.name for p in plates]})
 
 
+def refuse_drawn_by_rows() -> None:
+    """Refuse groups of rows in a run whose inputs may be draws that are independent between rows: they have no joint law of q.
+
+    Arrays do not tell what they depend on, so any such draw before counts.
+
+    :raises ValueError: if there was one.
+    """
+    drawn = getattr(model_running(), "_drawn_by_rows", None)
+    if drawn is not None:
+        raise ValueError(
+            f"A residual is tightened in groups of rows (`group_size`), and {drawn!r} was drawn row by row before. If the inputs "
+            "depend on that draw this would be no bound: use DeepGP([inner, last]), which draws inner layers jointly within "
+            "groups, or f(X).sample(). If not, evaluate this function before that draw."
+        )
+
+
 class Names:
     """Fresh site names for one function, the same ones each time the model runs.
 
@@ -96,6 +121,11 @@ class Names:
 
     def __hash__(self) -> int:
         return 0
+
+    def drawn_by_rows(self) -> None:
+        """Note that this run of the model has drawn the function at each row by itself: see :func:`refuse_drawn_by_rows`."""
+        if _PYRO_STACK:
+            _PYRO_STACK[0]._drawn_by_rows = self.prefix
 
     def fresh(self) -> str:
         self.used += 1

@@ -27,7 +27,13 @@ def marginals_of_tasks(f: Any, X: Rows, tasks: Tasks) -> Marginals:
     """Marginals of shape (B,).
 
     :param X: the rows, checked.
+    :raises ValueError: if the residual is tightened in groups of rows.
     """
+    if f.group_size is not None:
+        raise ValueError(
+            "Rows of one group would be of different functions: groups know no tasks. Leave `group_size` out for this gp: "
+            "group_size={'another gp': 16}."
+        )
     chosen = tasks.chosen(f.num_latents, X.dtype)
     mean, explained, residual, total = _moments(f, X, chosen)
     functions, v = chosen.functions(len(X)), f.residual_scale

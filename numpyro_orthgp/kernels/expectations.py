@@ -18,6 +18,14 @@ and it makes of that distribution :math:`N(r \mu + \tau h, \tau)`, which gives t
 Nothing divides by :math:`\sigma` or :math:`P`: both may be 0. Squares are multiplied out into products of matrices, so that no
 array is larger than the result.
 
+Between two independent inputs the distance in a column is Gaussian too, with the variance :math:`s^2 = \sigma_a^2 + \sigma_b^2`:
+
+.. math:: E[e^{-\frac12 p (x_a - x_b)^2}] = \sqrt{\varrho}\, e^{-\frac12 p \varrho \delta^2}, \qquad
+    \delta = \mu_a - \mu_b, \quad \varrho = 1 / (1 + p s^2),
+
+under which the means are :math:`\mu_a - \sigma_a^2 p \varrho \delta` and :math:`\mu_b + \sigma_b^2 p \varrho \delta`, and the
+covariance is :math:`\sigma_a^2 \sigma_b^2 p \varrho`.
+
 **Quadrature.** Any other kernel, as a whole if one part has no closed form, is evaluated at nodes: of a tensor Gauss-Hermite
 rule while ``num_points ** D <= 4096`` (by default, D <= 2), beyond that 1024 Sobol points, the same in every call. The former
 is for smooth kernels (three digits for `Matern32`, where it converges slowly), the latter good for two or three digits.
@@ -44,7 +52,9 @@ from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.math.quadrature import gauss_hermite, quasi_normal
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
-__all__ = ["by_quadrature", "covariances", "equal_columns", "gram_of_nodes", "prepare", "psi0", "psi1", "psi2"]
+__all__ = [
+    "between_rows", "by_quadrature", "covariances", "equal_columns", "gram_of_nodes", "prepare", "psi0", "psi1", "psi2",
+]  # fmt: skip
 
 _MAX_TENSOR_NODES = 4096
 _SOBOL_NODES = 1024
@@ -114,7 +124,46 @@ def psi2(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike, *, 
     return total
 
 
+def between_rows(kernel: KernelLike, loc: ArrayLike, scale: ArrayLike) -> Array:
+    """Expected covariances between independent inputs, :math:`E[k(x_a, x_b)]` for a other than b.
+
+    `White` noise counts as in `psi1`: inputs as a whole differ.
+
+    :param kernel: as for `psi0`, and so are ``loc``, ``scale`` and what is raised.
+    :return: shape (B, B). The diagonal is that of two inputs of one distribution, and not `psi0`.
+    :raises ValueError: for a kernel without a closed form, too: nodes would be those of two inputs together.
+    """
+    loc, scale = _check_gaussian(loc, scale)
+    D = loc.shape[-1]
+    _check_single(kernel, loc.shape[:1], "(B,)", loc)
+    expansion = terms(kernel, D, loc.dtype)
+    if expansion is None:
+        raise ValueError(
+            f"The expected covariance between uncertain inputs is known for sums and products of RBF, Linear, Constant and White "
+            f"(at most one linear factor in each term); got {type(kernel).__name__}. Leave `group_size` out."
+        )
+    total = jnp.zeros((len(loc), len(loc)), jnp.result_type(loc, scale))
+    for term in expansion:
+        if len(term.equal) < D:
+            total = total + _expected_between(term, loc, scale)
+    return total
+
+
 # Closed forms
+
+
+def _expected_between(term: Term, loc: Array, scale: Array) -> Array:
+    """The expectation of one term at two independent inputs, shape (B, B)."""
+    p = jnp.zeros(loc.shape[-1], loc.dtype) if term.precision is None else term.precision
+    variance, away = jnp.square(scale), loc[:, None] - loc  # (B, B, D)
+    shrunk = 1 / (1 + p * (variance[:, None] + variance))
+    gain = p * shrunk
+    value = term.weight * jnp.exp((jnp.log(shrunk) - gain * jnp.square(away)).sum(-1) / 2)
+    if term.slopes:
+        left = loc[:, None] - variance[:, None] * gain * away
+        right = loc + variance * gain * away
+        value = value * (term.slopes[0] * (left * right + variance[:, None] * variance * gain)).sum(-1)
+    return value * equal_columns(term, loc, loc, scale, scale) if term.equal else value
 
 
 def _expected_product(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, scale: Array) -> Array:
@@ -188,11 +237,15 @@ def _contract(A: Array, U: Array, V: Array) -> Array:
     return jnp.tensordot(A, U.T[:, :, None] * V.T[:, None, :], axes=1, precision=PRECISION)
 
 
-def equal_columns(term: Term, Z: Array, loc: Array, scale: Array) -> Array:
-    """The probability, 0 or 1, that inputs and points are equal where the term demands it, shape (B, M)."""
+def equal_columns(term: Term, Z: Array, loc: Array, scale: Array, uncertain: ArrayLike = 0.0) -> Array:
+    """The probability, 0 or 1, that inputs and points are equal where the term demands it, shape (B, M).
+
+    :param uncertain: standard deviations of Z, shape (M, D).
+    """
+    uncertain = jnp.broadcast_to(uncertain, Z.shape)
     equal = jnp.ones((len(loc), len(Z)), bool)
     for d in term.equal:
-        equal &= (loc[:, d, None] == Z[:, d]) & (scale[:, d, None] == 0)
+        equal &= (loc[:, d, None] == Z[:, d]) & (scale[:, d, None] == 0) & (uncertain[:, d] == 0)
     return equal.astype(loc.dtype)
 
 

@@ -74,7 +74,7 @@ class ExpectedLikelihood(ToldOfMasks):
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields: tuple[str, ...] = ("marginals", "rng_key")
-    pytree_aux_fields: tuple[str, ...] = ("integrator", "by_default", "mixes", "lead")
+    pytree_aux_fields: tuple[str, ...] = ("integrator", "by_default", "mixes", "lead", "told")
     integrates_function = True  # a likelihood of this package, see `is_expected`
     sees_several = False  # whether one y sees f at several inputs, whose draws are never to be independent
     moments_suffice = False  # whether the expectation depends on mean and variance of f only, whatever its distribution

@@ -21,6 +21,7 @@ from numpyro_orthgp.functions.groups import best_scales, charges
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS
+from numpyro_orthgp.likelihoods.masks import refuse_enumerated_groups
 from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
@@ -52,7 +53,8 @@ class Gaussian(ExpectedLikelihood):
     :param marginals: f(X), shape (B,) or (B, P).
     :param scale: standard deviation of the noise, in units of y; a scalar, (P,), or one per point: any shape that
         broadcasts to that of f(X).
-    :raises ValueError: if ``scale`` does not broadcast, or is concrete and not positive.
+    :raises ValueError: if ``scale`` does not broadcast, or is concrete and not positive; in groups of rows, if it or a factor of f
+        depends on an enumerated site.
     """
 
     pytree_data_fields: tuple[str, ...] = ("scale",)
@@ -61,6 +63,9 @@ class Gaussian(ExpectedLikelihood):
     def __init__(self, marginals: Marginals, scale: ArrayLike, *, validate_args: bool | None = None) -> None:
         self.scale = self._parameter(marginals, "scale", scale)
         super().__init__(marginals, validate_args=validate_args)
+        num = len(marginals.own_shape)
+        if marginals.groups is not None and max(marginals.groups.ndim - 2, self.scale.ndim) > num:
+            refuse_enumerated_groups()
 
     def conditional(self, f: Array) -> dist.Distribution:
         return dist.Normal(f, self.scale)
@@ -114,7 +119,7 @@ class Gaussian(ExpectedLikelihood):
 
     @property
     def support(self) -> Any:
-        return constraints.real
+        return constraints.real if self.marginals.groups is None else self.real_of_groups
 
     @property
     def mean(self) -> Array:

@@ -13,18 +13,41 @@ from typing import Any, NoReturn
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.constraints import _Real
 
 from numpyro_orthgp.functions.arithmetic import outputs_first
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.math.grouped import scale_groups
 
-__all__ = ["ToldOfMasks", "refuse_groups"]
+__all__ = ["ToldOfMasks", "refuse_enumerated_groups", "refuse_groups"]
+
+
+class _RealOfGroups(_Real):
+    """Real numbers. A mask of NumPyro's asks them for values in the place of hidden ones, and nobody else does."""
+
+    def feasible_like(self, prototype: Any) -> NoReturn:
+        raise ValueError(
+            "A likelihood whose residual is tightened in groups of rows (`group_size`) was not told of this mask, and would not "
+            "give a bound. Mask the likelihood itself, likelihood.mask(mask).to_event(1), or by numpyro.handlers.mask, and not by "
+            "dist.MaskedDistribution or beneath dist.Independent."
+        )
+
+
+_REAL_OF_GROUPS = _RealOfGroups()
+biject_to.register(_RealOfGroups, lambda _: biject_to(constraints.real))
 
 
 class ToldOfMasks(dist.Distribution):
     """A likelihood that is told of masks where the residual of its function is tightened in groups of rows."""
 
     marginals: Marginals
+    told = False  # whether rows without an output are known, if there are any
+
+    @property
+    def real_of_groups(self) -> constraints.Constraint:
+        """The real numbers as its support, which refuse a mask that it was not told of."""
+        return constraints.real if self.told else _REAL_OF_GROUPS
 
     def mask(self, mask: Any) -> dist.Distribution:
         return super().mask(mask) if mask is True or self.marginals.groups is None else _told(self, mask)
@@ -48,7 +71,10 @@ class ToldOfMasks(dist.Distribution):
         """
         changed, m = copy(self), self.marginals
         assert m.groups is not None
+        if any(size > 1 for size in jnp.shape(mask)[: -len(m.own_shape)]):
+            refuse_enumerated_groups()
         seen = jnp.broadcast_to(jnp.asarray(mask), self.batch_shape).astype(m.mean.dtype)
+        changed.told = True
         changed.marginals = replace(m, groups=scale_groups(m.groups, outputs_first(seen, m.own_shape)))
         return changed
 
@@ -61,6 +87,17 @@ def refuse_groups(likelihood: str) -> NoReturn:
         "A residual that is tightened in groups of rows (`group_size`) is known for Gaussian noise on functions that are not "
         f"mixed; {likelihood} here needs the variance of each row, or has functions that f(X) @ W mixes. Leave `group_size` "
         "out for this gp: group_size={'another gp': 16}."
+    )
+
+
+def refuse_enumerated_groups() -> NoReturn:
+    """
+    :raises ValueError: for groups whose charge would take the state of a discrete site for that of all rows of a group.
+    """
+    raise ValueError(
+        "A residual that is tightened in groups of rows (`group_size`) has one charge for all rows of a group, which an enumerated "
+        "site of each row does not see: noise, factors of f(X) and masks must not depend on it; offsets of f(X) may. Leave "
+        "`group_size` out for this gp: group_size={'another gp': 16}."
     )
 
 
