@@ -61,6 +61,8 @@ class Batches:
         that JAX casts them to.
     """
 
+    is_stream = is_part = False
+
     def __init__(
         self,
         data: Any,
@@ -69,6 +71,8 @@ class Batches:
         group_size: int | None = None,
         shuffle: Blocks | None = None,
     ) -> None:
+        if hasattr(data, "lengths") and not isinstance(data, (tuple, dict)):
+            raise TypeError("`data` must be all rows here; training.Local, rows of several processes, is for ogp.fit.")
         if hasattr(data, "batches") and not isinstance(data, (tuple, dict)):
             raise TypeError(
                 f"`data` must be arrays where every step sees all of them, and of a {type(data).__name__} only batches are known. "
@@ -138,14 +142,27 @@ class Batches:
 
     def row_numbers(self, step: int, num: int) -> np.ndarray:
         """Rows of ``num`` steps from ``step`` on, shape (num, B)."""
-        start, stop = step * self.batch_size, (step + num) * self.batch_size
+        return self._numbers(step * self.batch_size, (step + num) * self.batch_size).reshape(num, self.batch_size)
+
+    def _numbers(self, start: int, stop: int) -> np.ndarray:
         rows = [self.order.rows(part) for part in parts_of(start, stop, self.order.length)]
-        return np.concatenate(rows).reshape(num, self.batch_size)
+        return np.concatenate(rows) if rows else np.zeros(0, np.int32)
+
+    def between(self, start: int, stop: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """Of each array the rows at these positions of the endless sequence, and their numbers, shape (stop - start,)."""
+        numbers = self._numbers(start, stop)
+        if isinstance(self.order, BlockOrder) and numbers.size:
+            return self._from_blocks(start, stop), numbers
+        wanted = [np.take(a[:] if isinstance(a, Column) else a, numbers, axis=0) for a in self.arrays]
+        return [np.asarray(a, d) for a, d in zip(wanted, self.dtypes, strict=True)], numbers
 
     def stacked(self, step: int, num: int, capacity: int, put: Put) -> Batch:
         """Batches of ``num`` steps from ``step`` on, arrays of shape (capacity, B, ...) of which the rest is zeros."""
         rows = self.row_numbers(step, num)
-        gathered = self._from_blocks(step, num) if isinstance(self.order, BlockOrder) else None
+        gathered = None
+        if isinstance(self.order, BlockOrder):
+            found = self._from_blocks(step * self.batch_size, (step + num) * self.batch_size)
+            gathered = [a.reshape(num, self.batch_size, *a.shape[1:]) for a in found]
 
         def read(i: int, array: np.ndarray, dtype: Any, index: tuple[slice, ...]) -> np.ndarray:
             wanted = rows[:, index[1]]
@@ -164,16 +181,14 @@ class Batches:
 
         return self._batch([*arrays, put((capacity, self.batch_size), np.int32, 1, numbers)])
 
-    def _from_blocks(self, step: int, num: int) -> list[np.ndarray]:
-        """Of each array the rows of these steps, shape (num, B, ...)."""
-        start, stop = step * self.batch_size, (step + num) * self.batch_size
+    def _from_blocks(self, start: int, stop: int) -> list[np.ndarray]:
+        """Of each array the rows at these positions, shape (stop - start, ...)."""
         found = [
             [np.take(a, places, axis=0) for a in self._window(epoch, window)]
             for part in parts_of(start, stop, self.order.length)
             for epoch, window, places in self.order.slots(part)  # type: ignore[union-attr]
         ]
-        parts = [np.concatenate(p) if len(p) > 1 else p[0] for p in zip(*found, strict=True)]
-        return [p.reshape(num, self.batch_size, *p.shape[1:]) for p in parts]
+        return [np.concatenate(p) if len(p) > 1 else p[0] for p in zip(*found, strict=True)]
 
     def _window(self, epoch: int, window: int) -> list[np.ndarray]:
         """The blocks of a window, read one after the other, all arrays of each."""
@@ -209,7 +224,7 @@ class Batches:
     def first(self) -> Any:
         """The data of the first step."""
         if isinstance(self.order, BlockOrder):
-            arrays: list[Any] = [a[0] for a in self._from_blocks(0, 1)]
+            arrays: list[Any] = self._from_blocks(0, self.batch_size)
         else:
             rows = slice(None) if self.is_full else self.row_numbers(0, 1)[0]
             arrays = [np.asarray(a[rows], d) for a, d in zip(self.arrays, self.dtypes, strict=True)]

@@ -18,6 +18,7 @@ from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.fingerprint import fingerprint, sample_of
 from numpyro_orthgp.training.lazy_rows import bytes_of_tables, rows_of, sharding_of
+from numpyro_orthgp.training.local import Local, Shards
 from numpyro_orthgp.training.orders import Blocks
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.resolution import warn_of_coarse
@@ -35,7 +36,7 @@ __all__ = ["check_types", "fit", "seed_of", "start_of"]
 def fit(
     svi: Any,
     rng_key: jax.Array,
-    data: tuple[Any, ...] | dict[str, Any] | Source,
+    data: tuple[Any, ...] | dict[str, Any] | Source | Local,
     *,
     batch_size: int | None = None,
     group_size: int | None = None,
@@ -147,14 +148,18 @@ def fit(
     :raises FloatingPointError: if the very first loss is not finite.
     """
     check_types(svi, early_stopping, callback, init_params, init_state, resume)
-    batches = _batches(data, batch_size, seed_of(rng_key), group_size, shuffle, checkpoint is not None)
+    if isinstance(data, Local) and len(data.lengths) == 1:
+        data = data.data
+    devices = Devices(mesh, isinstance(data, Local))
+    batches = _batches(data, batch_size, seed_of(rng_key), group_size, shuffle, checkpoint is not None, devices)
     _warn_of_groups(svi, batches)
     warn_of_coarse(batches.names, batches.arrays, batches.dtypes)
     stands_for = batches.num_rows if stands_for is None else check_integer("stands_for", stands_for)
     num_steps = _num_steps(num_epochs, num_steps, batches)
-    devices = Devices(mesh)
     devices.check_shares(batches.batch_size, batches.is_full)
-    devices.check_equal(partial(sample_of, batches), batches.num_rows)
+    devices.check_equal(partial(sample_of, batches), batches.num_rows, isinstance(batches, Shards))
+    if isinstance(batches, Shards):
+        batches.begin()
     window = (early_stopping and early_stopping.every) or default_window(batches.num_rows, batches.batch_size)
     with rows_of(svi, stands_for, batches.batch_size):
         state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
@@ -162,6 +167,7 @@ def fit(
     keeper = None
     if checkpoint is not None:
         rules: dict[str, Any] = {"stands_for": stands_for, "window": window, "starts": init_state is None}
+        rules["values"] = batches.values() if isinstance(batches, Shards) else None
         rules["score"] = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
         mark = devices.of_first(partial(fingerprint, svi, state, batches, kwargs, **rules))
         keeper = Keeper(Path(checkpoint), check_integer("checkpoint_every", checkpoint_every), mark, devices, batches)
@@ -188,9 +194,8 @@ def fit(
         losses=losses,
         num_losses=now.step,
     )
-    is_part = isinstance(batches, Streamed)
-    kept = batches.kept() if isinstance(batches, Streamed) else data
-    return run.fit().of(Fitted(svi, kept, batches.batch_size, batches.num_rows, kwargs, is_part))
+    kept = data if isinstance(batches, Batches) else batches.kept()
+    return run.fit().of(Fitted(svi, kept, batches.batch_size, batches.num_rows, kwargs, batches.is_part))
 
 
 def _batches(
@@ -200,25 +205,27 @@ def _batches(
     group_size: int | None,
     shuffle: Blocks | None,
     has_checkpoint: bool,
-) -> Batches | Streamed:
+    devices: Devices,
+) -> Batches | Streamed | Shards:
     """What gives the rows of a step.
 
     :raises TypeError: for a loader that is not wrapped.
     :raises ValueError: for options that a source's batches do not have, and a checkpoint of what cannot go on.
     """
-    if isinstance(data, (tuple, dict)) or not isinstance(data, Source):
+    is_local = isinstance(data, Local)
+    if isinstance(data, (tuple, dict)) or not (is_local or isinstance(data, Source)):
         return Batches(data, batch_size, seed, group_size, shuffle)
-    for name, given in (("group_size", group_size), ("shuffle", shuffle)):
+    for name, given in (("group_size", group_size), ("shuffle", None if is_local else shuffle)):
         if given is not None:
             raise ValueError(
-                f"`{name}` is of arrays, whose rows `fit` puts in order; the batches of a source are in its own."
+                f"`{name}` is of arrays of one process, whose rows `fit` puts in order; the batches of a source are in its own."
             )
-    if has_checkpoint and not getattr(data, "is_resumable", True):
+    if has_checkpoint and not getattr(data.data if is_local else data, "is_resumable", True):
         raise ValueError(
             "`checkpoint` needs batches that come again when the run goes on, and an iterator gives them once. Pass the loader "
             "that it is of, or a function that makes it: Stream(lambda: make_iterator(), num_rows=N)."
         )
-    return Streamed(data, batch_size, seed)
+    return Shards(data, batch_size, seed, shuffle, devices) if is_local else Streamed(data, batch_size, seed)
 
 
 def seed_of(rng_key: Any) -> tuple[int, ...]:
@@ -247,7 +254,7 @@ def check_types(svi: Any, early_stopping: Any, callback: Any, init_params: Any, 
             raise TypeError(f"`{name}` must be a part of a FitResult, result.{part}; got all of it.")
 
 
-def _warn_of_groups(svi: Any, batches: Batches | Streamed) -> None:
+def _warn_of_groups(svi: Any, batches: Batches | Streamed | Shards) -> None:
     wanted = getattr(getattr(svi, "guide", None), "group_size", None)
     sizes = [size for size in (wanted.values() if isinstance(wanted, dict) else [wanted]) if isinstance(size, int)]
     if sizes and not batches.is_full and any(batches.group_size % size for size in sizes):
@@ -261,7 +268,7 @@ def _warn_of_groups(svi: Any, batches: Batches | Streamed) -> None:
         )
 
 
-def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches | Streamed) -> int:
+def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches | Streamed | Shards) -> int:
     if (num_epochs is None) == (num_steps is None):
         got = "neither" if num_steps is None else "both"
         raise ValueError(f"Exactly one of `num_epochs` and `num_steps` must be given; got {got}.")
@@ -273,7 +280,7 @@ def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches |
 def start_of(
     svi: Any,
     rng_key: Any,
-    batches: Batches | Streamed,
+    batches: Batches | Streamed | Shards,
     init_params: dict[str, Any] | None,
     state: Any,
     kwargs: dict[str, Any],
@@ -301,7 +308,7 @@ def _plan(
     num_steps: int,
     periods: list[int],
     steps_per_call: int | None,
-    batches: Batches | Streamed,
+    batches: Batches | Streamed | Shards,
     devices: Devices,
     size_of_tables: int,
 ) -> Plan:
