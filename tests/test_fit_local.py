@@ -197,7 +197,7 @@ def test_one_process_alone_fits_as_without():
 
 
 def test_refusals():
-    with pytest.raises(TypeError, match="training.Local, rows of several processes, is for ogp.fit"):
+    with pytest.raises(TypeError, match=r"training\.Local, rows of several processes, is for ogp\.fit"):
         training.batches.Batches(training.Local(data()), None, (0,))
     with pytest.raises(ValueError, match=re.escape("Rows of each of 1 processes (training.Local) need `mesh`")):
         Devices(None, by_process=True)

@@ -106,9 +106,9 @@ class Devices:
             )
         raise ValueError(
             f"Processes have different data (rows: {[int(text.split()[-1]) for text in found]}), `rng_key` or `batch_size`: each "
-            "must pass all the rows, the same in every process, of which it reads only those that it needs; rows of its own would be "
-            "weighed wrongly. Put them where all can read them (np.memmap, h5py, zarr or parquet files), or say that each has its "
-            "own: training.Local((X, y))."
+            "must pass all the rows, the same in every process, of which it reads only those that it needs; rows of its own "
+            "would be weighed wrongly. Put them where all can read them (np.memmap, h5py, zarr or parquet files), or say that each "
+            "has its own: training.Local((X, y))."
         )
 
     def together(self, make: Callable[[], Any]) -> Any:

@@ -221,11 +221,12 @@ class Shards:
         given = NamedSharding(mesh, PartitionSpec("process", *axes, "device"))
         wanted = NamedSharding(mesh, PartitionSpec() if everywhere else PartitionSpec(*axes, mesh.axis_names))
         processes = len(self.local.lengths)
+
+        def part(array: np.ndarray, index: Any) -> np.ndarray:
+            return array[None][(slice(None), *index[1:])]
+
         owned = [
-            jax.make_array_from_callback(
-                (processes, *a.shape), given, lambda index, a=a: a[None][(slice(None), *index[1:])]
-            )  # type: ignore[misc]
-            for a in arrays
+            jax.make_array_from_callback((processes, *array.shape), given, partial(part, array)) for array in arrays
         ]
         return compiled(("exchange", wanted), lambda: jax.jit(_added, out_shardings=wanted))(owned)
 

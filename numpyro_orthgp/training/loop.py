@@ -90,9 +90,10 @@ def fit(
 
     **Several devices.** With ``mesh``, each batch is divided among all its devices, along all its axes, and every device has a
     copy of the state; losses are the same up to rounding. After ``jax.distributed.initialize()`` these may be devices of
-    several processes: each calls ``fit`` with the same arguments and reads its own rows only. The first one writes checkpoints,
-    and what it finds in its file is sent to the others. Results are ordinary arrays in every process. Ctrl-C is for runs of one
-    process; others are killed, all of them, and go on from the checkpoint.
+    several processes: each calls ``fit`` with the same arguments and reads its share of the rows only, or has rows of its own
+    (:class:`~numpyro_orthgp.training.Local`). The first one writes checkpoints, and what it finds in its file is sent to the
+    others. Results are ordinary arrays in every process. Ctrl-C in one process, and what its reader, metric or callback raises,
+    ends all of them after the call to the device.
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -115,7 +116,7 @@ def fit(
         ``np.memmap``, JAX; nested tuples and dicts of them too) have a first axis of length N, and are cast as JAX would. Datasets
         of h5py, arrays of zarr and :func:`~numpyro_orthgp.training.columns` of parquet and arrow tables are read where rows are
         needed, in block shuffles. Or what gives the batches itself: a :class:`~numpyro_orthgp.training.Stream` of a loader, or
-        any :class:`~numpyro_orthgp.training.Source`.
+        any :class:`~numpyro_orthgp.training.Source`. Or :class:`~numpyro_orthgp.training.Local` rows of each process.
     :param batch_size: rows of a step; by default all N, or those of the source's batches.
     :param group_size: rows that follow each other in the data and come together in batches: whole groups in random order, for a
         guide with ``group_size``. It divides ``batch_size``. Of N rows that are no whole number of groups as many as there are
@@ -148,18 +149,14 @@ def fit(
     :raises FloatingPointError: if the very first loss is not finite.
     """
     check_types(svi, early_stopping, callback, init_params, init_state, resume)
-    if isinstance(data, Local) and len(data.lengths) == 1:
-        data = data.data
+    data = data.data if isinstance(data, Local) and len(data.lengths) == 1 else data
     devices = Devices(mesh, isinstance(data, Local))
     batches = _batches(data, batch_size, seed_of(rng_key), group_size, shuffle, checkpoint is not None, devices)
     _warn_of_groups(svi, batches)
     warn_of_coarse(batches.names, batches.arrays, batches.dtypes)
     stands_for = batches.num_rows if stands_for is None else check_integer("stands_for", stands_for)
     num_steps = _num_steps(num_epochs, num_steps, batches)
-    devices.check_shares(batches.batch_size, batches.is_full)
-    devices.check_equal(partial(sample_of, batches), batches.num_rows, isinstance(batches, Shards))
-    if isinstance(batches, Shards):
-        batches.begin()
+    _agree(batches, devices)
     window = (early_stopping and early_stopping.every) or default_window(batches.num_rows, batches.batch_size)
     with rows_of(svi, stands_for, batches.batch_size):
         state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
@@ -195,7 +192,8 @@ def fit(
         num_losses=now.step,
     )
     kept = data if isinstance(batches, Batches) else batches.kept()
-    return run.fit().of(Fitted(svi, kept, batches.batch_size, batches.num_rows, kwargs, batches.is_part))
+    with devices.interrupts_wait():
+        return run.fit().of(Fitted(svi, kept, batches.batch_size, batches.num_rows, kwargs, batches.is_part))
 
 
 def _batches(
@@ -226,6 +224,14 @@ def _batches(
             "that it is of, or a function that makes it: Stream(lambda: make_iterator(), num_rows=N)."
         )
     return Shards(data, batch_size, seed, shuffle, devices) if is_local else Streamed(data, batch_size, seed)
+
+
+def _agree(batches: Batches | Streamed | Shards, devices: Devices) -> None:
+    """Refuse what devices cannot share and processes do not agree on, before they put anything together."""
+    devices.check_shares(batches.batch_size, batches.is_full)
+    devices.check_equal(partial(sample_of, batches), batches.num_rows, isinstance(batches, Shards))
+    if isinstance(batches, Shards):
+        batches.begin()
 
 
 def seed_of(rng_key: Any) -> tuple[int, ...]:

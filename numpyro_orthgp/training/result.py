@@ -58,7 +58,7 @@ class Fitted:
         """
         if self.is_part and rows is None:
             raise ValueError(
-                "The fit saw its data as a stream, or as rows of several processes, of which it keeps one batch, and this asks "
+                "The fit saw its data as a stream, of which it keeps one batch, or as rows of several processes, and this asks "
                 "for all rows. Ask the function with data of yours: ogp.khat(model, guide, result.params, *batch, ...), "
                 "ogp.to_arviz, ogp.check."
             )

@@ -145,10 +145,6 @@ class Run:
 
     def fit(self) -> FitResult:
         """Take the steps, whatever comes between."""
-        with self.devices.interrupts_wait():
-            return self._fit()
-
-    def _fit(self) -> FitResult:
         bar = tqdm.tqdm(total=self.plan.num_steps, initial=self.now.step, disable=not self.show)
         try:
             status = self.train(bar)
