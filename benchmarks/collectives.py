@@ -188,12 +188,16 @@ def of_rows(function: Callable[..., Any], num: int, mesh: Mesh, out: Any) -> Cou
     return counts(function, (X, y), (rows_on(mesh, 2), rows_on(mesh)), out)
 
 
-def collapsed(mesh: Mesh, num_inducing: int, num: int) -> Counts:
-    """Value and gradient of the collapsed bound by lengthscales and points."""
+def collapsed(mesh: Mesh, num_inducing: int, num: int, block_size: int | None = None) -> Counts:
+    """Value and gradient of the collapsed bound by lengthscales and points.
+
+    :param block_size: rows of a block for each device.
+    """
+    options = {} if block_size is None else {"block_size": min(num, block_size * mesh.size)}
     Z = np.random.default_rng(0).normal(size=(num_inducing, DIM)).astype(np.float32)
 
     def bound(theta: Any, X: Any, y: Any) -> Any:
-        return ogp.CollapsedGP(kernels.RBF(theta[0]), X, theta[1], 0.3).log_prob(y)
+        return ogp.CollapsedGP(kernels.RBF(theta[0]), X, theta[1], 0.3, **options).log_prob(y)
 
     def value_and_grad(X: Any, y: Any) -> Any:
         return jax.value_and_grad(bound)((jnp.ones(DIM, jnp.float32), jnp.asarray(Z)), X, y)
@@ -252,7 +256,10 @@ def cases(sizes: list[int], batches: list[int], num: int) -> Iterator[Case]:
     M, B = sizes[0], batches[-1]
     yield Case(f"SOLVE-GP {M} + {M}, B = {B}", lambda mesh: step(mesh, M, B, M))
     yield Case(f"CollapsedGP {M}, N = {num}, with gradient", lambda mesh: collapsed(mesh, M, num))
+    each = 2**20 // M
+    yield Case(f"the same, {each} rows of a block for each device", lambda mesh: collapsed(mesh, M, num, each))
     yield Case(f"{num} predictions, SVGP {M}", lambda mesh: predictions(mesh, M, num))
+    B = batches[len(batches) // 2]
     yield Case(f"GP-LVM 64, N = {num}, B = {B}", lambda mesh: gplvm(mesh, num, B))
     yield Case(f"training.Local, B = {B}", lambda mesh: exchange(mesh, B))
 
@@ -303,6 +310,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[int, Counts]]:
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024], help="M")
     parser.add_argument("--batches", type=int, nargs="+", default=[1024, 8192, 524288], help="B")
+    parser.add_argument("--only", default="", help="programs whose names hold this")
     parser.add_argument("--rows", type=int, default=2**20, help="N of what sees all rows")
     args = parser.parse_args(argv)
     if max(args.devices) > len(jax.devices()):
@@ -314,7 +322,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[int, Counts]]:
     last: dict[tuple[int, int], Counts] = {}
 
     def lines() -> Iterator[tuple[str, ...]]:
-        for case in cases(args.sizes, args.batches, args.rows):
+        for case in (c for c in cases(args.sizes, args.batches, args.rows) if args.only in c.name):
             found[case.name] = {}
             for num in args.devices:
                 c = found[case.name][num] = case.count(Mesh(np.asarray(jax.devices()[:num]), ("data",)))

@@ -202,7 +202,10 @@ def main(argv: list[str] | None = None) -> dict[str, list[float]]:
     )
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--num-inducing", type=int, default=32)
+    parser.add_argument("--in-turn", action="store_true", help="read no windows of blocks ahead")
     args = parser.parse_args(argv)
+    if args.in_turn:
+        Batches.until = lambda self, step: None  # type: ignore[method-assign]
     batch, found = args.batch_size, {}
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)

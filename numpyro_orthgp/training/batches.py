@@ -13,6 +13,7 @@ or weigh its rows more.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -107,7 +108,10 @@ class Batches:
             )
         self.seed = seed
         self.order = self._order(shuffle)
+        self.end = 0  # of the positions that are wanted: none are read ahead unless it is said
         self._windows: dict[tuple[int, int], list[np.ndarray]] = {}
+        self._pool = ThreadPoolExecutor(1)  # has a thread once it is asked, and ends with this object
+        self._ahead: dict[tuple[int, int], Future[list[np.ndarray]]] = {}  # the window that is being read
 
     def _order(self, shuffle: Blocks | None) -> RowOrder | BlockOrder:
         if not (shuffle is None or isinstance(shuffle, Blocks)):
@@ -188,24 +192,44 @@ class Batches:
             for part in parts_of(start, stop, self.order.length)
             for epoch, window, places in self.order.slots(part)  # type: ignore[union-attr]
         ]
+        self._read_ahead(stop)
         return [np.concatenate(p) if len(p) > 1 else p[0] for p in zip(*found, strict=True)]
 
     def _window(self, epoch: int, window: int) -> list[np.ndarray]:
-        """The blocks of a window, read one after the other, all arrays of each."""
+        """The blocks of a window; an error of the thread that reads is raised here."""
         key = (epoch, window)
         if key not in self._windows:
-            self._windows.clear()  # before the next is read: one is held
+            self._windows.clear()  # one is held, and one more may be read ahead
+            ahead, self._ahead = self._ahead, {}
+            wait(ahead.values())  # files are read by one thread at a time
             blocks = self.order.blocks(epoch, window)  # type: ignore[union-attr]
-            num = sum(block.stop - block.start for block in blocks)
-            held = [np.empty((num, *a.shape[1:]), d) for a, d in zip(self.arrays, self.dtypes, strict=True)]
-            start = 0
-            for block in blocks:
-                stop = start + block.stop - block.start
-                for name, array, dtype, out in zip(self.names, self.arrays, self.dtypes, held, strict=True):
-                    out[start:stop] = read_rows(name, array, dtype, block)
-                start = stop
-            self._windows[key] = held
+            self._windows[key] = ahead[key].result() if key in ahead else self._read_blocks(blocks)
         return self._windows[key]
+
+    def _read_ahead(self, position: int) -> None:
+        """Let a thread read the window that comes after a position, unless no step wants it."""
+        key, end = self.order.window_at(position)  # type: ignore[union-attr]
+        if key in self._windows:
+            position = end
+            key, _ = self.order.window_at(position)  # type: ignore[union-attr]
+        if position < self.end and not self._ahead and key not in self._windows:
+            self._ahead[key] = self._pool.submit(self._read_blocks, self.order.blocks(*key))  # type: ignore[union-attr]
+
+    def _read_blocks(self, blocks: list[slice]) -> list[np.ndarray]:
+        """One after the other, all arrays of each."""
+        num = sum(block.stop - block.start for block in blocks)
+        held = [np.empty((num, *a.shape[1:]), d) for a, d in zip(self.arrays, self.dtypes, strict=True)]
+        start = 0
+        for block in blocks:
+            stop = start + block.stop - block.start
+            for name, array, dtype, out in zip(self.names, self.arrays, self.dtypes, held, strict=True):
+                out[start:stop] = read_rows(name, array, dtype, block)
+            start = stop
+        return held
+
+    def until(self, step: int) -> None:
+        """Say how many steps there will be, so that what they want may be read ahead."""
+        self.end = step * self.batch_size
 
     def everything(self, put: Put) -> Batch:
         """All the data, in the order that they have."""

@@ -141,6 +141,10 @@ class Shards:
         """The same in host memory, as the data that a result is asked about."""
         return jax.tree.unflatten(self.tree, self._first)
 
+    def until(self, step: int) -> None:
+        """As for :class:`Batches`."""
+        self.own.until(int(self.turns.before([step * self.batch_size])[0, self.process]) // self.own.batch_size)
+
     def values(self) -> dict[str, str]:
         """Digests of the rows of each process, with the blocks that they are read in."""
         arrays = zip(self.names, self.arrays, self.dtypes, strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -172,17 +172,21 @@ class Turns:
     def __init__(self, lengths: Sequence[int], seed: tuple[int, ...]) -> None:
         self.lengths, self.num_rows, self.seed = lengths, sum(lengths), seed
 
-    def before(self, positions: Sequence[int]) -> np.ndarray:
-        """How many rows of each owner come before these positions of the endless sequence, shape (positions, owners)."""
+    def before(self, positions: Any) -> np.ndarray:
+        """How many rows of each owner come before these positions of the endless sequence, shape (positions, owners).
+
+        :param positions: whole numbers.
+        """
         # Products of two numbers of rows must fit in.
-        epoch, position = np.divmod(np.asarray(positions, np.int64 if self.num_rows < 2**31 else object), self.num_rows)
+        positions = np.asarray(positions, np.int64 if self.num_rows < 2**31 else object)
+        epoch, position = positions // self.num_rows, positions % self.num_rows
         shifts = {e: int(generator_of(self.seed, int(e)).integers(self.num_rows)) for e in set(epoch.tolist())}
         shift = np.asarray([shifts[e] for e in epoch.tolist()], epoch.dtype)
         return epoch[:, None] * np.asarray(self.lengths) + self._cyclic(position + shift) - self._cyclic(shift)
 
     def _cyclic(self, position: np.ndarray) -> np.ndarray:
         """The same of the sequence that is not shifted, again and again."""
-        turns, rest = np.divmod(position, self.num_rows)
+        turns, rest = position // self.num_rows, position % self.num_rows
         found, left = [], self.num_rows
         for length in self.lengths:
             # Of what is left over for this owner and those after it; it never falls.
@@ -232,6 +236,14 @@ class BlockOrder:
             ends = np.cumsum(np.add.reduceat(lengths, np.arange(0, self.num_blocks, self.held)))
             self._epochs[number] = _Epoch(blocks, ends, int(generator.integers(self.length)))
         return self._epochs[number]
+
+    def window_at(self, position: int) -> tuple[tuple[int, int], int]:
+        """The epoch and window of a position of the endless sequence, and the position from which on they are others."""
+        number, place = divmod(position, self.length)
+        _, ends, shift = self.epoch(number)
+        shifted = (place + shift) % self.length
+        window = int(np.searchsorted(ends, shifted, "right"))
+        return (number, window), position + min(int(ends[window]) - shifted, self.length - place)
 
     def blocks(self, epoch: int, window: int) -> list[slice]:
         """The rows of a window, block by block, in the order of the data."""

@@ -1,7 +1,7 @@
 """A run: what happens between calls to the device.
 
-**Reading ahead.** While the device computes, Python reads the rows of the next call. A thread for that is not needed, since JAX
-does not wait for what it starts.
+**Reading ahead.** While the device computes, Python reads the rows of the next call, since JAX does not wait for what it starts.
+Blocks on disk take longer than one call: a thread reads the next window of them (``Batches``).
 
 **States are never overwritten** (no donated buffers), and a call is a pure function of its start. When a loss is not finite,
 the last good state is found by repeating the call for fewer steps, from its start or from that of the call before, so steps pay
@@ -168,6 +168,7 @@ class Run:
 
         While the device computes, the rows of the next call are read from host memory.
         """
+        self.batches.until(self.plan.num_steps)
         num = 0 if self.has_waited() else self.plan.length(self.now.step)
         batches = self.fetch(self.now.step, num)
         while num:

@@ -94,6 +94,9 @@ class Streamed:
             self.steps = iter(self.source.batches(step))
         self.at = step
 
+    def until(self, step: int) -> None:
+        """Reading ahead is the loader's."""
+
     def mark(self, step: int) -> str | None:
         """A digest of the first row of the batch before a step; None if it was not read here."""
         return self.marks.get(step)
