@@ -35,6 +35,7 @@ from benchmarks.peers import ours, problem
 from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.training.batches import Batch
 from numpyro_orthgp.training.lazy_rows import rows_of, sharding_of
+from numpyro_orthgp.training.orders import ROUNDS, permuted
 from numpyro_orthgp.training.steps import update_of
 
 DIM, OUTPUTS = 8, 10
@@ -264,24 +265,50 @@ def cases(sizes: list[int], batches: list[int], num: int) -> Iterator[Case]:
     yield Case(f"training.Local, B = {B}", lambda mesh: exchange(mesh, B))
 
 
-def extrapolated(found: dict[tuple[int, int], Counts]) -> Iterator[tuple[str, ...]]:
-    """By M and B of a step: milliseconds of its parts, of one device of all, and hours of an epoch."""
-    N, devices, of_host, memory, tflops, alike, link, latency, disk, bus = ASSUMED.values()
-    row = 4 * (DIM + 1)
+def order_rate() -> float:
+    """Numbers of rows a second that one thread computes of an order that is not drawn as a whole, here, the best of three."""
+    keys, index = np.arange(1, ROUNDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15), np.arange(2**18)
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        permuted(index, int(ASSUMED["rows N"]), keys)
+        times.append(time.perf_counter() - begin)
+    return len(index) / min(times)
+
+
+PARTS = ("order", "order, Local", "reading", "to device", "products", "alike", "all-reduce", "Local's rows")
+
+
+def extrapolated(found: dict[tuple[int, int], Counts], rate: float) -> Iterator[tuple[str, ...]]:
+    """By M and B of a step: milliseconds of its parts, of the slowest of host and device, and minutes of an epoch.
+
+    Hosts work while devices do. Of files that all hosts read each computes the whole order, of rows of its own its share.
+    """
+    N, devices, of_host, _, tflops, alike, link, latency, disk, bus = ASSUMED.values()
+    row, hosts = 4 * (DIM + 1), devices / of_host
     for (M, B), c in found.items():
-        parts = {
-            "reading": B * row / (disk * 1e6 * devices / of_host),
-            "host to device": B * row / devices / (bus * 1e6),
-            "products": c.gflop / tflops,
-            "alike": alike * M / 1e3,
-            "all-reduce": 2 * c.megabytes / link + latency * sum(c.collectives.values()),
-        }
-        total = max(parts["reading"], sum(parts.values()) - parts["reading"])
-        slowest = max(parts, key=lambda name: parts[name])
-        yield (
-            f"{M}", f"{B}", *(f"{ms:.3g}" for ms in parts.values()), slowest, f"{N / B * total / 3.6e6:.2g}",
-            f"{100 * c.memory / 1e3 / memory:.2g}",
-        )  # fmt: skip
+        parts = dict(
+            zip(
+                PARTS,
+                (
+                    1e3 * B / rate,
+                    1e3 * B / hosts / rate,
+                    B * row / (disk * 1e6 * hosts),
+                    B * row / devices / (bus * 1e6),
+                    c.gflop / tflops,
+                    alike * M / 1e3,
+                    2 * c.megabytes / link + latency * sum(c.collectives.values()),
+                    2 * B * row / 1e6 / link + latency,
+                ),
+                strict=True,
+            )
+        )
+        device = sum(parts[name] for name in PARTS[3:])
+        host = parts["order, Local"] + parts["reading"]
+        slowest = max(PARTS[1:], key=lambda name: parts[name])
+        minutes = N / B * max(device, host) / 6e4
+        cells = [*(f"{ms:.2g}" for ms in parts.values()), slowest, f"{minutes:.2g}", f"{c.memory / 1e3:.2g}"]
+        yield (f"{M}", f"{B}", *cells)
 
 
 def limits() -> Iterator[tuple[str, str]]:
@@ -337,8 +364,9 @@ def main(argv: list[str] | None = None) -> dict[str, dict[int, Counts]]:
     print(f"JAX {jax.__version__}, compiled for simulated devices of a {jax.devices()[0].platform}\n")
     table(("program", "devices", "collectives", "MB", "GFLOP", "alike", "factors", "memory, MB"), lines())
     print("\nAssumed: " + "; ".join(f"{k} {v:g}" for k, v in ASSUMED.items()) + ".\n")
-    parts = ("reading", "host to device", "products", "alike", "all-reduce", "slowest", "epoch, hours", "memory, %")
-    table(("M", "B", *parts), extrapolated(last))
+    rate = order_rate()
+    print(f"Measured: {rate / 1e6:.2g} million numbers of rows a second of a computed order, one thread.\n")
+    table(("M", "B", *PARTS, "slowest with Local", "epoch, min", "memory, GB"), extrapolated(last, rate))
     print()
     table(("what grows with N", "size"), limits())
     return found

@@ -155,7 +155,7 @@ def test_collectives_of_compiled_programs(monkeypatch):
     step = next(line for line in out.splitlines() if line.startswith("| SVGP 16, B = 64 | 2 |"))
     # The gradient by q, and little besides.
     assert "all-reduce" in step and 16 * 16 * 4 <= 1e6 * float(step.split("|")[4]) < 3 * 16 * 16 * 4
-    assert "| training.Local, B = 64 | 2 | 1 all-reduce |" in out and "epoch, hours" in out
+    assert "| training.Local, B = 64 | 2 | 1 all-reduce |" in out and "epoch, min" in out
 
 
 def test_second_calls_compile_nothing():
