@@ -168,8 +168,7 @@ def fit(
         rules["score"] = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
         mark = devices.of_first(partial(fingerprint, svi, state, batches, kwargs, **rules))
         keeper = Keeper(Path(checkpoint), check_integer("checkpoint_every", checkpoint_every), mark, devices, batches)
-    found = None if keeper is None else keeper.begin(state, resume)
-    now, before = found or (Snapshot(0, devices.put_state(state)), np.zeros(0))
+    now, before = (keeper and keeper.begin(state, resume)) or (Snapshot(0, devices.put_state(state)), np.zeros(0))
     periods = [window] if keeper is None else [window, keeper.every]
     losses = np.zeros(max(num_steps, now.step), jax.dtypes.canonicalize_dtype(float))
     losses[: now.step] = before
