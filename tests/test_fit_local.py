@@ -141,19 +141,30 @@ assert "need `mesh`" in raised(ValueError, run, own, mesh=None)
 assert "need `mesh`" in raised(ValueError, run, own, mesh=Mesh(np.array(jax.devices()[:3]), ("data",)))
 assert "at most the number of rows of all processes, 48" in raised(ValueError, run, own, batch_size=52)
 assert "say `batch_size`" in raised(ValueError, run, stream(), batch_size=None)
+if "--slow" in sys.argv:  # a model with inducing points
+    rng = np.random.default_rng(1)
+    arrays, Z = problems.data(rng, 48), [jnp.asarray(s) for s in problems.sets(rng, [4])]
+    kwargs = {"inducing": Z, "likelihood": problems.gaussian(0.3), "jitter": None, "N": 48}
+    svgp = make(None, TraceMeanField_ELBO(), problems.model, ogp.AutoSparseGP(problems.model))
+    parts, many = training.Local(tuple(a[mine] for a in arrays)), {"mesh": mesh, "batch_size": None}
+    one = fit(lambda: (svgp, arrays, kwargs), batch_size=None).losses
+    assert_close(fit(lambda: (svgp, parts, kwargs), **many).losses, one, rtol=1e-9)
+    losses = fit(lambda: (svgp, parts, kwargs), mesh=mesh).losses
+    assert losses[-6:].mean() < losses[:6].mean()
 multihost_utils.sync_global_devices("end")
 print("rows of two processes")
 """
 
 
-def test_rows_of_two_processes(tmp_path):
+@pytest.mark.parametrize("option", ["", pytest.param("--slow", marks=pytest.mark.slow)])
+def test_rows_of_two_processes(tmp_path, option):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
         folder.mkdir()
-    processes = [start(CONNECT + START + TWO, 2, address, i, folder) for i, folder in enumerate(folders)]
+    processes = [start(CONNECT + START + TWO, 2, address, i, folder, option) for i, folder in enumerate(folders)]
     try:
         for process in processes:
             assert_said(process, "rows of two processes")
