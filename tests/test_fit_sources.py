@@ -677,3 +677,22 @@ def test_what_a_reading_thread_raises_ends_the_fit(tmp_path):
     assert not broken.threads[19]
     resumed = ogp.fit(make(), KEY, (Watched(X), y), **options)
     assert_same_bits(tuple(resumed[:3]), tuple(whole[:3]))
+
+
+def test_a_loader_of_torch_itself(tmp_path):
+    """Not only what looks like one."""
+    torch = pytest.importorskip("torch")
+    tensors = torch.utils.data.TensorDataset(*map(torch.tensor, data()))
+
+    def loader():
+        seeded = torch.Generator().manual_seed(0)
+        return torch.utils.data.DataLoader(tensors, batch_size=7, shuffle=True, generator=seeded)
+
+    def run(num_steps, **options):
+        return ogp.fit(make(), KEY, Stream(loader, N, SIZE), num_steps=num_steps, progress_bar=False, **options)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(13, checkpoint=tmp_path / "run.npz")
+        assert_same_bits(tuple(run(STEPS, checkpoint=tmp_path / "run.npz")[:3]), tuple(run(STEPS)[:3]))
+    assert Stream(loader()).num_rows == N
