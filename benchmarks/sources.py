@@ -109,6 +109,35 @@ def opened(folder: Path, kind: str) -> Any:
     return tuple(np.array(a) for a in maps) if kind == "in memory" else maps
 
 
+class Throttled:
+    """A dataset of h5py on a disk that reads no faster than told."""
+
+    def __init__(self, leaf: Any, speed: float) -> None:
+        self.leaf, self.speed = leaf, speed
+        self.shape, self.dtype, self.chunks = leaf.shape, leaf.dtype, leaf.chunks or (PIECE,)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        begin = time.perf_counter()
+        found = self.leaf[rows]
+        time.sleep(max(0.0, found.nbytes / self.speed - (time.perf_counter() - begin)))
+        return found
+
+
+def reading_ahead(folder: Path, speed: float, batch: int, num: int, constants: dict[str, Any], rounds: int) -> float:
+    """Rows a second of fits that read windows ahead over those of fits that do not, from a throttled disk; in turns, medians."""
+    found: dict[bool, list[float]] = {True: [], False: []}
+    ahead = Batches.until
+    try:
+        for i in range(2 * rounds):
+            is_ahead = bool((i + i // 2) % 2)
+            Batches.until = ahead if is_ahead else lambda self, step: None  # type: ignore[method-assign]
+            data = tuple(Throttled(leaf, speed) for leaf in opened(folder, "h5py"))
+            found[is_ahead].append(fitting(data, None, batch, num, constants))
+    finally:
+        Batches.until = ahead  # type: ignore[method-assign]
+    return float(np.median(found[True]) / np.median(found[False]))
+
+
 def grain_stream(folder: Path, batch: int) -> Stream:
     """Rows by grain, in the order of its own permutation."""
     import grain
@@ -202,6 +231,8 @@ def main(argv: list[str] | None = None) -> dict[str, list[float]]:
     )
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--num-inducing", type=int, default=32)
+    parser.add_argument("--disk", type=float, nargs="*", default=[], help="only this: gain of reading ahead, GB/s")
+    parser.add_argument("--rounds", type=int, default=3, help="of these")
     args = parser.parse_args(argv)
     batch, found = args.batch_size, {}
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
@@ -211,6 +242,11 @@ def main(argv: list[str] | None = None) -> dict[str, list[float]]:
             "N": args.rows,
             "Z": np.random.default_rng(1).normal(size=(args.num_inducing, DIM)).astype(np.float32),
         }
+        for speed in args.disk:
+            found[f"{speed} GB/s"] = [reading_ahead(folder, 1e9 * speed, batch, args.read, constants, args.rounds)]
+            print(f"a disk of {speed} GB/s: {found[f'{speed} GB/s'][0]:.2f} times the rows a second", flush=True)
+        if args.disk:
+            return found
         fit = max(on_device(opened(folder, "in memory"), batch, args.read // 2, constants) for _ in range(3))
         print(f"{args.rows} rows, batches of {batch}, M = {args.num_inducing}; thousands of rows a second")
         print(f"{'':24}{'read cold':>10}{'read warm':>10}{'fit cold':>10}{'fit warm':>10}")

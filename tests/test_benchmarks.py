@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks import accelerator, ahead_of_time, many_data_sets, many_functions, second_calls, sources
+from benchmarks import accelerator, ahead_of_time, collectives, many_data_sets, many_functions, second_calls, sources
 from benchmarks.peers import floor, ours, problem
 from benchmarks.peers.__main__ import check
 from benchmarks.peers.contenders import PEERS, TASKS, Contender, tolerance
@@ -117,6 +117,45 @@ def test_sources_give_rows(tmp_path):
     )
     assert len(found) == 1 + len(sources.KINDS) and all(speeds[-1] > 0 for speeds in found.values())
     assert list(tmp_path.iterdir()) == []
+
+
+HLO = """
+HloModule jit_f, is_scheduled=true
+
+%body (p.1: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %p.1 = (s32[], f32[8,4]{1,0}) parameter(0)
+  %x.1 = f32[8,4]{1,0} get-tuple-element(%p.1), index=1
+  %w.1 = f32[4,4]{1,0} constant({...})
+  %dot.1 = f32[8,4]{1,0} dot(%x.1, %w.1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %sum.1 = f32[8,4]{1,0} all-reduce(%dot.1), channel_id=1, to_apply=%add
+  ROOT %t.1 = (s32[], f32[8,4]{1,0}) tuple(%x.1, %sum.1)
+}
+
+ENTRY %main (a.1: f32[8,4]) -> f32[] {
+  %a.1 = f32[8,4]{1,0} parameter(0)
+  %loop = (s32[], f32[8,4]{1,0}) while(%a.1), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %both = (f32[5]{0}, f64[2]{0}) all-reduce(%b, %c), channel_id=2, to_apply=%add
+  %factor = (f32[4,4]{0,1}, s32[]) custom-call(%a.1), custom_call_target="lapack_spotrf_ffi"
+  ROOT %all = f32[] all-gather-start(%both)
+}
+"""
+
+
+def test_collectives_are_counted_where_loops_repeat_them():
+    calls, size, flop = collectives.counted(HLO)
+    assert calls == {"all-reduce": 4, "all-gather": 1, "lapack": 1}
+    assert (size, flop) == (3 * 8 * 4 * 4 + 5 * 4 + 2 * 8 + 4, 3 * 2 * 8 * 4 * 4)
+
+
+@pytest.mark.slow
+def test_collectives_of_compiled_programs(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    options = ["--devices", "1", "2", "--sizes", "16", "--batches", "64", "--rows", "256"]
+    out = run_python(["-m", "benchmarks.collectives", *options])
+    step = next(line for line in out.splitlines() if line.startswith("| SVGP 16, B = 64 | 2 |"))
+    # The gradient by q, and little besides.
+    assert "all-reduce" in step and 16 * 16 * 4 <= 1e6 * float(step.split("|")[4]) < 3 * 16 * 16 * 4
+    assert "| training.Local, B = 64 | 2 | 1 all-reduce |" in out and "epoch, min" in out
 
 
 def test_second_calls_compile_nothing():

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -615,3 +616,83 @@ def test_a_source_is_known_by_what_it_has():
     assert isinstance(Own((X, y)), Source) and isinstance(Stream(pairs(), N), Source) and not isinstance(X, Source)
     assert Streamed(Own((X, y)), None, (0,)).bytes_per_step == 8 * 4 * 8
     assert [p for p in parts_of(3, 12, 5)] == [(0, 3, 5), (1, 0, 5), (2, 0, 2)]
+
+
+# ---------------------------------------------------------------- reading ahead
+
+
+class Watched:
+    """An array that is read by slices, and notes by whom; it may break, or wait until it is let go."""
+
+    chunks = (9,)
+
+    def __init__(self, array, breaks_at=None):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        self.threads, self.breaks_at, self.second = [], breaks_at, threading.Event()
+
+    def __getitem__(self, rows):
+        self.threads.append(threading.current_thread() is threading.main_thread())
+        if len(self.threads) == 3:  # windows have two blocks
+            self.second.set()
+        if len(self.threads) == self.breaks_at:
+            raise OSError("the disk is gone")
+        return self.array[rows]
+
+
+def test_a_thread_reads_the_next_window_and_no_more():
+    X = Watched(data()[0])
+    batches = Batches((X,), 4, (0,), shuffle=BLOCKS)
+    batches.until(6)
+    put = lambda shape, dtype, axis, read: read((slice(None),) * len(shape))  # noqa: E731
+    batches.stacked(0, 1, 1, put)
+    assert X.second.wait(60)  # nobody has asked for it yet
+    found = [batches.stacked(step, 1, 1, put).data[0] for step in range(6)]
+    assert X.threads[:2] == [True, True] and not any(X.threads[2:4])
+    plain = Batches((data()[0],), 4, (0,), shuffle=BLOCKS)  # in turn: nobody says how many steps there are
+    assert_same_bits(found, [plain.stacked(step, 1, 1, put).data[0] for step in range(6)])
+    _, end = batches.order.window_at(23)
+    assert batches._ahead == {} or end < 24, "a window that no step wants"
+
+
+def test_windows_follow_each_other_as_rows_do():
+    """``window_at`` beside the slots that are read, over the ends of epochs."""
+    order = BlockOrder(50, 9, 2, (3,))
+    position = 0
+    while position < 170:
+        key, end = order.window_at(position)
+        assert end > position
+        seen = {(s.epoch, s.window) for part in parts_of(position, end, 50) for s in order.slots(part)}
+        assert seen == {key} and order.window_at(end - 1) == (key, end)
+        position = end
+
+
+def test_what_a_reading_thread_raises_ends_the_fit(tmp_path):
+    whole = ogp.fit(make(), KEY, data(), batch_size=SIZE, num_steps=STEPS, shuffle=BLOCKS, progress_bar=False)
+    options = {"batch_size": SIZE, "num_steps": STEPS, "shuffle": BLOCKS, "progress_bar": False, "steps_per_call": 1}
+    options |= {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 1}
+    X, y = data()
+    broken = Watched(X, breaks_at=20)
+    with pytest.raises(OSError, match="the disk is gone"):
+        ogp.fit(make(), KEY, (broken, y), **options)
+    assert not broken.threads[19]
+    resumed = ogp.fit(make(), KEY, (Watched(X), y), **options)
+    assert_same_bits(tuple(resumed[:3]), tuple(whole[:3]))
+
+
+def test_a_loader_of_torch_itself(tmp_path):
+    """Not only what looks like one."""
+    torch = pytest.importorskip("torch")
+    tensors = torch.utils.data.TensorDataset(*map(torch.tensor, data()))
+
+    def loader():
+        seeded = torch.Generator().manual_seed(0)
+        return torch.utils.data.DataLoader(tensors, batch_size=7, shuffle=True, generator=seeded)
+
+    def run(num_steps, **options):
+        return ogp.fit(make(), KEY, Stream(loader, N, SIZE), num_steps=num_steps, progress_bar=False, **options)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(13, checkpoint=tmp_path / "run.npz")
+        assert_same_bits(tuple(run(STEPS, checkpoint=tmp_path / "run.npz")[:3]), tuple(run(STEPS)[:3]))
+    assert Stream(loader()).num_rows == N

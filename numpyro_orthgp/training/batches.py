@@ -13,6 +13,7 @@ or weigh its rows more.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -61,6 +62,8 @@ class Batches:
         that JAX casts them to.
     """
 
+    is_stream = is_part = False
+
     def __init__(
         self,
         data: Any,
@@ -69,6 +72,8 @@ class Batches:
         group_size: int | None = None,
         shuffle: Blocks | None = None,
     ) -> None:
+        if hasattr(data, "lengths") and not isinstance(data, (tuple, dict)):
+            raise TypeError("`data` must be all rows here; training.Local, rows of several processes, is for ogp.fit.")
         if hasattr(data, "batches") and not isinstance(data, (tuple, dict)):
             raise TypeError(
                 f"`data` must be arrays where every step sees all of them, and of a {type(data).__name__} only batches are known. "
@@ -103,7 +108,10 @@ class Batches:
             )
         self.seed = seed
         self.order = self._order(shuffle)
+        self.end = 0  # of the positions that are wanted: none are read ahead unless it is said
         self._windows: dict[tuple[int, int], list[np.ndarray]] = {}
+        self._pool = ThreadPoolExecutor(1)  # has a thread once it is asked, and ends with this object
+        self._ahead: dict[tuple[int, int], Future[list[np.ndarray]]] = {}  # the window that is being read
 
     def _order(self, shuffle: Blocks | None) -> RowOrder | BlockOrder:
         if not (shuffle is None or isinstance(shuffle, Blocks)):
@@ -138,14 +146,27 @@ class Batches:
 
     def row_numbers(self, step: int, num: int) -> np.ndarray:
         """Rows of ``num`` steps from ``step`` on, shape (num, B)."""
-        start, stop = step * self.batch_size, (step + num) * self.batch_size
+        return self._numbers(step * self.batch_size, (step + num) * self.batch_size).reshape(num, self.batch_size)
+
+    def _numbers(self, start: int, stop: int) -> np.ndarray:
         rows = [self.order.rows(part) for part in parts_of(start, stop, self.order.length)]
-        return np.concatenate(rows).reshape(num, self.batch_size)
+        return np.concatenate(rows) if rows else np.zeros(0, np.int32)
+
+    def between(self, start: int, stop: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """Of each array the rows at these positions of the endless sequence, and their numbers, shape (stop - start,)."""
+        numbers = self._numbers(start, stop)
+        if isinstance(self.order, BlockOrder) and numbers.size:
+            return self._from_blocks(start, stop), numbers
+        wanted = [np.take(a[:] if isinstance(a, Column) else a, numbers, axis=0) for a in self.arrays]
+        return [np.asarray(a, d) for a, d in zip(wanted, self.dtypes, strict=True)], numbers
 
     def stacked(self, step: int, num: int, capacity: int, put: Put) -> Batch:
         """Batches of ``num`` steps from ``step`` on, arrays of shape (capacity, B, ...) of which the rest is zeros."""
         rows = self.row_numbers(step, num)
-        gathered = self._from_blocks(step, num) if isinstance(self.order, BlockOrder) else None
+        gathered = None
+        if isinstance(self.order, BlockOrder):
+            found = self._from_blocks(step * self.batch_size, (step + num) * self.batch_size)
+            gathered = [a.reshape(num, self.batch_size, *a.shape[1:]) for a in found]
 
         def read(i: int, array: np.ndarray, dtype: Any, index: tuple[slice, ...]) -> np.ndarray:
             wanted = rows[:, index[1]]
@@ -164,33 +185,51 @@ class Batches:
 
         return self._batch([*arrays, put((capacity, self.batch_size), np.int32, 1, numbers)])
 
-    def _from_blocks(self, step: int, num: int) -> list[np.ndarray]:
-        """Of each array the rows of these steps, shape (num, B, ...)."""
-        start, stop = step * self.batch_size, (step + num) * self.batch_size
+    def _from_blocks(self, start: int, stop: int) -> list[np.ndarray]:
+        """Of each array the rows at these positions, shape (stop - start, ...)."""
         found = [
             [np.take(a, places, axis=0) for a in self._window(epoch, window)]
             for part in parts_of(start, stop, self.order.length)
             for epoch, window, places in self.order.slots(part)  # type: ignore[union-attr]
         ]
-        parts = [np.concatenate(p) if len(p) > 1 else p[0] for p in zip(*found, strict=True)]
-        return [p.reshape(num, self.batch_size, *p.shape[1:]) for p in parts]
+        self._read_ahead(stop)
+        return [np.concatenate(p) if len(p) > 1 else p[0] for p in zip(*found, strict=True)]
 
     def _window(self, epoch: int, window: int) -> list[np.ndarray]:
-        """The blocks of a window, read one after the other, all arrays of each."""
+        """The blocks of a window; an error of the thread that reads is raised here."""
         key = (epoch, window)
         if key not in self._windows:
-            self._windows.clear()  # before the next is read: one is held
+            self._windows.clear()  # one is held, and one more may be read ahead
+            ahead, self._ahead = self._ahead, {}
+            wait(ahead.values())  # files are read by one thread at a time
             blocks = self.order.blocks(epoch, window)  # type: ignore[union-attr]
-            num = sum(block.stop - block.start for block in blocks)
-            held = [np.empty((num, *a.shape[1:]), d) for a, d in zip(self.arrays, self.dtypes, strict=True)]
-            start = 0
-            for block in blocks:
-                stop = start + block.stop - block.start
-                for name, array, dtype, out in zip(self.names, self.arrays, self.dtypes, held, strict=True):
-                    out[start:stop] = read_rows(name, array, dtype, block)
-                start = stop
-            self._windows[key] = held
+            self._windows[key] = ahead[key].result() if key in ahead else self._read_blocks(blocks)
         return self._windows[key]
+
+    def _read_ahead(self, position: int) -> None:
+        """Let a thread read the window that comes after a position, unless no step wants it."""
+        key, end = self.order.window_at(position)  # type: ignore[union-attr]
+        if key in self._windows:
+            position = end
+            key, _ = self.order.window_at(position)  # type: ignore[union-attr]
+        if position < self.end and not self._ahead and key not in self._windows:
+            self._ahead[key] = self._pool.submit(self._read_blocks, self.order.blocks(*key))  # type: ignore[union-attr]
+
+    def _read_blocks(self, blocks: list[slice]) -> list[np.ndarray]:
+        """One after the other, all arrays of each."""
+        num = sum(block.stop - block.start for block in blocks)
+        held = [np.empty((num, *a.shape[1:]), d) for a, d in zip(self.arrays, self.dtypes, strict=True)]
+        start = 0
+        for block in blocks:
+            stop = start + block.stop - block.start
+            for name, array, dtype, out in zip(self.names, self.arrays, self.dtypes, held, strict=True):
+                out[start:stop] = read_rows(name, array, dtype, block)
+            start = stop
+        return held
+
+    def until(self, step: int) -> None:
+        """Say how many steps there will be, so that what they want may be read ahead."""
+        self.end = step * self.batch_size
 
     def everything(self, put: Put) -> Batch:
         """All the data, in the order that they have."""
@@ -209,7 +248,7 @@ class Batches:
     def first(self) -> Any:
         """The data of the first step."""
         if isinstance(self.order, BlockOrder):
-            arrays: list[Any] = [a[0] for a in self._from_blocks(0, 1)]
+            arrays: list[Any] = self._from_blocks(0, self.batch_size)
         else:
             rows = slice(None) if self.is_full else self.row_numbers(0, 1)[0]
             arrays = [np.asarray(a[rows], d) for a, d in zip(self.arrays, self.dtypes, strict=True)]

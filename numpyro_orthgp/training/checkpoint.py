@@ -54,7 +54,7 @@ def dump(snapshot: Snapshot, losses: np.ndarray, mark: dict[str, Any]) -> bytes:
     return file.getvalue()
 
 
-def mark_in(content: bytes) -> str | None:
+def mark_in(content: bytes) -> Any:
     """What a source's batch before the file's step was known by."""
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         return json.loads(str(file["header"]))["fingerprint"].get("last batch")

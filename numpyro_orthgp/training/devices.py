@@ -8,7 +8,10 @@ Metrics and callbacks see arrays of their own process, as does whoever uses the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -17,21 +20,26 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["Devices", "from_host", "to_host"]
+__all__ = ["Devices", "from_host", "gathered", "to_host", "together"]
 
 
 class Devices:
     """The default device, or a mesh all of whose axes divide the rows of a batch, each device having a copy of the state.
 
     :param mesh: None for the default device.
+    :param by_process: whether each process has rows of its own.
     :raises TypeError: if ``mesh`` is something else.
+    :raises ValueError: if rows of a process's own have no device.
     """
 
-    def __init__(self, mesh: Mesh | None) -> None:
+    def __init__(self, mesh: Mesh | None, by_process: bool = False) -> None:
         if not (mesh is None or isinstance(mesh, Mesh)):
             raise TypeError(f"`mesh` must be a jax.sharding.Mesh; got {type(mesh).__name__}.")
         # Axes are `Auto`: models are written for arrays that do not say how they are sharded.
         self.mesh = mesh and Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+        if by_process:
+            self.mesh = _by_process(mesh)
+        self.was_interrupted = False
         self.is_distributed = mesh is not None and len({d.process_index for d in mesh.devices.flat}) > 1
         # How a state is laid out: one sharding, or a tree of them. Of several processes each has all of it, for its own use.
         self.of_state: Any = self.replicated
@@ -78,30 +86,66 @@ class Devices:
         words = np.asarray([value], np.float64).view(np.uint32)  # float64 would not get through where JAX has 32 bits
         return float(np.asarray(multihost_utils.broadcast_one_to_all(words), np.uint32).view(np.float64)[0])
 
-    def check_equal(self, make: Callable[[], str], num_rows: int) -> None:
+    def check_equal(self, make: Callable[[], str], num_rows: int, are_own: bool = False) -> None:
         """Refuse processes whose data differ, of which each would take the rows of a batch from its own.
 
-        :param make: a digest of what must be equal, 32 hexadecimal digits.
+        :param make: what must be equal, in a few words.
         :param num_rows: N, for the message.
+        :param are_own: whether the rows of each are its own.
         :raises ValueError: in all processes, if it is not.
         """
         if not self.is_distributed:
             return
-        words = np.frombuffer(bytes.fromhex(make()) + np.int64(num_rows).tobytes(), np.uint32)
-        found = np.asarray(multihost_utils.process_allgather(words)).reshape(-1, len(words))
-        if (found != found[0]).any():
-            counts = [int(np.ascontiguousarray(row[-2:]).view(np.int64)[0]) for row in found]
+        found = gathered(f"{self.together(make)} {num_rows}")
+        if len(set(found)) == 1:
+            return
+        if are_own:
             raise ValueError(
-                f"Processes have different data (rows: {counts}), `rng_key` or `batch_size`: each must pass all the rows, the same "
-                "in every process, of which it reads only those that it needs; rows of its own would be weighed wrongly. Put "
-                "them where all can read them: np.memmap, h5py, zarr or parquet files."
+                "Processes differ in more than their rows: names, dtypes or shapes of the data, `rng_key` or `batch_size` "
+                f"({found[0]} in the first, {next(text for text in found if text != found[0])} in another)."
             )
+        raise ValueError(
+            f"Processes have different data (rows: {[int(text.split()[-1]) for text in found]}), `rng_key` or `batch_size`: each "
+            "must pass all the rows, the same in every process, of which it reads only those that it needs; rows of its own "
+            "would be weighed wrongly. Put them where all can read them (np.memmap, h5py, zarr or parquet files), or say that each "
+            "has its own: training.Local((X, y))."
+        )
+
+    def together(self, make: Callable[[], Any]) -> Any:
+        """:func:`together`, which Ctrl-C in any process ends too."""
+
+        def made() -> Any:
+            if self.was_interrupted:
+                raise KeyboardInterrupt
+            return make()
+
+        return together(made) if self.is_distributed else make()
+
+    @contextmanager
+    def interrupts_wait(self) -> Iterator[None]:
+        """Ctrl-C waits for the next :meth:`together`, where all processes end: between two of them the others would wait for ever.
+
+        A second one does not wait.
+        """
+        if not (self.is_distributed and threading.current_thread() is threading.main_thread()):
+            yield
+            return
+
+        def note(number: int, frame: Any) -> None:
+            self.was_interrupted = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def of_first(self, make: Callable[[], Any]) -> Any:
         """What the first process makes, in all of them: something that JSON can hold."""
         if not self.is_distributed:
             return make()
-        content = self.share(json.dumps(make()).encode() if self.is_first else None)
+        content = self.share(self.together(lambda: json.dumps(make()).encode() if self.is_first else None))
         return json.loads(content or b"null")
 
     def share(self, content: bytes | None) -> bytes | None:
@@ -113,6 +157,50 @@ class Devices:
             return None
         buffer = np.frombuffer(content, np.uint8) if self.is_first and content else np.zeros(size, np.uint8)
         return np.asarray(multihost_utils.broadcast_one_to_all(buffer), np.uint8).tobytes()
+
+
+def _by_process(mesh: Mesh | None) -> Mesh:
+    """All its devices, with an axis for the processes that they belong to and one within these."""
+    num = jax.process_count()
+    devices = [] if mesh is None else sorted(mesh.devices.flat, key=lambda d: (d.process_index, d.id))
+    if [d.process_index for d in devices] != [i for i in range(num) for _ in range(len(devices) // num)] or not devices:
+        raise ValueError(
+            f"Rows of each of {num} processes (training.Local) need `mesh`, of as many devices of each of them: "
+            "jax.make_mesh((jax.device_count(),), ('data',))."
+        )
+    return Mesh(np.asarray(devices).reshape(num, -1), ("process", "device"), axis_types=(AxisType.Auto,) * 2)
+
+
+def gathered(text: str) -> list[str]:
+    """Texts of all processes, in each of them."""
+    content = text.encode()
+    size = int(np.max(multihost_utils.process_allgather(np.int32(len(content)))))
+    found = multihost_utils.process_allgather(np.frombuffer(content.ljust(size), np.uint8))
+    return [row.tobytes().decode().rstrip() for row in np.asarray(found).reshape(jax.process_count(), size)]
+
+
+def together(make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, unless it raises in any process: then all raise, where they would else wait for it for ever.
+
+    :raises KeyboardInterrupt: if it is that what another process raised.
+    :raises RuntimeError: if it is anything else.
+    """
+    error, result = None, None
+    try:
+        result = make()
+    except BaseException as caught:
+        error = caught
+    code = 0 if error is None else 1 if isinstance(error, KeyboardInterrupt) else 2
+    codes = np.asarray(multihost_utils.process_allgather(np.int32(code))).ravel()
+    if error is not None and (code == 2 or codes.max() == 1):
+        raise error
+    if codes.max() == 2:
+        raise RuntimeError(
+            f"Process {int(codes.argmax())} raised an error, which it says itself; this one ends with it."
+        )
+    if codes.max():
+        raise KeyboardInterrupt
+    return result
 
 
 def _is_key(x: Any) -> bool:

@@ -17,7 +17,8 @@ import numpy as np
 from numpyro_orthgp.training.batches import Batch, Batches
 from numpyro_orthgp.training.columns import rows_of
 from numpyro_orthgp.training.devices import to_host
-from numpyro_orthgp.training.digest import digest, digest_of_array, digest_of_data
+from numpyro_orthgp.training.digest import digest_of_array, digest_of_data
+from numpyro_orthgp.training.local import Shards
 from numpyro_orthgp.training.program import loss_only, program_of
 from numpyro_orthgp.training.steps import update_of
 from numpyro_orthgp.training.streamed import Streamed
@@ -33,13 +34,14 @@ TOLERANCE = 1e-3  # of starting values: where they are computed from data not al
 def fingerprint(
     svi: Any,
     state: Any,
-    batches: Batches | Streamed,
+    batches: Batches | Streamed | Shards,
     kwargs: dict[str, Any],
     *,
     stands_for: int,
     window: int,
     score: str,
     starts: bool,
+    values: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """What must be equal in two runs for one to go on from the other.
 
@@ -50,14 +52,14 @@ def fingerprint(
     :param window: steps in a window of early stopping.
     :param score: what a window is judged by.
     :param starts: whether the state is one that ``svi.init`` made.
+    :param values: digests of the data; by default they are made here.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    is_stream = isinstance(batches, Streamed)
     arrays = list(zip(batches.names, batches.arrays, batches.dtypes, strict=True))
     size = batches.batch_size
     batch = Batch(
         jax.tree.unflatten(batches.tree, [jax.ShapeDtypeStruct((size, *a.shape[1:]), d) for _, a, d in arrays]),
-        None if is_stream else jax.ShapeDtypeStruct((size,), np.int32),  # type: ignore[arg-type]
+        None if batches.is_stream else jax.ShapeDtypeStruct((size,), np.int32),  # type: ignore[arg-type]
     )
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
     program = program_of(update_of(loss_only(svi), batches.num_rows, stands_for, kwargs), shapes, batch)
@@ -72,7 +74,7 @@ def fingerprint(
         "data": [f"{name}: {dtype}{list(a.shape[1:])}" for name, a, dtype in arrays],
         "state": [f"{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves],
         # Of a stream the first batch: of later ones `Streamed.mark`.
-        "values": {name: digest_of_data(a, dtype) for name, a, dtype in arrays},
+        "values": values or {name: digest_of_data(a, dtype) for name, a, dtype in arrays},
         "operations": program.operations,
         "constants": program.constants,
         "keywords": {name: _in_words(x) for name, x in kwargs.items()},
@@ -81,15 +83,15 @@ def fingerprint(
     }
 
 
-def sample_of(batches: Batches | Streamed) -> str:
-    """A digest of what processes must agree on, cheap: numbers of rows, dtypes, the key's words and a few rows of the data."""
-    num = len(batches.arrays[0])
-    rows = np.unique(np.linspace(0, num - 1, FEW).astype(int))
-    parts = [f"{batches.num_rows} {batches.batch_size} {batches.seed} {batches.blocks}"]
+def sample_of(batches: Batches | Streamed | Shards) -> str:
+    """What processes must agree on, cheap: numbers of rows, dtypes, the key's words and, as a digest, a few rows of the data."""
+    parts = [f"batch_size={batches.batch_size}, key {batches.seed}"]
     for name, array, dtype in zip(batches.names, batches.arrays, batches.dtypes, strict=True):
-        found = rows_of(getattr(array, "leaf", array), rows)
-        parts.append(f"{name} {array.shape[1:]} {digest_of_array(found, dtype)}")
-    return digest("\n".join(parts).encode())
+        parts.append(f"{name}: {dtype}{list(array.shape[1:])}")
+        if not isinstance(batches, Shards):
+            rows = np.unique(np.linspace(0, len(array) - 1, FEW).astype(int))
+            parts.append(digest_of_array(rows_of(getattr(array, "leaf", array), rows), dtype))
+    return ", ".join([*parts, f"blocks {batches.blocks}"])
 
 
 def check_same(name: str, found: dict[str, Any], wanted: dict[str, Any], anyway: bool = False) -> None:

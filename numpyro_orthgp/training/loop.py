@@ -18,6 +18,7 @@ from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.fingerprint import fingerprint, sample_of
 from numpyro_orthgp.training.lazy_rows import bytes_of_tables, rows_of, sharding_of
+from numpyro_orthgp.training.local import Local, Shards
 from numpyro_orthgp.training.orders import Blocks
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.resolution import warn_of_coarse
@@ -35,7 +36,7 @@ __all__ = ["check_types", "fit", "seed_of", "start_of"]
 def fit(
     svi: Any,
     rng_key: jax.Array,
-    data: tuple[Any, ...] | dict[str, Any] | Source,
+    data: tuple[Any, ...] | dict[str, Any] | Source | Local,
     *,
     batch_size: int | None = None,
     group_size: int | None = None,
@@ -89,9 +90,10 @@ def fit(
 
     **Several devices.** With ``mesh``, each batch is divided among all its devices, along all its axes, and every device has a
     copy of the state; losses are the same up to rounding. After ``jax.distributed.initialize()`` these may be devices of
-    several processes: each calls ``fit`` with the same arguments and reads its own rows only. The first one writes checkpoints,
-    and what it finds in its file is sent to the others. Results are ordinary arrays in every process. Ctrl-C is for runs of one
-    process; others are killed, all of them, and go on from the checkpoint.
+    several processes: each calls ``fit`` with the same arguments and reads its share of the rows only, or has rows of its own
+    (:class:`~numpyro_orthgp.training.Local`). The first one writes checkpoints, and what it finds in its file is sent to the
+    others. Results are ordinary arrays in every process. Ctrl-C in one process, and what its reader, metric or callback raises,
+    ends all of them after the call to the device.
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -114,7 +116,7 @@ def fit(
         ``np.memmap``, JAX; nested tuples and dicts of them too) have a first axis of length N, and are cast as JAX would. Datasets
         of h5py, arrays of zarr and :func:`~numpyro_orthgp.training.columns` of parquet and arrow tables are read where rows are
         needed, in block shuffles. Or what gives the batches itself: a :class:`~numpyro_orthgp.training.Stream` of a loader, or
-        any :class:`~numpyro_orthgp.training.Source`.
+        any :class:`~numpyro_orthgp.training.Source`. Or :class:`~numpyro_orthgp.training.Local` rows of each process.
     :param batch_size: rows of a step; by default all N, or those of the source's batches.
     :param group_size: rows that follow each other in the data and come together in batches: whole groups in random order, for a
         guide with ``group_size``. It divides ``batch_size``. Of N rows that are no whole number of groups as many as there are
@@ -147,14 +149,14 @@ def fit(
     :raises FloatingPointError: if the very first loss is not finite.
     """
     check_types(svi, early_stopping, callback, init_params, init_state, resume)
-    batches = _batches(data, batch_size, seed_of(rng_key), group_size, shuffle, checkpoint is not None)
+    data = data.data if isinstance(data, Local) and len(data.lengths) == 1 else data
+    devices = Devices(mesh, isinstance(data, Local))
+    batches = _batches(data, batch_size, seed_of(rng_key), group_size, shuffle, checkpoint is not None, devices)
     _warn_of_groups(svi, batches)
     warn_of_coarse(batches.names, batches.arrays, batches.dtypes)
     stands_for = batches.num_rows if stands_for is None else check_integer("stands_for", stands_for)
     num_steps = _num_steps(num_epochs, num_steps, batches)
-    devices = Devices(mesh)
-    devices.check_shares(batches.batch_size, batches.is_full)
-    devices.check_equal(partial(sample_of, batches), batches.num_rows)
+    _agree(batches, devices)
     window = (early_stopping and early_stopping.every) or default_window(batches.num_rows, batches.batch_size)
     with rows_of(svi, stands_for, batches.batch_size):
         state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
@@ -162,11 +164,11 @@ def fit(
     keeper = None
     if checkpoint is not None:
         rules: dict[str, Any] = {"stands_for": stands_for, "window": window, "starts": init_state is None}
+        rules["values"] = batches.values() if isinstance(batches, Shards) else None
         rules["score"] = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
         mark = devices.of_first(partial(fingerprint, svi, state, batches, kwargs, **rules))
         keeper = Keeper(Path(checkpoint), check_integer("checkpoint_every", checkpoint_every), mark, devices, batches)
-    found = None if keeper is None else keeper.begin(state, resume)
-    now, before = found or (Snapshot(0, devices.put_state(state)), np.zeros(0))
+    now, before = (keeper and keeper.begin(state, resume)) or (Snapshot(0, devices.put_state(state)), np.zeros(0))
     periods = [window] if keeper is None else [window, keeper.every]
     losses = np.zeros(max(num_steps, now.step), jax.dtypes.canonicalize_dtype(float))
     losses[: now.step] = before
@@ -188,9 +190,9 @@ def fit(
         losses=losses,
         num_losses=now.step,
     )
-    is_part = isinstance(batches, Streamed)
-    kept = batches.kept() if isinstance(batches, Streamed) else data
-    return run.fit().of(Fitted(svi, kept, batches.batch_size, batches.num_rows, kwargs, is_part))
+    kept = data if isinstance(batches, Batches) else batches.kept()
+    with devices.interrupts_wait():
+        return run.fit().of(Fitted(svi, kept, batches.batch_size, batches.num_rows, kwargs, batches.is_part))
 
 
 def _batches(
@@ -200,25 +202,35 @@ def _batches(
     group_size: int | None,
     shuffle: Blocks | None,
     has_checkpoint: bool,
-) -> Batches | Streamed:
+    devices: Devices,
+) -> Batches | Streamed | Shards:
     """What gives the rows of a step.
 
     :raises TypeError: for a loader that is not wrapped.
     :raises ValueError: for options that a source's batches do not have, and a checkpoint of what cannot go on.
     """
-    if isinstance(data, (tuple, dict)) or not isinstance(data, Source):
+    is_local = isinstance(data, Local)
+    if isinstance(data, (tuple, dict)) or not (is_local or isinstance(data, Source)):
         return Batches(data, batch_size, seed, group_size, shuffle)
-    for name, given in (("group_size", group_size), ("shuffle", shuffle)):
+    for name, given in (("group_size", group_size), ("shuffle", None if is_local else shuffle)):
         if given is not None:
             raise ValueError(
-                f"`{name}` is of arrays, whose rows `fit` puts in order; the batches of a source are in its own."
+                f"`{name}` is of arrays of one process, whose rows `fit` puts in order; the batches of a source are in its own."
             )
-    if has_checkpoint and not getattr(data, "is_resumable", True):
+    if has_checkpoint and not getattr(data.data if is_local else data, "is_resumable", True):
         raise ValueError(
             "`checkpoint` needs batches that come again when the run goes on, and an iterator gives them once. Pass the loader "
             "that it is of, or a function that makes it: Stream(lambda: make_iterator(), num_rows=N)."
         )
-    return Streamed(data, batch_size, seed)
+    return Shards(data, batch_size, seed, shuffle, devices) if is_local else Streamed(data, batch_size, seed)
+
+
+def _agree(batches: Batches | Streamed | Shards, devices: Devices) -> None:
+    """Refuse what devices cannot share and processes do not agree on, before they put anything together."""
+    devices.check_shares(batches.batch_size, batches.is_full)
+    devices.check_equal(partial(sample_of, batches), batches.num_rows, isinstance(batches, Shards))
+    if isinstance(batches, Shards):
+        batches.begin()
 
 
 def seed_of(rng_key: Any) -> tuple[int, ...]:
@@ -247,7 +259,7 @@ def check_types(svi: Any, early_stopping: Any, callback: Any, init_params: Any, 
             raise TypeError(f"`{name}` must be a part of a FitResult, result.{part}; got all of it.")
 
 
-def _warn_of_groups(svi: Any, batches: Batches | Streamed) -> None:
+def _warn_of_groups(svi: Any, batches: Batches | Streamed | Shards) -> None:
     wanted = getattr(getattr(svi, "guide", None), "group_size", None)
     sizes = [size for size in (wanted.values() if isinstance(wanted, dict) else [wanted]) if isinstance(size, int)]
     if sizes and not batches.is_full and any(batches.group_size % size for size in sizes):
@@ -261,7 +273,7 @@ def _warn_of_groups(svi: Any, batches: Batches | Streamed) -> None:
         )
 
 
-def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches | Streamed) -> int:
+def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches | Streamed | Shards) -> int:
     if (num_epochs is None) == (num_steps is None):
         got = "neither" if num_steps is None else "both"
         raise ValueError(f"Exactly one of `num_epochs` and `num_steps` must be given; got {got}.")
@@ -273,7 +285,7 @@ def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches |
 def start_of(
     svi: Any,
     rng_key: Any,
-    batches: Batches | Streamed,
+    batches: Batches | Streamed | Shards,
     init_params: dict[str, Any] | None,
     state: Any,
     kwargs: dict[str, Any],
@@ -302,7 +314,7 @@ def _plan(
     num_steps: int,
     periods: list[int],
     steps_per_call: int | None,
-    batches: Batches | Streamed,
+    batches: Batches | Streamed | Shards,
     devices: Devices,
     size_of_tables: int,
 ) -> Plan:

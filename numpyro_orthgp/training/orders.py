@@ -8,15 +8,15 @@ nothing but the seed and the number of the epoch (``numpy.random.Philox``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
 
-__all__ = ["BlockOrder", "Blocks", "Part", "RowOrder", "generator_of", "parts_of", "permuted", "spread"]
+__all__ = ["BlockOrder", "Blocks", "Part", "RowOrder", "Turns", "generator_of", "parts_of", "permuted", "spread"]
 
 LARGE = 2**24  # rows from which on an order is computed where it is asked for, and not drawn as a whole
 ROUNDS = 6  # of a Feistel network; four leave neighbours together more often than chance does
@@ -158,6 +158,44 @@ class RowOrder:
         return order.ravel()
 
 
+class Turns:
+    """Whose rows come where in an epoch, if each of several owners has rows of its own.
+
+    Owners take turns as evenly as whole numbers allow, in proportion to their rows, so a batch holds of each nearly its share of
+    the data (proportional stratified sampling). The sequence of an epoch is shifted around by a random number, so each of its
+    positions is an owner's with the probability that a row of the data is: with rows of the owner in random order, every row is as
+    likely there as any other. How many turns an owner had before a position is computed without those before it.
+
+    :param lengths: rows of each owner.
+    """
+
+    def __init__(self, lengths: Sequence[int], seed: tuple[int, ...]) -> None:
+        self.lengths, self.num_rows, self.seed = lengths, sum(lengths), seed
+
+    def before(self, positions: Any) -> np.ndarray:
+        """How many rows of each owner come before these positions of the endless sequence, shape (positions, owners).
+
+        :param positions: whole numbers.
+        """
+        # Products of two numbers of rows must fit in.
+        positions = np.asarray(positions, np.int64 if self.num_rows < 2**31 else object)
+        epoch, position = positions // self.num_rows, positions % self.num_rows
+        shifts = {e: int(generator_of(self.seed, int(e)).integers(self.num_rows)) for e in set(epoch.tolist())}
+        shift = np.asarray([shifts[e] for e in epoch.tolist()], epoch.dtype)
+        return epoch[:, None] * np.asarray(self.lengths) + self._cyclic(position + shift) - self._cyclic(shift)
+
+    def _cyclic(self, position: np.ndarray) -> np.ndarray:
+        """The same of the sequence that is not shifted, again and again."""
+        turns, rest = position // self.num_rows, position % self.num_rows
+        found, left = [], self.num_rows
+        for length in self.lengths:
+            # Of what is left over for this owner and those after it; it never falls.
+            own = rest * length // left
+            found.append(own + turns * length)
+            rest, left = rest - own, left - length
+        return np.stack(found, 1)
+
+
 class _Epoch(NamedTuple):
     blocks: np.ndarray  # in random order
     ends: np.ndarray  # positions at which windows end
@@ -198,6 +236,14 @@ class BlockOrder:
             ends = np.cumsum(np.add.reduceat(lengths, np.arange(0, self.num_blocks, self.held)))
             self._epochs[number] = _Epoch(blocks, ends, int(generator.integers(self.length)))
         return self._epochs[number]
+
+    def window_at(self, position: int) -> tuple[tuple[int, int], int]:
+        """The epoch and window of a position of the endless sequence, and the position from which on they are others."""
+        number, place = divmod(position, self.length)
+        _, ends, shift = self.epoch(number)
+        shifted = (place + shift) % self.length
+        window = int(np.searchsorted(ends, shifted, "right"))
+        return (number, window), position + min(int(ends[window]) - shifted, self.length - place)
 
     def blocks(self, epoch: int, window: int) -> list[slice]:
         """The rows of a window, block by block, in the order of the data."""

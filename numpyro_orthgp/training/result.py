@@ -33,7 +33,7 @@ class Fitted:
     :param batch_size: rows of a step.
     :param num_rows: N.
     :param kwargs: further keyword arguments of the model.
-    :param is_part: whether ``data`` are one batch of a stream, of which no other is kept.
+    :param is_part: whether ``data`` are one batch, of a stream or of rows of several processes, and no other is kept.
     """
 
     svi: Any
@@ -58,8 +58,9 @@ class Fitted:
         """
         if self.is_part and rows is None:
             raise ValueError(
-                "The fit saw its data as a stream, of which it keeps one batch, and this asks for all rows. Ask the function with "
-                "data of yours: ogp.khat(model, guide, result.params, *batch, ...), ogp.to_arviz, ogp.check."
+                "The fit saw its data as a stream, of which it keeps one batch, or as rows of several processes, and this asks "
+                "for all rows. Ask the function with data of yours: ogp.khat(model, guide, result.params, *batch, ...), "
+                "ogp.to_arviz, ogp.check."
             )
         data = jax.tree.map(lambda a: rows_of(a, rows), self.data)
         # Cast and put where JAX has its arrays, as the fit does.

@@ -1,7 +1,7 @@
 """A run: what happens between calls to the device.
 
-**Reading ahead.** While the device computes, Python reads the rows of the next call. A thread for that is not needed, since JAX
-does not wait for what it starts.
+**Reading ahead.** While the device computes, Python reads the rows of the next call, since JAX does not wait for what it starts.
+Blocks on disk take longer than one call: a thread reads the next window of them (``Batches``).
 
 **States are never overwritten** (no donated buffers), and a call is a pure function of its start. When a loss is not finite,
 the last good state is found by repeating the call for fewer steps, from its start or from that of the call before, so steps pay
@@ -13,6 +13,8 @@ step it came, where no loss saw it, is found by bisection, so the answer does no
 
 **Ctrl-C** saves the last state and returns the best one. A process that goes on from a file whose next loss fails has no
 earlier state and returns that one.
+
+**Several processes end together**: what one raises, be it its reader, a callback or Ctrl-C, all raise at the end of the call.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from numpyro_orthgp.training import checkpoint
 from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
+from numpyro_orthgp.training.local import Shards
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.result import FitResult, Progress, Status
 from numpyro_orthgp.training.steps import Steps
@@ -62,7 +65,7 @@ class Keeper:
     every: int
     fingerprint: dict[str, Any]
     devices: Devices
-    batches: Batches | Streamed
+    batches: Batches | Streamed | Shards
     saved: int | None = None
 
     def begin(self, like: Any, resume: bool | str) -> tuple[Snapshot, np.ndarray] | None:
@@ -71,15 +74,18 @@ class Keeper:
         :param like: a state of the structure that the file's has.
         :param resume: False not to read it, "anyway" to go on even from another problem's.
         """
-        if self.devices.is_first:
+
+        def read() -> bytes | None:
+            if not self.devices.is_first:
+                return None
             checkpoint.prepare(self.path)
-        if not resume:
-            return None
-        content = self.devices.share(checkpoint.read(self.path) if self.devices.is_first else None)
+            return checkpoint.read(self.path) if resume else None
+
+        content = self.devices.share(self.devices.together(read))
         if content is None:
             return None
         snapshot, losses = checkpoint.load(content, str(self.path), like, self.fingerprint, resume == "anyway")
-        if isinstance(self.batches, Streamed) and resume != "anyway":
+        if not isinstance(self.batches, Batches) and resume != "anyway":
             self.batches.expect(snapshot.step, checkpoint.mark_in(content), str(self.path))
         self.saved = snapshot.step
         windows = snapshot.windows
@@ -89,10 +95,11 @@ class Keeper:
 
     def save(self, snapshot: Snapshot, losses: np.ndarray) -> None:
         """Write the run so far, unless the file holds just that. A disk that is full, say, is no reason to lose the fit."""
+        # Processes ask each other for it, and whether all have saved the step only the first knows.
+        last = None if isinstance(self.batches, Batches) else self.batches.mark(snapshot.step)
         if snapshot.step == self.saved:
             return
         if self.devices.is_first:
-            last = self.batches.mark(snapshot.step) if isinstance(self.batches, Streamed) else None
             mark = self.fingerprint if last is None else self.fingerprint | {"last batch": last}
             content = checkpoint.dump(snapshot, losses[: snapshot.step], mark)
             try:
@@ -122,7 +129,7 @@ class Run:
 
     svi: Any
     steps: Steps
-    batches: Batches | Streamed
+    batches: Batches | Streamed | Shards
     full: Any
     plan: Plan
     devices: Devices
@@ -161,6 +168,7 @@ class Run:
 
         While the device computes, the rows of the next call are read from host memory.
         """
+        self.batches.until(self.plan.num_steps)
         num = 0 if self.has_waited() else self.plan.length(self.now.step)
         batches = self.fetch(self.now.step, num)
         while num:
@@ -215,7 +223,8 @@ class Run:
         """What the device needs for ``num`` steps from ``step`` on."""
         if self.batches.is_full or not num:
             return self.full
-        return self.batches.stacked(step, num, self.plan.capacity, self.devices.put_rows)
+        read = partial(self.batches.stacked, step, num, self.plan.capacity, self.devices.put_rows)
+        return read() if isinstance(self.batches, Shards) else self.devices.together(read)
 
     def score(self, step: int, state: Any) -> Windows:
         """The windows, with the one that ends at this step if one does."""
@@ -223,7 +232,8 @@ class Run:
             return self.now.windows
         rule = self.early_stopping
         if rule is not None and rule.metric is not None:
-            value = self.devices.agree(float(rule.metric(self.params(state))))
+            metric = rule.metric
+            value = self.devices.agree(self.devices.together(lambda: float(metric(self.params(state)))))
         else:
             value = float(np.mean(self.losses[step - self.window : step], dtype=np.float64))
         return self.now.windows.after(value, step, state, 0.0 if rule is None else rule.min_delta)
@@ -242,8 +252,7 @@ class Run:
         if self.show:
             bar.set_postfix_str(f"ELBO {progress.elbo:.6g}, epoch {epoch:.2f}", refresh=False)
             bar.update(len(losses))
-        if self.callback is not None:
-            self.callback(progress)
+        self.devices.together(lambda: self.callback and self.callback(progress))
 
     def roll_back(self, bad: int, end: int) -> None:
         """Return to the last state whose loss was finite.

@@ -31,6 +31,7 @@ class Streamed:
     """
 
     is_full = False
+    is_stream = is_part = True
     group_size = 1
     blocks = None
 
@@ -43,6 +44,7 @@ class Streamed:
         self.counts.clear()
         self.steps, self.at = iter(source.batches(0)), 0
         self.recent: dict[int, Batch] = {}
+        self.held: dict[int, list[np.ndarray]] = {}  # batches, for what asks for rows
         self.marks: dict[int, str] = {}
         self.expected: tuple[int, str, str] | None = None
         # The first batch is looked at before it is taken, and not every source can give it twice.
@@ -92,6 +94,9 @@ class Streamed:
             self.steps = iter(self.source.batches(step))
         self.at = step
 
+    def until(self, step: int) -> None:
+        """Reading ahead is the loader's."""
+
     def mark(self, step: int) -> str | None:
         """A digest of the first row of the batch before a step; None if it was not read here."""
         return self.marks.get(step)
@@ -131,10 +136,38 @@ class Streamed:
         """
         if step in self.recent:
             return self.recent[step]
-        self._check_expected()
-        self.go_to(step)
         shapes = [(capacity, self.batch_size, *shape) for shape in self.row_shapes]
         stacks = [np.zeros(shape, dtype) for shape, dtype in zip(shapes, self.dtypes, strict=True)]
+        self._fill(step, num, stacks)
+        arrays = [
+            put(shape, dtype, 1, lambda index, a=stack: a[index])  # type: ignore[misc]
+            for shape, dtype, stack in zip(shapes, self.dtypes, stacks, strict=True)
+        ]
+        self.recent = dict(list(self.recent.items())[-2:])
+        self.recent[step] = Batch(jax.tree.unflatten(self.tree, arrays), None)
+        return self.recent[step]
+
+    def between(self, start: int, stop: int) -> tuple[list[np.ndarray], None]:
+        """The rows at these positions of all that the source gives, of each array shape (stop - start, ...)."""
+        first, last = start // self.batch_size, -(-stop // self.batch_size)
+        shapes = [(last - first, self.batch_size, *shape) for shape in self.row_shapes]
+        stacks = [np.zeros(shape, dtype) for shape, dtype in zip(shapes, self.dtypes, strict=True)]
+        num = 0
+        while first + num in self.held and first + num < last:
+            for stack, array in zip(stacks, self.held[first + num], strict=True):
+                stack[num] = array
+            num += 1
+        if first + num < last:
+            self._fill(first + num, last - first - num, [stack[num:] for stack in stacks])
+        # A batch may end in the next call, and not every source can give it twice.
+        self.held = {first + i: [stack[i] for stack in stacks] for i in range(last - first)} or self.held
+        cut = slice(start - first * self.batch_size, stop - first * self.batch_size)
+        return [s.reshape(-1, *s.shape[2:])[cut] for s in stacks], None
+
+    def _fill(self, step: int, num: int, stacks: list[np.ndarray]) -> None:
+        """Read ``num`` batches from ``step`` on."""
+        self._check_expected()
+        self.go_to(step)
         for i in range(num):
             batch = next(self.steps, None)
             if batch is None:
@@ -145,13 +178,6 @@ class Streamed:
             self._put_batch(plain(batch), [stack[i] for stack in stacks], self.at + i)
         self.at += num
         self._warn_of_counts()
-        arrays = [
-            put(shape, dtype, 1, lambda index, a=stack: a[index])  # type: ignore[misc]
-            for shape, dtype, stack in zip(shapes, self.dtypes, stacks, strict=True)
-        ]
-        self.recent = dict(list(self.recent.items())[-2:])
-        self.recent[step] = Batch(jax.tree.unflatten(self.tree, arrays), None)
-        return self.recent[step]
 
     def _warn_of_counts(self) -> None:
         """Once: loaders that leave a short last batch out are meant to, as are generators of several epochs."""

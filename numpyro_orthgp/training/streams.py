@@ -173,7 +173,8 @@ def _cut(pieces: Iterator[Any], size: int | None) -> Iterator[Any]:
         if not held and num == size:
             yield piece
             continue
-        held.append([np.array(leaf) for leaf in leaves])  # copies: a loader may use its arrays again
+        # Copies, as a loader may use its arrays again; in two calls, as tensors of torch do not know of a copy.
+        held.append([np.array(np.asarray(leaf)) for leaf in leaves])
         count += num
         if count >= size:
             whole = [np.concatenate(parts) for parts in zip(*held, strict=True)]
