@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks import accelerator, ahead_of_time, many_data_sets, many_functions, second_calls, sources
+from benchmarks import accelerator, ahead_of_time, functionals, many_data_sets, many_functions, second_calls, sources
 from benchmarks.peers import floor, ours, problem
 from benchmarks.peers.__main__ import check
 from benchmarks.peers.contenders import PEERS, TASKS, Contender, tolerance
@@ -129,6 +129,15 @@ def test_second_calls_compile_nothing():
 def test_many_functions_are_timed():
     ((P, M, ms, over, _),) = many_functions.main(["--functions", "3", "--sizes", "5", "--batch-size", "20"])
     assert (P, M) == (3, 5) and ms > 0 and over > 0
+
+
+def test_rows_with_nodes_cost_so_many_operations_for_each_inducing_point():
+    """O(B M): the same for twice as many rows, and hardly less for more points, among which the variance is shared out."""
+    found = functionals.main(["--rows", "20,40", "--points", "30,60", "--nodes", "3"])
+    of = {(name, B, M): count for name, B, M, count, _ in found}
+    for name in {row[0] for row in found}:
+        assert of[name, 40, 30] == pytest.approx(of[name, 20, 30], rel=0.02)
+        assert of[name, 20, 60] <= of[name, 20, 30] * 1.01
 
 
 def test_many_data_sets_by_one_program_are_those_one_by_one(capsys):

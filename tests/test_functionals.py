@@ -457,6 +457,38 @@ def test_observed_gradients_give_the_exact_gp(by_one_natural_step):
         assert_marginals(f(at), *oracles.exact_predict(ORACLE, rows, y, noise, augmented(AT, n)), atol=1e-5)
 
 
+EDGES = np.linspace(-2.0, 2.0, 8)[:, None]
+BOX_NODES, BOX_WEIGHTS = np.polynomial.legendre.leggauss(12)
+IN_BOXES = EDGES[:-1, None] + (EDGES[1:] - EDGES[:-1])[:, None] * (BOX_NODES[:, None] + 1) / 2
+TRIPLES, SIGNED = np.linspace(-2.2, 2.2, 21).reshape(7, 3, 1), np.array([0.5, 1.0, -0.7])
+
+
+@pytest.mark.parametrize(
+    ("seen", "nodes", "weights"),
+    [
+        (ogp.Average(jnp.asarray(TRIPLES), jnp.asarray(SIGNED)), TRIPLES, SIGNED),
+        (ogp.Integral(jnp.asarray(EDGES[:-1]), jnp.asarray(EDGES[1:]), average=True), IN_BOXES, BOX_WEIGHTS / 2),
+        (ogp.Derivative(jnp.asarray(EDGES[:7]), 0), None, None),
+    ],
+    ids=["weighted sums", "integrals", "slopes"],
+)
+def test_what_is_observed_gives_the_exact_gp(seen, nodes, weights):
+    """Each kind as y and as the inducing variables, M = N: one natural step, and values of f are those of the exact GP."""
+    y = np.cos(np.arange(7.0))
+
+    def model(y):
+        f = ogp.gp("f", KERNEL, seen, jitter=1e-13)
+        with numpyro.plate("data", 7):
+            numpyro.sample("y", likelihoods.Gaussian(f(seen), NOISE), obs=y)
+
+    guide, params, elbo = fit(model, (jnp.asarray(y),))
+    rows = of_one_node(augmented(EDGES[:7], 1)) if nodes is None else summed(nodes, weights)
+    k = oracles.of_sums(ORACLE)
+    np.testing.assert_allclose(elbo, oracles.exact_log_marginal(k, rows, y, NOISE**2), atol=1e-6)
+    expected = oracles.exact_predict(k, rows, y, NOISE**2, of_one_node(augmented(AT, 0)))
+    assert_marginals(ogp.posterior(model, guide, params, jnp.asarray(y))["f"](jnp.asarray(AT)), *expected)
+
+
 def test_bounds_with_few_points_and_the_tightened_one(slopes_seen):
     at, y, slope = slopes_seen
     rows, both, noise = dense_data()

@@ -485,6 +485,8 @@ def test_fit_refuses_tasks_that_are_none(counts):
         (lambda X, t: Tasks(X, t[:-1]), ValueError, r"`task` must have shape \(\) or \(B,\) = \(17,\).*got \(16,\)"),
         (lambda X, t: Tasks(X, t[:, None]), ValueError, r"got \(17, 1\).*task\[:, 0\]"),
         (lambda X, t: Tasks(X, t > 1), TypeError, "indices of tasks.*got an array of bool"),
+        (lambda X, t: Tasks(X, np.array(list("abc"))[t]), TypeError, "got names or objects.*numpy.unique"),
+        (lambda X, t: ogp.concatenate([Tasks(X, t), X]), TypeError, r"Tasks\(concatenate\(\[...\]\), task\)"),
         (lambda X, t: Tasks(X[:, :1], t), ValueError, "D = 2"),
         (lambda X, t: Tasks(X.astype(np.float32), t), TypeError, "nothing is cast silently"),
         (lambda X, t: Tasks(X, t, own=OWN), ValueError, "`own` goes with `mixing`"),

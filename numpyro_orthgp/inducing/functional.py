@@ -280,6 +280,10 @@ def concatenate(rows: Sequence[Functional | ArrayLike]) -> Functional:
     """
     parts: list[Functional] = []
     for part in rows:
+        if not isinstance(part, Functional) and hasattr(part, "places"):  # Tasks, which are asked of several functions
+            raise TypeError(
+                "`concatenate` goes inside of Tasks: Tasks(concatenate([...]), task), a task for each row of all."
+            )
         if isinstance(part, Concatenated):
             parts += part.parts
         else:

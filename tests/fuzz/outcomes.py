@@ -131,7 +131,7 @@ def _area_poisson(y, f, w):
 
 
 def _bound_poisson(y, m, v, w):
-    """Law et al. 2018, Sec. 3: expectations of the sum, and of its logarithm by log-sum-exp of means."""
+    """Law et al. 2018: expectations of the sum, and of its logarithm by log-sum-exp of means."""
     return y * np.log(_rate(m, w)) - _rate(m + v / 2, w) - gammaln(y + 1)
 
 
