@@ -26,7 +26,7 @@ BOXES = kernels.RBF(0.5)  # has a closed form
 
 def kinds(X: Any, num_nodes: int) -> dict[str, tuple[Any, Functional]]:
     """Functionals of as many rows as X has."""
-    nodes = X[:, None] + 0.1 * jax.random.normal(jax.random.PRNGKey(0), (len(X), num_nodes, X.shape[1]))
+    nodes = X[:, None] + 0.1 * jax.random.normal(jax.random.PRNGKey(0), (len(X), num_nodes, X.shape[1]), X.dtype)
     return {
         "values": (KERNEL, ogp.concatenate([X])),
         "slopes": (KERNEL, ogp.Derivative(X, 0)),
@@ -47,21 +47,26 @@ def operations(*args: Any) -> float:
     return (found[0] if isinstance(found, list) else found)["flops"]
 
 
+def case(name: str, B: int, M: int, num_nodes: int) -> tuple[Any, Functional, Any]:
+    rng = np.random.default_rng(0)
+    X, Z = (jnp.asarray(rng.uniform(size=(n, 2)), jnp.float32) for n in (B, M))
+    kernel, rows = kinds(X, num_nodes)[name]
+    return kernel, rows.checked(2, jnp.float32), Z
+
+
 def main(argv: list[str] | None = None) -> list[tuple[str, int, int, float, float]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("--rows", "1000,4000"), ("--points", "64,256")):
         parser.add_argument(name, type=lambda text: [int(n) for n in text.split(",")], default=default)
     parser.add_argument("--nodes", type=int, default=8)
     args = parser.parse_args(argv)
-    rng, found = np.random.default_rng(0), []
+    found = []
     print(f"{'rows are':28s}{'B':>7s}{'M':>6s}{'operations / B M':>18s}{'ns / B M':>10s}")
     for name in kinds(jnp.zeros((1, 2)), args.nodes):
         for B in args.rows:
             for M in args.points:
-                X, Z = (jnp.asarray(rng.uniform(size=(n, 2)), jnp.float32) for n in (B, M))
-                kernel, rows = kinds(X, args.nodes)[name]
-                case = kernel, rows.checked(2, jnp.float32), Z
-                count, ns = operations(*case) / (B * M), 1e9 * seconds(moments, *case) / (B * M)
+                of = case(name, B, M, args.nodes)
+                count, ns = operations(*of) / (B * M), 1e9 * seconds(moments, *of) / (B * M)
                 found.append((name, B, M, count, ns))
                 print(f"{name:28s}{B:7d}{M:6d}{count:18.1f}{ns:10.2f}", flush=True)
     return found

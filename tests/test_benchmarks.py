@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 
+import jax.numpy as jnp
 import pytest
 
 from benchmarks import accelerator, ahead_of_time, functionals, many_data_sets, many_functions, second_calls, sources
@@ -132,12 +133,10 @@ def test_many_functions_are_timed():
 
 
 def test_rows_with_nodes_cost_so_many_operations_for_each_inducing_point():
-    """O(B M): the same for twice as many rows, and hardly less for more points, among which the variance is shared out."""
-    found = functionals.main(["--rows", "20,40", "--points", "30,60", "--nodes", "3"])
-    of = {(name, B, M): count for name, B, M, count, _ in found}
-    for name in {row[0] for row in found}:
-        assert of[name, 40, 30] == pytest.approx(of[name, 20, 30], rel=0.02)
-        assert of[name, 20, 60] <= of[name, 20, 30] * 1.01
+    """O(B M): no more for each of them where there are twice as many of both."""
+    for name in functionals.kinds(jnp.zeros((1, 2), jnp.float32), 3):
+        few, many = (functionals.operations(*functionals.case(name, 20 * n, 30 * n, 3)) for n in (1, 2))
+        assert few < many <= 1.01 * 4 * few
 
 
 def test_many_data_sets_by_one_program_are_those_one_by_one(capsys):
