@@ -74,6 +74,11 @@ def plain(X1, X2=None):
     return jnp.asarray(VARIANCE)[(...,) + (None,) * K.ndim] * K
 
 
+def holding(lengthscale):
+    """One kernel for all functions."""
+    return lambda X1, X2=None: kernels.RBF(lengthscale)(*(X for X in (X1, X2) if X is not None))
+
+
 KERNELS = {
     "shared": kernels.RBF(0.8),
     "separate": SEPARATE,
@@ -83,6 +88,7 @@ KERNELS = {
     "loadings of three tasks": kernels.Coregion(jnp.asarray(W[:, :2]), jnp.asarray(V)).on(0) * SEPARATE.on(1),
     "lists": 2.0 * kernels.RBF([[0.5], [0.7], [1.2]]),
     "a function": plain,
+    "a function that holds arrays": holding(jnp.array([0.8])),
 }
 
 
