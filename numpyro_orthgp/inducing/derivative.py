@@ -58,7 +58,7 @@ class Derivative(Functional):
     :param places: the summands of the kernel that it is of, which ``f.term(...)`` sets; ``None`` for f as a whole.
     :raises TypeError: when used, if ``X`` or ``direction`` are not floating, or of another dtype than the inducing variables.
     :raises ValueError: when used, for wrong shapes; for a column that is not there; where the process has no such derivative
-        (Matern 1/2 none, Matern 3/2 no second, White, images).
+        (Matern 1/2 none, Matern 3/2 no second, White, images; of kernels that are functions, where values can be looked at).
     """
 
     X: ArrayLike

@@ -110,7 +110,7 @@ class Tasks:
         task = self.task if isinstance(self.task, jax.Array) else np.asarray(self.task)
         if task.dtype.kind in "OSU":
             raise TypeError(
-                f"`task` must hold indices of tasks, 0, 1, ...; got names or objects, such as {task.flat[0]!r}. Names become "
+                f"`task` must hold indices of tasks, 0, 1, ...; got names or objects, such as {np.ravel(task)[0]!r}. Names become "
                 "indices by numpy.unique(names, return_inverse=True)."
             )
         task = jnp.asarray(task)
