@@ -28,7 +28,7 @@ QUICK := architecture public_api equations errors clear_words products moments m
 
 .DEFAULT_GOAL := help
 EXAMPLES := one_call regression classification gplvm counts survey survival digits multitask deep deep_kernel convolutional spectral streaming nuts thompson \
-	large spatial neighbors seasons
+	large spatial neighbors seasons areal_counts
 
 # What `make oldest` and `make newest` run: bounds, errors, training, diagnostics and conversion, minutes each.
 VERSIONS := architecture public_api equations errors golden_svgp golden_collapsed moments natural_safety fit diagnostics sklearn plots \

@@ -33,6 +33,7 @@ NO_BAR = "--no-progress-bar"
 CARD = (480, 300)  # pixels
 # Which part of a picture its card shows, mostly one of its panels: left, top, right, bottom, as shares of the whole.
 PARTS = {
+    "areal_counts": (0.0, 0.036, 0.61, 0.487),
     "classification": (0.0, 0.34, 0.86, 0.645),
     "convolutional": (0.0, 0.08, 0.30, 0.92),
     "counts": (0.0, 0.0, 0.53, 1.0),

@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 import sys
 
+import jax.numpy as jnp
 import pytest
 
-from benchmarks import accelerator, ahead_of_time, collectives, many_data_sets, many_functions, second_calls, sources
+from benchmarks import (
+    accelerator,
+    ahead_of_time,
+    collectives,
+    functionals,
+    many_data_sets,
+    many_functions,
+    second_calls,
+    sources,
+)
 from benchmarks.peers import floor, ours, problem
 from benchmarks.peers.__main__ import check
 from benchmarks.peers.contenders import PEERS, TASKS, Contender, tolerance
@@ -168,6 +178,13 @@ def test_second_calls_compile_nothing():
 def test_many_functions_are_timed():
     ((P, M, ms, over, _),) = many_functions.main(["--functions", "3", "--sizes", "5", "--batch-size", "20"])
     assert (P, M) == (3, 5) and ms > 0 and over > 0
+
+
+def test_rows_with_nodes_cost_so_many_operations_for_each_inducing_point():
+    """O(B M): no more for each of them where there are twice as many of both."""
+    for name in functionals.kinds(jnp.zeros((1, 2), jnp.float32), 3):
+        few, many = (functionals.operations(*functionals.case(name, 20 * n, 30 * n, 3)) for n in (1, 2))
+        assert few < many <= 1.01 * 4 * few
 
 
 def test_many_data_sets_by_one_program_are_those_one_by_one(capsys):

@@ -108,6 +108,7 @@ EXAMPLES = {
     "one_call": ["one call", "trees", "linear regression", "mean"],
     "gplvm": ["GP-LVM", "nearest picture", "mean picture"],
     "counts": ["Poisson, exp", "Poisson, softplus", "NegativeBinomial", "ZeroInflated Poisson", "Poisson, no exposure"],
+    "areal_counts": ["sum", "sum, by marginals", "average of f", "centre"],
     "survey": ["Ordinal, probit", "Ordinal, logit", "Gaussian", "Categorical"],
     "survival": ["Exponential", "Weibull", "Gamma", "LogNormal", "censored as relapses", "censored thrown away"],
     "digits": ["SVGP, softmax, Adam", "SVGP, softmax", "SOLVE-GP, softmax", "SOLVE-GP, robust-max"],

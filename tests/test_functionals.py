@@ -17,6 +17,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.errors import with_checks
 from numpyro_orthgp.functions.function import GPFunction
 from tests import oracles, problems
 
@@ -457,6 +458,38 @@ def test_observed_gradients_give_the_exact_gp(by_one_natural_step):
         assert_marginals(f(at), *oracles.exact_predict(ORACLE, rows, y, noise, augmented(AT, n)), atol=1e-5)
 
 
+EDGES = np.linspace(-2.0, 2.0, 8)[:, None]
+BOX_NODES, BOX_WEIGHTS = np.polynomial.legendre.leggauss(12)
+IN_BOXES = EDGES[:-1, None] + (EDGES[1:] - EDGES[:-1])[:, None] * (BOX_NODES[:, None] + 1) / 2
+TRIPLES, SIGNED = np.linspace(-2.2, 2.2, 21).reshape(7, 3, 1), np.array([0.5, 1.0, -0.7])
+
+
+@pytest.mark.parametrize(
+    ("seen", "nodes", "weights"),
+    [
+        (ogp.Average(jnp.asarray(TRIPLES), jnp.asarray(SIGNED)), TRIPLES, SIGNED),
+        (ogp.Integral(jnp.asarray(EDGES[:-1]), jnp.asarray(EDGES[1:]), average=True), IN_BOXES, BOX_WEIGHTS / 2),
+        (ogp.Derivative(jnp.asarray(EDGES[:7]), 0), None, None),
+    ],
+    ids=["weighted sums", "integrals", "slopes"],
+)
+def test_what_is_observed_gives_the_exact_gp(seen, nodes, weights):
+    """Each kind as y and as the inducing variables, M = N: one natural step, and values of f are those of the exact GP."""
+    y = np.cos(np.arange(7.0))
+
+    def model(y):
+        f = ogp.gp("f", KERNEL, seen, jitter=1e-13)
+        with numpyro.plate("data", 7):
+            numpyro.sample("y", likelihoods.Gaussian(f(seen), NOISE), obs=y)
+
+    guide, params, elbo = fit(model, (jnp.asarray(y),))
+    rows = of_one_node(augmented(EDGES[:7], 1)) if nodes is None else summed(nodes, weights)
+    k = oracles.of_sums(ORACLE)
+    np.testing.assert_allclose(elbo, oracles.exact_log_marginal(k, rows, y, NOISE**2), atol=1e-6)
+    expected = oracles.exact_predict(k, rows, y, NOISE**2, of_one_node(augmented(AT, 0)))
+    assert_marginals(ogp.posterior(model, guide, params, jnp.asarray(y))["f"](jnp.asarray(AT)), *expected)
+
+
 def test_bounds_with_few_points_and_the_tightened_one(slopes_seen):
     at, y, slope = slopes_seen
     rows, both, noise = dense_data()
@@ -673,6 +706,56 @@ def test_rough_kernels_are_refused(kernel, dims, message):
         f = ogp.gp("f", kernel, jnp.array([[0.0, 0.5], [1.0, -0.4]]))
     with pytest.raises(ValueError, match=message):
         f(ogp.Derivative(jnp.zeros((3, 2)), dims))
+
+
+def as_function(kernel):
+    return lambda A, B=None: kernel(A) if B is None else kernel(A, B)
+
+
+def with_a_root(A, B=None):
+    r = jnp.zeros(len(A)) if B is None else jnp.sqrt(((A[:, None] - B) ** 2).sum(-1))
+    return (1 + r) * jnp.exp(-r)
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [(np.float64, 1e-2), (np.float32, 1e3)])
+def test_values_tell_of_kernels_that_are_functions(dtype, unit):
+    """So they do of tinygp's."""
+    X = unit * jnp.linspace(-2.0, 2.0, 4, dtype=dtype)[:, None]
+    first, second, along = (
+        ogp.Derivative(X, 0),
+        ogp.Derivative(X, (0, 0)),
+        ogp.Derivative(X, direction=jnp.ones(1, dtype)),
+    )
+    first, second, along = (rows.checked(1, dtype) for rows in (first, second, along))
+    smooth, once, rough = (as_function(k(dtype(unit))) for k in (kernels.RBF, kernels.Matern32, kernels.Matern12))
+
+    def look(kernel, rows):
+        jax.jit(with_checks(lambda rows: rows.looked_at(kernel).num))(rows)[1].inspect()
+
+    for kernel, rows in ((smooth, second), (once, first), (1.5 * kernels.Function(smooth), along)):
+        look(kernel, rows)
+    mixed = kernels.RBF(dtype(unit)) + kernels.Function(rough)
+    for kernel, rows in ((rough, first), (once, second), (mixed, ogp.concatenate([first]))):
+        with pytest.raises(ValueError, match="has no such derivative: differences over short steps"):
+            look(kernel, rows)
+
+
+def test_functions_are_looked_at_before_they_are_used():
+    with numpyro.handlers.seed(rng_seed=0):
+        f = ogp.gp("f", with_a_root, jnp.linspace(-2.0, 2.0, 4)[:, None])
+    rows = ogp.Derivative(jnp.zeros((2, 1)), 0)
+    for asked in (f, f.joint):
+        with pytest.raises(ValueError, match="is NaN where two inputs coincide"):
+            asked(rows)
+
+
+def test_white_noise_has_no_integral():
+    with numpyro.handlers.seed(rng_seed=0):
+        f = ogp.gp("f", kernels.RBF() + 0.3 * kernels.White(0.5), jnp.zeros((1, 1)))
+    box = ogp.Integral(jnp.zeros((1, 1)), jnp.ones((1, 1)))
+    with pytest.raises(ValueError, match="White noise has no integral"):
+        f(box)
+    assert jnp.isfinite(f.term(0)(box).variance).all()
 
 
 def test_smooth_columns_and_terms_have_derivatives_beside_rough_ones():

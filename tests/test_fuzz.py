@@ -52,10 +52,10 @@ def draws_row_by_row(patch):
 @pytest.mark.parametrize(
     ("plant", "seed", "says"),
     [
-        (free_tightening, 11, "bound: ELBO"),
+        (free_tightening, 4, "bound: ELBO"),
         (larger_variances, 2, "bound: ELBO"),
-        (lost_derivatives, 3, "gradient: slope"),
-        (draws_row_by_row, 52, "bound: ELBO"),
+        (lost_derivatives, 22, "gradient: slope"),
+        (draws_row_by_row, 0, "bound: ELBO"),
     ],
 )
 def test_planted_faults_are_found(plant, seed, says, monkeypatch):

@@ -384,6 +384,16 @@ def test_nuts_has_the_same_posterior(areas):
             r"broadcast to the shape \(4,\).*got \(12,\)",
         ),
         (lambda m: L.BinomialOfAverage(m, W, 2.5), ValueError, "`total_count` must be whole"),
+        (
+            lambda m: L.PoissonOfSum(m, W.T).log_prob(COUNTS),
+            ValueError,
+            r"`obs` has 4 areas, and `weights` have 3: .*weights.T",
+        ),
+        (
+            lambda m: L.NegativeBinomialOfSum(m, W.T, np.ones(4)),
+            ValueError,
+            r"`concentration` has 4 areas, and `weights` have 3: shape \(B, Q\) = \(3, 4\)",
+        ),
         (lambda m: L.PoissonOfSum(m, W).log_prob(np.ones(12)), ValueError, r"must have shape \(4,\).*got \(12,\)"),
         (lambda m: L.PoissonOfSum(m, W).log_prob(np.array([1, 2, -1, 0])), ValueError, "support of PoissonOfSum"),
     ],

@@ -74,6 +74,11 @@ def plain(X1, X2=None):
     return jnp.asarray(VARIANCE)[(...,) + (None,) * K.ndim] * K
 
 
+def holding(lengthscale):
+    """One kernel for all functions."""
+    return lambda X1, X2=None: kernels.RBF(lengthscale)(*(X for X in (X1, X2) if X is not None))
+
+
 KERNELS = {
     "shared": kernels.RBF(0.8),
     "separate": SEPARATE,
@@ -83,6 +88,7 @@ KERNELS = {
     "loadings of three tasks": kernels.Coregion(jnp.asarray(W[:, :2]), jnp.asarray(V)).on(0) * SEPARATE.on(1),
     "lists": 2.0 * kernels.RBF([[0.5], [0.7], [1.2]]),
     "a function": plain,
+    "a function that holds arrays": holding(jnp.array([0.8])),
 }
 
 
@@ -485,6 +491,8 @@ def test_fit_refuses_tasks_that_are_none(counts):
         (lambda X, t: Tasks(X, t[:-1]), ValueError, r"`task` must have shape \(\) or \(B,\) = \(17,\).*got \(16,\)"),
         (lambda X, t: Tasks(X, t[:, None]), ValueError, r"got \(17, 1\).*task\[:, 0\]"),
         (lambda X, t: Tasks(X, t > 1), TypeError, "indices of tasks.*got an array of bool"),
+        (lambda X, t: Tasks(X, np.array(list("abc"))[t]), TypeError, "got names or objects.*numpy.unique"),
+        (lambda X, t: ogp.concatenate([Tasks(X, t), X]), TypeError, r"Tasks\(concatenate\(\[...\]\), task\)"),
         (lambda X, t: Tasks(X[:, :1], t), ValueError, "D = 2"),
         (lambda X, t: Tasks(X.astype(np.float32), t), TypeError, "nothing is cast silently"),
         (lambda X, t: Tasks(X, t, own=OWN), ValueError, "`own` goes with `mixing`"),

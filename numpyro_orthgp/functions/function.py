@@ -291,7 +291,7 @@ class GPFunction:
                 f"Groups of rows are of values of f at inputs, not of functionals or terms of it; got {type(X).__name__}. Leave "
                 "`group_size` out for this gp: group_size={'another gp': 16}."
             )
-        return X.checked(*self._kind)
+        return X.checked(*self._kind).looked_at(self.kernel)
 
     @property
     def _kind(self) -> tuple[int | None, Any]:

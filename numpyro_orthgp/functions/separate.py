@@ -109,7 +109,7 @@ def _separated(f: Any, X: Rows) -> tuple[Any, list[bool]]:
         )
     marks = replace(
         f,
-        kernel=jax.tree.unflatten(jax.tree.structure(kernel), own),
+        kernel=own,  # in its order; a closure holds no truth values
         features=tuple(map(_points, f.features)),
         blocks=tuple(map(_block, f.blocks)),
         beliefs=tuple(map(_belief, f.beliefs)),

@@ -19,6 +19,7 @@ from numpyro_orthgp.inducing.feature import Feature
 from numpyro_orthgp.inducing.functional import Concatenated, Evaluated, Functional, common_places
 from numpyro_orthgp.inducing.points import InducingPoints
 from numpyro_orthgp.kernels.boxes import box_terms, boxes_with_boxes, boxes_with_points
+from numpyro_orthgp.kernels.smoothness import has_white
 from numpyro_orthgp.kernels.summands import Place, select
 from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
@@ -182,6 +183,13 @@ class Integral(Functional):
             )
         inspect(_refuse_inverted, lower, upper)
         return replace(self, lower=lower, upper=upper)
+
+    def check(self, kernel: Any) -> None:
+        if has_white(kernel):
+            raise ValueError(
+                "White noise has no integral: nodes would average so many draws of it. Leave it to the likelihood's noise, or ask "
+                "for the integral of the other terms: f.term(...)(Integral(lower, upper))."
+            )
 
     def is_exact(self, kernel: Any) -> bool:
         return self.exact and self._terms(kernel) is not None

@@ -3,7 +3,9 @@ r"""Derivatives of f: slopes, curvatures, along columns of the inputs or along d
 The covariances are derivatives of the kernel, :math:`\mathrm{cov}(f(z), \partial_d f(x)) = \partial k(z, x) / \partial x_d` and
 :math:`\mathrm{cov}(\partial_d f(x), \partial_e f(x')) = \partial^2 k(x, x') / \partial x_d \partial x'_e` (Rasmussen and
 Williams 2006, Sec. 9.4), taken by forward differentiation of the kernel itself: all rows in one pass, at about twice the cost of
-values for each order. Kernels are written such that this is right where two inputs coincide.
+values for each order. Kernels are written such that this is right where two inputs coincide. Whether a kernel of others is, and
+whether its process has the derivative at all, is seen where values can be looked at: a difference of two values nearby then has the
+variance of the derivative, and far more where there is a kink, whose own derivative may be zero.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, check_integer, check_same_dtype
-from numpyro_orthgp.inducing.functional import Evaluated, Functional
-from numpyro_orthgp.kernels.smoothness import check_smooth
-from numpyro_orthgp.kernels.summands import Place
+from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, check_integer, check_same_dtype, inspect
+from numpyro_orthgp.inducing.functional import Evaluated, Functional, Values
+from numpyro_orthgp.kernels.smoothness import check_smooth, is_known
+from numpyro_orthgp.kernels.summands import Place, select
+from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Derivative"]
@@ -54,7 +58,7 @@ class Derivative(Functional):
     :param places: the summands of the kernel that it is of, which ``f.term(...)`` sets; ``None`` for f as a whole.
     :raises TypeError: when used, if ``X`` or ``direction`` are not floating, or of another dtype than the inducing variables.
     :raises ValueError: when used, for wrong shapes; for a column that is not there; where the process has no such derivative
-        (Matern 1/2 none, Matern 3/2 no second, White, images).
+        (Matern 1/2 none, Matern 3/2 no second, White, images; of kernels that are functions, where values can be looked at).
     """
 
     X: ArrayLike
@@ -98,6 +102,26 @@ class Derivative(Functional):
         dims = (None,) if self.direction is not None else self.dim
         check_smooth(kernel, dims if isinstance(dims, tuple) else (dims,), jnp.shape(self.X)[-1])
 
+    def looked_at(self, kernel: Any) -> Derivative:
+        part = select(kernel, self.places)
+        if not is_known(part):
+            few = jax.tree.map(lambda a: a[:5], self)
+            variance, by_differences, rounding = few._both_ways(part)
+            inspect(_refuse_kinks, variance, by_differences, rounding)
+        return self
+
+    @one_program
+    def _both_ways(self, kernel: Any) -> tuple[Array, Array, Array]:
+        """The variance, that of a difference of derivatives of one order less, over twice the step, and its rounding error."""
+        X, dims = jnp.asarray(self.X), self.dim if isinstance(self.dim, tuple) else ()
+        along = jnp.zeros_like(X).at[:, dims[-1]].set(1) if dims else jnp.asarray(self.direction)
+        eps = jnp.finfo(X.dtype).eps
+        h = eps**0.25 * jnp.maximum(1, jnp.abs(X).max())
+        ends = [Derivative(X + s * h * along, dims[:-1]) if dims[1:] else Values(X + s * h * along) for s in (1, -1)]
+        a, b = (end.variance(kernel) for end in ends)
+        between = jnp.diagonal(ends[0].covariance(kernel, ends[1]), axis1=-2, axis2=-1)
+        return self.variance(kernel), (a + b - 2 * between) / (4 * h**2), 16 * eps * (a + b) / h**2
+
     def apply(self, function: Evaluated) -> Array:
         X = jnp.asarray(self.X)
         if self.direction is not None:
@@ -105,6 +129,21 @@ class Derivative(Functional):
         for dim in self.dim if isinstance(self.dim, tuple) else (self.dim or 0,):
             function = _along(function, jnp.zeros_like(X).at[..., dim].set(1))
         return function(X)
+
+
+def _refuse_kinks(variance: Array, by_differences: Array, rounding: Array) -> None:
+    if np.isnan(variance).any() and not np.isnan(by_differences).any():
+        raise ValueError(
+            "The derivative of the kernel is NaN where two inputs coincide, as that of a square root of zero is. Write the kernel "
+            "such that it has one there (jnp.where on both sides of the root), or take one of numpyro_orthgp.kernels."
+        )
+    if (np.asarray(by_differences) > 4 * np.asarray(variance) + np.asarray(rounding)).all():
+        raise ValueError(
+            "A process with this kernel has no such derivative: differences over short steps vary with "
+            f"{float(np.max(by_differences)):.3g}, the derivative of the kernel says {float(np.max(variance)):.3g}. It has a kink "
+            "where two inputs coincide. Take a smoother kernel, or the derivative of the other terms alone: "
+            "f.term(...)(Derivative(X, dim))."
+        )
 
 
 def _along(function: Evaluated, directions: Array) -> Evaluated:

@@ -81,6 +81,10 @@ class Functional(abc.ABC):
     def check(self, kernel: Any) -> None:  # noqa: B027
         """Refuse a kernel whose process does not have this functional; that of the summands which it is of."""
 
+    def looked_at(self, kernel: Any) -> Functional:
+        """Self, refused as by :meth:`check` for a kernel of which only values tell, where these can be looked at."""
+        return self
+
     def is_exact(self, kernel: Any) -> bool:
         """Whether covariances with values and other functionals are known otherwise than by :meth:`apply`."""
         return False
@@ -218,6 +222,9 @@ class Concatenated(Functional):
     def of(self, places: tuple[Place, ...]) -> Concatenated:
         return replace(self, parts=tuple(part.of(places) for part in self.parts))
 
+    def looked_at(self, kernel: Any) -> Concatenated:
+        return replace(self, parts=tuple(part.looked_at(kernel) for part in self.parts))
+
     def covariance(self, kernel: KernelLike, other: Feature) -> Array:
         return join([part.covariance(kernel, other) for part in self.parts], -2, event_dim=2)
 
@@ -280,6 +287,10 @@ def concatenate(rows: Sequence[Functional | ArrayLike]) -> Functional:
     """
     parts: list[Functional] = []
     for part in rows:
+        if not isinstance(part, Functional) and hasattr(part, "places"):  # Tasks, which are asked of several functions
+            raise TypeError(
+                "`concatenate` goes inside of Tasks: Tasks(concatenate([...]), task), a task for each row of all."
+            )
         if isinstance(part, Concatenated):
             parts += part.parts
         else:

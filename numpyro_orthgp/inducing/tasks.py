@@ -107,7 +107,13 @@ class Tasks:
             X: Any = self.X.checked(dim, dtype)
         else:
             X = check_same_dtype("X", check_inputs("X", self.X, dim=dim), dtype)
-        task = jnp.asarray(self.task)
+        task = self.task if isinstance(self.task, jax.Array) else np.asarray(self.task)
+        if task.dtype.kind in "OSU":
+            raise TypeError(
+                f"`task` must hold indices of tasks, 0, 1, ...; got names or objects, such as {np.ravel(task)[0]!r}. Names become "
+                "indices by numpy.unique(names, return_inverse=True)."
+            )
+        task = jnp.asarray(task)
         if not (jnp.issubdtype(task.dtype, jnp.integer) or jnp.issubdtype(task.dtype, jnp.floating)):
             raise TypeError(f"`task` must hold indices of tasks, 0, 1, ...; got an array of {task.dtype}.")
         if task.shape not in ((), (len(X),)):

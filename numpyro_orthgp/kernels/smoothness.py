@@ -3,8 +3,8 @@ r"""How many derivatives a process has, and which part of a kernel has too few.
 A process with a Matern kernel of order :math:`\nu` has the mean-square derivatives of orders below :math:`\nu`
 (Rasmussen and Williams 2006, Sec. 4.2.1): of order 1/2 none, 3/2 one, 5/2 two. The arc-cosine kernel of order n is that of
 units :math:`\max(0, a)^n`, which have n; that of order 0 jumps. A sum has what all its summands have, and a product, by
-Leibniz' rule, what each factor has in the columns that it sees. Of kernels that are functions, or classes of the user's own,
-nothing is known, and nothing is refused.
+Leibniz' rule, what each factor has in the columns that it sees. Of kernels that are functions, tinygp's, or classes of the user's
+own nothing is known (:func:`is_known`); their values tell, see ``inducing/derivative.py``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,35 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_orthgp.kernels.base import Named, Product, Restricted, Scaled, Sum
+from numpyro_orthgp.kernels.base import Function, Named, Product, Restricted, Scaled, Sum
 from numpyro_orthgp.kernels.convolutional import Convolutional
 from numpyro_orthgp.kernels.coregion import Coregion
 from numpyro_orthgp.kernels.dot_product import ArcCosine
 from numpyro_orthgp.kernels.stationary import Matern12, Matern32, Matern52
 from numpyro_orthgp.kernels.white import White
 
-__all__ = ["check_smooth"]
+__all__ = ["check_smooth", "has_white", "is_known"]
 
 _ORDERS: dict[Any, float] = {Matern12: 0, Matern32: 1, Matern52: 2, White: 0, Coregion: 0, Convolutional: 0}
+
+
+_AROUND = (Scaled, Named, Restricted)
+
+
+def is_known(kernel: Any) -> bool:
+    """Whether all parts of a kernel are of this package, and none is a plain function."""
+    if type(kernel) in (Sum, Product):
+        return is_known(kernel.left) and is_known(kernel.right)
+    if type(kernel) in _AROUND:
+        return is_known(kernel.kernel)
+    return type(kernel) is not Function and type(kernel).__module__.startswith(__name__.rpartition(".")[0] + ".")
+
+
+def has_white(kernel: Any) -> bool:
+    """Whether white noise is a part of a kernel."""
+    if type(kernel) in (Sum, Product):
+        return has_white(kernel.left) or has_white(kernel.right)
+    return has_white(kernel.kernel) if type(kernel) in _AROUND else type(kernel) is White
 
 
 def check_smooth(kernel: Any, dims: tuple[int | None, ...], num_dims: int) -> None:

@@ -75,6 +75,7 @@ class OfSum(ExpectedLikelihood):
         self.link = check_option("link", link, self.links)
         self._take_weights(marginals, weights)
         for name, (value, allowed) in of_areas.items():
+            self._refuse_transposed(name, jnp.shape(value))
             setattr(self, name, self._parameter(marginals, name, value, allowed))
         self.by_marginals = bool(by_marginals)
         super().__init__(marginals, integrator=integrator or _RULE, validate_args=validate_args)
@@ -92,6 +93,19 @@ class OfSum(ExpectedLikelihood):
             )
         inspect(partial(_refuse_weights, type(self).__name__), w)
         self.weights = jnp.broadcast_to(w, shape)
+
+    def _refuse_transposed(self, name: str, shape: tuple[int, ...]) -> None:
+        """Weights of shape (Q, B) fit f(X) as well; that areas are as many as their nodes should be tells of it."""
+        B, Q = self.weights.shape
+        if shape and 1 < shape[-1] == Q != B:
+            raise ValueError(
+                f"`{name}` has {Q} areas, and `weights` have {B}: shape (B, Q) = {(B, Q)}, a row of {Q} nodes for each area. Did "
+                f"you mean weights.T? The Q inputs of one area are beside each other in f(X)."
+            )
+
+    def check(self, y: Array, name: str = "obs", mask: Any = True) -> None:
+        self._refuse_transposed(name, y.shape)
+        super().check(y, name, mask)
 
     @property
     def _link(self) -> Any:

@@ -6,7 +6,7 @@ model declares and whose value is looked up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +77,28 @@ def code(tree: Tree) -> str:
         case "Polynomial":
             return f"kernels.Polynomial({', '.join(map(number, parts))})"
     return f"kernels.{name}({', '.join(map(number, parts))})"
+
+
+def parts_of(tree: Tree) -> list[Tree]:
+    """Summands from left to right, as ``f.term`` counts them."""
+    name, *parts = tree
+    if name == "sum":
+        return [part for side in parts for part in parts_of(side)]
+    if name in ("scaled", "on"):
+        return [(name, part, parts[1]) for part in parts_of(parts[0])]
+    return [tree]
+
+
+def dense_of_terms(tree: Tree, values: Mapping[str, Any], p: int, terms: Sequence[tuple[int, ...]]) -> Dense:
+    """Covariances of f and of some of its summands: the last column of inputs says which of ``terms`` a row is of."""
+    parts = [dense(part, values, p) for part in parts_of(tree)]
+    member = np.array([[not term or s in term for s in range(len(parts))] for term in terms])
+
+    def kernel(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        a, b = member[A[:, -1].astype(int)], member[B[:, -1].astype(int)]
+        return sum(k(A[:, :-1], B[:, :-1]) * np.outer(a[:, s], b[:, s]) for s, k in enumerate(parts))
+
+    return kernel
 
 
 def dense(tree: Tree, values: Mapping[str, Any], p: int = 0) -> Dense:

@@ -10,7 +10,8 @@ import numpy as np
 
 from tests.fuzz import covariances, witnesses
 from tests.fuzz.covariances import LOW_RANK, Hyper, Tree
-from tests.fuzz.outcomes import OUTCOMES
+from tests.fuzz.functionals import SLOPES
+from tests.fuzz.outcomes import AREAS, OUTCOMES
 from tests.fuzz.programs import GP, Program, Site
 from tests.fuzz.views import View
 
@@ -36,6 +37,9 @@ VIEWS = {
     "two sites": 1,
     "two calls": 1,
     "beside": 1,
+    "rows": 5,
+    "tasks": 3,
+    "areas": 2,
 }
 SINGLE = [name for name, o in OUTCOMES.items() if o.columns == 1]
 DRAWABLE = [name for name in SINGLE if OUTCOMES[name].plain]
@@ -57,6 +61,8 @@ def chance(rng: Rng, p: float) -> bool:
     return bool(rng.uniform() < p)
 
 
+# Kinds of rows of a functional.
+ROWS = {"values": 1, "average": 2, "centred": 1, "slope": 2, "curvature": 1, "direction": 1, "both": 1, "integral": 2}
 BY_ROW = ("plain", "independent", "shifted", "scaled", "mixed", "picked", "stacked", "summed", "added", "beside")
 # Beyond these exponentials of eta have averages that no number of draws finds.
 LARGEST_VARIANCE, LARGEST_MEAN = 2.5, 4.0
@@ -94,15 +100,27 @@ def attempted(seed: int, attempt: int) -> Program:
     N, D = int(rng.integers(4, 7)), int(rng.integers(1, 3))
     tasks = D == 2 and chance(rng, 0.15)
     view = pick(rng, VIEWS)
+    rows = pick(rng, ROWS if view == "rows" else {"values": 2, "slope": 1 if view == "tasks" else 0})
+    tasks = tasks and rows not in ("integral", "direction")
     X = points(rng, N, D, tasks)
-    P = {"outputs": 2, "mixed": int(rng.integers(1, 4)), "picked": 2, "classes": 3}.get(view)
+    P = {
+        "outputs": 2,
+        "mixed": int(rng.integers(1, 4)),
+        "picked": 2,
+        "classes": 3,
+        "tasks": int(rng.integers(2, 4)),
+    }.get(view)
+    P = 2 if view == "rows" and chance(rng, 0.2) else P
     guide = pick(rng, {"auto": 7, "hand": 2, "natural": 1, "sampled": 1, "normal": 1})
     num_gps = 2 if view in ("stacked", "summed", "added", "two sites", "beside") else 1
-    gps = tuple(draw_gp(rng, "fg"[i], X, P, guide, tasks, dtype) for i in range(num_gps))
+    gps = tuple(draw_gp(rng, "fg"[i], X, P, guide, tasks, dtype, rows) for i in range(num_gps))
     if view in ("stacked", "summed", "two sites") and guide not in ("normal",):
         gps = tuple(replace(g, residual=gps[0].residual) for g in gps)
     plate = pick(rng, {"rows": 6, "event": 2, "scale": 1, "more": 1})
-    sites = tuple(draw_sites(rng, view, X, P, tasks))
+    if view in ("rows", "tasks", "areas"):
+        sites = (draw_functional(rng, view, rows, X, gps[0], guide, tasks),)
+    else:
+        sites = tuple(draw_sites(rng, view, X, P, tasks))
     if plate == "more":
         if all(site.view.kind in BY_ROW for site in sites):  # draws outside of the plate would not be weighed with it
             sites = tuple(replace(s, inside=True) for s in sites)
@@ -133,8 +151,9 @@ def points(rng: Rng, num: int, D: int, tasks: bool, others: Any = ()) -> Any:
     return rounded(found[start:])
 
 
-def draw_kernel(rng: Rng, D: int, P: int | None, tasks: bool, name: str, guide: str) -> Tree:
-    """A tree whose first variance and lengthscale may be hyperparameters of the model."""
+def draw_kernel(rng: Rng, D: int, P: int | None, tasks: bool, name: str, guide: str, rows: str) -> Tree:
+    """A tree whose first variance and lengthscale may be hyperparameters of the model; smooth where slopes are seen."""
+    smooth = rows in SLOPES
     leading = P is not None and chance(rng, 0.4)
 
     def hyper(suffix: str, shape: tuple[int, ...]) -> Any:
@@ -144,7 +163,8 @@ def draw_kernel(rng: Rng, D: int, P: int | None, tasks: bool, name: str, guide: 
 
     dims = D - tasks
     shape: tuple[int, ...] = (P, dims) if leading else (dims,) if chance(rng, 0.5) else ()
-    family = pick(rng, {"RBF": 3, "Matern12": 1, "Matern32": 2, "Matern52": 2, "RationalQuadratic": 1})
+    rough = {} if smooth else {"Matern12": 1, "Matern32": 2, "Matern52": 2}
+    family = pick(rng, {"RBF": 3, **rough, "RationalQuadratic": 1})
     tree: Tree = (family, hyper("lengthscale", shape))
     if family == "RationalQuadratic":
         tree = (*tree, rounded(rng.uniform(0.5, 2.0, (P,) if leading else ())))
@@ -152,23 +172,23 @@ def draw_kernel(rng: Rng, D: int, P: int | None, tasks: bool, name: str, guide: 
         W, kappa = rounded(rng.normal(size=(2, 2))), rounded(rng.uniform(0.1, 0.5, 2))
         tree = ("product", ("on", tree, tuple(range(dims))), ("on", ("Coregion", W, kappa), (D - 1,)))
     elif chance(rng, 0.4):
-        other = draw_other(rng, D)
+        other = draw_other(rng, D, rows)
         if D == 2 and chance(rng, 0.3):
-            other = ("on", draw_other(rng, 1), (int(rng.integers(2)),))
+            other = ("on", draw_other(rng, 1, rows), (int(rng.integers(2)),))
         tree = (("sum" if chance(rng, 0.6) else "product"), tree, other)
     if chance(rng, 0.75):
         tree = ("scaled", tree, hyper("variance", (P,) if leading else ()))
     if not leading and chance(rng, 0.12):
         tree = ("function", tree)
-    elif chance(rng, 0.12):
+    elif chance(rng, 0.12) and not smooth and rows != "integral":
         tree = ("sum", tree, ("White", rounded(rng.uniform(0.1, 0.5))))
     return tree
 
 
-def draw_other(rng: Rng, D: int) -> Tree:
-    name = pick(
-        rng, {"RBF": 1, "Matern32": 1, "Periodic": 2, "Linear": 2, "Constant": 1, "Polynomial": 1, "ArcCosine": 2}
-    )
+def draw_other(rng: Rng, D: int, rows: str) -> Tree:
+    rough = {} if rows in SLOPES else {"Matern32": 1, "ArcCosine": 2}
+    short = {} if rows == "curvature" else {"Periodic": 2}  # beside the steps of a witness by differences
+    name = pick(rng, {"RBF": 1, **rough, **short, "Linear": 2, "Constant": 1, "Polynomial": 1})
     numbers = {
         "Periodic": lambda: (rounded(rng.uniform(0.7, 1.5)), rounded(rng.uniform(1.5, 3.0))),
         "Polynomial": lambda: (2, rounded(rng.uniform(0.2, 0.6)), rounded(rng.uniform(0.3, 1.0))),
@@ -184,9 +204,11 @@ def expectable(rng: Rng) -> Tree:
     return ("scaled", trees[rng.integers(3)], rounded(rng.uniform(0.5, 2)))
 
 
-def draw_gp(rng: Rng, name: str, X: Any, P: int | None, guide: str, tasks: bool, dtype: str) -> GP:
+def draw_gp(
+    rng: Rng, name: str, X: Any, P: int | None, guide: str, tasks: bool, dtype: str, rows: str = "values"
+) -> GP:
     D = len(X[0])
-    tree = draw_kernel(rng, D, P, tasks, name, guide)
+    tree = draw_kernel(rng, D, P, tasks, name, guide, rows)
     own = P is not None and not tasks and chance(rng, 0.2)  # points of each function's own
     sizes = rng.integers(1, 4, pick_count(rng))
     every = (
@@ -300,6 +322,61 @@ def draw_sites(rng: Rng, view: str, X: Any, P: int | None, tasks: bool) -> list[
     return [site("y", View(view, ("f",), False, more), SINGLE)]
 
 
+def draw_functional(rng: Rng, view: str, rows: str, X: Any, g: GP, guide: str, tasks: bool) -> Site:
+    """A site that sees functionals, tasks or areas, of f or of a term of it."""
+    N, D = np.shape(X)
+    parts, opaque = len(covariances.parts_of(g.tree)), "function" in covariances.names(g.tree)
+    term = tuple(sorted(rng.permutation(parts)[: 1 + (parts > 2)].tolist())) if parts > 1 and chance(rng, 0.5) else ()
+    if opaque and g.num_latents is not None:
+        term = ()
+    if view == "areas":
+        biased = guide in ("sampled", "normal")  # for a bound of means and variances it matters what is drawn
+        outcome = str(rng.choice([a for a in AREAS if not (biased and OUTCOMES[a].bound)]))
+        Q = OUTCOMES[outcome].columns
+        nodes = rounded(np.reshape(points(rng, N * Q, D, tasks), (N, Q, D)))
+        return draw_site(rng, "y", View("areas", ("f",), False, (("nodes", nodes),), 0, rows, term), [outcome], N)
+    drawn = chance(rng, 0.25)
+    arrays = of_tasks(rng, N, g.num_latents) if view == "tasks" else of_rows(rng, rows, X, g, tasks, term)
+    shape = (N, 2) if view == "rows" and g.num_latents else N
+    v = View(view, ("f",), drawn, arrays, 0, rows, term)
+    return draw_site(rng, "y", v, DRAWABLE if drawn else SINGLE, shape)
+
+
+def of_tasks(rng: Rng, N: int, P: int | None) -> tuple[tuple[str, Any], ...]:
+    """Tasks, and where they mix the functions how: P = L, or L + T with T = P - 1."""
+    kind = pick(rng, {"independent": 2, "mixing": 1, "own": 1})
+    T = {"independent": P, "mixing": 3, "own": P - 1}[kind]
+    task = ("task", rounded(rng.integers(T, size=N)))
+    W = ("W", rounded(rng.uniform(0.4, 1.2, (1 if kind == "own" else P, T)) * rng.choice([-1, 1])))
+    return {"independent": (task,), "mixing": (task, W), "own": (task, W, ("own", rounded(rng.uniform(0.3, 1, T))))}[
+        kind
+    ]
+
+
+def of_rows(rng: Rng, rows: str, X: Any, g: GP, tasks: bool, term: tuple[int, ...]) -> tuple[tuple[str, Any], ...]:
+    """Nodes, directions and corners."""
+    N, D = np.shape(X)
+    if rows == "average":
+        nodes = np.reshape(points(rng, 2 * N, D, tasks), (N, 2, D))
+        return ("nodes", rounded(nodes)), ("w", rounded(rng.uniform(-1, 1, (N, 2))))
+    if rows == "centred":
+        return (("over", points(rng, 2, D, tasks)),)
+    if rows == "direction":
+        V = rng.normal(size=(N, D))
+        return (("V", rounded(V / np.linalg.norm(V, axis=1, keepdims=True))),)
+    if rows == "integral":
+        lower = np.array(X) - rng.uniform(0.1, 0.5, (N, D))
+        parts = [covariances.parts_of(g.tree)[i] for i in term] or [g.tree]
+        exact = all(set(covariances.names(part)) <= CLOSED for part in parts) and not _has_leading(g.tree)
+        upper = np.array(X) + rng.uniform(0.1, 0.5, (N, D))
+        return ("lower", rounded(lower)), ("upper", rounded(upper)), ("kind", (float(exact), float(chance(rng, 0.5))))
+    return ()
+
+
+# Kernels whose integrals over boxes are in closed form.
+CLOSED = {"RBF", "Constant", "sum", "product", "scaled", "on"}
+
+
 def weights(rng: Rng, N: int) -> Any:
     """Running sums, contrasts, or anything."""
     kind = rng.integers(3)
@@ -312,6 +389,8 @@ def draw_site(rng: Rng, name: str, view: View, outcomes: list[str], shape: Any) 
     outcome = "gaussian" if "gaussian" in outcomes and chance(rng, 0.3) else str(rng.choice(outcomes))
     o, N = OUTCOMES[outcome], shape if isinstance(shape, int) else shape[0]
     numbers = o.numbers(rng)
+    if outcome in AREAS:
+        numbers["w"] = rounded(rng.uniform(0.2, 1.0, (N, o.columns)))
     if outcome == "gaussian" and isinstance(shape, int) and chance(rng, 0.3):
         numbers = {"s": rounded(rng.uniform(0.3, 1.0, N))}
     size = (shape,) if isinstance(shape, int) else shape

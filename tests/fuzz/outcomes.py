@@ -23,6 +23,8 @@ class Outcome(NamedTuple):
     :param draw: y given eta.
     :param columns: how many functions each y depends on.
     :param numbers: draws the numbers in braces.
+    :param bound: what stands for E[log p(y | f)], given means and variances of f, shape (N, K), where that is a bound.
+    :param random: whether the expectation is an estimate from random points.
     """
 
     ours: str | None
@@ -31,6 +33,8 @@ class Outcome(NamedTuple):
     draw: Callable[..., np.ndarray]
     columns: int = 1
     numbers: Callable[[Rng], dict[str, Any]] = lambda rng: {}
+    bound: Callable[..., np.ndarray] | None = None
+    random: bool = False
 
 
 def _normal(y, m, s):
@@ -116,6 +120,32 @@ def _scale(low: float = 0.3, high: float = 1.0) -> Callable[[Rng], float]:
 
 def _numbers(**draws: Callable[[Rng], Any]) -> Callable[[Rng], dict[str, Any]]:
     return lambda rng: {name: draw(rng) for name, draw in draws.items()}
+
+
+def _rate(f, w):
+    return (w * np.exp(f)).sum(-1)
+
+
+def _area_poisson(y, f, w):
+    return y * np.log(_rate(f, w)) - _rate(f, w) - gammaln(y + 1)
+
+
+def _bound_poisson(y, m, v, w):
+    """Law et al. 2018: expectations of the sum, and of its logarithm by log-sum-exp of means."""
+    return y * np.log(_rate(m, w)) - _rate(m + v / 2, w) - gammaln(y + 1)
+
+
+def _area_negative_binomial(y, f, w, k):
+    return _negative_binomial(y, np.log(_rate(f, w)), k)
+
+
+def _share(f, w):
+    return (w * expit(f)).sum(-1) / w.sum(-1)
+
+
+def _area_share(y, f, w, n):
+    p = _share(f, w)
+    return _choose(n, y) + y * np.log(p) + (n - y) * np.log1p(-p)
 
 
 def _cuts(rng: Rng) -> tuple[float, ...]:
@@ -254,7 +284,42 @@ OUTCOMES = {
         _draw_categorical,
         columns=3,
     ),
+    "area_poisson": Outcome(
+        "likelihoods.PoissonOfSum({f}, {w})",
+        "",
+        _area_poisson,
+        lambda rng, f, w: rng.poisson(_rate(np.minimum(f, 2), w)),
+        columns=2,
+        random=True,
+    ),
+    "area_bound": Outcome(
+        "likelihoods.PoissonOfSum({f}, {w}, by_marginals=True)",
+        "",
+        _area_poisson,
+        lambda rng, f, w: rng.poisson(_rate(np.minimum(f, 2), w)),
+        columns=3,
+        bound=_bound_poisson,
+    ),
+    "area_negative_binomial": Outcome(
+        "likelihoods.NegativeBinomialOfSum({f}, {w}, {k})",
+        "",
+        _area_negative_binomial,
+        lambda rng, f, w, k: rng.poisson(rng.gamma(k, _rate(np.minimum(f, 2), w) / k)),
+        columns=2,
+        numbers=_numbers(k=positive),
+        random=True,
+    ),
+    "area_share": Outcome(
+        "likelihoods.BinomialOfAverage({f}, {w}, {n})",
+        "",
+        _area_share,
+        lambda rng, f, w, n: rng.binomial(n, _share(f, w)),
+        columns=3,
+        numbers=_numbers(n=lambda rng: int(rng.integers(2, 9))),
+        random=True,
+    ),
 }
+AREAS = tuple(name for name in OUTCOMES if name.startswith("area_"))
 
 WHOLE = (
     "bernoulli",

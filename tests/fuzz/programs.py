@@ -9,8 +9,9 @@ import numpy as np
 
 from tests.fuzz import covariances
 from tests.fuzz.covariances import Hyper, listed
+from tests.fuzz.functionals import see
 from tests.fuzz.outcomes import OUTCOMES
-from tests.fuzz.views import Seen, View, see
+from tests.fuzz.views import Seen, View
 
 Rows = tuple[Any, ...]  # an array as nested tuples of numbers with two decimals
 
@@ -112,7 +113,7 @@ class Program:
     def random(self) -> bool:
         """Whether the loss is an estimate from draws."""
         drawn = any(c.drawn for site in self.sites for c in self.sees(site).calls)
-        drawn = drawn or any(site.outcome == "categorical" for site in self.sites)
+        drawn = drawn or any(site.outcome == "categorical" or OUTCOMES[site.outcome].random for site in self.sites)
         # `Likelihood` of more than two functions integrates by random points.
         return drawn or self.guide in ("sampled", "normal") or any(g.latents > 2 for g in self.gps)
 

@@ -6,7 +6,6 @@ function.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,11 +16,13 @@ import numpy as np
 class View:
     """A choice.
 
-    :param kind: see :func:`see`.
+    :param kind: a name of :data:`KINDS`, or of those of :mod:`tests.fuzz.functionals`.
     :param functions: names of the gps that are called.
     :param drawn: whether eta is a draw, ``sample()``, or marginals.
     :param arrays: what it needs beside X, by the name that it has in the program.
     :param column: of what is picked.
+    :param rows: what functions are called at, a name of :data:`tests.fuzz.functionals.ROWS`; inputs by default.
+    :param term: positions of summands of the kernel that are seen; all by default.
     """
 
     kind: str
@@ -29,14 +30,27 @@ class View:
     drawn: bool = False
     arrays: tuple[tuple[str, Any], ...] = ()
     column: int = 0
+    rows: str = "values"
+    term: tuple[int, ...] = ()
 
 
 class Call(NamedTuple):
-    """f(X), or f(X).sample()."""
+    """f(X), or f(X).sample().
+
+    :param weights: of values at X in each row, where rows are weighted sums of values; shape (rows, len(X)).
+    :param term: positions of summands of the kernel, where it is of these alone.
+    """
 
     function: str
     X: np.ndarray
     drawn: bool = False
+    weights: np.ndarray | None = None
+    term: tuple[int, ...] = ()
+
+    @property
+    def num(self) -> int:
+        """How many rows."""
+        return len(self.X) if self.weights is None else len(self.weights)
 
 
 class Seen(NamedTuple):
@@ -49,6 +63,7 @@ class Seen(NamedTuple):
     :param by_row: whether row i of eta depends on row i of X alone.
     :param mixes: whether outputs mix functions.
     :param pointwise: whether draws are independent from row to row.
+    :param together: how many entries of eta one y sees, each of them at inputs of its own.
     """
 
     lines: list[str]
@@ -60,14 +75,7 @@ class Seen(NamedTuple):
     by_row: bool = True
     mixes: bool = False
     pointwise: bool = False
-
-
-def see(view: View, X: np.ndarray, latents: Mapping[str, int | None]) -> Seen:
-    """A view in a model whose functions have so many latents."""
-    arrays = {name: np.array(value, float) for name, value in view.arrays}
-    names = list(arrays)
-    seen = KINDS[view.kind](view, X, latents, names, list(arrays.values()))
-    return seen._replace(calls=[call._replace(drawn=True) for call in seen.calls]) if view.drawn else seen
+    together: int = 1
 
 
 def _end(view: View, drawn: str = ".sample()") -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import block_diag
 from scipy.special import erf
 
 from tests import oracles
@@ -126,12 +127,12 @@ class Values(NamedTuple):
 def all_values(program: Program, calls: list[Call], params: Params, tight: bool = True) -> Values:
     """F at all calls, in the order of :mod:`tests.fuzz.views`."""
     owner = []  # of each entry: function, latent, row among all rows of that function
-    rows: dict[str, list[np.ndarray]] = {}
+    rows: dict[str, list[Call]] = {}
     for call in calls:
-        start = sum(map(len, rows.get(call.function, [])))
-        rows.setdefault(call.function, []).append(call.X)
+        start = sum(c.num for c in rows.get(call.function, []))
+        rows.setdefault(call.function, []).append(call)
         P = program.gp(call.function).latents
-        owner += [(call.function, p, start + i) for i in range(len(call.X)) for p in range(P)]
+        owner += [(call.function, p, start + i) for i in range(call.num) for p in range(P)]
     size = len(owner)
     prior, mean, explained, residual = (
         np.zeros((size, size)),
@@ -141,19 +142,35 @@ def all_values(program: Program, calls: list[Call], params: Params, tight: bool 
     )
     v = np.ones(size)
     for name, parts in rows.items():
-        g, X = program.gp(name), np.concatenate(parts)
+        g = program.gp(name)
+        terms = [(), *sorted({call.term for call in parts} - {()})]
+        X = np.concatenate([_told(call.X, terms.index(call.term)) for call in parts])
+        W = block_diag(*[np.eye(call.num) if call.weights is None else call.weights for call in parts])
         for p in range(g.latents):
             mine = np.array([i for i, (f, q, _) in enumerate(owner) if (f, q) == (name, p)])
             at = np.array([owner[i][2] for i in mine])
-            b, block = belief(g, params, p, program.dtype), np.ix_(mine, mine)
+            b, block = _of_terms(g, belief(g, params, p, program.dtype), params, p, terms), np.ix_(mine, mine)
             m, S = oracles.q_f(b.kernel, b.sets, X, b.jitter, b.mean_only)
             R = oracles.residual_covariance(b.kernel, b.sets, X, b.jitter)
-            prior[block] = b.kernel(X, X)[np.ix_(at, at)]
+            m, S, R = W @ m, W @ S @ W.T, W @ R @ W.T
+            prior[block] = (W @ b.kernel(X, X) @ W.T)[np.ix_(at, at)]
             mean[mine], explained[block], residual[block] = m[at], (S - R)[np.ix_(at, at)], R[np.ix_(at, at)]
             scale = params.get(f"{name}_residual_scale")
             if tight and g.residual == "tight" and scale is not None:
                 v[mine] = _of_latent(np.asarray(scale, float), p, 0)
     return Values(prior, mean, explained, residual, v)
+
+
+def _told(X: np.ndarray, term: int = 0) -> np.ndarray:
+    """Inputs with a last column that says what term rows are of."""
+    return np.concatenate([X, np.full((len(X), 1), float(term))], 1)
+
+
+def _of_terms(g: GP, b: Belief, params: Params, p: int, terms: list[tuple[int, ...]]) -> Belief:
+    """The same belief where inputs have that column."""
+    kernel = covariances.dense_of_terms(g.tree, hyper_values(g, params), p, terms)
+    sets = [s._replace(Z=_told(s.Z)) for s in b.sets]
+    return b._replace(kernel=kernel, sets=sets, mean_only=b.mean_only and b.mean_only._replace(H=_told(b.mean_only.H)))
 
 
 class Looks(NamedTuple):
@@ -221,8 +238,9 @@ def data_terms(program: Program, look: Looks, F: Values, tight: bool = True) -> 
     explained = F.explained[look.entries, look.entries]
     root = np.sqrt(v)
     residual = root[:, None] * prior_v * root  # v is one number for each function, so this is v C
-    drawn = np.concatenate([np.full(len(c.X) * program.gp(c.function).latents, c.drawn) for c in seen.calls])
-    together = np.outer(drawn, drawn) & (not seen.pointwise) | np.eye(len(drawn), dtype=bool)
+    drawn = np.concatenate([np.full(c.num * program.gp(c.function).latents, c.drawn) for c in seen.calls])
+    of_one_y = np.kron(np.eye(len(drawn) // seen.together), np.ones((seen.together, seen.together))) > 0
+    together = np.outer(drawn, drawn) & (not seen.pointwise) | of_one_y
     explained, residual = explained * together, residual * together
     eta = seen.offset + seen.L @ mean
     weight = row_weights(program, site)
@@ -257,8 +275,6 @@ def point_costs(program: Program, site: Site, seen: Seen, v: np.ndarray) -> np.n
     of_row = cost.reshape(rows, -1) if len(seen.calls) == 1 else cost.reshape(-1, rows).T
     if OUTCOMES[site.outcome].columns > 1:
         return of_row.sum(1)
-    if seen.mixes:
-        return of_row.sum(1) * (len(seen.L) // rows)
     return np.abs(np.sign(seen.L)).dot(cost).reshape(rows, -1).sum(1)
 
 
@@ -288,7 +304,7 @@ def log_density(site: Site) -> Callable[[np.ndarray], np.ndarray]:
     y = np.array(site.y, float).ravel()
     numbers = {n: np.array(v, float) for n, v in site.numbers}
     per_row = {
-        n: np.repeat(v, len(y) // len(v)) if v.ndim and len(v) == len(site.y) and n != "cuts" else v
+        n: np.repeat(v, len(y) // len(v), 0) if v.ndim and len(v) == len(site.y) and n != "cuts" else v
         for n, v in numbers.items()
     }
     return lambda eta: outcome.log_density(y, eta, **per_row)
@@ -297,6 +313,11 @@ def log_density(site: Site) -> Callable[[np.ndarray], np.ndarray]:
 def expectations(site: Site, seen: Seen, mean: np.ndarray, cov: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """E[log p(y_i | eta_i)] of each row, exactly and by 20 nodes per dimension, both (N,)."""
     outcome, density, rows = OUTCOMES[site.outcome], log_density(site), len(site.y)
+    if outcome.bound is not None:
+        numbers = {n: np.array(v, float) for n, v in site.numbers}
+        shape = (rows, outcome.columns)
+        value = outcome.bound(np.array(site.y, float), mean.reshape(shape), np.diag(cov).reshape(shape), **numbers)
+        return value, value
     if outcome.columns == 1:
         sd = np.sqrt(np.maximum(np.diag(cov), 0))
         both = [(w @ density(mean + sd * t[:, None])).reshape(rows, -1).sum(1) for t, w in (FINE, NODES)]
