@@ -24,4 +24,4 @@ Z = init.kmeans(random.PRNGKey(0), X, 30)
 svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.02), TraceMeanField_ELBO())
 options = {"batch_size": 128, "num_steps": 1000, "progress_bar": False}
 result = ogp.fit(svi, random.PRNGKey(1), (X, y), **options, N=len(X), Z=Z)
-print(f"accuracy {np.mean((result.predict(X_test, N=len(X_test)).mean(0) > 0.5) == y_test):.2f}")
+print(f"accuracy {np.mean((result.predict(X_test, N=len(X_test))['y'].mean > 0.5) == y_test):.2f}")
