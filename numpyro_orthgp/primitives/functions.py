@@ -67,8 +67,8 @@ def gp(
     :param num_latents: number P of independent functions that share the kernel and inducing points; ``None`` for one function
         without a latent axis, or, if hyperparameters or points have a leading axis, for as many functions as its size.
     :param jitter: variance of independent noise on the inducing variables, relative to the mean of the kernel's diagonal;
-        by default 1e-6 in float32 and 1e-10 in float64. Zero adds none. If the Cholesky factor still does not exist,
-        more is added. For ``f.expected`` in float64 give 1e-6; in float32 the default is right.
+        by default 1e-6 in float32 and 1e-10 in float64. Zero adds none. If the Cholesky factor does not exist with
+        this jitter, more is added. For ``f.expected`` in float64 give 1e-6; in float32 the default is right.
     :return: the function, callable at inputs.
     :raises ValueError: inside a plate (which would scale the divergence); for wrong shapes, empty sets, NaN or infinity; if the
         guide's beliefs have other sizes; for a kernel that depends on an enumerated site.
