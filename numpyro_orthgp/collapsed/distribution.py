@@ -50,10 +50,11 @@ class CollapsedGP(dist.Distribution):
             noise = numpyro.sample("noise", dist.HalfNormal(1.0))
             numpyro.sample("y", CollapsedGP(kernels.RBF(lengthscale), X, Z, noise), obs=y)
 
-    It serves any inference of NumPyro: ``SVI`` with any guide, ``NUTS``, ``condition``. Outside of plates, since it is one
-    joint density of all N points. The bounds and their formulas are in :mod:`numpyro_orthgp.collapsed.bounds`; "titsias2009",
-    "artemev2021", "titsias2025" (the default) and "conditional" (Shi et al. 2020, App. B) are lower bounds of log p(y), in this
-    order but for the last; "fitc", "dtc" and "pep" are other approximations, for comparison.
+    It works with all inference algorithms of NumPyro: ``SVI`` with any guide, ``NUTS``, ``condition``. Use it outside of plates,
+    since it is one joint density of all N points. The bounds and their formulas are in
+    :mod:`numpyro_orthgp.collapsed.bounds`. "titsias2009", "artemev2021", "titsias2025" (the default) and "conditional" (Shi et al.
+    2020, App. B) are lower bounds of log p(y), in this order but for the last. "fitc", "dtc" and "pep" are other approximations,
+    for comparison.
 
     Time is O(N M^2). With several sets [Z, O, ...] it is the collapsed SOLVE-GP (Shi et al. 2020, Eq. 21), at the best q(v) in
     closed form or, with ``orthogonal``, at the q(v) that a guide gives. Outputs (N, D) are independent functions that share
@@ -178,7 +179,7 @@ class CollapsedGP(dist.Distribution):
     def upper_bound(self, value: ArrayLike) -> Array:
         """An upper bound on log p(y) (Titsias 2014), in nats, shape (): with ``log_prob`` it brackets the exact value.
 
-        The gap says how good the inducing points are at these hyperparameters.
+        The gap measures the quality of the inducing points at these hyperparameters.
 
         :param value: y, shape (N,) or (N, D).
         :raises ValueError: for latent inputs that have a Gaussian, where none is known.

@@ -79,8 +79,8 @@ def khat(
     .. math:: \log w_s &= \log p(u_s, \theta_s) + \sum_i \log p(y_i \mid u_s, \theta_s) - \log q(u_s, \theta_s), \\
         p(y_i \mid u, \theta) &= \int p(y_i \mid f_i) \, p(f_i \mid u, \theta) \, df_i,
 
-    and a generalized Pareto distribution is fitted to the largest. Below 0.5 q is good; up to min(1 - 1 / log10 S, 0.7) [2]
-    weighted averages can be trusted; above, not even those. k-hat grows with the number of dimensions, so values above 0.7 are
+    and a generalized Pareto distribution is fitted to the largest. Below 0.5 q is good. Up to min(1 - 1 / log10 S, 0.7) [2]
+    you can trust averages with these weights. Above, you cannot. k-hat grows with the number of dimensions, so values above 0.7 are
     common for hundreds of inducing variables whose means and variances are fine.
 
     What q is compared with is the posterior given the inducing points: residuals of different points are independent given u,

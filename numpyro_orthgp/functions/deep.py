@@ -70,8 +70,8 @@ class DeepGP:
         with numpyro.plate("data", N, subsample_size=len(X)):
             numpyro.sample("y", likelihoods.Gaussian(deep(X), noise), obs=y)
 
-    A pytree of functions that are declared as usual, so every layer may have orthogonal sets, mean-only points or a guide of its
-    own; where a guide tightens an inner layer, each evaluation pays for its v at each point. To predict, build it again from what
+    A pytree of functions that are declared as usual. So every layer may have orthogonal sets, mean-only points or its own guide. If
+    a guide tightens an inner layer, each evaluation adds the price of its v at each point. To predict, build it again from what
     :func:`posterior` returns and average over draws: :meth:`particles` with :class:`likelihoods.Mixture`.
 
     >>> import jax.numpy as jnp, numpyro

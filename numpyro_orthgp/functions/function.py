@@ -55,8 +55,8 @@ MIN_BLOCK = 256
 class GPFunction:
     """A function with a Gaussian-process prior and what is known about its inducing variables.
 
-    ``f(X)`` gives the marginals at inputs, ``f.joint(X)`` the full covariance. A pytree: it can be returned from ``jit``,
-    mapped over with ``vmap``, saved and restored.
+    ``f(X)`` returns the marginals at inputs, ``f.joint(X)`` the full covariance. It is a pytree: you can return it from ``jit``,
+    map over it with ``vmap``, save and restore it.
 
     :param kernel: the covariance function.
     :param features: the sets of inducing variables.
@@ -218,7 +218,7 @@ class GPFunction:
         r"""The same function in coordinates in which q's covariances are diagonal: faster at very many inputs.
 
         With :math:`S_i = V_i \, \mathrm{diag}(s_i^2) V_i^\top` the explained variance :math:`\sum_i |S_i^{1/2} A_i(x)|^2` is
-        a weighted sum of the squares of :math:`V_i^\top A_i(x)`, so that one product of matrices per set is left of two. Unlike
+        a weighted sum of the squares of :math:`V_i^\top A_i(x)`, so each set needs one matrix product instead of two. Unlike
         a cache of :math:`L^{-\top} (I - S) L^{-1}` this loses no digits in float32.
 
         Costs one singular value decomposition per set. It is for predictions: derivatives for parameters do not exist where S has
@@ -235,7 +235,7 @@ class GPFunction:
         return replace(self, blocks=turn(self.blocks, rotations), beliefs=beliefs, shift=shift)
 
     def sample_paths(self, rng_key: PRNGKey, num: int, *, num_features: int = 1024) -> Paths:
-        r"""Functions drawn from the process, callable at any inputs, again and again: pathwise conditioning [1, 2].
+        r"""Draw functions that you can evaluate at any inputs, as often as needed: pathwise conditioning [1, 2].
 
         .. math:: f(x) = g(x) + \sum_i A_i(x)^\top (e_i - \hat e_i), \qquad e_i \sim q(e_i)
 

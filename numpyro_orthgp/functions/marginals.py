@@ -108,7 +108,7 @@ class Marginals:
 
     @property
     def tightening_cost(self) -> Array:
-        r"""What the bound pays for v where each output has a y of its own: :math:`(v - \log v - 1)/2`, shape of ``mean``.
+        r"""The price of v in the bound, if each output has its own y: :math:`(v - \log v - 1)/2`, shape of ``mean``.
 
         Titsias 2025, the regularizer of Eq. 23; zero if not tightened. Where outputs mix latent functions each output is
         charged for all of them: a bound whichever outputs are masked, and no worse than v = 1 once v is learned.
@@ -120,7 +120,7 @@ class Marginals:
 
     @property
     def point_cost(self) -> Array:
-        """What the bound pays for v where one y depends on all latent functions of its point, shape (B,)."""
+        """The price of v in the bound, if one y depends on all latent functions of its point; shape (B,)."""
         return self._latent_cost if self.num_latents is None else self._latent_cost.sum(-1)
 
     @property
@@ -143,8 +143,8 @@ class Marginals:
         """Draw the outputs: values of one function at all B inputs, at a cost of B^3.
 
         One run of a model sees one function (:mod:`numpyro_orthgp.functions.runs`): the inducing variables are drawn once, and a
-        second call of f gets values that go with those of the first. One y may depend on f at many inputs, by an average, a
-        difference, an integral, and the bound of a guide of this package stays a bound, also if it is tightened.
+        second call of f gets values that go with those of the first. One y may depend on f at many inputs: on an average, a
+        difference, an integral. The objective of a guide of this package is then still a bound, also if it is tightened.
 
         Where each y depends on f at one input, its own row, as in the layers of a deep GP, :meth:`independent` gives a bound too,
         of less noise and at no cost: ``f(X).independent().sample()``. Within ``scan`` or ``vmap`` draws share the inducing
@@ -178,14 +178,14 @@ class Marginals:
         return self.draw(rng_key, sample_shape)
 
     def draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
-        """:meth:`sample` with nothing but a key: no site, no message."""
+        """:meth:`sample` with a key only: without a site and without a message."""
         if self.joint is None:
             nodes = jax.random.normal(rng_key, sample_shape + self.explained.shape, self.mean.dtype)
             return self.at(nodes)
         return self.joint(rng_key, sample_shape)
 
     def independent(self) -> Marginals:
-        """The same marginals, whose draws are independent between inputs: not draws of one function.
+        """The same marginals with draws that are independent between inputs; they are not draws of one function.
 
         For models in which each y depends on f at its own row only.
         """

@@ -51,9 +51,9 @@ def with_neighbors(
 ) -> NeighborFunction:
     r"""A fitted function whose predictions also use the outputs observed near each input.
 
-    What the inducing points are too few to say is still in the data. Where they are too few, predictions are better, by much;
-    where they are enough, the same. Train by a bound, or by "fitc" in groups: "fitc" row by row takes residuals for independent,
-    and ends with less noise than near rows that share a residual allow. :func:`check` measures the gain on the fit at hand::
+    If there are too few inducing points, predictions become much better; if there are enough, they stay the same. Train with a
+    bound, or with "fitc" in groups. Do not train with "fitc" row by row: it treats residuals as independent, and its noise is too
+    small for near rows, which share a residual. :func:`check` measures the gain for a given fit::
 
         f = posterior(model, guide, params, X, y)["f"]
         g = with_neighbors(f, X, y, params["noise"])

@@ -1,10 +1,10 @@
-"""What lets a model ask its guide for Gaussians: those that it hides from the model in fits, and those of others' guides.
+"""How a model asks its guide for Gaussians: those that the guide hides from the model in fits, and those of others' guides.
 
-A belief is for integrating, ``posterior`` is for asking. A belief always carries q. Its ``analytic`` says whether a fit
-integrates over it, its ``asked`` that somebody wants all that the guide knows: ``posterior``, and so ``check``, ``online`` and
-``infer_latents``. Of guides that are not ours the Gaussian is read off their sites (``guides/gaussians.py``). One that is
-joined with other sites is taken given their draws, so that mixing over keys is the guide itself. A set that correlates with
-another set, or on whose draw another site depends, is a draw, and ``GPFunction.drawn`` says so.
+A belief lets a fit integrate over q; ``posterior`` reads q after a fit. A belief always carries q. Its ``analytic`` says whether
+a fit integrates over q. Its ``asked`` says that the caller wants everything the guide knows: ``posterior``, and so ``check``,
+``online`` and ``infer_latents``. The Gaussians of guides of other packages come from their sites (``guides/gaussians.py``). If a
+Gaussian is joint with other sites, it is conditioned on their draws, so mixing over keys gives the guide itself. A set stays a
+draw if it correlates with another set or if another site depends on its draw; ``GPFunction.drawn`` names it.
 """
 
 from __future__ import annotations

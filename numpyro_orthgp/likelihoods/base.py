@@ -156,18 +156,18 @@ class ExpectedLikelihood(ToldOfMasks):
         """p(y | f) for latent values of shape (..., B) or (..., B, P)."""
 
     def log_density(self, f: Array, y: Array) -> Array:
-        """log p(y | f), where it can be had more precisely than from ``conditional``."""
+        """log p(y | f), if there is a more precise formula than that of ``conditional``."""
         return self.conditional(f).log_prob(y)
 
     @broadcasting
     def expected_log_density(self, y: Array) -> Array:
-        """E_q(f)[log p(y | f)]; here by integration, in closed form where a subclass knows it."""
+        """E_q(f)[log p(y | f)]; here by integration, in a subclass by its closed form if there is one."""
         f, weights = self._values(y)
         return expectation(weights, self.log_density(f, y))
 
     @broadcasting
     def log_prob(self, value: ArrayLike) -> Array:
-        """E_q(f)[log p(y | f)] minus the cost of tightening, shape of the batch: what the bound sums over points.
+        """E_q(f)[log p(y | f)] minus the cost of tightening, shape of the batch. The bound sums it over points.
 
         :param value: y, batch shape and event shape of the likelihood.
         :raises ValueError: if y has another shape or, where it is concrete, lies outside the support; if arrays of

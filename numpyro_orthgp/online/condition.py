@@ -116,8 +116,8 @@ def condition(
         f = condition(f, X_new, y_new, noise)  # the standard deviation of Gaussian noise
         f = condition(f, X_new, labels, likelihoods.Bernoulli)
 
-    Costs O((M + B)^3), and the result has M + B inducing points, in one set whose covariance is full: :func:`compress` brings them
-    down again. Hyperparameters stay what they are, and so do values of inducing variables (a draw of MCMC).
+    Costs O((M + B)^3), and the result has M + B inducing points, in one set with a full covariance; :func:`compress` reduces
+    their number. Hyperparameters do not change, and neither do values of inducing variables (a draw of MCMC).
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import CollapsedGP, kernels, likelihoods, online

@@ -31,7 +31,7 @@ __all__ = ["log_ratio", "remember"]
 
 
 def remember(name: str, f: GPFunction, past: GPFunction) -> Array:
-    """Let a function of the model remember what another one learned from data that are gone.
+    """Add to the model what another function has learned from data that are no longer available.
 
     ::
 

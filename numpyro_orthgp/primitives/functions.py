@@ -49,8 +49,8 @@ def gp(
     NumPyro latent sites ``{name}.u0``, ``{name}.u1``, ... One set is SVGP [1], two SOLVE-GP [2]; a last entry
     :class:`MeanOnly` makes it ODVGP [3] and declares the param site ``{name}.u{i}_weights``, shape (H,) or (P, H).
 
-    Under a guide of this package the function's marginals are those of q(f); under anything else (NUTS, ``Predictive``,
-    NumPyro's autoguides, ``condition``) those of p(f | u).
+    Under a guide of this package the function has the marginals of q(f). Otherwise (NUTS, ``Predictive``, NumPyro's autoguides,
+    ``condition``) it has those of p(f | u).
 
     >>> import jax.numpy as jnp, numpyro
     >>> from numpyro_orthgp import gp, kernels
@@ -65,10 +65,10 @@ def gp(
     :param inducing: inducing points of shape (M, D), same units as the data's inputs, or (P, M, D), points of its own for each
         latent function; or a feature; or a list of sets.
     :param num_latents: number P of independent functions that share the kernel and inducing points; ``None`` for one function
-        without a latent axis, or for as many as hyperparameters or points have a leading axis of.
+        without a latent axis, or, if hyperparameters or points have a leading axis, for as many functions as its size.
     :param jitter: variance of independent noise on the inducing variables, relative to the mean of the kernel's diagonal;
-        by default 1e-6 in float32 and 1e-10 in float64. Zero is respected. Where the Cholesky factor does not exist
-        even so, more is added. For ``f.expected`` give 1e-6 in float64; float32 needs no other.
+        by default 1e-6 in float32 and 1e-10 in float64. Zero adds none. If the Cholesky factor does not exist with
+        this jitter, more is added. For ``f.expected`` in float64 give 1e-6; in float32 the default is right.
     :return: the function, callable at inputs.
     :raises ValueError: inside a plate (which would scale the divergence); for wrong shapes, empty sets, NaN or infinity; if the
         guide's beliefs have other sizes; for a kernel that depends on an enumerated site.
