@@ -17,7 +17,7 @@ from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import read_table
 from numpyro_orthgp.tabular.points import kernel_of
 from numpyro_orthgp.tabular.rows import order_of
-from numpyro_orthgp.tabular.search import distances, predictor_of
+from numpyro_orthgp.tabular.search import LeftOut, calibrate, predictor_of
 from numpyro_orthgp.tabular.starts import starts
 from tests import oracles
 
@@ -105,8 +105,8 @@ def test_lowest_loss_is_the_density_of_the_model(fit):
 
 def test_never_worse_than_the_mean():
     rng = np.random.default_rng(3)
-    X, y = rng.normal(size=(119, 3)), rng.normal(size=119)
-    order, num_held = order_of(119, 0)
+    X, y = rng.normal(size=(5000, 3)), rng.normal(size=5000)
+    order, num_held = order_of(5000, 0)
     y[order[num_held:]] += 3 * X[order[num_held:], 0]  # what holds in training does not hold in the held-out rows
     fit = ogp.regression(X, y, **SMALL)
     assert fit.found.is_mean and "BETTER than the fit" in str(fit)
@@ -115,12 +115,34 @@ def test_never_worse_than_the_mean():
     np.testing.assert_allclose(p.sd, fit.scale, rtol=1e-3)
 
 
+def test_few_rows_are_all_left_out_to_see_whether_the_mean_is_better():
+    """Ten held-out rows that are otherwise than the rest do not decide."""
+    rng = np.random.default_rng(3)
+    X, y = rng.normal(size=(119, 3)), rng.normal(size=119)
+    order, num_held = order_of(119, 0)
+    y[order[num_held:]] += 3 * X[order[num_held:], 0]
+    fit = ogp.regression(X, y, **SMALL)
+    assert not fit.found.is_mean and "all rows, left out a fifth at a time: log density" in str(fit)
+
+
 def test_noise_that_held_out_rows_ask_for():
     """Outliers that training did not have."""
-    X, y = table(119)
-    order, num_held = order_of(119, 0)
+    X, y = table(5000)
+    order, num_held = order_of(5000, 0)
     y[order[:num_held]] += 6 * np.where(np.arange(num_held) % 2, 1, -1)
     assert ogp.regression(X, y, **SMALL).hyperparameters["noise"] * y.std() > 2.5
+
+
+def test_few_rows_and_many_columns_do_not_make_intervals_narrow():
+    """Hyperparameters find a relation that is none. Rows that they have seen do not tell, rows that they have not do."""
+    inside = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        X, noise = rng.normal(size=(1060, 25)), rng.normal(size=1060)
+        y = X[:, 0] + noise
+        p = ogp.regression(X[:60], y[:60], M=60, num_steps=60).predict(X[60:])
+        inside.append([np.mean(np.abs(y[60:] - p.mean) < p.interval(level)[1] - p.mean) for level in (0.5, 0.8)])
+    np.testing.assert_allclose(np.mean(inside, 0), [0.5, 0.8], atol=0.06)
 
 
 def test_neighbours_where_points_are_too_few(monkeypatch):
@@ -213,10 +235,31 @@ def test_tails_that_rows_left_out_ask_for():
 
 
 def test_distances_of_rows_left_out(fit):
-    """A fifth of the rows at a time, each predicted by the others."""
-    found = distances(fit.found, fit.X, fit.y, fit.num_held)
-    known, new = np.arange(23, 119), np.arange(23)
-    f = predictor_of(fit.hyperparameters, fit.X[known], fit.y[known], fit.found.Z, False)(jnp.asarray(fit.X[new]))
-    sd = np.sqrt(np.asarray(f.variance) + fit.hyperparameters["noise"] ** 2)
-    assert len(found) == 115
-    np.testing.assert_allclose(found[:23], (fit.y[new] - f.mean) / sd, rtol=1e-6)
+    """A fifth of the rows at a time, each predicted by the others, at the noise that is most likely of a few."""
+    values, parts = fit.hyperparameters, []
+    for k in range(5):
+        known, new = np.setdiff1d(np.arange(115), np.arange(23 * k, 23 * (k + 1))), np.arange(23 * k, 23 * (k + 1))
+        parts.append(LeftOut(values, fit.found.Z, fit.X[known], fit.y[known], fit.X[new], fit.y[new]))
+    found, _, score, z = calibrate(parts, values, Budget.of(None, 30, 40))
+    f = predictor_of(found, parts[1].X, parts[1].y, fit.found.Z, False)(jnp.asarray(parts[1].X_new))
+    sd = np.sqrt(np.asarray(f.variance) + found["noise"] ** 2)
+    np.testing.assert_allclose(z[23:46], (parts[1].y_new - f.mean) / sd, rtol=1e-6)
+    assert len(z) == 115 and score > -0.5
+
+
+def test_hyperparameters_have_not_seen_what_is_left_out(monkeypatch):
+    """Each part has some of its own, whatever the outputs that are left out."""
+    X, y = table(119)
+
+    def parts_of(y):
+        seen = []
+        monkeypatch.setattr("numpyro_orthgp.tabular.search.calibrate", lambda p, *a: seen.append(p) or calibrate(p, *a))
+        ogp.regression(X, y, **SMALL)
+        return seen[0]
+
+    parts = parts_of(y)
+    assert len(parts) == 5 and len({float(part.values["noise"]) for part in parts}) == 5
+    other = y.copy()
+    order, _ = order_of(119, 0)
+    other[order[:23]] = y[order[:23]][::-1]  # the mean and the standard deviation stay
+    np.testing.assert_allclose(parts_of(other)[0].values["lengthscale"], parts[0].values["lengthscale"], rtol=0.2)

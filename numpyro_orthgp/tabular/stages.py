@@ -19,6 +19,7 @@ FIRST_POINTS, MOST_POINTS = 100, 1600
 LEAST_ROWS, ROWS_PER_POINT = 1000, 20
 PAYS = 0.005  # nats for a row, that twice the points must gain
 ENOUGH = 200  # held-out rows to go by; with fewer the bound decides
+FEW_STEPS = 5  # that a search must have time for
 CLEARLY = 1.0  # nats of all held-out rows, that a change must gain
 BLOCKS = (16, 128, 1024)  # rows of predictions at once
 
@@ -97,7 +98,8 @@ def while_it_pays(
     while pays and last.num_points < min(MOST_POINTS, num_rows):
         num_points = min(2 * last.num_points, num_rows)
         growth = max(1.0, rows_for(num_points) * num_points**2 / (last.num_rows * last.num_points**2))
-        if not budget.allows(min(0.25 * growth, 1.0) * last.seconds):
+        few_steps = FEW_STEPS * growth * last.seconds / (last.num_steps + 3)  # three evaluations before the first
+        if not budget.allows(max(min(0.25 * growth, 1.0) * last.seconds, few_steps)):
             break
         stage, new = search(num_points, "the search before", ended)
         stages.append(stage)
