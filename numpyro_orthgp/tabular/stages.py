@@ -32,7 +32,8 @@ class Stage(NamedTuple):
     :param loss: the lowest, or the mean of the last tenth of the steps where it is an estimate.
     :param status, num_steps: of the fit.
     :param held_out: mean log density of the held-out rows; NaN if there are none.
-    :param gap: upper less lower bound of the log evidence, per row, nats; NaN where no upper one is known.
+    :param gap: upper less lower bound of the log evidence, per row, nats; NaN where no upper one is known, and where
+        held-out rows are many and decide.
     :param seconds: compilation too.
     """
 
