@@ -17,7 +17,7 @@ from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import read_table
 from numpyro_orthgp.tabular.points import kernel_of
 from numpyro_orthgp.tabular.rows import order_of
-from numpyro_orthgp.tabular.search import distances, predictor_of
+from numpyro_orthgp.tabular.search import LeftOut, calibrate, predictor_of
 from numpyro_orthgp.tabular.starts import starts
 from tests import oracles
 
@@ -105,8 +105,8 @@ def test_lowest_loss_is_the_density_of_the_model(fit):
 
 def test_never_worse_than_the_mean():
     rng = np.random.default_rng(3)
-    X, y = rng.normal(size=(119, 3)), rng.normal(size=119)
-    order, num_held = order_of(119, 0)
+    X, y = rng.normal(size=(5000, 3)), rng.normal(size=5000)
+    order, num_held = order_of(5000, 0)
     y[order[num_held:]] += 3 * X[order[num_held:], 0]  # what holds in training does not hold in the held-out rows
     fit = ogp.regression(X, y, **SMALL)
     assert fit.found.is_mean and "BETTER than the fit" in str(fit)
@@ -115,10 +115,20 @@ def test_never_worse_than_the_mean():
     np.testing.assert_allclose(p.sd, fit.scale, rtol=1e-3)
 
 
+def test_few_rows_are_all_left_out_to_see_whether_the_mean_is_better():
+    """Ten held-out rows that are otherwise than the rest do not decide."""
+    rng = np.random.default_rng(3)
+    X, y = rng.normal(size=(119, 3)), rng.normal(size=119)
+    order, num_held = order_of(119, 0)
+    y[order[num_held:]] += 3 * X[order[num_held:], 0]
+    fit = ogp.regression(X, y, **SMALL)
+    assert not fit.found.is_mean and "all rows, left out a fifth at a time: log density" in str(fit)
+
+
 def test_noise_that_held_out_rows_ask_for():
     """Outliers that training did not have."""
-    X, y = table(119)
-    order, num_held = order_of(119, 0)
+    X, y = table(5000)
+    order, num_held = order_of(5000, 0)
     y[order[:num_held]] += 6 * np.where(np.arange(num_held) % 2, 1, -1)
     assert ogp.regression(X, y, **SMALL).hyperparameters["noise"] * y.std() > 2.5
 
@@ -213,10 +223,38 @@ def test_tails_that_rows_left_out_ask_for():
 
 
 def test_distances_of_rows_left_out(fit):
-    """A fifth of the rows at a time, each predicted by the others."""
-    found = distances(fit.found, fit.X, fit.y, fit.num_held)
-    known, new = np.arange(23, 119), np.arange(23)
-    f = predictor_of(fit.hyperparameters, fit.X[known], fit.y[known], fit.found.Z, False)(jnp.asarray(fit.X[new]))
-    sd = np.sqrt(np.asarray(f.variance) + fit.hyperparameters["noise"] ** 2)
-    assert len(found) == 115
-    np.testing.assert_allclose(found[:23], (fit.y[new] - f.mean) / sd, rtol=1e-6)
+    """A fifth of the rows at a time, each predicted by the others, at the noise that is most likely of a few."""
+    values, parts = fit.hyperparameters, []
+    for k in range(5):
+        known, new = np.setdiff1d(np.arange(115), np.arange(23 * k, 23 * (k + 1))), np.arange(23 * k, 23 * (k + 1))
+        parts.append(LeftOut(values, fit.found.Z, fit.X[known], fit.y[known], fit.X[new], fit.y[new]))
+    found, _, score, z = calibrate(parts, values, Budget.of(None, 30, 40))
+    f = predictor_of(found, parts[1].X, parts[1].y, fit.found.Z, False)(jnp.asarray(parts[1].X_new))
+    sd = np.sqrt(np.asarray(f.variance) + found["noise"] ** 2)
+    np.testing.assert_allclose(z[23:46], (parts[1].y_new - f.mean) / sd, rtol=1e-6)
+    assert len(z) == 115 and score > -0.5
+
+
+def test_hyperparameters_have_not_seen_what_is_left_out(monkeypatch):
+    """Many columns and few rows: hyperparameters find relations that are none, and distances from predictions by such as have seen
+    all rows are too short. Those of rows that they have not seen are as those of new rows, or longer: there are fewer to go by."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(1060, 25))
+    y = X[:, 0] + rng.normal(size=1060)
+    taken = []
+    monkeypatch.setattr(
+        "numpyro_orthgp.tabular.search.calibrate", lambda *args: taken.extend(args[:2]) or calibrate(*args)
+    )
+    fit = ogp.regression(X[:60], y[:60], M=60, num_steps=60)
+    parts, values = taken
+    assert len(parts) == 5 and all(len(part.y_new) == 12 for part in parts)
+
+    def typical(parts):
+        found = [part.predicted(1.0, False) for part in parts]
+        return np.sqrt(np.mean([(y - mean) ** 2 / variance for mean, variance, y in found]))
+
+    seen = typical([part._replace(values=values) for part in parts])
+    left_out = typical(parts)
+    columns = fit.columns.encode(read_table(X[60:]))
+    new = typical([LeftOut(values, fit.found.Z, fit.X, fit.y, columns, (y[60:] - fit.loc) / fit.scale)])
+    assert seen < 0.9 * new < new < 1.05 * left_out, (seen, new, left_out)

@@ -25,6 +25,7 @@ class Budget:
     num_points: int | None
     num_steps: int
     begin: float = field(default_factory=time.monotonic)
+    share: float = 1.0  # of the seconds, that may be over by now: less where something is to come
 
     @classmethod
     def of(cls, time: float | None, M: int | None, num_steps: int | None, usual: int = MOST_STEPS) -> Budget:
@@ -48,7 +49,7 @@ class Budget:
 
     def allows(self, seconds: float) -> bool:
         """Whether as much time is left."""
-        return self.seconds is None or self.spent + seconds < self.seconds
+        return self.seconds is None or self.spent + seconds < self.share * self.seconds
 
     def watch(self, progress: Progress) -> None:
         """A callback that ends a search when the time is over."""

@@ -99,7 +99,7 @@ class TableFit(ABC):
     title: ClassVar[str]
     num_more: ClassVar[int] = 0  # arguments of an exported program, beside the columns
     baseline: ClassVar[str]
-    bounds: ClassVar[str] = "; loss in nats"
+    bounds: ClassVar[str] = "loss in nats, "
 
     @property
     def params(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class TableFit(ABC):
         dropped = f" ({self.num_dropped} without y left out)" if self.num_dropped else ""
         head = f"{self.title}: {len(X)} rows{dropped}, {X.shape[1]} columns, {len(found.Z)} inducing points"
         lines = [head, *(f"  {line}" for line in self.columns.words()), *self._model_words(), ""]
-        lines.append(f"searches ({self.budget}){self.bounds}, held-out log density per row")
+        lines += [f"searches ({self.budget})", f"  {self.bounds}held-out log density per row"]
         lines.append("   rows  points  steps      loss  gap/row  held out  from, and how it ended")
         for s in found.stages:
             gap = f"{s.gap:8.3f}" if np.isfinite(s.gap) else f"{'-':>8s}"
@@ -212,8 +212,11 @@ class TableFit(ABC):
             lines.append(f"{row}  {s.start}; {s.status}")
         if self.num_held:
             better = "BETTER than the fit, and returned instead of it" if found.is_mean else f"by {self.baseline} alone"
-            lines.append(f"held-out rows {self.num_held}: log density {found.baseline:.3f} {better}")
+            lines.append(f"{self._left_out_words()}: log density {found.baseline:.3f} {better}")
         return "\n".join(lines + self._prediction_words())
+
+    def _left_out_words(self) -> str:
+        return f"held-out rows {self.num_held}"
 
     def __repr__(self) -> str:
         return (

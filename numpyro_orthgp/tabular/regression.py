@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.diagnostics import Report
-from numpyro_orthgp.diagnostics.tails import fit_tails
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.neighbors import NeighborFunction, with_neighbors
 from numpyro_orthgp.tabular.budget import Budget
@@ -23,7 +22,7 @@ from numpyro_orthgp.tabular.models import regression_model
 from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_numbers, order_of
-from numpyro_orthgp.tabular.search import distances, function_of, new_guide, predictor_of, search
+from numpyro_orthgp.tabular.search import MANY_HELD, function_of, new_guide, predictor_of, search
 from numpyro_orthgp.tabular.serving import moments_at
 from numpyro_orthgp.tabular.stages import Found, moments
 from numpyro_orthgp.types import Array
@@ -50,12 +49,15 @@ def regression(
     whatever JAX is set to, from two starts: equal lengthscales, and such as the relevance of each column by itself suggests. Then
     the number of inducing points is doubled, picked anew for the kernel so far, until the rows that are held out (a tenth) gain
     less than 0.005 nats each, or, where these are fewer than 200, the bounds leave no larger gap; or the time is over. Of many
-    rows the hyperparameters see twenty a point; the function that is returned is given all of them. If held-out rows are clearly
-    predicted better with a larger noise, it is made larger, by steps of a factor of 1.4; if with the rows nearest to each input,
-    predictions use these (:func:`~numpyro_orthgp.with_neighbors`), and the noise may become smaller too. If rows that are left out
-    lie about their predictions as of a Student t distribution, clearly, new outputs have that one, and otherwise a normal one. If
-    held-out rows are predicted better by the mean and the standard deviation of y, these are what is returned, and the page says
-    so.
+    rows the hyperparameters see twenty a point; the function that is returned is given all of them.
+
+    **What rows left out say.** These are the held-out rows if there are 500 or more. Of fewer rows all are left out, a fifth at a
+    time, each fifth with a search of its own among the others (while the time lasts), so that hyperparameters have not seen what
+    they predict. If these rows are clearly predicted better with a larger noise, it is made larger, by steps of a factor of 1.4;
+    if with the rows nearest to each input, predictions use these (:func:`~numpyro_orthgp.with_neighbors`), and the noise may become
+    smaller too. If they lie about their predictions as of a Student t distribution, clearly, new outputs have that one, and
+    otherwise a normal one. If they are predicted better by the mean and the standard deviation of y, these are what is returned,
+    and the page says so.
 
     **To go on.** ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments`` are what ``SVI`` and ``NUTS`` take; the model
     is a few lines of the public pieces, to copy and change.
@@ -69,8 +71,8 @@ def regression(
 
     :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,).
     :param y: numbers, shape (N,); NaN where it is missing.
-    :param time: seconds. A search that has begun ends within a step; compilation is not interrupted, so that it may take some
-        seconds more. None for no limit.
+    :param time: seconds, three quarters of them for the searches. A search that has begun ends within a step; compilation is not
+        interrupted, so that it may take some seconds more. None for no limit.
     :param M: the number of inducing points, at once and without looking at the clock: the same fit on any machine.
     :param num_steps: the most steps of each search, 200 if not given; with it no clock is looked at.
     :param seed: of the order of rows, the first of which are held out.
@@ -93,9 +95,6 @@ def regression(
     standardized = (outputs[order] - loc) / scale
     with jax.enable_x64(True):
         found = search(inputs, standardized, num_held, budget)
-        if not found.is_mean and num_held:
-            df, stretch = fit_tails(distances(found, inputs, standardized, num_held))
-            found = replace(found, df=df, stretch=stretch)
         f = function_of(found.values, inputs, standardized, found.Z)
         predictor: GPFunction | NeighborFunction = f
         if found.near_noise is not None:
@@ -131,7 +130,7 @@ class RegressionFit(TableFit):
     kind = "regression"
     title = "Gaussian-process regression"
     baseline = "mean and sd of y"
-    bounds = "; loss and gap of the bounds in nats"
+    bounds = "loss and gap of the bounds in nats, "
     model = staticmethod(regression_model)
 
     @property
@@ -210,20 +209,25 @@ class RegressionFit(TableFit):
         v = self.found.values
         unit = f"{float(v['noise']) * self.scale:.3g} in units of y"
         return [
-            "model: y = f(x) + noise, f ~ GP(0, scale^2 Matern52(lengthscale) + slope^2 / D Linear), standardized units",
+            "model, standardized units: y = f(x) + noise,",
+            "  f ~ GP(0, scale^2 Matern52(lengthscale) + slope^2 / D Linear)",
             f"  scale {v['scale']:.3g}, slope {v['slope']:.3g}, noise {v['noise']:.3g} ({unit})",
         ]
+
+    def _left_out_words(self) -> str:
+        few = self.num_held < MANY_HELD
+        return "all rows, left out a fifth at a time" if few else super()._left_out_words()
 
     def _prediction_words(self) -> list[str]:
         found, lines = self.found, []
         if found.near_noise is not None:
             lines.append(
-                "predictions also use the 32 rows nearest to each input: held-out rows were clearly better with them, and with "
-                f"noise {found.near_noise:.3g}"
+                f"predictions also use the 32 rows nearest to each input, and noise {found.near_noise:.3g}:"
+                "\n  rows left out were clearly better with them"
             )
         if np.isfinite(found.df):
             lines.append(
-                f"new outputs: Student t distributions, {found.df:g} degrees of freedom, "
-                f"{found.stretch:.3g} times the scale, as of rows left out"
+                f"new outputs: Student t distributions as of rows left out, {found.df:g} degrees of freedom,"
+                f"\n  {found.stretch:.3g} times the scale"
             )
         return lines

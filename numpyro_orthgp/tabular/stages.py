@@ -19,6 +19,7 @@ FIRST_POINTS, MOST_POINTS = 100, 1600
 LEAST_ROWS, ROWS_PER_POINT = 1000, 20
 PAYS = 0.005  # nats for a row, that twice the points must gain
 ENOUGH = 200  # held-out rows to go by; with fewer the bound decides
+FEW_STEPS = 5  # that a search must have time for
 CLEARLY = 1.0  # nats of all held-out rows, that a change must gain
 BLOCKS = (16, 128, 1024)  # rows of predictions at once
 
@@ -31,7 +32,8 @@ class Stage(NamedTuple):
     :param loss: the lowest, or the mean of the last tenth of the steps where it is an estimate.
     :param status, num_steps: of the fit.
     :param held_out: mean log density of the held-out rows; NaN if there are none.
-    :param gap: upper less lower bound of the log evidence, per row, nats; NaN where no upper one is known.
+    :param gap: upper less lower bound of the log evidence, per row, nats; NaN where no upper one is known, and where
+        held-out rows are many and decide.
     :param seconds: compilation too.
     """
 
@@ -97,7 +99,8 @@ def while_it_pays(
     while pays and last.num_points < min(MOST_POINTS, num_rows):
         num_points = min(2 * last.num_points, num_rows)
         growth = max(1.0, rows_for(num_points) * num_points**2 / (last.num_rows * last.num_points**2))
-        if not budget.allows(min(0.25 * growth, 1.0) * last.seconds):
+        few_steps = FEW_STEPS * growth * last.seconds / (last.num_steps + 3)  # three evaluations before the first
+        if not budget.allows(max(min(0.25 * growth, 1.0) * last.seconds, few_steps)):
             break
         stage, new = search(num_points, "the search before", ended)
         stages.append(stage)
