@@ -618,7 +618,7 @@ def test_other_likelihoods_integrate_over_the_functional(fitted):
 
 
 def test_few_points_have_standard_deviations_within_two_percent(rng):
-    """200 rows over ten lengthscales, 30 points: slopes and integrals beside an exact GP."""
+    """200 rows over ten lengthscales, 30 points: slopes, integrals and averages beside an exact GP."""
     many = np.sort(rng.uniform(-4, 4, 200))[:, None]
     y = np.sin(2 * many[:, 0]) + NOISE * rng.normal(size=200)
     Z = jnp.linspace(-4.2, 4.2, 30)[:, None]
@@ -629,10 +629,12 @@ def test_few_points_have_standard_deviations_within_two_percent(rng):
     boxes = at[:, :1] + 0.25 * (nodes + 1)  # from at to at + 0.5
     of_nodes = oracles.exact_predict(oracles.rbf(VARIANCE, LENGTHSCALE), many, y, NOISE**2, boxes.reshape(-1, 1))
     W = np.kron(np.eye(12), 0.25 * weights)
-    exact_moments = {"slope": (mean, cov), "integral": (W @ of_nodes[0], W @ of_nodes[1] @ W.T)}
+    integral = W @ of_nodes[0], W @ of_nodes[1] @ W.T
+    exact_moments = {"slope": (mean, cov), "integral": integral, "average": (2 * integral[0], 4 * integral[1])}
     rows = {
         "slope": ogp.Derivative(jnp.asarray(at), 0),
         "integral": ogp.Integral(jnp.asarray(at), jnp.asarray(at + 0.5)),
+        "average": ogp.Average(jnp.asarray(boxes)[..., None], jnp.asarray(weights / 2)),
     }
     for name, (known, covariance) in exact_moments.items():
         m, sd = f(rows[name]), np.sqrt(np.diag(covariance))

@@ -327,6 +327,26 @@ def test_independent_functions_beside_an_exact_gp_for_each(rng):
         np.testing.assert_allclose(np.sqrt(m.variance), sd, atol=1e-6)
 
 
+def test_few_points_have_standard_deviations_within_two_percent(rng):
+    """300 rows, 30 points for each task, one natural step: beside an exact GP for each."""
+    X, task = rng.uniform(-2, 2, (300, 1)), rng.integers(0, T, 300)
+    y, at = rng.normal(size=300), np.linspace(-2.0, 2.0, 7)[:, None]
+    Z = jnp.linspace(-2.1, 2.1, 30)[:, None]
+
+    def model(X, task, y):
+        f = ogp.gp("f", SEPARATE, Z)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(Tasks(X, task)), jnp.asarray(NOISE)[task]), obs=y)
+
+    f, _, _ = natural_fit(model, jnp.asarray(X), jnp.asarray(task), jnp.asarray(y))
+    for t in range(T):
+        k, own = oracles.matern52(VARIANCE[t], LENGTHSCALE[t]), task == t
+        mean, cov = oracles.exact_predict(k, X[own], y[own], NOISE[t] ** 2, at)
+        m, sd = f(Tasks(jnp.asarray(at), t)), np.sqrt(np.diag(cov))
+        np.testing.assert_allclose(np.sqrt(m.variance), sd, rtol=0.02)
+        np.testing.assert_allclose(m.mean, mean, atol=0.1 * sd.max())
+
+
 def test_the_intrinsic_model_in_a_column_beside_an_exact_gp(rng):
     """One function of (input, task), M = N."""
     X = np.column_stack([np.linspace(-2.0, 2.0, 12), [0, 2, 1, 2] * 3])

@@ -46,6 +46,20 @@ def test_terms_of_an_exact_gp(fitted):
     np.testing.assert_allclose(sum(means), fitted(jnp.asarray(AT)).mean, atol=1e-10)
 
 
+def test_few_points_have_standard_deviations_within_two_percent(rng):
+    """300 rows, 30 points: each of two terms beside an exact GP."""
+    many = np.sort(rng.uniform(-2, 2, 300))[:, None]
+    y = 0.5 * many[:, 0] + np.sin(6 * many[:, 0]) + NOISE * rng.normal(size=300)
+    Z = jnp.linspace(-2.1, 2.1, 30)[:, None]
+    f = ogp.CollapsedGP(TREND + SEASON, jnp.asarray(many), Z, NOISE).posterior(jnp.asarray(y))
+    exact = oracles.of_terms([oracles.rbf(1.5, 1.1), oracles.rbf(0.7, 0.3)])
+    for j in (1, 2):
+        mean, cov = oracles.exact_predict(exact, rows(many, 0), y, NOISE**2, rows(AT, j))
+        m, sd = f.term(j - 1)(jnp.asarray(AT)), np.sqrt(np.diag(cov))
+        np.testing.assert_allclose(m.variance**0.5, sd, rtol=0.02)
+        np.testing.assert_allclose(m.mean, mean, atol=0.1 * sd.max())
+
+
 def test_terms_together_and_their_covariance(fitted):
     at = jnp.asarray(AT)
     both = ogp.concatenate([fitted.term("trend").at(at), at, fitted.term("season").at(at)])
