@@ -193,6 +193,23 @@ def test_what_stays_refused():
     assert np.isfinite(loss(by_rows, guide_of(by_rows, None)))
 
 
+@pytest.mark.parametrize("jointly", [True, False])
+def test_a_collapsed_layer_needs_joint_draws(jointly):
+    """It sees all rows at once, as a group does."""
+
+    def model(X, y):
+        marginals = ogp.gp("f1", kernels.RBF(0.7), jnp.asarray(Z1))(X)
+        H = (marginals if jointly else marginals.independent()).sample()[:, None] + X
+        numpyro.sample("y", ogp.CollapsedGP(kernels.RBF(0.9), H, jnp.asarray(Z2), NOISE), obs=y)
+
+    svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(1e-2), TraceMeanField_ELBO())
+    if jointly:
+        assert np.isfinite(svi.evaluate(svi.init(jax.random.PRNGKey(0), XS, YS), XS, YS))
+    else:
+        with pytest.raises(ValueError, match="CollapsedGP sees all rows at once, and 'f1' was drawn row by row before"):
+            svi.init(jax.random.PRNGKey(0), XS, YS)
+
+
 def test_a_fit_in_batches_of_groups_and_what_comes_after():
     X = np.linspace(-1, 1, 24)[:, None]
     y = np.sign(X[:, 0]) + 0.1 * np.random.default_rng(0).normal(size=24)

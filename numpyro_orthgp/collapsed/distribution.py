@@ -23,7 +23,7 @@ from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.marginals import MAX_JOINT_DRAW
 from numpyro_orthgp.functions.prior import as_kernel, check_jitter, check_latents, decompose_sets
 from numpyro_orthgp.functions.projection import Block, residual_covariance
-from numpyro_orthgp.functions.sites import refuse_enumerated, told_of_enumeration
+from numpyro_orthgp.functions.sites import refuse_drawn_by_rows, refuse_enumerated, told_of_enumeration
 from numpyro_orthgp.gaussians.family import Full, Whitened
 from numpyro_orthgp.inducing import Feature, as_sets, input_dim
 from numpyro_orthgp.math.cholesky import safe_cholesky
@@ -91,7 +91,8 @@ class CollapsedGP(dist.Distribution):
         gradient. By default all at once while matrices have at most 2^22 entries, beyond that blocks of 2^20; larger ones suit
         accelerators.
     :param num_points: quadrature nodes per dimension for kernel expectations without closed form.
-    :raises ValueError: for wrong shapes or values, unknown or contradictory options.
+    :raises ValueError: for wrong shapes or values, unknown or contradictory options; in a fit after
+        ``f(X).independent().sample()``, whose rows are no joint draw.
     :raises TypeError: for integer inputs or outputs.
 
     **References:**
@@ -126,6 +127,7 @@ class CollapsedGP(dist.Distribution):
         num_points: int = 20,
         validate_args: bool | None = None,
     ) -> None:
+        refuse_drawn_by_rows("CollapsedGP sees all rows at once")
         features, mean_only = as_sets(inducing)
         if mean_only is not None:
             raise ValueError("`CollapsedGP` takes no MeanOnly points: its q is optimal. Make them a second set.")

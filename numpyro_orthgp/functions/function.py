@@ -109,7 +109,7 @@ class GPFunction:
             return marginals_of_tasks(self, self._rows(X.X), X.checked(*self._kind))
         X = self._rows(X)
         if self.group_size is not None and self.fitting:
-            refuse_drawn_by_rows()
+            refuse_drawn_by_rows("A residual is tightened in groups of rows (`group_size`)")
         mean, explained, residual, total, groups = self._moments(X)
         joint = (DrawInRun if self.fitting else Partial)(draw_process, self, X)
         return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names, total, groups)

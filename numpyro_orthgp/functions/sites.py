@@ -91,19 +91,19 @@ def charge(name: str, cost: Array) -> None:
         numpyro.sample(name, fn, obs=fn.sample(None), infer={"block_plates": [p.name for p in plates]})
 
 
-def refuse_drawn_by_rows() -> None:
-    """Refuse groups of rows in a run whose inputs may be draws that are independent between rows: they have no joint law of q.
+def refuse_drawn_by_rows(what: str) -> None:
+    """Refuse what sees several rows at once in a run whose inputs may be draws that are independent between rows.
 
-    Arrays do not tell what they depend on, so any such draw before counts.
+    Such draws have no joint law of q. Arrays do not tell what they depend on, so any such draw before counts.
 
+    :param what: a clause that says what sees several rows.
     :raises ValueError: if there was one.
     """
     drawn = getattr(model_running(), "_drawn_by_rows", None)
     if drawn is not None:
         raise ValueError(
-            f"A residual is tightened in groups of rows (`group_size`), and {drawn!r} was drawn row by row before. If the inputs "
-            "depend on that draw this would be no bound: use DeepGP([inner, last]), which draws inner layers jointly within "
-            "groups, or f(X).sample(). If not, evaluate this function before that draw."
+            f"{what}, and {drawn!r} was drawn row by row before. If the inputs depend on that draw this would be no bound: draw "
+            "rows jointly, f(X).sample(); for groups DeepGP([inner, last]) does. If they do not, put this before that draw."
         )
 
 
@@ -113,8 +113,8 @@ class Names:
     Equal to every other instance, so that as static data of a pytree it never causes a recompilation.
     """
 
-    def __init__(self, prefix: str) -> None:
-        self.prefix, self.used = prefix, 0
+    def __init__(self, prefix: str, fitting: bool = False) -> None:
+        self.prefix, self.used, self.fitting = prefix, 0, fitting
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Names)
@@ -123,8 +123,8 @@ class Names:
         return 0
 
     def drawn_by_rows(self) -> None:
-        """Note that this run of the model has drawn the function at each row by itself: see :func:`refuse_drawn_by_rows`."""
-        if _PYRO_STACK:
+        """Note that this run of a fit has drawn the function at each row by itself: see :func:`refuse_drawn_by_rows`."""
+        if _PYRO_STACK and self.fitting:
             _PYRO_STACK[0]._drawn_by_rows = self.prefix
 
     def fresh(self) -> str:

@@ -106,7 +106,7 @@ def gp(
         group_size=None if belief is None else belief.group_size,
         num_latents=num_latents,
         fitting=belief is not None,
-        names=Names(full_name),
+        names=Names(full_name, belief is not None),
         values=tuple(message["value"] for message in messages),
         run=Run(),
     )
