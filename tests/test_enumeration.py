@@ -122,10 +122,22 @@ def test_groups_of_rows(rng):
     D = np.diag([0.3, 0.5, 0.2, 0.4]) + 0.1
     m = marginals(rng, None, residual_scale=jnp.asarray(1.0), groups=jnp.asarray(D)[None])
     scales = np.array([0.2, 0.4, 0.9])
-    with Enumerating():
+    states, kind = dist.Categorical(jnp.ones(3) / 3), {"enumerate": "parallel"}
+    with Enumerating(), handlers.seed(rng_seed=0), handlers.trace():
+        numpyro.sample("z", states, infer=kind)  # of all rows
         noisy = likelihoods.Gaussian(m, scales[:, None])
         scaled = likelihoods.Gaussian(m * scales[:, None], 0.3)
+        masked = noisy.mask(np.array([[True], [False], [True]]))
+        with numpyro.plate("rows", B):
+            numpyro.sample("state", states, infer=kind)
+        for make in (
+            lambda: likelihoods.Gaussian(m, scales[:, None]),
+            lambda: likelihoods.Gaussian(m * scales[:, None], 1.0),
+        ):
+            with pytest.raises(ValueError, match="which an enumerated site of each row does not see"):
+                make()
     y = jnp.asarray(rng.normal(size=B))
+    np.testing.assert_allclose(masked.log_prob(y), np.array([[1.0], [0.0], [1.0]]) * noisy.log_prob(y), rtol=1e-12)
     np.testing.assert_allclose(noisy.log_prob(y), [likelihoods.Gaussian(m, s).log_prob(y) for s in scales], rtol=1e-12)
     expected = [likelihoods.Gaussian(m * s, 0.3).log_prob(y) for s in scales]
     np.testing.assert_allclose(scaled.log_prob(y), expected, rtol=1e-12)

@@ -118,12 +118,13 @@ def leave(progress):
         raise KeyboardInterrupt
 stopped = run(own, callback=leave, steps_per_call=5)
 assert (stopped.status, len(stopped.losses)) == ("interrupted", 10), stopped
+handler = signal.getsignal(signal.SIGINT)
 def kill(progress):
     if process == 0 and progress.step == 10:
         os.kill(os.getpid(), signal.SIGINT)
 stopped = run(own, callback=kill, steps_per_call=5, checkpoint=f"{path}/stopped.npz")
 assert stopped.status == "interrupted" and len(stopped.losses) in (10, 15), stopped
-assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+assert signal.getsignal(signal.SIGINT) is handler
 assert_same_bits(run(own, checkpoint=f"{path}/stopped.npz").losses, run(own).losses)
 
 def loader():

@@ -538,7 +538,7 @@ def test_who_knows_no_tasks_says_so(rng, X, task):
         single = ogp.gp("g", kernels.RBF(1.0), X[:3])
     with pytest.raises(TypeError, match=r"f is a single one. .*Coregion\(W, kappa\).on\(column\).*column_stack"):
         single(Tasks(X, task))
-    with pytest.raises(TypeError, match="linear functional"):
+    with pytest.raises(TypeError, match="`concatenate` goes inside of Tasks"):
         ogp.concatenate([Tasks(X, task)]).checked(2, float)
     with pytest.raises(TypeError, match="linear functional"):
         ogp.gp("h", kernels.RBF(1.0), Tasks(X, task))

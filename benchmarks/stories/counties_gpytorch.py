@@ -56,4 +56,5 @@ for _ in range(3000):
     loss = -objective(surface(X), y) * len(y) - log_prior
     loss.backward()
     optimizer.step()
-print(f"level {likelihood.level:.2f}, slope {likelihood.slope:.2f}, spread {likelihood.log_spread.exp():.2f}")
+level, slope, spread = likelihood.level.item(), likelihood.slope.item(), likelihood.log_spread.exp().item()
+print(f"level {level:.2f}, slope {slope:.2f}, spread {spread:.2f}")

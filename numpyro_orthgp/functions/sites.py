@@ -21,6 +21,7 @@ __all__ = [
     "prng_key",
     "refuse_drawn_by_rows",
     "refuse_enumerated",
+    "states_may_differ",
     "told_of_enumeration",
 ]
 
@@ -45,6 +46,14 @@ def model_running() -> Any:
 def enumerating() -> bool:
     """Whether NumPyro enumerates discrete sites of the running model, whose values then have axes to the left of all plates."""
     return any(hasattr(handler, "first_available_dim") for handler in _PYRO_STACK)
+
+
+def states_may_differ() -> bool:
+    """Whether enumerated sites may have a value for each row: whether one is in a plate, or none is known."""
+    traces = [found for handler in _PYRO_STACK if isinstance(found := getattr(handler, "trace", None), dict)]
+    sites = [site for found in traces for site in found.values() if site["type"] == "sample"]
+    states = [site for site in sites if site["infer"].get("enumerate") == "parallel"]
+    return not states or any(site["cond_indep_stack"] for site in states)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
@@ -32,9 +33,8 @@ class WhitenedPrior(dist.Independent):
     pytree_aux_fields = ("reinterpreted_batch_ndims",)
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        # Zeros and ones need no check, which outside of `jit` would be a program for each of its operations.
-        normal = dist.Normal(jnp.zeros(shape, dtype), jnp.ones(shape, dtype), validate_args=False)
-        super().__init__(normal, len(shape))
+        # Arrays of NumPy, as checks of others are a compiled program for each of their operations.
+        super().__init__(dist.Normal(np.zeros(shape, dtype), np.ones(shape, dtype)), len(shape))
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         key = check_key(key, "gp() and orthogonal()")

@@ -54,7 +54,7 @@ class Gaussian(ExpectedLikelihood):
     :param scale: standard deviation of the noise, in units of y; a scalar, (P,), or one per point: any shape that
         broadcasts to that of f(X).
     :raises ValueError: if ``scale`` does not broadcast, or is concrete and not positive; in groups of rows, if it or a factor of f
-        depends on an enumerated site.
+        depends on an enumerated site that may differ from row to row.
     """
 
     pytree_data_fields: tuple[str, ...] = ("scale",)

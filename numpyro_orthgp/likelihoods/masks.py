@@ -18,6 +18,7 @@ from numpyro.distributions.constraints import _Real
 
 from numpyro_orthgp.functions.arithmetic import outputs_first
 from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.functions.sites import states_may_differ
 from numpyro_orthgp.math.grouped import scale_groups
 
 __all__ = ["ToldOfMasks", "refuse_enumerated_groups", "refuse_groups"]
@@ -90,15 +91,17 @@ def refuse_groups(likelihood: str) -> NoReturn:
     )
 
 
-def refuse_enumerated_groups() -> NoReturn:
+def refuse_enumerated_groups() -> None:
     """
     :raises ValueError: for groups whose charge would take the state of a discrete site for that of all rows of a group.
     """
-    raise ValueError(
-        "A residual that is tightened in groups of rows (`group_size`) has one charge for all rows of a group, which an enumerated "
-        "site of each row does not see: noise, factors of f(X) and masks must not depend on it; offsets of f(X) may. Leave "
-        "`group_size` out for this gp: group_size={'another gp': 16}."
-    )
+    if states_may_differ():
+        raise ValueError(
+            "A residual that is tightened in groups of rows (`group_size`) has one charge for all rows of a group, which an "
+            "enumerated site of each row does not see: noise, factors of f(X) and masks must not depend on it; offsets of f(X) "
+            "may, and so may all of them on a site outside of plates. Leave `group_size` out for this gp: "
+            "group_size={'another gp': 16}."
+        )
 
 
 class _Told(dist.MaskedDistribution):
