@@ -696,3 +696,23 @@ def test_a_loader_of_torch_itself(tmp_path):
         run(13, checkpoint=tmp_path / "run.npz")
         assert_same_bits(tuple(run(STEPS, checkpoint=tmp_path / "run.npz")[:3]), tuple(run(STEPS)[:3]))
     assert Stream(loader()).num_rows == N
+
+
+def test_a_list_of_batches_goes_on_in_the_middle_of_an_epoch():
+    """Batches of one size are asked for by their positions; none before is read."""
+
+    class Counted(list):
+        asked = ()
+
+        def __getitem__(self, i):
+            self.asked = (*self.asked, i)
+            return super().__getitem__(i)
+
+    loader = Counted((np.full(2, i), np.full(2, 10 * i)) for i in range(5))
+    stream = Stream(loader, 10)
+    for step in (0, 3, 8):
+        found = [int(batch[0][0]) for batch in itertools.islice(stream.batches(step), 7)]
+        assert found == [(step + k) % 5 for k in range(7)]
+    loader.asked = ()
+    next(iter(stream.batches(8)))
+    assert set(loader.asked) <= {0, 3, 4}  # the first and the last tell the size
