@@ -148,25 +148,31 @@ def assert_said(process, sentence):
     assert sentence in out
 
 
-def test_four_devices(tmp_path):
-    assert_said(start(START + FOUR, 4, tmp_path / "run.npz"), "same losses on 4 devices")
-
-
-@pytest.mark.parametrize("option", ["", pytest.param("--slow", marks=pytest.mark.slow)])
-def test_two_processes(tmp_path, option):
+def run_in_two(script, tmp_path, option, sentence):
+    """Two processes that know of each other, each with a folder; the folders."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
         folder.mkdir()
-    processes = [start(CONNECT + START + TWO, 2, address, i, folder, option) for i, folder in enumerate(folders)]
+    processes = [start(CONNECT + START + script, 2, address, i, folder, option) for i, folder in enumerate(folders)]
     try:
         for process in processes:
-            assert_said(process, "same losses in two processes")
+            assert_said(process, sentence)
     finally:
         for process in processes:
             process.kill()
+    return folders
+
+
+def test_four_devices(tmp_path):
+    assert_said(start(START + FOUR, 4, tmp_path / "run.npz"), "same losses on 4 devices")
+
+
+@pytest.mark.parametrize("option", ["", pytest.param("--slow", marks=pytest.mark.slow)])
+def test_two_processes(tmp_path, option):
+    folders = run_in_two(TWO, tmp_path, option, "same losses in two processes")
     assert [[p.name for p in folder.iterdir()] for folder in folders] == [["run.npz"], []]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from numpyro_orthgp import training
 from numpyro_orthgp.training import orders
 from numpyro_orthgp.training.devices import Devices
 from tests.fitting import KEY, data, make
-from tests.test_fit_devices import CONNECT, START, assert_said, start
+from tests.test_fit_devices import run_in_two
 
 TWO = """
 import os, signal, warnings
@@ -159,19 +158,7 @@ print("rows of two processes")
 
 @pytest.mark.parametrize("option", ["", pytest.param("--slow", marks=pytest.mark.slow)])
 def test_rows_of_two_processes(tmp_path, option):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    folders = [tmp_path / "first", tmp_path / "second"]
-    for folder in folders:
-        folder.mkdir()
-    processes = [start(CONNECT + START + TWO, 2, address, i, folder, option) for i, folder in enumerate(folders)]
-    try:
-        for process in processes:
-            assert_said(process, "rows of two processes")
-    finally:
-        for process in processes:
-            process.kill()
+    folders = run_in_two(TWO, tmp_path, option, "rows of two processes")
     assert sorted(p.name for p in folders[1].iterdir()) == ["own.h5"]
 
 
