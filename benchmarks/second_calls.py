@@ -3,14 +3,15 @@
     python -m benchmarks.second_calls [--data FILE.npz] [--num-inducing 100] [--steps 20]
 
 A model with three hyperparameters that have priors is fitted on minibatches, goes on, sees more rows, and is fitted anew with
-another rate by a new SVI; then its function is asked for twice, and called at rows of several numbers.
+another rate by a new SVI; then its function is asked for twice, and called at rows of several numbers. At last ``svi.init`` by
+itself, which NumPyro does not compile as a whole, with nothing kept, for the model and for one without priors.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,15 @@ def model(X: Any, y: Any = None, *, N: int, Z: Any) -> None:
         numpyro.sample("y", likelihoods.Gaussian(f(X), noise), obs=y)
 
 
-def inference(rate: float) -> SVI:
-    return SVI(model, ogp.AutoSparseGP(model), optax.adam(rate), TraceMeanField_ELBO())
+def without_priors(X: Any, y: Any = None, *, N: int, Z: Any) -> None:
+    lengthscale = numpyro.param("lengthscale", jnp.ones(X.shape[1]))
+    f = ogp.gp("f", numpyro.param("scale", 1.0) ** 2 * kernels.Matern32(lengthscale), Z)
+    with numpyro.plate("data", N, subsample_size=len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(X), numpyro.param("noise", 0.3)), obs=y)
+
+
+def inference(rate: float, of: Callable[..., None] = model) -> SVI:
+    return SVI(of, ogp.AutoSparseGP(of), optax.adam(rate), TraceMeanField_ELBO())
 
 
 def main(argv: list[str] | None = None) -> dict[str, tuple[int, float]]:
@@ -83,6 +91,10 @@ def main(argv: list[str] | None = None) -> dict[str, tuple[int, float]]:
     for name, rows in (("f(X)", 1000), ("f(X) again", 1000), ("f(X) at another number of rows", 900)):
         with row(name):
             jax.block_until_ready(f(X[:rows]).mean)
+    for name, of in (("svi.init by itself", model), ("the same, without priors", without_priors)):
+        jax.clear_caches()
+        with row(name):
+            inference(0.01, of).init(jax.random.PRNGKey(0), X[:500], y[:500], N=2500, Z=Z)
     return found
 
 

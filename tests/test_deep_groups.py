@@ -208,6 +208,8 @@ def test_a_collapsed_layer_needs_joint_draws(jointly):
     else:
         with pytest.raises(ValueError, match="CollapsedGP sees all rows at once, and 'f1' was drawn row by row before"):
             svi.init(jax.random.PRNGKey(0), XS, YS)
+        with numpyro.handlers.seed(rng_seed=0):  # no q, so draws of the prior
+            model(XS, YS)
 
 
 def test_a_fit_in_batches_of_groups_and_what_comes_after():

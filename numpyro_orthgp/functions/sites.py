@@ -52,7 +52,7 @@ def states_may_differ() -> bool:
     """Whether enumerated sites may have a value for each row: whether one is in a plate, or none is known."""
     traces = [found for handler in _PYRO_STACK if isinstance(found := getattr(handler, "trace", None), dict)]
     sites = [site for found in traces for site in found.values() if site["type"] == "sample"]
-    states = [site for site in sites if site["infer"].get("enumerate") == "parallel"]
+    states = [s for s in sites if not s["is_observed"] and s["infer"].get("enumerate") == "parallel"]
     return not states or any(site["cond_indep_stack"] for site in states)
 
 

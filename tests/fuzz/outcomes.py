@@ -130,6 +130,10 @@ def _area_poisson(y, f, w):
     return y * np.log(_rate(f, w)) - _rate(f, w) - gammaln(y + 1)
 
 
+def _draw_area_poisson(rng, f, w):
+    return rng.poisson(_rate(np.minimum(f, 2), w))
+
+
 def _bound_poisson(y, m, v, w):
     """Law et al. 2018: expectations of the sum, and of its logarithm by log-sum-exp of means."""
     return y * np.log(_rate(m, w)) - _rate(m + v / 2, w) - gammaln(y + 1)
@@ -288,7 +292,7 @@ OUTCOMES = {
         "likelihoods.PoissonOfSum({f}, {w})",
         "",
         _area_poisson,
-        lambda rng, f, w: rng.poisson(_rate(np.minimum(f, 2), w)),
+        _draw_area_poisson,
         columns=2,
         random=True,
     ),
@@ -296,7 +300,7 @@ OUTCOMES = {
         "likelihoods.PoissonOfSum({f}, {w}, by_marginals=True)",
         "",
         _area_poisson,
-        lambda rng, f, w: rng.poisson(_rate(np.minimum(f, 2), w)),
+        _draw_area_poisson,
         columns=3,
         bound=_bound_poisson,
     ),
