@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -652,6 +653,27 @@ def test_a_thread_reads_the_next_window_and_no_more():
     assert_same_bits(found, [plain.stacked(step, 1, 1, put).data[0] for step in range(6)])
     _, end = batches.order.window_at(23)
     assert batches._ahead == {} or end < 24, "a window that no step wants"
+
+
+def test_files_are_read_by_one_thread_at_a_time():
+    """Also where another window is asked for than the one that is being read, as after a step that failed."""
+    reading, both = threading.Lock(), []
+
+    class Alone(Watched):
+        def __getitem__(self, rows):
+            both.append(not reading.acquire(blocking=False))
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(0.05)
+            if not both[-1]:
+                reading.release()
+            return super().__getitem__(rows)
+
+    batches = Batches((Alone(data()[0]),), 4, (0,), shuffle=BLOCKS)
+    batches.until(12)
+    wanted = Batches((data()[0],), 4, (0,), shuffle=BLOCKS)
+    for start in (0, 32, 0, 40):
+        assert_same_bits(batches.between(start, start + 4), wanted.between(start, start + 4))
+    assert not any(both)
 
 
 def test_windows_follow_each_other_as_rows_do():

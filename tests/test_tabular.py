@@ -13,11 +13,13 @@ from scipy import stats
 import numpyro_orthgp as ogp
 from numpyro_orthgp.diagnostics.tails import fit_tails
 from numpyro_orthgp.init import greedy_variance
+from numpyro_orthgp.tabular import search as searching
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import read_table
 from numpyro_orthgp.tabular.points import kernel_of
 from numpyro_orthgp.tabular.rows import order_of
 from numpyro_orthgp.tabular.search import LeftOut, calibrate, predictor_of
+from numpyro_orthgp.tabular.stages import Stage
 from numpyro_orthgp.tabular.starts import starts
 from tests import oracles
 
@@ -192,6 +194,26 @@ def test_budgets():
     ]:
         with pytest.raises(ValueError, match=match):
             Budget.of(**({"time": None, "M": None, "num_steps": None} | options))
+
+
+def test_a_quarter_of_the_time_is_left_for_what_comes_after_the_searches(monkeypatch):
+    seen = {}
+
+    def stage(self, num_points, name, values):
+        seen["search"] = self.budget
+        return Stage(len(self.y), num_points, name, 0.0, "converged", 1, 0.0, 0.0, 0.0), values
+
+    def finish(X, y, searches, *_):
+        seen["after"] = searches.budget
+
+    monkeypatch.setattr(searching._Searches, "stage", stage)
+    monkeypatch.setattr(searching, "finish", finish)
+    budget = Budget.of(60.0, None, None)
+    X = np.linspace(-1, 1, 40)[:, None]
+    searching.search(X, X[:, 0], 4, budget)
+    assert seen["after"] is budget and (seen["search"].seconds, seen["search"].begin) == (45.0, budget.begin)
+    assert not seen["search"].allows(46.0) and budget.allows(46.0)
+    assert Budget.of(None, None, 7).part(0.75).seconds is None
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.training import Progress
@@ -25,7 +25,6 @@ class Budget:
     num_points: int | None
     num_steps: int
     begin: float = field(default_factory=time.monotonic)
-    share: float = 1.0  # of the seconds, that may be over by now: less where something is to come
 
     @classmethod
     def of(cls, time: float | None, M: int | None, num_steps: int | None, usual: int = MOST_STEPS) -> Budget:
@@ -49,7 +48,11 @@ class Budget:
 
     def allows(self, seconds: float) -> bool:
         """Whether as much time is left."""
-        return self.seconds is None or self.spent + seconds < self.share * self.seconds
+        return self.seconds is None or self.spent + seconds < self.seconds
+
+    def part(self, share: float) -> Budget:
+        """The same clock with a share of the seconds, for what is not to take all of them."""
+        return self if self.seconds is None else replace(self, seconds=share * self.seconds)
 
     def watch(self, progress: Progress) -> None:
         """A callback that ends a search when the time is over."""

@@ -177,21 +177,22 @@ def search(X: np.ndarray, y: np.ndarray, num_held: int, budget: Budget) -> Found
     :param y: standardized outputs, shape (N,).
     :param num_held: how many of the first rows are held out from the searches; they are in the fit that is returned.
     """
-    searches = _Searches(X[num_held:], y[num_held:], X[:num_held], y[:num_held], budget)
+    searches = _Searches(X[num_held:], y[num_held:], X[:num_held], y[:num_held], budget.part(SEARCHES))
     num_rows = len(searches.y)
     first = min(budget.num_points or FIRST_POINTS, num_rows)
-    budget.share = SEARCHES
     rows = searches.rows_for(first)
     begin = starts(searches.X[:rows], searches.y[:rows])
     tried = [searches.stage(first, name, values | {"noise": np.array(0.3)}) for name, values in begin.items()]
-    stages, (last, values), grows = while_it_pays(tried, searches.stage, budget, num_rows, num_held, searches.rows_for)
+    stages, (last, values), grows = while_it_pays(
+        tried, searches.stage, searches.budget, num_rows, num_held, searches.rows_for
+    )
+    searches.budget = budget  # all of it, for what comes after
     return finish(X, y, searches, values, stages, last, grows)
 
 
 def finish(X: Any, y: Any, searches: _Searches, values: Values, stages: list[Stage], last: Stage, grows: bool) -> Found:
     """All rows, and the points for them; the mean instead, where that predicts rows left out better."""
     num_points, baseline, is_mean, near_noise, tails = last.num_points, np.nan, False, None, (np.inf, 1.0)
-    searches.budget.share = 1.0
     if grows:
         most = min(MOST_POINTS, int((MOST_WORK / len(y)) ** 0.5))
         num_points = min(len(y), max(num_points, min(most, 2 * num_points)))
