@@ -14,14 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_orthgp.training.batches import Batch, Batches
+from numpyro_orthgp.training.batches import Batch
 from numpyro_orthgp.training.columns import rows_of
 from numpyro_orthgp.training.devices import to_host
 from numpyro_orthgp.training.digest import digest_of_array, digest_of_data
-from numpyro_orthgp.training.local import Shards
+from numpyro_orthgp.training.local import Feed, Shards
 from numpyro_orthgp.training.program import loss_only, program_of
 from numpyro_orthgp.training.steps import update_of
-from numpyro_orthgp.training.streamed import Streamed
 
 __all__ = ["check_same", "fingerprint", "sample_of"]
 
@@ -34,7 +33,7 @@ TOLERANCE = 1e-3  # of starting values: where they are computed from data not al
 def fingerprint(
     svi: Any,
     state: Any,
-    batches: Batches | Streamed | Shards,
+    batches: Feed,
     kwargs: dict[str, Any],
     *,
     stands_for: int,
@@ -83,7 +82,7 @@ def fingerprint(
     }
 
 
-def sample_of(batches: Batches | Streamed | Shards) -> str:
+def sample_of(batches: Feed) -> str:
     """What processes must agree on, cheap: numbers of rows, dtypes, the key's words and, as a digest, a few rows of the data."""
     parts = [f"batch_size={batches.batch_size}, key {batches.seed}"]
     for name, array, dtype in zip(batches.names, batches.arrays, batches.dtypes, strict=True):

@@ -25,7 +25,7 @@ from numpyro_orthgp.training.orders import Blocks, Turns
 from numpyro_orthgp.training.streamed import Streamed
 from numpyro_orthgp.training.streams import Source
 
-__all__ = ["Local", "Shards"]
+__all__ = ["Feed", "Local", "Shards"]
 
 
 class Local:
@@ -237,3 +237,6 @@ class Shards:
 
 def _added(arrays: list[jax.Array]) -> list[jax.Array]:
     return [a.any(0) if a.dtype == bool else a.sum(0, dtype=a.dtype) for a in arrays]
+
+
+Feed = Batches | Streamed | Shards  # what gives a fit the rows of its steps

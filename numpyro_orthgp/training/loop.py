@@ -18,7 +18,7 @@ from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.fingerprint import fingerprint, sample_of
 from numpyro_orthgp.training.lazy_rows import bytes_of_tables, rows_of, sharding_of
-from numpyro_orthgp.training.local import Local, Shards
+from numpyro_orthgp.training.local import Feed, Local, Shards
 from numpyro_orthgp.training.orders import Blocks
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.resolution import warn_of_coarse
@@ -203,7 +203,7 @@ def _batches(
     shuffle: Blocks | None,
     has_checkpoint: bool,
     devices: Devices,
-) -> Batches | Streamed | Shards:
+) -> Feed:
     """What gives the rows of a step.
 
     :raises TypeError: for a loader that is not wrapped.
@@ -225,7 +225,7 @@ def _batches(
     return Shards(data, batch_size, seed, shuffle, devices) if is_local else Streamed(data, batch_size, seed)
 
 
-def _agree(batches: Batches | Streamed | Shards, devices: Devices) -> None:
+def _agree(batches: Feed, devices: Devices) -> None:
     """Refuse what devices cannot share and processes do not agree on, before they put anything together."""
     devices.check_shares(batches.batch_size, batches.is_full)
     devices.check_equal(partial(sample_of, batches), batches.num_rows, isinstance(batches, Shards))
@@ -259,7 +259,7 @@ def check_types(svi: Any, early_stopping: Any, callback: Any, init_params: Any, 
             raise TypeError(f"`{name}` must be a part of a FitResult, result.{part}; got all of it.")
 
 
-def _warn_of_groups(svi: Any, batches: Batches | Streamed | Shards) -> None:
+def _warn_of_groups(svi: Any, batches: Feed) -> None:
     wanted = getattr(getattr(svi, "guide", None), "group_size", None)
     sizes = [size for size in (wanted.values() if isinstance(wanted, dict) else [wanted]) if isinstance(size, int)]
     if sizes and not batches.is_full and any(batches.group_size % size for size in sizes):
@@ -273,7 +273,7 @@ def _warn_of_groups(svi: Any, batches: Batches | Streamed | Shards) -> None:
         )
 
 
-def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches | Streamed | Shards) -> int:
+def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Feed) -> int:
     if (num_epochs is None) == (num_steps is None):
         got = "neither" if num_steps is None else "both"
         raise ValueError(f"Exactly one of `num_epochs` and `num_steps` must be given; got {got}.")
@@ -285,7 +285,7 @@ def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Batches |
 def start_of(
     svi: Any,
     rng_key: Any,
-    batches: Batches | Streamed | Shards,
+    batches: Feed,
     init_params: dict[str, Any] | None,
     state: Any,
     kwargs: dict[str, Any],
@@ -314,7 +314,7 @@ def _plan(
     num_steps: int,
     periods: list[int],
     steps_per_call: int | None,
-    batches: Batches | Streamed | Shards,
+    batches: Feed,
     devices: Devices,
     size_of_tables: int,
 ) -> Plan:

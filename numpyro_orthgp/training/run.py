@@ -34,12 +34,11 @@ from numpyro_orthgp.training import checkpoint
 from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
-from numpyro_orthgp.training.local import Shards
+from numpyro_orthgp.training.local import Feed, Shards
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.result import FitResult, Progress, Status
 from numpyro_orthgp.training.steps import Steps
 from numpyro_orthgp.training.stopping import EarlyStopping, Windows
-from numpyro_orthgp.training.streamed import Streamed
 
 __all__ = ["Keeper", "Run"]
 
@@ -65,7 +64,7 @@ class Keeper:
     every: int
     fingerprint: dict[str, Any]
     devices: Devices
-    batches: Batches | Streamed | Shards
+    batches: Feed
     saved: int | None = None
 
     def begin(self, like: Any, resume: bool | str) -> tuple[Snapshot, np.ndarray] | None:
@@ -129,7 +128,7 @@ class Run:
 
     svi: Any
     steps: Steps
-    batches: Batches | Streamed | Shards
+    batches: Feed
     full: Any
     plan: Plan
     devices: Devices
