@@ -21,7 +21,7 @@ from numpyro_orthgp.closures import Closure
 from numpyro_orthgp.errors import is_concrete, with_checks
 from numpyro_orthgp.math.ranks import broadcasting
 
-__all__ = ["one_program"]
+__all__ = ["can_be_compiled", "one_program"]
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)  # what `jit` takes
 
@@ -41,7 +41,7 @@ def one_program(function: _F) -> _F:
 
     @wraps(function)
     def call(*args: Any) -> Any:
-        if not _can_be_compiled(args):
+        if not can_be_compiled(args):
             return function(*args)
         result, waiting = compiled(*args)
         waiting.inspect()
@@ -50,7 +50,8 @@ def one_program(function: _F) -> _F:
     return call  # type: ignore[return-value]
 
 
-def _can_be_compiled(args: tuple[Any, ...]) -> bool:
+def can_be_compiled(args: Any) -> bool:
+    """Whether a program of these arguments, a pytree, can be kept for others like them."""
     # A kernel that is a function may be a new one at each call, and would be compiled each time.
     leaves = jax.tree.leaves(args, is_leaf=lambda leaf: isinstance(leaf, Closure | Partial))
     return all(isinstance(leaf, _ARRAYS) and _is_known(leaf) for leaf in leaves)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.tabular.budget import Budget
+from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture
 from numpyro_orthgp.tabular.points import Values
 
 __all__ = ["Found", "Search", "Stage", "Tried", "in_blocks", "while_it_pays"]
@@ -21,6 +22,7 @@ PAYS = 0.005  # nats for a row, that twice the points must gain
 ENOUGH = 200  # held-out rows to go by; with fewer the bound decides
 FEW_STEPS = 5  # that a search must have time for
 CLEARLY = 1.0  # nats of all held-out rows, that a change must gain
+FOLDS = 5  # of few rows, each left out once
 BLOCKS = (16, 128, 1024)  # rows of predictions at once
 
 
@@ -59,8 +61,7 @@ class Found:
     :param is_mean: whether that one is better, so that it was taken.
     :param near_noise: of numbers: the noise of predictions that also use the rows nearest to each input; ``None`` where they do
         not.
-    :param df, stretch: of numbers: degrees of freedom of a Student t distribution of new outputs (infinite: normal), and the factor
-        between its scale and the standard deviation by the model.
+    :param errors: of numbers: what the errors of predictions are distributed as, in standard deviations by the model.
     :param sharpness: of labels: the power that probabilities are raised to, beside the shares of the classes.
     :param losses: of the last fit, if its loss is an estimate.
     """
@@ -72,8 +73,7 @@ class Found:
     baseline: float = np.nan
     is_mean: bool = False
     near_noise: float | None = None
-    df: float = np.inf
-    stretch: float = 1.0
+    errors: Mixture = STANDARD
     sharpness: float = 1.0
     losses: np.ndarray | None = None
 
@@ -95,7 +95,7 @@ def while_it_pays(
     tried = list(tried)
     stages = [stage for stage, _ in tried]
     last, ended = min(tried, key=lambda pair: pair[0].loss)
-    pays = budget.num_points is None
+    pays = budget.num_points is None and not (num_held < ENOUGH and last.gap <= PAYS)
     while pays and last.num_points < min(MOST_POINTS, num_rows):
         num_points = min(2 * last.num_points, num_rows)
         growth = max(1.0, rows_for(num_points) * num_points**2 / (last.num_rows * last.num_points**2))
