@@ -3,10 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
+from numpyro.infer.autoguide import AutoDelta
 
-__all__ = ["look"]
+__all__ = ["KeptArrays", "look"]
+
+KEPT = ("prototype_trace", "_init_locs")  # what AutoDelta makes use of later
+NOT_KEPT = (
+    "_potential_fn_gen",
+    "_potential_fn",
+    "_postprocess_fn",
+)  # functions of the first look, of no use to it afterwards
+
+
+class KeptArrays:
+    """Arrays that NumPyro's ``AutoDelta`` keeps of its first look. If that is compiled they are the program's, and of no use: the
+    program returns them, and they are put in their places.
+
+    :param guide: an ``AutoDelta`` that has not looked yet.
+    """
+
+    def __init__(self, guide: AutoDelta) -> None:
+        self.guide = guide
+        self._tree: Any = None
+        self._others: list[Any] = []
+
+    def taken(self) -> list[Any]:
+        """The arrays, for the program to return."""
+        leaves, self._tree = jax.tree.flatten([getattr(self.guide, name) for name in KEPT])
+        self._others = [None if isinstance(leaf, jax.Array) else (leaf,) for leaf in leaves]
+        return [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+
+    def put(self, arrays: list[Any]) -> None:
+        """The arrays that the program returned."""
+        rest = iter(arrays)
+        leaves = [next(rest) if other is None else other[0] for other in self._others]
+        for name, value in zip(KEPT, jax.tree.unflatten(self._tree, leaves), strict=True):
+            setattr(self.guide, name, value)
+        for name in NOT_KEPT:
+            self.guide.__dict__.pop(name, None)
+
+    def forget(self) -> None:
+        """The first look is to be done again."""
+        self.guide.prototype_trace = None
 
 
 def look(note: Callable[[], bool], *, only_abstractly: bool) -> None:

@@ -78,7 +78,11 @@ def greedy_variance(
     listed: Sequence[Any] = given if isinstance(given, list | tuple) else [] if given is None else [given]
     sets = [check_inputs("given", Z, X.shape[1]).astype(X.dtype) for Z in listed]
     X = subset(X, max_points, rng_key)
-    options = {"given": jnp.concatenate(sets) if sets else None, "num": int(num), "threshold": float(threshold)}
+    options: dict[str, Any] = {
+        "given": jnp.concatenate(sets) if sets else None,
+        "num": int(num),
+        "threshold": float(threshold),
+    }
     if can_be_compiled(kernel):
         return X[_kept_pivots(kernel, X, **options)]
     # A kernel that is a function is closed over; one program compiles faster than its many small steps.

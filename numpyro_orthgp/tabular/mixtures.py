@@ -18,8 +18,10 @@ from scipy.stats import norm
 __all__ = ["STANDARD", "Mixture", "fit_mixture", "moments_of"]
 
 MOST = 4  # components
-ROUNDS, SETTLED = 500, 1e-4  # of expectation maximization, and nats that a round must gain
-NARROWEST = 0.05  # the quantile of the distances from the median that no scale is below: else one may sit on a single row
+ROUNDS, SETTLED = 300, 0.01  # of expectation maximization, and nats that a round must gain
+NARROWEST = (
+    0.05  # the quantile of the distances from the median that no scale is below: else one may sit on a single row
+)
 STARTS = (0.1, 0.3)  # quantiles of these distances, where the narrowest component starts
 
 
@@ -48,7 +50,9 @@ class Mixture:
 
     def quantile(self, level: np.ndarray) -> np.ndarray:
         """What is below with this probability, of any shape."""
-        each = self.locs + self.scales * norm.ppf(level)[..., None]  # the mixture's quantile is between those of its components
+        each = (
+            self.locs + self.scales * norm.ppf(level)[..., None]
+        )  # the mixture's quantile is between those of its components
         if len(self.weights) == 1:
             return np.asarray(each[..., 0])
         found = [
@@ -66,13 +70,16 @@ STANDARD = Mixture(np.ones(1), np.zeros(1), np.ones(1))
 
 def fit_mixture(z: np.ndarray) -> Mixture:
     """The mixture that errors are most likely of: the standard normal distribution, another normal one, or two to four, with means
-    of their own or without, whichever has the largest log density of all less half a log N for each parameter (Schwarz 1978).
+    of their own or without, whichever has the largest log density of all less half a log N for each parameter (Schwarz 1978). One
+    more is tried while it pays.
 
     :param z: errors in predicted standard deviations, shape (N,).
     """
     price = 0.5 * np.log(len(z))
     best, chosen = float(STANDARD.log_density(z).sum()), STANDARD
     for num in range(1, MOST + 1):
+        if num > len(chosen.weights) + 1:
+            break
         for has_means in (False, True):
             value, found = max(
                 (_most_likely(z, num, has_means, start) for start in STARTS[: 1 if num == 1 else None]),
@@ -88,8 +95,8 @@ def _most_likely(z: np.ndarray, num: int, has_means: bool, start: float) -> tupl
     """By expectation maximization: log density of all, and the mixture."""
     away = np.abs(z - np.median(z))
     narrowest = max(float(np.quantile(away, NARROWEST)), np.finfo(float).tiny ** 0.5)
-    ends = np.maximum(np.quantile(away, [start, 0.995]), narrowest)
-    found = Mixture(np.full(num, 1 / num), np.zeros(num), np.geomspace(*ends, num) if num > 1 else ends[:1])
+    first, last = np.maximum(np.quantile(away, [start, 0.995]), narrowest)
+    found = Mixture(np.full(num, 1 / num), np.zeros(num), np.geomspace(first, last, num))
     before = -np.inf
     for _ in range(ROUNDS):
         joint = found._log_joint(z)

@@ -49,18 +49,19 @@ def regression(
     tells which; rows whose y is missing are left out. The model is :func:`numpyro_orthgp.tabular.regression_model`: Matern 5/2
     with a lengthscale for each column plus a plane, Gaussian noise, weak priors, and the collapsed bound of Titsias 2025
     (:class:`~numpyro_orthgp.CollapsedGP`). Hyperparameters are posterior modes, by :func:`~numpyro_orthgp.fit_lbfgs` in float64,
-    whatever JAX is set to, from two starts: equal lengthscales, and such as the relevance of each column by itself suggests. Then
-    the number of inducing points is doubled, picked anew for the kernel so far, until the rows that are held out (a tenth) gain
-    less than 0.005 nats each, or, where these are fewer than 200, the bounds leave no larger gap; or the time is over. Of many
+    whatever JAX is set to, from two starts: equal lengthscales, and such as the relevance of each column by itself suggests.
+    Outputs that are positive and skewed are also tried as logarithms; the bounds of both are densities of y, and the larger wins.
+    Then the number of inducing points is doubled, picked anew for the kernel so far, until the rows that are held out (a tenth)
+    gain less than 0.005 nats each, or, where these are fewer than 200, the bounds leave no larger gap; or the time is over. Of many
     rows the hyperparameters see twenty a point; the function that is returned is given all of them.
 
     **What rows left out say.** These are the held-out rows if there are 500 or more. Of fewer rows all are left out, a fifth at a
     time, each fifth with a search of its own among the others (while the time lasts), so that hyperparameters have not seen what
     they predict. If these rows are clearly predicted better with a larger noise, it is made larger, by steps of a factor of 1.4;
     if with the rows nearest to each input, predictions use these (:func:`~numpyro_orthgp.with_neighbors`), and the noise may become
-    smaller too. If they lie about their predictions as of a Student t distribution, clearly, new outputs have that one, and
-    otherwise a normal one. If they are predicted better by the mean and the standard deviation of y, these are what is returned,
-    and the page says so.
+    smaller too. New outputs are distributed about their predictions as these rows are: normally, or by a mixture of up to four
+    normal distributions, which has heavy and skewed tails if they have; Schwarz's criterion decides. If rows left out are predicted
+    better by the mean and the standard deviation of y, these are what is returned, and the page says so.
 
     **To go on.** ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments`` are what ``SVI`` and ``NUTS`` take; the model
     is a few lines of the public pieces, to copy and change.
@@ -87,6 +88,7 @@ def regression(
     **References:**
         1. Ober et al. Recommendations for Baselines and Benchmarking Approximate Gaussian Processes. 2024.
         2. Titsias. New Bounds for Sparse Variational Gaussian Processes. 2025.
+        3. Schwarz. Estimating the Dimension of a Model. 1978.
     """
     budget = Budget.of(time, M, num_steps)
     table = read_table(X)

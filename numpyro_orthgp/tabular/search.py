@@ -169,7 +169,10 @@ class Searches:
         Z = rows.points(begun.values, num_points)
         fit = self.lowest(rows, Z, begun.values)
         values = as_values(fit.params)
-        score, gap = np.nan, np.nan  # the gap's program takes seconds to compile, for nothing where held-out rows decide
+        score, gap = (
+            np.nan,
+            np.nan,
+        )  # the gap's program takes seconds to compile, for nothing where held-out rows decide
         if self.num_held:
             f = function_of(values, rows, Z)
             score = float((log_densities(values, f, self.X[held], y[held]) + log_slopes[held]).mean())
