@@ -30,7 +30,7 @@ from numpyro_orthgp.guides.declare import (
 )
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.hyper import PointsAndEffects, started_at_medians
-from numpyro_orthgp.guides.looking import look
+from numpyro_orthgp.guides.looking import look, start_apart
 from numpyro_orthgp.guides.missing import refuse_enumerated_output, sample_missing
 from numpyro_orthgp.guides.summaries import Summaries
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
@@ -283,7 +283,7 @@ class AutoSparseGP(Summaries):
                     numpyro.prng_key()
                 self._keys_of_start = 0
                 with SamePlates(picked), starting, KeysUsed(self._hyper_is_new) as used:
-                    self._hyper(*args, **kwargs)
+                    start_apart(self._hyper, args, kwargs) if self._preparing else self._hyper(*args, **kwargs)
                 if self._preparing:
                     self._keys_of_start = used.count
                     raise _Prepared

@@ -6,9 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpyro
 from numpyro.infer.autoguide import AutoDelta
+from numpyro.primitives import Messenger
 
-__all__ = ["KeptArrays", "look"]
+from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.guides.hyper import PointsAndEffects
+from numpyro_orthgp.math.compiled import quick_jit
+from numpyro_orthgp.types import PRNGKey
+
+__all__ = ["KeptArrays", "look", "start_apart"]
 
 KEPT = ("prototype_trace", "_init_locs")  # what AutoDelta makes use of later
 NOT_KEPT = (
@@ -24,6 +31,11 @@ class KeptArrays:
 
     :param guide: an ``AutoDelta`` that has not looked yet.
     """
+
+    @staticmethod
+    def are_known(guide: Any) -> bool:
+        """Whether these are all. Of other guides, and of classes derived from ``AutoDelta``, that cannot be said."""
+        return type(guide) in (AutoDelta, PointsAndEffects) and guide.prototype_trace is None
 
     def __init__(self, guide: AutoDelta) -> None:
         self.guide = guide
@@ -48,6 +60,39 @@ class KeptArrays:
     def forget(self) -> None:
         """The first look is to be done again."""
         self.guide.prototype_trace = None
+
+
+class _Key(Messenger):
+    """The random key that is asked for next."""
+
+    def __init__(self, rng_key: PRNGKey) -> None:
+        super().__init__()
+        self.rng_key = rng_key
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "prng_key":
+            msg["kwargs"]["rng_key"] = self.rng_key
+
+
+def start_apart(guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The first call of a ``hyper`` guide, or its first look alone, by one program, where what it keeps is known."""
+    if not KeptArrays.are_known(guide):
+        guide(*args, **kwargs)
+        return
+    kept = KeptArrays(guide)
+
+    def run(rng_key: PRNGKey) -> list[Any]:
+        with _Key(rng_key):
+            guide._setup_prototype(*args, **kwargs)
+        return kept.taken()
+
+    try:
+        kept.put(quick_jit(run, 0)(numpyro.prng_key()))
+        if not all(is_concrete(leaf) for leaf in jax.tree.leaves(getattr(guide, "_effects", {}))):
+            raise TypeError("Supports that the model computes would be kept as tracers.")
+    except BaseException:
+        kept.forget()
+        raise
 
 
 def look(note: Callable[[], bool], *, only_abstractly: bool) -> None:

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import scipy
-from scipy.special import logsumexp
-from scipy.stats import norm
 
 __all__ = ["STANDARD", "Mixture", "fit_mixture", "moments_of"]
 
@@ -42,16 +40,16 @@ class Mixture:
         return len(self.weights) == 1 and self.locs[0] == 0 and self.scales[0] == 1
 
     def log_density(self, z: np.ndarray) -> np.ndarray:
-        return np.asarray(logsumexp(self._log_joint(z), axis=-1))
+        return np.asarray(scipy.special.logsumexp(self._log_joint(z), axis=-1))
 
     def cdf(self, z: Any) -> np.ndarray:
         """Probability of less than z."""
-        return np.asarray(norm.cdf((np.asarray(z)[..., None] - self.locs) / self.scales) @ self.weights)
+        return np.asarray(scipy.special.ndtr((np.asarray(z)[..., None] - self.locs) / self.scales) @ self.weights)
 
     def quantile(self, level: np.ndarray) -> np.ndarray:
         """What is below with this probability, of any shape."""
         each = (
-            self.locs + self.scales * norm.ppf(level)[..., None]
+            self.locs + self.scales * scipy.special.ndtri(level)[..., None]
         )  # the mixture's quantile is between those of its components
         if len(self.weights) == 1:
             return np.asarray(each[..., 0])
@@ -62,7 +60,8 @@ class Mixture:
         return np.reshape(found, np.shape(level))
 
     def _log_joint(self, z: Any) -> np.ndarray:
-        return np.asarray(np.log(self.weights) + norm.logpdf(np.asarray(z)[..., None], self.locs, self.scales))
+        away = (np.asarray(z)[..., None] - self.locs) / self.scales
+        return np.asarray(np.log(self.weights / self.scales) - 0.5 * (np.log(2 * np.pi) + away**2))
 
 
 STANDARD = Mixture(np.ones(1), np.zeros(1), np.ones(1))
@@ -100,7 +99,7 @@ def _most_likely(z: np.ndarray, num: int, has_means: bool, start: float) -> tupl
     before = -np.inf
     for _ in range(ROUNDS):
         joint = found._log_joint(z)
-        each = logsumexp(joint, axis=1)
+        each = scipy.special.logsumexp(joint, axis=1)
         if (value := float(each.sum())) < before + SETTLED:
             break
         before = value

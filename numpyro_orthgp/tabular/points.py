@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 
 from numpyro_orthgp.init.variance import pivots
 from numpyro_orthgp.kernels import Kernel
+from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.tabular.models import covariance
 
 __all__ = ["Values", "kernel_of", "points_for"]
@@ -40,6 +39,8 @@ def points_for(values: Values, X: np.ndarray, num_points: int, among: np.ndarray
     return X[np.asarray(_picked(of_kernel, jnp.asarray(X), among, num))]
 
 
-@partial(jax.jit, static_argnums=3)
-def _picked(values: Any, X: Any, among: Any, num: int) -> Any:
+def _pivots(values: Any, X: Any, among: Any, num: int) -> Any:
     return pivots(kernel_of(values), X, free=among, num=num)
+
+
+_picked = quick_jit(_pivots, 0, static_argnums=3)

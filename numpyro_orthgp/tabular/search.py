@@ -25,6 +25,7 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.neighbors import NeighborFunction, with_neighbors
+from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.models import regression_model
 from numpyro_orthgp.tabular.points import Values, kernel_of, points_for
@@ -98,15 +99,16 @@ def _collapsed(values: Any, rows: Any, Z: Any) -> CollapsedGP:
     return CollapsedGP(kernel_of(values), rows.X, Z, values["noise"], observed=rows.observed)
 
 
-@jax.jit
-def _function(values: Any, rows: Any, Z: Any) -> GPFunction:
+def _given(values: Any, rows: Any, Z: Any) -> GPFunction:
     return _collapsed(values, rows, Z).posterior(rows.y)
 
 
-@jax.jit
-def _bounds(values: Any, rows: Any, Z: Any) -> tuple[Any, Any]:
+def _both_bounds(values: Any, rows: Any, Z: Any) -> tuple[Any, Any]:
     d = _collapsed(values, rows, Z)
     return d.log_prob(rows.y), d.upper_bound(rows.y)
+
+
+_function, _bounds = quick_jit(_given, 0), quick_jit(_both_bounds, 0)
 
 
 def new_guide() -> AutoDelta:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture
 from numpyro_orthgp.tabular.points import Values
@@ -131,10 +131,12 @@ def in_blocks(program: Callable[..., Any], given: Any, *rows: np.ndarray) -> tup
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
 
-@jax.jit
-def _moments(f: Any, X: Any) -> tuple[Any, Any]:
+def _mean_and_variance(f: Any, X: Any) -> tuple[Any, Any]:
     marginals = f(X)
     return marginals.mean, marginals.variance
+
+
+_moments = quick_jit(_mean_and_variance, 1)
 
 
 def moments(f: Any, X: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.guides.looking import KeptArrays
@@ -56,8 +55,7 @@ def initial_state(
 def _way_to_compile(guide: Any) -> Callable[..., Any] | None:
     if hasattr(guide, "prepared"):
         return _prepared
-    # A class derived from it may keep more.
-    return _with_kept_arrays if type(guide) is AutoDelta and guide.prototype_trace is None else None
+    return _with_kept_arrays if KeptArrays.are_known(guide) else None
 
 
 def _prepared(svi: Any, init: Callable[..., Any], *given: Any) -> Any:
