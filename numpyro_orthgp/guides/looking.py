@@ -12,7 +12,6 @@ from numpyro.primitives import Messenger
 
 from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.guides.hyper import PointsAndEffects
-from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["KeptArrays", "look", "start_apart"]
@@ -74,8 +73,11 @@ class _Key(Messenger):
             msg["kwargs"]["rng_key"] = self.rng_key
 
 
-def start_apart(guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The first call of a ``hyper`` guide, or its first look alone, by one program, where what it keeps is known."""
+def start_apart(guide: Any, compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The first call of a ``hyper`` guide, or its first look alone, by one program, where what it keeps is known.
+
+    :param compiled: ``compiled(function, rng_key)`` runs a function as one program.
+    """
     if not KeptArrays.are_known(guide):
         guide(*args, **kwargs)
         return
@@ -87,7 +89,7 @@ def start_apart(guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         return kept.taken()
 
     try:
-        kept.put(quick_jit(run, 0)(numpyro.prng_key()))
+        kept.put(compiled(run, numpyro.prng_key()))
         if not all(is_concrete(leaf) for leaf in jax.tree.leaves(getattr(guide, "_effects", {}))):
             raise TypeError("Supports that the model computes would be kept as tracers.")
     except BaseException:

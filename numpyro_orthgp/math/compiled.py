@@ -16,6 +16,7 @@ from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
@@ -65,18 +66,21 @@ def _is_known(leaf: Any) -> bool:
 
 
 def quick_jit(function: Callable[..., Any], effort: int, **options: Any) -> Callable[..., Any]:
-    """``jax.jit`` with :func:`quick_options`.
+    """``jax.jit`` with :func:`quick_options`, where it is not part of another program, whose options hold.
 
     :param options: of ``jax.jit``.
     """
+    within = jax.jit(function, **options)
 
     @lru_cache(maxsize=1)
-    def program() -> Any:  # made when it is called: to ask for the platform starts it
+    def alone() -> Any:  # made when it is called: to ask for the platform starts it
         return jax.jit(function, compiler_options=quick_options(effort), **options)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return program()(*args, **kwargs)
+        seen = [jnp.zeros(()), *jax.tree.leaves((args, kwargs))]  # within a program new arrays are part of it, too
+        is_part = any(isinstance(leaf, jax.core.Tracer) for leaf in seen)
+        return (within if is_part else alone())(*args, **kwargs)
 
     return call
 

@@ -59,7 +59,7 @@ def _way_to_compile(guide: Any) -> Callable[..., Any] | None:
 
 
 def _prepared(svi: Any, init: Callable[..., Any], *given: Any) -> Any:
-    with svi.guide.prepared(lambda: init(*given)):
+    with svi.guide.prepared(lambda: init(*given), run_checked):
         return _checked(svi, run_checked(init, *given))
 
 
