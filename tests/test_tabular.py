@@ -19,7 +19,7 @@ from numpyro_orthgp.tabular.left_out import LeftOut, calibrate, folds
 from numpyro_orthgp.tabular.points import kernel_of
 from numpyro_orthgp.tabular.rows import order_of
 from numpyro_orthgp.tabular.search import Rows, Searches, everything, function_of, predictor_of
-from numpyro_orthgp.tabular.stages import Stage
+from numpyro_orthgp.tabular.stages import Stage, while_it_pays
 from numpyro_orthgp.tabular.starts import starts
 from numpyro_orthgp.tabular.units import Outputs, Units
 from tests import oracles
@@ -213,13 +213,30 @@ def test_a_quarter_of_the_time_is_left_for_what_comes_after_the_searches(monkeyp
     assert Budget.of(None, None, 7).part(0.75).seconds is None
 
 
+@pytest.mark.parametrize(
+    "gaps, sizes",
+    [({100: 0.5, 400: 0.1, 800: 0.004}, [100, 400, 800]), ({100: 0.1, 200: 0.3, 800: 0.0}, [100, 200, 800])],
+)
+def test_how_many_points_come_next(gaps, sizes):
+    """Four times as many while bounds are far apart, then twice, until they meet; none if they do at once."""
+
+    def search(num_points, name, ended):
+        return Stage(900, num_points, name, 0.0, "converged", 10, np.nan, gaps[num_points], 0.0), ended
+
+    given = search, Budget.of(None, None, 5), 1000, 0, lambda num_points: 900
+    stages, (last, _), pays = while_it_pays([search(100, "a start", None)], *given)
+    assert [stage.num_points for stage in stages] == sizes and last.num_points == sizes[-1] and not pays
+    gaps[100] = 0.001
+    assert len(while_it_pays([search(100, "a start", None)], *given)[0]) == 1
+
+
 @pytest.mark.slow
 def test_more_points_while_they_pay():
     rng = np.random.default_rng(0)
     x = np.sort(rng.uniform(0, 100, 600))
     fit = ogp.regression(x, np.sin(x) + np.sin(1.7 * x) + 0.1 * rng.normal(size=600), time=None, num_steps=30)
     sizes = [stage.num_points for stage in fit.found.stages]
-    assert sizes[:2] == [100, 100] and sizes == sorted(sizes) and fit.found.stages[-1].gap < 0.05
+    assert sizes[:3] == [100, 100, 400] and sizes == sorted(sizes) and fit.found.stages[-1].gap < 0.05
 
 
 def test_errors_that_rows_left_out_ask_for():
@@ -301,8 +318,8 @@ def test_a_small_table_takes_few_programs(fit, monkeypatch):
         ),
     )
     X, y = table()
-    ogp.regression(X, y, time=None, num_steps=2)
-    assert sizes == {((120, 3), (96, 3))}
+    ogp.regression(X, y, M=40, num_steps=2)
+    assert sizes == {((120, 3), (40, 3))}
 
 
 def test_distances_of_rows_left_out(fit):

@@ -52,8 +52,9 @@ def regression(
     whatever JAX is set to, from two starts: equal lengthscales, and such as the relevance of each column by itself suggests.
     Outputs that are positive and skewed are also tried as logarithms; the bounds of both are densities of y, and the larger wins.
     Then the number of inducing points is doubled, picked anew for the kernel so far, until the rows that are held out (a tenth)
-    gain less than 0.005 nats each, or, where these are fewer than 200, the bounds leave no larger gap; or the time is over. Of many
-    rows the hyperparameters see twenty a point; the function that is returned is given all of them.
+    gain less than 0.005 nats each, or, where these are fewer than 200, the bounds leave no larger gap (while it is above 0.2, there
+    are four times the points); or the time is over. Of many rows the hyperparameters see twenty a point; the function that is
+    returned is given all of them.
 
     **What rows left out say.** These are the held-out rows if there are 500 or more. Of fewer rows all are left out, a fifth at a
     time, each fifth with a search of its own among the others (while the time lasts), so that hyperparameters have not seen what

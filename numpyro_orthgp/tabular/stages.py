@@ -19,6 +19,7 @@ __all__ = ["Found", "Search", "Stage", "Tried", "in_blocks", "while_it_pays"]
 FIRST_POINTS, MOST_POINTS = 100, 1600
 LEAST_ROWS, ROWS_PER_POINT = 1000, 20
 PAYS = 0.005  # nats for a row, that twice the points must gain
+FAR = 0.2  # nats for a row between the bounds, from which four times the points come next
 ENOUGH = 200  # held-out rows to go by; with fewer the bound decides
 FEW_STEPS = 5  # that a search must have time for
 CLEARLY = 1.0  # nats of all held-out rows, that a change must gain
@@ -97,10 +98,10 @@ def while_it_pays(
     last, ended = min(tried, key=lambda pair: pair[0].loss)
     pays = budget.num_points is None and not (num_held < ENOUGH and last.gap <= PAYS)
     while pays and last.num_points < min(MOST_POINTS, num_rows):
-        num_points = min(2 * last.num_points, num_rows)
+        num_points = min((4 if last.gap > FAR else 2) * last.num_points, MOST_POINTS, num_rows)
         growth = max(1.0, rows_for(num_points) * num_points**2 / (last.num_rows * last.num_points**2))
         few_steps = FEW_STEPS * growth * last.seconds / (last.num_steps + 3)  # three evaluations before the first
-        if not budget.allows(max(min(0.25 * growth, 1.0) * last.seconds, few_steps)):
+        if not budget.allows(max(min(0.1 * growth, 0.4) * last.seconds, few_steps)):
             break
         stage, new = search(num_points, "the search before", ended)
         stages.append(stage)
