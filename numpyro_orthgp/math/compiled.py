@@ -96,11 +96,13 @@ def quick_options(effort: int) -> dict[str, Any] | None:
 
     :param effort: 0 or 1.
     """
-    options = {"xla_backend_optimization_level": effort, "xla_cpu_use_fusion_emitters": False}
     if jax.default_backend() != "cpu":
         return None
-    try:
-        jax.jit(lambda x: x + 1, compiler_options=options)(0)
-    except Exception:  # an XLA that does not know them
-        return None
-    return options
+    level = {"xla_backend_optimization_level": effort}
+    for options in ({**level, "xla_cpu_use_fusion_emitters": False}, level):  # newer versions have but the first
+        try:
+            jax.jit(lambda x: x + 1, compiler_options=options)(0)
+            return options
+        except Exception:  # an XLA that does not know them
+            continue
+    return None
