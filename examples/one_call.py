@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -23,19 +23,31 @@ from sklearn.linear_model import LinearRegression
 import numpyro_orthgp as ogp
 
 
-def report(name: str, y: np.ndarray, mean: np.ndarray, scale: np.ndarray, df: float = np.inf) -> None:
-    law = stats.t(df) if np.isfinite(df) else stats.norm
-    z = (y - mean) / scale
-    score = np.mean(law.logpdf(z) - np.log(scale))
-    inside = [100 * np.mean(np.abs(z) < law.ppf(0.5 + level / 2)) for level in (0.5, 0.8, 0.95)]
-    error = np.sqrt(np.mean((y - mean) ** 2))
+class Normal(NamedTuple):
+    """Predictions of a method that knows no spread, with one for all rows."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        return stats.norm.logpdf(y, self.mean, self.sd)
+
+    def cdf(self, y: np.ndarray) -> np.ndarray:
+        return stats.norm.cdf(y, self.mean, self.sd)
+
+
+def report(name: str, y: np.ndarray, predicted: Any) -> None:
+    away = np.abs(predicted.cdf(y) - 0.5)
+    inside = [100 * np.mean(away < level / 2) for level in (0.5, 0.8, 0.95)]
+    error = np.sqrt(np.mean((y - predicted.mean) ** 2))
+    score = np.mean(predicted.log_density(y))
     print(f"{name:18s}{score:11.3f}{error:8.2f}" + "".join(f"{share:8.1f}" for share in inside))
 
 
-def with_spread(estimator: Any, X: np.ndarray, y: np.ndarray, X_new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def with_spread(estimator: Any, X: np.ndarray, y: np.ndarray, X_new: np.ndarray) -> Normal:
     held = np.arange(len(y)) % 10 == 0
     sd = np.sqrt(np.mean((estimator.fit(X[~held], y[~held]).predict(X[held]) - y[held]) ** 2))
-    return estimator.fit(X, y).predict(X_new), np.full(len(X_new), sd)
+    return Normal(estimator.fit(X, y).predict(X_new), np.full(len(X_new), sd))
 
 
 def save_figure(path: Path, y: np.ndarray, predicted: Any, importance: dict[str, float]) -> None:
@@ -83,10 +95,11 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{fit}\n")
     predicted = fit.predict(X[new])
     print(f"{'':18s}{'log density':>11s}{'RMSE':>8s}{'50 %':>8s}{'80 %':>8s}{'95 %':>8s}")
-    report("one call", y[new], predicted.mean, predicted.scale, predicted.df)
-    report("trees", y[new], *with_spread(HistGradientBoostingRegressor(random_state=0), X[known], y[known], X[new]))
-    report("linear regression", y[new], *with_spread(LinearRegression(), X[known], y[known], X[new]))
-    report("mean", y[new], np.full(len(y[new]), y[known].mean()), np.full(len(y[new]), y[known].std()))
+    report("one call", y[new], predicted)
+    report("trees", y[new], with_spread(HistGradientBoostingRegressor(random_state=0), X[known], y[known], X[new]))
+    report("linear regression", y[new], with_spread(LinearRegression(), X[known], y[known], X[new]))
+    the_mean = Normal(np.full(len(y[new]), y[known].mean()), np.full(len(y[new]), y[known].std()))
+    report("mean", y[new], the_mean)
     importance = {table.feature_names[int(name[1:])]: share for name, share in fit.importance().items()}
     print("\nimportance: " + ", ".join(f"{name} {share:.2f}" for name, share in importance.items()))
     args.out.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
-from numpyro_orthgp.math.compiled import one_program
+from numpyro_orthgp.math.compiled import one_program, quick_jit, quick_options
 
 
 class Compiled(logging.Handler):
@@ -179,3 +179,34 @@ def test_new_rows_of_a_gplvm_are_inferred_by_one_program(rng, compiled):
     changed, _ = names(Y[2:4], likelihood)
     assert_allclose(changed, again, rtol=1e-9)
     assert not np.allclose(other, again)
+
+
+def test_quick_programs_are_the_same_functions_alone_and_within_others():
+    """XLA takes its options for whole programs only: within another one, and under `vmap` and `grad`, they are left out."""
+
+    def f(x, power):
+        return jnp.sin(x) ** power
+
+    x = jnp.linspace(0.1, 1.0, 5)
+    for effort in (0, 1):
+        quick = quick_jit(f, effort, static_argnums=1)
+        np.testing.assert_allclose(quick(x, 3), f(x, 3), rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(lambda x, quick=quick: 2 * quick(x, 3))(x), 2 * f(x, 3), rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(lambda quick=quick: quick(np.ones(2), 3))(), f(np.ones(2), 3), rtol=1e-6)
+        np.testing.assert_allclose(jax.vmap(lambda x, quick=quick: quick(x, 3))(x), f(x, 3), rtol=1e-6)
+        slope = jax.grad(lambda x, quick=quick: quick(x, 3).sum())(x)
+        np.testing.assert_allclose(slope, 3 * jnp.sin(x) ** 2 * jnp.cos(x), rtol=1e-5)
+
+
+def test_quick_options_are_for_processors_and_for_an_xla_that_has_them(monkeypatch):
+    assert quick_options(1)["xla_backend_optimization_level"] == 1
+    look = quick_options.__wrapped__
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert look(0) is None
+    monkeypatch.undo()
+
+    def refuse(*args, **options):
+        raise ValueError("No such compile option")
+
+    monkeypatch.setattr(jax, "jit", refuse)
+    assert look(0) is None

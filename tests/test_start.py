@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from numpy.testing import assert_allclose
 from numpyro.distributions import constraints
-from numpyro.infer import SVI, TraceMeanField_ELBO, autoguide
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO, autoguide
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
@@ -243,3 +243,62 @@ def test_a_program_within_a_program_keeps_its_own_checks():
     assert run_checked(outer, 1.0) == 3
     with pytest.raises(ValueError, match="negative: -1"):
         run_checked(outer, 0.0)
+
+
+def collapsed(X, y):
+    """Priors of every sort, a plate, and what is computed of them."""
+    scale = numpyro.sample("scale", dist.LogNormal(jnp.zeros(2), 1.0).to_event(1))
+    amplitude = numpyro.sample("amplitude", dist.Uniform(0.0, 2.0))
+    with numpyro.plate("groups", 3):
+        effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+    numpyro.deterministic("total", effect.sum())
+    kernel = amplitude * kernels.RBF(scale[:1])
+    numpyro.sample(
+        "y", ogp.CollapsedGP(kernel, jnp.asarray(X), jnp.asarray(X[::3]), 0.1, loc=effect.mean()), obs=jnp.asarray(y)
+    )
+
+
+def test_points_start_by_one_program_and_keep_no_tracers():
+    """AutoDelta keeps arrays of its first look, which are the program's."""
+    found = []
+    for compiled in (True, False):
+        counted = Counted(collapsed)
+        guide = autoguide.AutoDelta(counted)
+        svi = SVI(counted, guide, optax.adam(0.01), Trace_ELBO())
+        state = initial_state(svi, KEY, (X, Y), None, {}) if compiled else svi.init(KEY, X, Y)
+        assert all(counted.traced) == compiled
+        params = svi.get_params(state)
+        with jax.checking_leaks():
+            state, loss = jax.jit(svi.update)(state, X, Y)
+        totals = guide.sample_posterior(KEY, params, X, Y, sample_shape=(2,))["total"]
+        assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(guide.prototype_trace))
+        found.append((params, guide.median(params), loss, totals))
+    for one, other in zip(*(jax.tree.leaves(each) for each in found), strict=True):
+        assert_allclose(one, other, rtol=1e-5)
+
+
+def test_points_that_cannot_start_by_one_program_start_as_before():
+    """Bounds that depend on other sites; a class that may keep more; a guide that has looked; an error, said where it is."""
+
+    def bounded(X, y):
+        low = numpyro.sample("low", dist.Uniform(0.0, 1.0))
+        numpyro.sample("noise", dist.Uniform(low, low + 1))
+        numpyro.sample(
+            "y", ogp.CollapsedGP(kernels.RBF(0.3), jnp.asarray(X), jnp.asarray(X[::3]), 0.1), obs=jnp.asarray(y)
+        )
+
+    class Own(autoguide.AutoDelta):
+        pass
+
+    for model, kind in ((bounded, autoguide.AutoDelta), (collapsed, Own)):
+        counted = Counted(model)
+        guide = kind(counted)
+        svi = SVI(counted, guide, optax.adam(0.01), Trace_ELBO())
+        for _ in range(2):
+            state = initial_state(svi, KEY, (X, Y), None, {})
+            assert not counted.traced[-1] and np.isfinite(jax.jit(svi.update)(state, X, Y)[1])
+            assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(guide.prototype_trace))
+    wrong = SVI(collapsed, autoguide.AutoDelta(collapsed), optax.adam(0.01), Trace_ELBO())
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"`y` must have shape"):
+            initial_state(wrong, KEY, (X, Y[:5]), None, {})

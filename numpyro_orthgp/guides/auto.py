@@ -30,7 +30,7 @@ from numpyro_orthgp.guides.declare import (
 )
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.hyper import PointsAndEffects, started_at_medians
-from numpyro_orthgp.guides.looking import look
+from numpyro_orthgp.guides.looking import look, start_apart
 from numpyro_orthgp.guides.missing import refuse_enumerated_output, sample_missing
 from numpyro_orthgp.guides.summaries import Summaries
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
@@ -135,7 +135,7 @@ class AutoSparseGP(Summaries):
         self._inputs: dict[str, InputSite] = {}
         self._plate_of: dict[str, str] = {}  # of those in one, its name
         self._missing: set[str] = set()  # those of them that `obs_mask` made
-        self._preparing = False
+        self._preparing: Callable[..., Any] | None = None  # what `hyper` is started with, apart from the rest
         self._keys_of_start = 0  # that `hyper` took when it was started apart
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class AutoSparseGP(Summaries):
         :return: the values of the model's latent sites.
         """
         if self.prototype_trace is None:
-            look(lambda: self._setup_prototype(*args, **kwargs), only_abstractly=self._preparing)
+            look(lambda: self._setup_prototype(*args, **kwargs), only_abstractly=self._preparing is not None)
         with handlers.trace() as emitted:
             self._sample_latents(*args, **kwargs)
             if self._missing:
@@ -152,21 +152,22 @@ class AutoSparseGP(Summaries):
         return {name: site["value"] for name, site in emitted.items() if site["type"] == "sample"}
 
     @contextmanager
-    def prepared(self, start: Callable[[], Any]) -> Iterator[None]:
+    def prepared(self, start: Callable[[], Any], compiled: Callable[..., Any]) -> Iterator[None]:
         """Within it ``start`` may be compiled: of its first call this guide keeps names only, but ``hyper`` keeps arrays.
 
         :param start: what calls the guide, such as ``svi.init``. Before, it is run until ``hyper`` has started.
+        :param compiled: ``compiled(function, rng_key)`` runs a function as one program.
         """
         is_new = self.prototype_trace is None
         try:
             if is_new:
-                self._preparing = True
+                self._preparing = compiled
                 with suppress(_Prepared):
                     start()
-                self._preparing, self.prototype_trace = False, None
+                self._preparing, self.prototype_trace = None, None
             yield
         except BaseException:
-            self._preparing = False
+            self._preparing = None
             if is_new:  # the next call looks at the model again, and says what is wrong
                 self.prototype_trace = None
             raise
@@ -283,7 +284,10 @@ class AutoSparseGP(Summaries):
                     numpyro.prng_key()
                 self._keys_of_start = 0
                 with SamePlates(picked), starting, KeysUsed(self._hyper_is_new) as used:
-                    self._hyper(*args, **kwargs)
+                    if self._preparing:
+                        start_apart(self._hyper, self._preparing, args, kwargs)
+                    else:
+                        self._hyper(*args, **kwargs)
                 if self._preparing:
                     self._keys_of_start = used.count
                     raise _Prepared
@@ -338,7 +342,7 @@ class AutoSparseGP(Summaries):
                 messages.update(model.get_trace(*args, **kwargs))
             return True
 
-        look(note, only_abstractly=self._preparing)
+        look(note, only_abstractly=self._preparing is not None)
         missing = [name for name in messages if name in self._missing]  # none without a mask, as for predictions
         frames = [frame for name in (*self._plate_of, *missing) for frame in messages[name]["cond_indep_stack"]]
         # One for each name, or two would pick different rows.

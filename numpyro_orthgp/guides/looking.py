@@ -3,10 +3,98 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import numpyro
+from numpyro.infer.autoguide import AutoDelta
+from numpyro.primitives import Messenger
 
-__all__ = ["look"]
+from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.guides.hyper import PointsAndEffects
+from numpyro_orthgp.types import PRNGKey
+
+__all__ = ["KeptArrays", "look", "start_apart"]
+
+KEPT = ("prototype_trace", "_init_locs")  # what AutoDelta makes use of later
+NOT_KEPT = (
+    "_potential_fn_gen",
+    "_potential_fn",
+    "_postprocess_fn",
+)  # functions of the first look, of no use to it afterwards
+
+
+class KeptArrays:
+    """Arrays that NumPyro's ``AutoDelta`` keeps of its first look. If that is compiled they are the program's, and of no use: the
+    program returns them, and they are put in their places.
+
+    :param guide: an ``AutoDelta`` that has not looked yet.
+    """
+
+    @staticmethod
+    def are_known(guide: Any) -> bool:
+        """Whether these are all. Of other guides, and of classes derived from ``AutoDelta``, that cannot be said."""
+        return type(guide) in (AutoDelta, PointsAndEffects) and guide.prototype_trace is None
+
+    def __init__(self, guide: AutoDelta) -> None:
+        self.guide = guide
+        self._tree: Any = None
+        self._others: list[Any] = []
+
+    def taken(self) -> list[Any]:
+        """The arrays, for the program to return."""
+        leaves, self._tree = jax.tree.flatten([getattr(self.guide, name) for name in KEPT])
+        self._others = [None if isinstance(leaf, jax.Array) else (leaf,) for leaf in leaves]
+        return [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+
+    def put(self, arrays: list[Any]) -> None:
+        """The arrays that the program returned."""
+        rest = iter(arrays)
+        leaves = [next(rest) if other is None else other[0] for other in self._others]
+        for name, value in zip(KEPT, jax.tree.unflatten(self._tree, leaves), strict=True):
+            setattr(self.guide, name, value)
+        for name in NOT_KEPT:
+            self.guide.__dict__.pop(name, None)
+
+    def forget(self) -> None:
+        """The first look is to be done again."""
+        self.guide.prototype_trace = None
+
+
+class _Key(Messenger):
+    """The random key that is asked for next."""
+
+    def __init__(self, rng_key: PRNGKey) -> None:
+        super().__init__()
+        self.rng_key = rng_key
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "prng_key":
+            msg["kwargs"]["rng_key"] = self.rng_key
+
+
+def start_apart(guide: Any, compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The first call of a ``hyper`` guide, or its first look alone, by one program, where what it keeps is known.
+
+    :param compiled: ``compiled(function, rng_key)`` runs a function as one program.
+    """
+    if not KeptArrays.are_known(guide):
+        guide(*args, **kwargs)
+        return
+    kept = KeptArrays(guide)
+
+    def run(rng_key: PRNGKey) -> list[Any]:
+        with _Key(rng_key):
+            guide._setup_prototype(*args, **kwargs)
+        return kept.taken()
+
+    try:
+        kept.put(compiled(run, numpyro.prng_key()))
+        if not all(is_concrete(leaf) for leaf in jax.tree.leaves(getattr(guide, "_effects", {}))):
+            raise TypeError("Supports that the model computes would be kept as tracers.")
+    except BaseException:
+        kept.forget()
+        raise
 
 
 def look(note: Callable[[], bool], *, only_abstractly: bool) -> None:

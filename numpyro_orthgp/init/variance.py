@@ -13,11 +13,12 @@ from jax import lax
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.init.counts import check_count, subset
 from numpyro_orthgp.math.cholesky import inverse_cholesky
+from numpyro_orthgp.math.compiled import can_be_compiled
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
 from numpyro_orthgp.math.products import lower_matmul, matmul
 from numpyro_orthgp.types import Array, KernelLike, PRNGKey
 
-__all__ = ["greedy_variance"]
+__all__ = ["greedy_variance", "pivots"]
 
 
 def greedy_variance(
@@ -77,13 +78,30 @@ def greedy_variance(
     listed: Sequence[Any] = given if isinstance(given, list | tuple) else [] if given is None else [given]
     sets = [check_inputs("given", Z, X.shape[1]).astype(X.dtype) for Z in listed]
     X = subset(X, max_points, rng_key)
-    # The kernel may be any callable, so it is closed over; one program compiles faster than its many small steps.
-    pivots = jax.jit(partial(_pivots, kernel, num=int(num), threshold=float(threshold)))
-    return X[pivots(X=X, given=jnp.concatenate(sets) if sets else None)]
+    options: dict[str, Any] = {
+        "given": jnp.concatenate(sets) if sets else None,
+        "num": int(num),
+        "threshold": float(threshold),
+    }
+    if can_be_compiled(kernel):
+        return X[_kept_pivots(kernel, X, **options)]
+    # A kernel that is a function is closed over; one program compiles faster than its many small steps.
+    return X[jax.jit(partial(pivots, kernel, **options))(X)]
 
 
-def _pivots(kernel: KernelLike, X: Array, given: Array | None, num: int, threshold: float) -> Array:
-    """Row numbers (num,) by pivoted Cholesky of k(X, X), conditioned on the rows of ``given``."""
+def pivots(
+    kernel: KernelLike,
+    X: Array,
+    given: Array | None = None,
+    free: Array | None = None,
+    *,
+    num: int,
+    threshold: float = 0.0,
+) -> Array:
+    """Row numbers (num,) by pivoted Cholesky of k(X, X), conditioned on the rows of ``given``.
+
+    :param free: True for the rows that may be picked, shape (N,), at least ``num`` of them; all if not given.
+    """
     N = X.shape[0]
     prior = kernel(X).reshape(-1, N)  # (P, N)
     P = prior.shape[0]
@@ -108,8 +126,11 @@ def _pivots(kernel: KernelLike, X: Array, given: Array | None, num: int, thresho
         return factor, variance, free.at[i].set(False), picks.at[m].set(i)
 
     variance = jnp.maximum(prior - (projected**2).sum(axis=1), 0.0)
-    start = factor, variance, jnp.ones(N, bool), jnp.zeros(num, jnp.int32)
+    start = factor, variance, jnp.ones(N, bool) if free is None else free, jnp.zeros(num, jnp.int32)
     return lax.fori_loop(0, num, step, start)[3]
+
+
+_kept_pivots = jax.jit(pivots, static_argnames=("num", "threshold"))
 
 
 def _project(kernel: KernelLike, X: Array, given: Array | None, P: int) -> Array:

@@ -5,15 +5,18 @@ moments of ``f(X)`` and ``f.joint(X)``, collapsed bounds and their optimum. So `
 calls at a prompt take fewer than half the programs. Under ``jit`` and ``vmap`` it does nothing. Where a kernel is a plain
 function it does nothing either, since each new function would be compiled anew. Under ``grad`` alone the program is
 differentiated as a whole: NumPyro takes a gradient that way before NUTS and its automatic guides start.
+
+``quick_jit`` is for programs that run so seldom that compiling them is what takes the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
@@ -21,7 +24,7 @@ from numpyro_orthgp.closures import Closure
 from numpyro_orthgp.errors import is_concrete, with_checks
 from numpyro_orthgp.math.ranks import broadcasting
 
-__all__ = ["one_program"]
+__all__ = ["can_be_compiled", "one_program", "quick_jit", "quick_options"]
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)  # what `jit` takes
 
@@ -41,7 +44,7 @@ def one_program(function: _F) -> _F:
 
     @wraps(function)
     def call(*args: Any) -> Any:
-        if not _can_be_compiled(args):
+        if not can_be_compiled(args):
             return function(*args)
         result, waiting = compiled(*args)
         waiting.inspect()
@@ -50,7 +53,8 @@ def one_program(function: _F) -> _F:
     return call  # type: ignore[return-value]
 
 
-def _can_be_compiled(args: tuple[Any, ...]) -> bool:
+def can_be_compiled(args: Any) -> bool:
+    """Whether a program of these arguments, a pytree, can be kept for others like them."""
     # A kernel that is a function may be a new one at each call, and would be compiled each time.
     leaves = jax.tree.leaves(args, is_leaf=lambda leaf: isinstance(leaf, Closure | Partial))
     return all(isinstance(leaf, _ARRAYS) and _is_known(leaf) for leaf in leaves)
@@ -59,3 +63,46 @@ def _can_be_compiled(args: tuple[Any, ...]) -> bool:
 def _is_known(leaf: Any) -> bool:
     # Under `grad` alone a tracer knows its value, and JAX differentiates the program as a whole.
     return is_concrete(leaf) or leaf.to_concrete_value() is not None
+
+
+def quick_jit(function: Callable[..., Any], effort: int, **options: Any) -> Callable[..., Any]:
+    """``jax.jit`` with :func:`quick_options`, where it is not part of another program, whose options hold.
+
+    :param options: of ``jax.jit``.
+    """
+    within = jax.jit(function, **options)
+
+    @lru_cache(maxsize=1)
+    def alone() -> Any:  # made when it is called: to ask for the platform starts it
+        return jax.jit(function, compiler_options=quick_options(effort), **options)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        seen = [jnp.zeros(()), *jax.tree.leaves((args, kwargs))]  # within a program new arrays are part of it, too
+        is_part = any(isinstance(leaf, jax.core.Tracer) for leaf in seen)
+        return (within if is_part else alone())(*args, **kwargs)
+
+    return call
+
+
+@lru_cache
+def quick_options(effort: int) -> dict[str, Any] | None:
+    """Options of XLA by which a program for CPUs is compiled in less time; ``None`` for other platforms, and where it has no such
+    options.
+
+    Of a collapsed bound with its gradient in float64 (``benchmarks/quick_compiles.py``), effort 0 takes a sixth of the time, and
+    the program up to twice as long: for what runs once, or a few times. Effort 1 takes half, and the program is as fast. Steps of
+    ``fit`` in float32 are slower by a tenth with it, and run thousands of times: they are compiled as JAX does.
+
+    :param effort: 0 or 1.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    level = {"xla_backend_optimization_level": effort}
+    for options in ({**level, "xla_cpu_use_fusion_emitters": False}, level):  # newer versions have but the first
+        try:
+            jax.jit(lambda x: x + 1, compiler_options=options)(0)
+            return options
+        except Exception:  # an XLA that does not know them
+            continue
+    return None

@@ -24,11 +24,12 @@ import numpy as np
 
 from numpyro_orthgp.tabular.columns import Column, Columns
 from numpyro_orthgp.tabular.labels import Labels
+from numpyro_orthgp.tabular.mixtures import Mixture
 from numpyro_orthgp.tabular.stages import Found, Stage
 
 __all__ = ["read_fit", "write_fit"]
 
-FORMAT, VERSION = "numpyro_orthgp fit of a table", 1
+FORMAT, VERSION = "numpyro_orthgp fit of a table", 2
 BAD = (
     OSError,
     EOFError,
@@ -126,11 +127,11 @@ def columns_of(description: dict[str, Any]) -> Columns:
 
 
 def describe_found(found: Found) -> tuple[dict[str, Any], Arrays]:
-    names = ("baseline", "is_mean", "near_noise", "df", "stretch", "sharpness")
+    names = ("baseline", "is_mean", "near_noise", "sharpness")
     description = {name: getattr(found, name) for name in names}
     description["stages"] = [list(stage) for stage in found.stages]
     arrays = {"Z": found.Z} if found.losses is None else {"Z": found.Z, "losses": np.asarray(found.losses)}
-    for group, values in (("values", found.values), ("params", found.params)):
+    for group, values in (("values", found.values), ("params", found.params), ("errors", vars(found.errors))):
         arrays |= {f"{group}/{name}": np.asarray(value) for name, value in values.items()}
     return description, arrays
 
@@ -138,8 +139,8 @@ def describe_found(found: Found) -> tuple[dict[str, Any], Arrays]:
 def found_of(description: dict[str, Any], arrays: Arrays) -> Found:
     stages = [Stage(*stage) for stage in description["stages"]]
     rest = {name: value for name, value in description.items() if name != "stages"}
-    losses = arrays.get("losses")
-    return Found(group(arrays, "values"), arrays["Z"], group(arrays, "params"), stages, losses=losses, **rest)
+    rest |= {"losses": arrays.get("losses"), "errors": Mixture(**group(arrays, "errors"))}
+    return Found(group(arrays, "values"), arrays["Z"], group(arrays, "params"), stages, **rest)
 
 
 def group(arrays: Arrays, name: str) -> Arrays:

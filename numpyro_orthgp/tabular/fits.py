@@ -188,8 +188,9 @@ class TableFit(ABC):
                 program.call(X)["mean"]
 
         Its argument is the array of :meth:`as_array`, float64; of counts there is a second one, the exposure, shape (N,). It
-        returns ``mean``, ``sd`` and ``function_sd`` of numbers, ``probabilities`` of labels, ``mean`` and ``sd`` of counts. Where
-        ``df = fit.found.df`` is finite, numbers have Student t distributions of scale ``sd * sqrt((df - 2) / df)``.
+        returns ``probabilities`` of labels, and ``mean`` and ``sd`` of counts. Of numbers it returns ``mean``, ``sd``,
+        ``function_sd``, and ``loc`` and ``scale``: a new output is ``loc + scale * e``, or the exponential of this where
+        ``fit.units.is_log``. Its quantile at ``level`` is that at ``fit.found.errors.quantile(level)`` in the place of e.
 
         :param platforms: such as ``("cpu", "cuda")``; by default the one at hand.
         """

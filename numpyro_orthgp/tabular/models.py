@@ -41,16 +41,17 @@ def covariance(num_columns: int) -> Kernel:
     return scale**2 * smooth + kernels.Linear(slope**2 / num_columns)
 
 
-def regression_model(X: Array, y: Array | None = None, *, Z: Array) -> None:
+def regression_model(X: Array, y: Array | None = None, *, Z: Array, observed: Array | None = None) -> None:
     """Gaussian-process regression with the inducing variables integrated out.
 
     :param X: standardized columns, shape (N, D).
     :param y: standardized outputs, shape (N,).
     :param Z: inducing points, shape (M, D). ``numpyro.param("Z", Z)`` in a copy of this model would learn them.
+    :param observed: False for rows that take no part, shape (N,); all do if not given.
     """
     kernel = covariance(X.shape[1])
     noise = numpyro.sample("noise", log_normal(0.2, 1.5))
-    numpyro.sample("y", CollapsedGP(kernel, X, Z, noise), obs=y)
+    numpyro.sample("y", CollapsedGP(kernel, X, Z, noise, observed=observed), obs=y)
 
 
 def classification_model(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 
-from numpyro_orthgp.init import greedy_variance
+from numpyro_orthgp.init.variance import pivots
 from numpyro_orthgp.kernels import Kernel
+from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.tabular.models import covariance
 
 __all__ = ["Values", "kernel_of", "points_for"]
+
+MOST_CANDIDATES = 20_000  # rows that points are picked from
 
 Values = dict[str, np.ndarray]  # of the hyperparameters, by site
 
@@ -21,6 +26,21 @@ def kernel_of(values: Values) -> Kernel:
         return covariance(len(values["lengthscale"]))
 
 
-def points_for(values: Values, X: np.ndarray, num_points: int) -> np.ndarray:
-    """Inducing points among the rows, where the kernel is least certain (Burt et al. 2020)."""
-    return np.asarray(greedy_variance(kernel_of(values), jnp.asarray(X), min(num_points, len(X))))
+def points_for(values: Values, X: np.ndarray, num_points: int, among: np.ndarray | None = None) -> np.ndarray:
+    """Inducing points among the rows, where the kernel is least certain (Burt et al. 2020).
+
+    :param X: rows in random order; of many the first ones are looked at.
+    :param among: True for the rows that may be points, shape (N,), all if not given: one program serves any choice of them.
+    """
+    X = X[:MOST_CANDIDATES]
+    among = None if among is None else among[:MOST_CANDIDATES]
+    num = min(num_points, len(X) if among is None else int(among.sum()))
+    of_kernel = {name: jnp.asarray(values[name]) for name in ("lengthscale", "scale", "slope")}
+    return X[np.asarray(_picked(of_kernel, jnp.asarray(X), among, num))]
+
+
+def _pivots(values: Any, X: Any, among: Any, num: int) -> Any:
+    return pivots(kernel_of(values), X, free=among, num=num)
+
+
+_picked = quick_jit(_pivots, 0, static_argnums=3)

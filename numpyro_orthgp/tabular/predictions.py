@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import scipy
 
 from numpyro_orthgp.tabular.labels import Labels
+from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture, moments_of
 
 __all__ = ["ClassPredictions", "CountPredictions", "Predictions"]
 
@@ -68,44 +70,69 @@ class _Ordered(ABC):
 
 @dataclass(frozen=True)
 class Predictions(_Ordered):
-    """Distributions of new outputs, one for each row, in the units of y: normal, or Student t where ``df`` is finite.
+    """Distributions of new outputs, one for each row: of ``loc + scale e``, or of its exponential where ``is_log``.
 
-    :param mean: shape (N,).
-    :param sd: standard deviation of a new output, with the noise, shape (N,).
-    :param function_sd: of the function alone, shape (N,).
+    :param loc, scale: in the units of y, or of its logarithm, shape (N,).
+    :param function_sd: standard deviation of the function alone, in the units of y, shape (N,).
     :param index: labels of the rows, if they came in a table that has them.
-    :param df: degrees of freedom, more than two.
+    :param errors: the distribution of e, the standard normal one or a mixture of normal distributions.
     """
 
-    mean: np.ndarray
-    sd: np.ndarray
+    loc: np.ndarray
+    scale: np.ndarray
     function_sd: np.ndarray
     index: Any = None
     like: Any = None
-    df: float = np.inf
+    errors: Mixture = STANDARD
+    is_log: bool = False
 
     @property
-    def scale(self) -> np.ndarray:
-        """Of the Student t distribution; the standard deviation of a normal one."""
-        return self.sd if np.isinf(self.df) else self.sd * np.sqrt((self.df - 2) / self.df)
+    def mean(self) -> np.ndarray:  # type: ignore[override]
+        """Of a new output, in the units of y, shape (N,)."""
+        return np.asarray(self._moments[0])
+
+    @property
+    def sd(self) -> np.ndarray:  # type: ignore[override]
+        """Standard deviation of a new output, with the noise, in the units of y, shape (N,)."""
+        return np.asarray(self._moments[1])
+
+    @cached_property
+    def _moments(self) -> tuple[Any, Any]:
+        return moments_of(self.errors, self.loc, self.scale, self.is_log)
 
     def quantile(self, level: Any) -> np.ndarray:
         """What a new output is below with this probability, shape (N,), or (N, K) for K levels.
 
         :raises ValueError: for levels that are not between 0 and 1.
         """
-        level = checked_levels(level)
-        z = scipy.stats.norm.ppf(level) if np.isinf(self.df) else scipy.stats.t.ppf(level, self.df)
-        return self.mean + self.scale * z if level.ndim == 0 else self.mean[:, None] + self.scale[:, None] * z
+        z = self.errors.quantile(checked_levels(level))
+        found = self.loc + self.scale * z if z.ndim == 0 else self.loc[:, None] + self.scale[:, None] * z
+        return np.asarray(np.exp(found) if self.is_log else found)
+
+    def cdf(self, y: Any) -> np.ndarray:
+        """The probability of less than y for each row, shape (N,): uniform for outputs that came, if predictions are calibrated.
+
+        :raises ValueError: for another shape.
+        """
+        return self.errors.cdf(self._standardized(y)[0])
 
     def log_density(self, y: Any) -> np.ndarray:
         """Of outputs that came, nats in the units of y, shape (N,).
 
         :raises ValueError: for another shape.
         """
-        z = (checked_outputs(y, len(self.mean)).astype(float) - self.mean) / self.scale
-        density = scipy.stats.norm.logpdf(z) if np.isinf(self.df) else scipy.stats.t.logpdf(z, self.df)
-        return np.asarray(density - np.log(self.scale))
+        z, slope = self._standardized(y)
+        return self.errors.log_density(z) + slope
+
+    def _standardized(self, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The e of outputs, and the logarithm of its derivative by y."""
+        y = checked_outputs(y, len(self.loc)).astype(float)
+        if not self.is_log:
+            return (y - self.loc) / self.scale, -np.log(self.scale)
+        with np.errstate(divide="ignore", invalid="ignore"):  # nothing is below zero
+            log_y = np.where(y > 0, np.log(y), -np.inf)
+        finite = np.where(y > 0, log_y, 0.0)
+        return (log_y - self.loc) / self.scale, -np.log(self.scale) - finite
 
 
 @dataclass(frozen=True)

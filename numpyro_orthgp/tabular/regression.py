@@ -18,13 +18,16 @@ from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns, read_table
 from numpyro_orthgp.tabular.files import Arrays, describe_function, function_from
 from numpyro_orthgp.tabular.fits import TableFit
+from numpyro_orthgp.tabular.left_out import finish
+from numpyro_orthgp.tabular.mixtures import STANDARD, moments_of
 from numpyro_orthgp.tabular.models import regression_model
 from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_numbers, order_of
-from numpyro_orthgp.tabular.search import MANY_HELD, function_of, new_guide, predictor_of, search
+from numpyro_orthgp.tabular.search import MANY_HELD, Rows, everything, function_of, new_guide, predictor_of, search
 from numpyro_orthgp.tabular.serving import moments_at
 from numpyro_orthgp.tabular.stages import Found, moments
+from numpyro_orthgp.tabular.units import Units, may_be_logarithms
 from numpyro_orthgp.types import Array
 
 __all__ = ["RegressionFit", "regression"]
@@ -46,18 +49,20 @@ def regression(
     tells which; rows whose y is missing are left out. The model is :func:`numpyro_orthgp.tabular.regression_model`: Matern 5/2
     with a lengthscale for each column plus a plane, Gaussian noise, weak priors, and the collapsed bound of Titsias 2025
     (:class:`~numpyro_orthgp.CollapsedGP`). Hyperparameters are posterior modes, by :func:`~numpyro_orthgp.fit_lbfgs` in float64,
-    whatever JAX is set to, from two starts: equal lengthscales, and such as the relevance of each column by itself suggests. Then
-    the number of inducing points is doubled, picked anew for the kernel so far, until the rows that are held out (a tenth) gain
-    less than 0.005 nats each, or, where these are fewer than 200, the bounds leave no larger gap; or the time is over. Of many
-    rows the hyperparameters see twenty a point; the function that is returned is given all of them.
+    whatever JAX is set to, from two starts: equal lengthscales, and such as the relevance of each column by itself suggests.
+    Outputs that are positive and skewed are also tried as logarithms; the bounds of both are densities of y, and the larger wins.
+    Then the number of inducing points is doubled, picked anew for the kernel so far, until the rows that are held out (a tenth)
+    gain less than 0.005 nats each, or, where these are fewer than 200, the bounds leave no larger gap (while it is above 0.2, there
+    are four times the points); or the time is over. Of many rows the hyperparameters see twenty a point; the function that is
+    returned is given all of them.
 
     **What rows left out say.** These are the held-out rows if there are 500 or more. Of fewer rows all are left out, a fifth at a
     time, each fifth with a search of its own among the others (while the time lasts), so that hyperparameters have not seen what
     they predict. If these rows are clearly predicted better with a larger noise, it is made larger, by steps of a factor of 1.4;
     if with the rows nearest to each input, predictions use these (:func:`~numpyro_orthgp.with_neighbors`), and the noise may become
-    smaller too. If they lie about their predictions as of a Student t distribution, clearly, new outputs have that one, and
-    otherwise a normal one. If they are predicted better by the mean and the standard deviation of y, these are what is returned,
-    and the page says so.
+    smaller too. New outputs are distributed about their predictions as these rows are: normally, or by a mixture of up to four
+    normal distributions, which has heavy and skewed tails if they have; Schwarz's criterion decides. If rows left out are predicted
+    better by the mean and the standard deviation of y, these are what is returned, and the page says so.
 
     **To go on.** ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments`` are what ``SVI`` and ``NUTS`` take; the model
     is a few lines of the public pieces, to copy and change.
@@ -84,6 +89,7 @@ def regression(
     **References:**
         1. Ober et al. Recommendations for Baselines and Benchmarking Approximate Gaussian Processes. 2024.
         2. Titsias. New Bounds for Sparse Variational Gaussian Processes. 2025.
+        3. Schwarz. Estimating the Dimension of a Model. 1978.
     """
     budget = Budget.of(time, M, num_steps)
     table = read_table(X)
@@ -91,16 +97,20 @@ def regression(
     columns = Columns.learn(table.rows(seen))
     order, num_held = order_of(len(outputs), seed)
     inputs = columns.encode(table.rows(seen))[order]
-    loc, scale = float(outputs.mean()), float(outputs.std())
-    standardized = (outputs[order] - loc) / scale
+    outputs = outputs[order]
+    tried = [Units.of(outputs, is_log) for is_log in (False, True)[: 1 + may_be_logarithms(outputs)]]
     with jax.enable_x64(True):
-        found = search(inputs, standardized, num_held, budget)
-        f = function_of(found.values, inputs, standardized, found.Z)
+        searches, stages, last, ended, grows = search(
+            inputs, [units.standardized(outputs) for units in tried], num_held, budget
+        )
+        found = finish(searches, stages, last, ended, grows)
+        rows = everything(inputs, ended.outputs.values, num_held)
+        f = function_of(found.values, rows, found.Z)
         predictor: GPFunction | NeighborFunction = f
         if found.near_noise is not None:
-            predictor = predictor_of(near_values(found), inputs, standardized, found.Z, near=True)
+            predictor = predictor_of(near_values(found), rows, found.Z, near=True)
     fixed = num_held, int((~seen).sum()), budget.words()
-    return RegressionFit(columns, found, inputs, standardized, f, *fixed, loc, scale, predictor)
+    return RegressionFit(columns, found, rows.X, rows.y, f, *fixed, ended.outputs.units, predictor)
 
 
 def near_values(found: Found) -> Values:
@@ -119,19 +129,22 @@ class RegressionFit(TableFit):
     :param num_held: number of rows that the searches did not see.
     :param num_dropped: number of rows without y.
     :param budget: what the fit was allowed, in words.
-    :param loc, scale: mean and standard deviation of y.
+    :param units: mean and standard deviation of y or of its logarithm, and which of them is modelled.
     :param predictor: what predicts: the function, or one with another noise and the rows near each input.
     """
 
-    loc: float
-    scale: float
+    units: Units
     predictor: GPFunction | NeighborFunction
 
     kind = "regression"
     title = "Gaussian-process regression"
-    baseline = "mean and sd of y"
     bounds = "loss and gap of the bounds in nats, "
     model = staticmethod(regression_model)
+
+    @property
+    def baseline(self) -> str:  # type: ignore[override]
+        """What predictions are compared with that know no inputs."""
+        return f"mean and sd of {self._modelled}"
 
     @property
     def guide(self) -> Any:
@@ -155,12 +168,11 @@ class RegressionFit(TableFit):
         :param X: a table with the columns of training, or an array of as many columns.
         :raises ValueError: for other columns.
         """
-        table, found = read_table(X), self.found
+        table = read_table(X)
         with jax.enable_x64(True):
             mean, variance = moments(self.predictor, self.columns.encode(table))
-        sd = self._sd(variance)
-        function_sd = self.scale * np.sqrt(np.maximum(variance, 0))
-        return Predictions(self.loc + self.scale * mean, sd, function_sd, table.index, table.like, found.df)
+        given = self._distribution(mean, variance)
+        return Predictions(*given, table.index, table.like, self.found.errors, self.units.is_log)
 
     def check(self, **options: Any) -> Report:
         """As for every fit; what predictions have already, tails and neighbours, is no advice.
@@ -168,34 +180,45 @@ class RegressionFit(TableFit):
         :param options: of ``check``, ``nuts=200`` for one.
         """
         report = super().check(**options)
-        if np.isfinite(self.found.df):
+        if not self.found.errors.is_standard:
             report = replace(report, outputs={n: replace(o, gain=0.0) for n, o in report.outputs.items()})
         return report if self.found.near_noise is None else replace(report, nearby={})
 
-    def _sd(self, variance: Any) -> Any:
-        """Standard deviation of a new output, of the function's variance, in the units of y."""
-        df = self.found.df
-        heavy = 1.0 if np.isinf(df) else (df / (df - 2)) ** 0.5
-        return self.scale * self.found.stretch * heavy * (variance + self.noise**2) ** 0.5
+    def _distribution(self, mean: Any, variance: Any, xp: Any = np) -> tuple[Any, Any, Any]:
+        """Location and scale of new outputs, and the standard deviation of the function in the units of y.
+
+        :param mean, variance: of the function, standardized.
+        """
+        loc, scale, is_log = self.units
+        loc, spread = loc + scale * mean, scale * xp.sqrt(xp.maximum(variance, 0))
+        return loc, scale * xp.sqrt(variance + self.noise**2), moments_of(STANDARD, loc, spread, is_log, xp)[1]
 
     def _program(self, X: Array, *more: Array) -> dict[str, Array]:
-        mean, variance = moments_at(self.predictor, X)
-        function_sd = self.scale * jnp.sqrt(jnp.maximum(variance, 0))
-        return {"mean": self.loc + self.scale * mean, "sd": self._sd(variance), "function_sd": function_sd}
+        loc, scale, function_sd = self._distribution(*moments_at(self.predictor, X), jnp)
+        mean, sd = moments_of(self.found.errors, loc, scale, self.units.is_log, jnp)
+        return {"mean": mean, "sd": sd, "function_sd": function_sd, "loc": loc, "scale": scale}
 
     def _recipe(self) -> Callable[[], GPFunction]:
-        return partial(function_of, self.found.values, self.X, self.y, self.found.Z)
+        return partial(function_of, self.found.values, self._rows, self.found.Z)
+
+    @property
+    def _rows(self) -> Rows:
+        return everything(self.X, self.y, self.num_held)
+
+    @property
+    def _modelled(self) -> str:
+        return "log y" if self.units.is_log else "y"
 
     def _more(self) -> tuple[dict[str, Any], Arrays]:
         arrays: Arrays = {}
         if isinstance(self.predictor, NeighborFunction):
             with jax.enable_x64(True):
                 arrays = describe_function(self.predictor.f, self._recipe(), "near")
-        return {"loc": self.loc, "scale": self.scale}, arrays
+        return {"units": list(self.units)}, arrays
 
     @classmethod
     def _with_more(cls, common: dict[str, Any], more: dict[str, Any], arrays: Arrays) -> RegressionFit:
-        return cls(**common, **more, predictor=common["function"])
+        return cls(**common, units=Units(*more["units"]), predictor=common["function"])
 
     def _with_functions(self, arrays: Arrays) -> RegressionFit:
         f: GPFunction = function_from(arrays, self._recipe())
@@ -207,9 +230,10 @@ class RegressionFit(TableFit):
 
     def _model_words(self) -> list[str]:
         v = self.found.values
-        unit = f"{float(v['noise']) * self.scale:.3g} in units of y"
+        noise = float(v["noise"]) * self.units.scale
+        unit = f"{100 * np.expm1(noise):.2g} % of y" if self.units.is_log else f"{noise:.3g} in units of y"
         return [
-            "model, standardized units: y = f(x) + noise,",
+            f"model, standardized units: {self._modelled} = f(x) + noise,",
             "  f ~ GP(0, scale^2 Matern52(lengthscale) + slope^2 / D Linear)",
             f"  scale {v['scale']:.3g}, slope {v['slope']:.3g}, noise {v['noise']:.3g} ({unit})",
         ]
@@ -225,9 +249,11 @@ class RegressionFit(TableFit):
                 f"predictions also use the 32 rows nearest to each input, and noise {found.near_noise:.3g}:"
                 "\n  rows left out were clearly better with them"
             )
-        if np.isfinite(found.df):
+        if not found.errors.is_standard:
+            half, most = np.diff(found.errors.quantile(np.array([[0.25, 0.75], [0.025, 0.975]])))[:, 0] / 2
+            num = len(found.errors.weights)
             lines.append(
-                f"new outputs: Student t distributions as of rows left out, {found.df:g} degrees of freedom,"
-                f"\n  {found.stretch:.3g} times the scale"
+                f"new outputs: as rows left out, by {num} normal distribution{'s' * (num > 1)}; half of the errors are within"
+                f"\n  {half:.2g} predicted standard deviations and 95 % within {most:.2g} (for one: 0.67 and 1.96)"
             )
         return lines

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.tabular.budget import Budget
+from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture
 from numpyro_orthgp.tabular.points import Values
 
 __all__ = ["Found", "Search", "Stage", "Tried", "in_blocks", "while_it_pays"]
@@ -18,9 +19,11 @@ __all__ = ["Found", "Search", "Stage", "Tried", "in_blocks", "while_it_pays"]
 FIRST_POINTS, MOST_POINTS = 100, 1600
 LEAST_ROWS, ROWS_PER_POINT = 1000, 20
 PAYS = 0.005  # nats for a row, that twice the points must gain
+FAR = 0.2  # nats for a row between the bounds, from which four times the points come next
 ENOUGH = 200  # held-out rows to go by; with fewer the bound decides
 FEW_STEPS = 5  # that a search must have time for
 CLEARLY = 1.0  # nats of all held-out rows, that a change must gain
+FOLDS = 5  # of few rows, each left out once
 BLOCKS = (16, 128, 1024)  # rows of predictions at once
 
 
@@ -59,8 +62,7 @@ class Found:
     :param is_mean: whether that one is better, so that it was taken.
     :param near_noise: of numbers: the noise of predictions that also use the rows nearest to each input; ``None`` where they do
         not.
-    :param df, stretch: of numbers: degrees of freedom of a Student t distribution of new outputs (infinite: normal), and the factor
-        between its scale and the standard deviation by the model.
+    :param errors: of numbers: what the errors of predictions are distributed as, in standard deviations by the model.
     :param sharpness: of labels: the power that probabilities are raised to, beside the shares of the classes.
     :param losses: of the last fit, if its loss is an estimate.
     """
@@ -72,8 +74,7 @@ class Found:
     baseline: float = np.nan
     is_mean: bool = False
     near_noise: float | None = None
-    df: float = np.inf
-    stretch: float = 1.0
+    errors: Mixture = STANDARD
     sharpness: float = 1.0
     losses: np.ndarray | None = None
 
@@ -95,12 +96,12 @@ def while_it_pays(
     tried = list(tried)
     stages = [stage for stage, _ in tried]
     last, ended = min(tried, key=lambda pair: pair[0].loss)
-    pays = budget.num_points is None
+    pays = budget.num_points is None and not (num_held < ENOUGH and last.gap <= PAYS)
     while pays and last.num_points < min(MOST_POINTS, num_rows):
-        num_points = min(2 * last.num_points, num_rows)
+        num_points = min((4 if last.gap > FAR else 2) * last.num_points, MOST_POINTS, num_rows)
         growth = max(1.0, rows_for(num_points) * num_points**2 / (last.num_rows * last.num_points**2))
         few_steps = FEW_STEPS * growth * last.seconds / (last.num_steps + 3)  # three evaluations before the first
-        if not budget.allows(max(min(0.25 * growth, 1.0) * last.seconds, few_steps)):
+        if not budget.allows(max(min(0.1 * growth, 0.4) * last.seconds, few_steps)):
             break
         stage, new = search(num_points, "the search before", ended)
         stages.append(stage)
@@ -131,10 +132,12 @@ def in_blocks(program: Callable[..., Any], given: Any, *rows: np.ndarray) -> tup
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
 
-@jax.jit
-def _moments(f: Any, X: Any) -> tuple[Any, Any]:
+def _mean_and_variance(f: Any, X: Any) -> tuple[Any, Any]:
     marginals = f(X)
     return marginals.mean, marginals.variance
+
+
+_moments = quick_jit(_mean_and_variance, 1)
 
 
 def moments(f: Any, X: np.ndarray) -> tuple[np.ndarray, ...]:

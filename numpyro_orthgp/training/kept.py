@@ -20,6 +20,7 @@ import numpy as np
 from jax.extend import core
 
 from numpyro_orthgp.errors import with_checks
+from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.training.program import Unnamed, exact_digest
 
 __all__ = ["MOST_KEPT", "Traced", "compiled", "run_checked", "traced"]
@@ -69,12 +70,13 @@ def traced(function: Callable[..., Any], *args: Any) -> Traced:
 
 
 def run_checked(function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)`` as one program, whose values are checked as they would be without ``jit``, but at its end.
+    """``function(*args)`` as one program, whose values are checked as they would be without ``jit``, but at its end. It is compiled
+    to run once.
 
     :param args: pytrees of arrays.
     """
     program = traced(with_checks(function), *args)
-    run = compiled(program.key, lambda: jax.jit(program.leaves))
+    run = compiled(program.key, lambda: quick_jit(program.leaves, 0))
     result, waiting = jax.tree.unflatten(program.tree, run(program.numbers, *args))
     waiting.inspect()
     return result

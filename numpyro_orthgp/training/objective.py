@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.training.batches import Batch, Batches, as_arguments
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.kept import compiled, traced
@@ -62,7 +63,7 @@ def objective_of(svi: Any, state: Any, batches: Batches, stands_for: int, kwargs
 
     program = traced(jax.value_and_grad(loss), start, key, data)
     known = None if program.key is None else ("value and gradient", program.key)
-    run = compiled(known, lambda: jax.jit(program.without_numbers().leaves))
+    run = compiled(known, lambda: quick_jit(program.without_numbers().leaves, 1))  # some hundred evaluations
 
     def value_and_grad(vector: Any, rng_key: Any = key) -> tuple[Any, Any]:
         return tuple(run(program.numbers, jnp.asarray(vector, start.dtype), rng_key, data))

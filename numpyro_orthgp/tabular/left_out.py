@@ -1,0 +1,131 @@
+"""What rows say that were left out: how large the noise is, whether near rows help, what errors are distributed as, and whether the
+mean alone is better.
+
+Few rows are all left out, a fifth at a time, and the hyperparameters of each fifth are searched for among the others: they would
+know too well what they have seen.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_orthgp.tabular.budget import Budget
+from numpyro_orthgp.tabular.mixtures import STANDARD, fit_mixture
+from numpyro_orthgp.tabular.points import Values
+from numpyro_orthgp.tabular.search import Rows, Searched, Searches, as_params, as_values, everything, predictor_of
+from numpyro_orthgp.tabular.stages import CLEARLY, FOLDS, MOST_POINTS, Found, Stage, moments
+
+__all__ = ["LeftOut", "calibrate", "finish", "folds", "left_out"]
+
+MOST_WORK = 1e10  # N M^2 of the last step, which has no gradient
+STEP, MOST_CHANGES = 1.4, 6  # factors of the noise
+FOLD_POINTS = 400  # of a search for rows that are left out
+FLAT = {"scale": 1e-3, "slope": 1e-3, "noise": 1.0}  # the mean and the standard deviation
+
+
+class LeftOut(NamedTuple):
+    """Rows to predict, and what they are predicted with."""
+
+    values: Values
+    Z: np.ndarray
+    rows: Rows
+    X_new: np.ndarray
+    y_new: np.ndarray
+
+    def predicted(self, factor: float, near: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Means and variances of new outputs with so many times the noise, and the outputs that came."""
+        values = self.values | {"noise": self.values["noise"] * factor}
+        mean, variance = moments(predictor_of(values, self.rows, self.Z, near), self.X_new)
+        return mean, variance + values["noise"] ** 2, self.y_new
+
+
+def folds(num_rows: int) -> list[np.ndarray]:
+    """Which rows are left out, a fifth of them at a time: True, shape (N,).
+
+    All have the same size, so that programs are compiled once; up to four rows are never left out.
+
+    :param num_rows: N, in random order.
+    """
+    size, rows = num_rows // FOLDS, np.arange(num_rows)
+    return [(k * size <= rows) & (rows < (k + 1) * size) for k in range(FOLDS)]
+
+
+def left_out(searches: Searches, y: np.ndarray, values: Values, last: Stage, num_points: int) -> list[LeftOut]:
+    """Rows to calibrate with, that hyperparameters have not seen: the held-out ones if they are many. If they are few, all rows, a
+    fifth at a time, each fifth with a search of its own among the others.
+
+    :param last: the search that hyperparameters are of.
+    :param num_points: that rows are predicted with.
+    """
+    X, num_held = searches.X, searches.num_held
+    if not searches.are_few:
+        rows = Rows(X[num_held:], y[num_held:])
+        return [LeftOut(values, rows.points(values, num_points), rows, X[:num_held], y[:num_held])]
+    parts = []
+    for new in folds(len(y)):
+        found, rows = values, Rows(X, y, ~new)
+        if searches.budget.allows(0.0):
+            Z = rows.points(values, min(last.num_points, FOLD_POINTS))
+            found = as_values(searches.lowest(rows, Z, values).params)
+        parts.append(LeftOut(found, rows.points(found, num_points), rows, X[new], y[new]))
+    return parts
+
+
+def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched, grows: bool) -> Found:
+    """All rows, and the points for them; the mean instead, where that predicts rows left out better.
+
+    :param stages, last, ended, grows: of :func:`~numpyro_orthgp.tabular.search.search`.
+    """
+    X, values, (y, log_slopes, _) = searches.X, ended.values, ended.outputs
+    num_points, baseline, is_mean, near_noise, errors = last.num_points, np.nan, False, None, STANDARD
+    if grows:
+        most = min(MOST_POINTS, int((MOST_WORK / len(y)) ** 0.5))
+        num_points = min(len(y), max(num_points, min(most, 2 * num_points)))
+    if searches.num_held:
+        parts = left_out(searches, y, values, last, num_points)
+        baseline = float(np.mean(-0.5 * (np.log(2 * np.pi) + np.concatenate([part.y_new for part in parts]) ** 2)))
+        values, near_noise, score, found = calibrate(parts, values, searches.budget)
+        is_mean = bool(score < baseline)
+        errors = STANDARD if is_mean else fit_mixture(found)
+        baseline += float(log_slopes[: len(found)].mean())
+    if is_mean:
+        values, near_noise = values | {k: np.array(v) for k, v in FLAT.items()}, None
+    Z = everything(X, y, searches.num_held).points(values, num_points)
+    params = {name: np.asarray(value) for name, value in as_params(values).items()}
+    return Found(values, Z, params, stages, baseline, is_mean, near_noise, errors)
+
+
+def calibrate(parts: list[LeftOut], values: Values, budget: Budget) -> tuple[Values, float | None, float, np.ndarray]:
+    """The noise, changed if rows left out are clearly predicted better with it; that of predictions with neighbours, if these are
+    clearly better; the mean log density of the rows then, and their distances from predictions, in predicted standard deviations.
+
+    Of few rows, and of outputs with heavy tails, modes of the hyperparameters leave too small a noise. Where there are fewer points
+    than rows, the rows near each input may say more than the points do, and with them what the points miss is no noise any longer.
+    """
+
+    def at(factor: float, near: bool) -> tuple[float, np.ndarray]:
+        mean, variance, y = map(np.concatenate, zip(*(part.predicted(factor, near) for part in parts), strict=True))
+        z = (y - mean) / np.sqrt(variance)
+        return float(np.sum(-0.5 * (np.log(2 * np.pi * variance) + z**2))), z
+
+    def climb(near: bool, steps: tuple[float, ...]) -> tuple[float, float, np.ndarray]:
+        (best, distances), factor = at(1.0, near), 1.0
+        for step in steps:
+            for _ in range(MOST_CHANGES):
+                if not budget.allows(0.0):
+                    break
+                score, other = at(factor * step, near)
+                if score < best + CLEARLY:
+                    break
+                factor, best, distances = factor * step, score, other
+        return factor, best, distances
+
+    factor, best, distances = climb(False, (STEP,))
+    num, near_noise = len(distances), None
+    if any(len(part.Z) < part.rows.num for part in parts) and budget.allows(0.0):
+        near, score, others = climb(True, (1 / STEP, STEP))
+        if score > best + CLEARLY:
+            near_noise, best, distances = float(values["noise"] * near), score, others
+    return values | {"noise": values["noise"] * factor}, near_noise, best / num, distances

@@ -1,0 +1,127 @@
+"""What errors of predictions are distributed as, in predicted standard deviations: a mixture of normal distributions.
+
+One normal distribution is too narrow for outliers and then too wide for the other rows. A Student t has two parameters for both,
+and is symmetric. A few normal distributions, each with a mean of its own, also have the shapes between, and skewed ones, and all
+their moments exist, those of the exponential too. How many is decided by Schwarz's criterion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy
+
+__all__ = ["STANDARD", "Mixture", "fit_mixture", "moments_of"]
+
+MOST = 4  # components
+ROUNDS, SETTLED = 300, 0.01  # of expectation maximization, and nats that a round must gain
+NARROWEST = (
+    0.05  # the quantile of the distances from the median that no scale is below: else one may sit on a single row
+)
+STARTS = (0.1, 0.3)  # quantiles of these distances, where the narrowest component starts
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """
+    :param weights: shape (K,), adding up to one.
+    :param locs, scales: means and standard deviations of the components, shape (K,).
+    """
+
+    weights: np.ndarray
+    locs: np.ndarray
+    scales: np.ndarray
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether it is the standard normal distribution."""
+        return len(self.weights) == 1 and self.locs[0] == 0 and self.scales[0] == 1
+
+    def log_density(self, z: np.ndarray) -> np.ndarray:
+        return np.asarray(scipy.special.logsumexp(self._log_joint(z), axis=-1))
+
+    def cdf(self, z: Any) -> np.ndarray:
+        """Probability of less than z."""
+        return np.asarray(scipy.special.ndtr((np.asarray(z)[..., None] - self.locs) / self.scales) @ self.weights)
+
+    def quantile(self, level: np.ndarray) -> np.ndarray:
+        """What is below with this probability, of any shape."""
+        each = (
+            self.locs + self.scales * scipy.special.ndtri(level)[..., None]
+        )  # the mixture's quantile is between those of its components
+        if len(self.weights) == 1:
+            return np.asarray(each[..., 0])
+        found = [
+            scipy.optimize.brentq(lambda z, p=p: float(self.cdf(z)) - p, low - 1e-9, high + 1e-9, xtol=1e-12)
+            for p, low, high in zip(level.ravel(), each.min(-1).ravel(), each.max(-1).ravel(), strict=True)
+        ]
+        return np.reshape(found, np.shape(level))
+
+    def _log_joint(self, z: Any) -> np.ndarray:
+        away = (np.asarray(z)[..., None] - self.locs) / self.scales
+        return np.asarray(np.log(self.weights / self.scales) - 0.5 * (np.log(2 * np.pi) + away**2))
+
+
+STANDARD = Mixture(np.ones(1), np.zeros(1), np.ones(1))
+
+
+def fit_mixture(z: np.ndarray) -> Mixture:
+    """The mixture that errors are most likely of: the standard normal distribution, another normal one, or two to four, with means
+    of their own or without, whichever has the largest log density of all less half a log N for each parameter (Schwarz 1978). One
+    more is tried while it pays.
+
+    :param z: errors in predicted standard deviations, shape (N,).
+    """
+    price = 0.5 * np.log(len(z))
+    best, chosen = float(STANDARD.log_density(z).sum()), STANDARD
+    for num in range(1, MOST + 1):
+        if num > len(chosen.weights) + 1:
+            break
+        for has_means in (False, True):
+            value, found = max(
+                (_most_likely(z, num, has_means, start) for start in STARTS[: 1 if num == 1 else None]),
+                key=lambda pair: pair[0],
+            )
+            value -= price * ((3 if has_means else 2) * num - 1)
+            if value > best:
+                best, chosen = value, found
+    return chosen
+
+
+def _most_likely(z: np.ndarray, num: int, has_means: bool, start: float) -> tuple[float, Mixture]:
+    """By expectation maximization: log density of all, and the mixture."""
+    away = np.abs(z - np.median(z))
+    narrowest = max(float(np.quantile(away, NARROWEST)), np.finfo(float).tiny ** 0.5)
+    first, last = np.maximum(np.quantile(away, [start, 0.995]), narrowest)
+    found = Mixture(np.full(num, 1 / num), np.zeros(num), np.geomspace(first, last, num))
+    before = -np.inf
+    for _ in range(ROUNDS):
+        joint = found._log_joint(z)
+        each = scipy.special.logsumexp(joint, axis=1)
+        if (value := float(each.sum())) < before + SETTLED:
+            break
+        before = value
+        share = np.exp(joint - each[:, None])
+        counts = share.sum(0) + 1e-9
+        locs = share.T @ z / counts if has_means else np.zeros(num)
+        squares = np.sum(share * (z[:, None] - locs) ** 2, 0) / counts
+        found = Mixture(counts / counts.sum(), locs, np.sqrt(np.maximum(squares, narrowest**2)))
+    return value, found
+
+
+def moments_of(errors: Mixture, loc: Any, scale: Any, is_log: bool, xp: Any = np) -> tuple[Any, Any]:
+    """Mean and standard deviation of ``loc + scale e``, or of its exponential.
+
+    :param errors: the distribution of e.
+    :param loc, scale: shape (N,).
+    :param xp: ``numpy`` or ``jax.numpy``.
+    """
+    locs, scales = loc[:, None] + scale[:, None] * errors.locs, scale[:, None] * errors.scales
+    means, variances = locs, scales**2
+    if is_log:
+        means = xp.exp(locs + variances / 2)
+        variances = means**2 * xp.expm1(variances)
+    mean = means @ errors.weights
+    return mean, xp.sqrt((variances + (means - mean[:, None]) ** 2) @ errors.weights)
