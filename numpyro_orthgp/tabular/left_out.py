@@ -124,7 +124,7 @@ def calibrate(parts: list[LeftOut], values: Values, budget: Budget) -> tuple[Val
 
     factor, best, distances = climb(False, (STEP,))
     num, near_noise = len(distances), None
-    if any(len(part.Z) < part.rows.num for part in parts) and budget.allows(0.0):
+    if any(len(part.Z) < part.rows.num for part in parts):
         near, score, others = climb(True, (1 / STEP, STEP))
         if score > best + CLEARLY:
             near_noise, best, distances = float(values["noise"] * near), score, others
