@@ -56,6 +56,7 @@ PARTS = {
     "survey": (0.0, 0.0, 0.424, 1.0),
     "survival": (0.52, 0.0, 1.0, 1.0),
     "thompson": (0.0, 0.0, 0.53, 1.0),
+    "guide/monotone": (0.515, 0.0, 1.0, 1.0),  # the 24th card: rows of two or three are full
 }
 
 
@@ -103,12 +104,13 @@ def keep_picture(source: Path, target: Path) -> None:
 
 def keep_card(name: str) -> None:
     """The part of a kept picture that its card shows, on white, all of one size."""
-    with Image.open(PICTURES / f"{name}.png") as file:
+    source = PICTURES.parent / f"{name}.png" if "/" in name else PICTURES / f"{name}.png"
+    with Image.open(source) as file:
         box = [round(share * side) for share, side in zip(PARTS[name], 2 * file.size, strict=True)]
         part = file.convert("RGB").crop(box)
     CARDS.mkdir(parents=True, exist_ok=True)
     card = ImageOps.pad(part, CARD, Image.Resampling.LANCZOS, color="white")
-    card.quantize(128, Image.Quantize.MAXCOVERAGE, kmeans=2).save(CARDS / f"{name}.png", optimize=True)
+    card.quantize(128, Image.Quantize.MAXCOVERAGE, kmeans=2).save(CARDS / f"{Path(name).name}.png", optimize=True)
 
 
 def keep(name: str, printed: str) -> None:
@@ -131,7 +133,7 @@ def main(argv: list[str] | None = None) -> None:
     if unknown:
         parser.error(f"no such example: {', '.join(unknown)}; there are {', '.join(names())}")
     if args.cards:
-        for name in chosen:
+        for name in args.names or PARTS:
             keep_card(name)
         return
     for name in chosen:

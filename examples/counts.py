@@ -162,19 +162,18 @@ def main(argv: list[str] | None = None) -> None:
     held_out = np.arange(len(data.y)) % 5 == 2
     train, test = data.rows(~held_out), data.rows(held_out)
     print(f"{int(data.y.sum())} explosions in {len(data.y)} periods; {int(held_out.sum())} periods held out.\n")
-    print(f"{'likelihood':22s}  {'ELBO':>7s}  {'test log p':>10s}  learned")
+    print(f"{'likelihood':20s}  {'ELBO':>6s}  {'log p':>6s}  years  others")
     for name, likelihood in [*LIKELIHOODS.items(), ("Poisson, no exposure", poisson)]:
         known = [d._replace(exposure=jnp.ones_like(d.exposure)) if "no exposure" in name else d for d in (train, test)]
         result = fits[name] = fit(known[0], likelihood, steps, args.seed)
         score = float(result.predict(known[1]).log_predictive(test.y).mean())
-        learned = [f"lengthscale {50 * float(result.params['lengthscale_auto_loc']):.0f} years"]
-        learned += [f"{k} {float(result.params[k]):.2f}" for k in ("concentration", "gate") if k in result.params]
-        print(f"{name:22s}  {result.elbo:7.2f}  {score:10.3f}  {', '.join(learned)}")
+        years = 50 * float(result.params["lengthscale_auto_loc"])
+        others = [f"{k} {float(result.params[k]):.2f}" for k in ("concentration", "gate") if k in result.params]
+        print(f"{name:20s}  {result.elbo:6.2f}  {score:6.3f}  {years:5.0f}  {', '.join(others)}".rstrip())
     args.out.mkdir(parents=True, exist_ok=True)
     save_figure(args.out / "counts.png", data, fits)
-    print(
-        "\nELBO: nats, with the log prior of hyperparameters. test log p: mean log predictive mass of a held-out count."
-    )
+    print("\nELBO: nats, with the log prior of hyperparameters.\nlog p: mean log predictive mass of a held-out count.")
+    print("years: the lengthscale. others: parameters of the likelihood.")
     print(f"Wrote {args.out / 'counts.png'}.")
 
 
