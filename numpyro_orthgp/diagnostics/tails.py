@@ -1,4 +1,4 @@
-"""Whether standardized distances are those of a normal distribution, or of a Student t."""
+"""Whether standardized distances look normal or like a Student t."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MUST_GAIN = 2.0  # nats of all rows, for two parameters
 
 
 def fit_tails(z: np.ndarray) -> tuple[float, float]:
-    """Degrees of freedom and scale of the most likely of some distributions of standardized distances.
+    """Degrees of freedom and scale of the most likely of several distributions of standardized distances.
 
-    :param z: distances over the standard deviation that was predicted, shape (N,).
-    :return: infinite and 1 for the standard normal distribution, which others must surpass by two nats.
+    :param z: distances divided by the predicted standard deviation, shape (N,).
+    :return: infinite and 1 for the standard normal distribution; others must be better by two nats.
     """
     best, chosen = float(scipy.stats.norm.logpdf(z).sum()) + MUST_GAIN, (np.inf, 1.0)
     for df in DEGREES:
@@ -27,7 +27,7 @@ def fit_tails(z: np.ndarray) -> tuple[float, float]:
 
 
 def tail_gain(z: np.ndarray) -> tuple[float, float]:
-    """The most likely degrees of freedom, and what they gain over a normal distribution whose scale is free too, nats per row.
+    """The most likely degrees of freedom, and their gain over a normal distribution that also has a free scale, in nats per row.
 
     :param z: shape (N,).
     """
@@ -37,7 +37,7 @@ def tail_gain(z: np.ndarray) -> tuple[float, float]:
 
 
 def _likely(z: np.ndarray, df: float) -> tuple[float, float]:
-    """Log density of all at the most likely scale, and that scale."""
+    """Log density of all distances at the most likely scale, and that scale."""
     square = max(float(np.mean(z**2)), np.finfo(float).tiny)
     for _ in range(ROUNDS):  # EM: rows far out have small weights
         square = float(np.mean((df + 1) / (df + z**2 / square) * z**2))
