@@ -20,7 +20,7 @@ from numpyro_orthgp.types import Array, PRNGKey
 __all__ = [
     "broadcasts", "check_operand", "check_rows", "check_weights", "draw_columns", "draw_mixed", "draw_of_rows",
     "draw_of_tasks", "draw_scaled", "draw_shifted", "drawn_from", "mix_rows", "of_outputs", "of_rows", "operand",
-    "outputs_first", "refuse_no_output", "weighted",
+    "outputs_first", "refuse_no_output", "rows_drawn", "weighted",
 ]  # fmt: skip
 
 
@@ -182,6 +182,13 @@ def draw_of_tasks(
 
 # What `Marginals.joint` may be made of: each draws what its first argument draws, and changes it.
 _ARITHMETIC = (draw_shifted, draw_scaled, draw_mixed, draw_columns, draw_of_rows, draw_of_tasks)
+
+
+def rows_drawn(joint: Any) -> Any:
+    """The inputs or functionals at which ``Marginals.joint`` draws one function; ``None`` where they are not so simple."""
+    joint, _ = drawn_from(joint)
+    args: tuple[Any, ...] = getattr(joint, "args", ())
+    return args[1] if len(args) == 2 else None
 
 
 def drawn_from(joint: Any) -> tuple[Any, tuple[int, ...]]:

@@ -153,7 +153,7 @@ class DeepGP:
         :raises TypeError: if a layer is not a :class:`GPFunction`.
         :raises ValueError: if ``num_samples`` is not positive, or without a key.
         """
-        rng_key, H = self._checked(num_samples, rng_key), check_inputs("X", X)
+        rng_key, H = self._checked(X, num_samples, rng_key), check_inputs("X", X)
         B = len(H)
         log_weights = jnp.zeros((B, num_samples), H.dtype)
         # The first layer's inputs are the same for all draws of a point: project them once.
@@ -196,7 +196,7 @@ class DeepGP:
             )
         return values
 
-    def _checked(self, num_samples: int, rng_key: PRNGKey | None) -> PRNGKey:
+    def _checked(self, X: ArrayLike, num_samples: int, rng_key: PRNGKey | None) -> PRNGKey:
         check_integer("num_samples", num_samples)
         self._check_layers()
         self._check_no_groups()
@@ -205,7 +205,7 @@ class DeepGP:
                 "Rows that are draws of one point are no groups to tighten the residual in. Leave `group_size` out, or take one "
                 "draw, deep(X)."
             )
-        rng_key = prng_key() if rng_key is None else rng_key
+        rng_key = prng_key(jnp.asarray(X)) if rng_key is None else rng_key
         if rng_key is None:
             raise ValueError(
                 "`particles` needs a random key: give `rng_key`, or run the model under numpyro.handlers.seed. Inference without "

@@ -6,10 +6,12 @@ What a run is, and why its draws go together, is in ``functions/runs.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpyro.distributions as dist
 from jax.tree_util import Partial
 
 from numpyro_orthgp.functions.marginals import check_joint_draw
@@ -21,7 +23,7 @@ from numpyro_orthgp.math.linalg import join, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION, combine
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["draw_process", "drawn_functions"]
+__all__ = ["JointInRun", "draw_process", "drawn_functions", "in_run", "moments_in_run"]
 
 
 def draw_process(f: Any, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
@@ -40,20 +42,53 @@ def draw_process(f: Any, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> A
 
 def _draw_in_run(f: Any, run: Run, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     """Draws given this run's inducing variables and what it has drawn before, shape ``shape`` + (B,) or (B, P)."""
+    mean, L = moments_in_run(f, run, X)
+    noise = jax.random.normal(rng_key, (*shape, *mean.shape), X.dtype)
+    if f.residual_scale is not None:  # spherical in the residual's whitened coordinates (Titsias 2025, Sec. 3.3)
+        noise = safe_sqrt(f.residual_scale)[..., None] * noise
+    draws = mean + jnp.einsum("...bc,...c->...b", L, noise, precision=PRECISION)
+    draws = draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
+    if not shape:
+        run.note(X, noise, draws)
+    return draws
+
+
+def in_run(f: Any) -> bool:
+    """Whether a function is that of a model which is running."""
+    return f.run is not None and f.run.going
+
+
+def moments_in_run(f: Any, run: Run, X: Rows) -> tuple[Array, Array]:
+    """Mean of f(X) given this run's inducing variables and what it has drawn before, (B,) or (P, B), and a root of its covariance."""
     f, drawn, B = f._at_values(), run.drawn, len(X)
     all_drawn = X if drawn is None else join_rows([drawn.X, X])
     L = joint_root(f.kernel, f.features, f.blocks, all_drawn)[..., -B:, :]
     known = [q.loc for q in f._without_shift()] + ([] if drawn is None else [drawn.noise])
     mean = combine(join(known, -1, event_dim=1), jnp.swapaxes(L[..., :-B], -1, -2))
-    mean = f._per_latent(mean + f._shift_at([as_feature(X)]), event_dim=1)
-    noise = jax.random.normal(rng_key, (*shape, *mean.shape), X.dtype)
-    if f.residual_scale is not None:  # spherical in the residual's whitened coordinates (Titsias 2025, Sec. 3.3)
-        noise = safe_sqrt(f.residual_scale)[..., None] * noise
-    draws = mean + jnp.einsum("...bc,...c->...b", L[..., -B:], noise, precision=PRECISION)
-    draws = draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
-    if not shape:
-        run.note(X, noise, draws)
-    return draws
+    return f._per_latent(mean + f._shift_at([as_feature(X)]), event_dim=1), L[..., -B:]
+
+
+class JointInRun(dist.MultivariateNormal):
+    """f(X) in a run of a model, given all that the run has drawn; its draws are draws of the run.
+
+    :param f, X: the function and inputs. No data: whatever rebuilds the distribution draws it by itself.
+    """
+
+    def __init__(self, f: Any, X: Rows) -> None:
+        self._of: tuple[Any, Rows] | None = (
+            replace(f, residual_scale=None),
+            X,
+        )  # what scales the residual is charged for at sites, and here is none
+        mean, L = moments_in_run(f, f.run, X)
+        super().__init__(mean, scale_tril=L if f.num_latents is None else f._per_latent(L, event_dim=2))
+
+    def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
+        of = getattr(self, "_of", None)
+        if of is None or key is None or not in_run(of[0]):
+            return super().sample(key, sample_shape)
+        f, X = of
+        draws = draw_process(f, X, key, sample_shape)
+        return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
 
 
 def drawn_functions(joint: Any) -> Iterator[tuple[Any, Rows]]:

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
-from numpyro_orthgp.functions.draws import draw_process
+from numpyro_orthgp.functions.draws import JointInRun, draw_process, in_run
 from numpyro_orthgp.functions.expected import AveragedMarginals, average
 from numpyro_orthgp.functions.groups import covariance_of_groups, moments_of_groups
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
@@ -192,12 +192,16 @@ class GPFunction:
     def joint(self, X: ArrayLike | Functional | Tasks) -> dist.MultivariateNormal:
         r"""Joint distribution at inputs, with the full B x B covariance (Shi et al. 2020, Eqs. 23-24).
 
+        In a model that is running: given the inducing variables of this run and what it has drawn.
+
         :param X: inputs, shape (B, D); or a functional, of several kinds too (:func:`concatenate`).
         :return: event shape (B,); batch shape (P,) with P latent functions.
         :raises TypeError, ValueError: as for ``f(X)``.
         """
         if isinstance(X, Tasks):
             return joint_of_tasks(self, self._rows(X.X), X.checked(*self._kind))
+        if in_run(self):
+            return JointInRun(self, self._rows(X))
         mean, scale_tril = self._joint_moments(self._rows(X))
         return dist.MultivariateNormal(mean, scale_tril=scale_tril)
 
@@ -210,9 +214,7 @@ class GPFunction:
 
     def _at_values(self) -> GPFunction:
         """The function of this run: given the values that its inducing variables have in it."""
-        if self.values is None:
-            return self
-        return replace(self, beliefs=tuple(Value(value) for value in self.values))
+        return self if self.values is None else replace(self, beliefs=tuple(map(Value, self.values)))
 
     def diagonalized(self) -> GPFunction:
         r"""The same function in coordinates in which q's covariances are diagonal: faster at very many inputs.

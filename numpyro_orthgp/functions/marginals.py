@@ -148,7 +148,7 @@ class Marginals:
 
         Where each y depends on f at one input, its own row, as in the layers of a deep GP, :meth:`independent` gives a bound too,
         of less noise and at no cost: ``f(X).independent().sample()``. Within ``scan`` or ``vmap`` draws share the inducing
-        variables, but what those leave undetermined is drawn for each call by itself, as in FITC.
+        variables, but what those leave undetermined is drawn for each step by itself, as in FITC.
 
         Within one y a draw does not go with marginals of the same function: ``f(a) + f(b).sample()`` integrates over ``f(a)`` as if
         the two were independent, which is no bound. Draw both. (Written like that it is refused; behind further arithmetic it is
@@ -160,7 +160,7 @@ class Marginals:
             fitted.
         """
         if rng_key is None:
-            rng_key = prng_key()
+            rng_key = prng_key(self.mean, self.explained, arithmetic.rows_drawn(self.joint))
         if rng_key is None:
             raise ValueError(
                 "`sample()` needs a random key: give `rng_key`, or run the model under numpyro.handlers.seed. Inference that "

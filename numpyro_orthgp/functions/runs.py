@@ -30,8 +30,9 @@ given the inducing variables: a bound of FITC's model.
 
 **What a run is.** It is told by its outermost handler; a function kept beyond it is drawn anew each time. :class:`Run`, the
 memory, is a pytree without leaves, and so are marginals' :class:`DrawInRun` in a fit: neither compiled programs nor loops over
-likelihoods keep the arrays of a run. ``f.joint(X)`` in a model is q(f), or p(f | u). ``f.sample_paths`` takes the inducing
-variables of the run; what these leave undetermined it draws by itself.
+likelihoods keep the arrays of a run. ``f.joint(X)`` in a model is p(f | u), given all that the run has drawn, and draws of it are
+draws of the run: of q(f) each call would draw other inducing variables, and a latent site would have the guide's q for its prior.
+``f.sample_paths`` takes the inducing variables of the run; what these leave undetermined it draws by itself.
 """
 
 from __future__ import annotations
@@ -79,20 +80,21 @@ class Run:
         self._model, self._trace = model_running(), get_opaque_trace_state()
 
     @property
-    def _going(self) -> bool:
+    def going(self) -> bool:
+        """Whether the model is still running."""
         return self._model is not None and model_running() is self._model
 
     @property
     def drawn(self) -> Drawn | None:
         """All draws so far."""
-        if not self._going or not self._drawn:
+        if not self.going or not self._drawn:
             return None
         X, noise = zip(*self._drawn, strict=True)
         return Drawn(join_rows(X), jnp.concatenate(noise, -1))
 
     def values_at(self, X: Array | Functional) -> Array | None:
         """The values drawn at just these inputs, if there are any."""
-        return next((values for at, values in self._values if _same(at, X)), None) if self._going else None
+        return next((values for at, values in self._values if _same(at, X)), None) if self.going else None
 
     def has_drawn(self, values: Any) -> bool:
         """Whether these very values were drawn."""
@@ -100,7 +102,7 @@ class Run:
 
     def note(self, X: Array | Functional, noise: Array, values: Array) -> None:
         """Remember a draw, unless it was made where its arrays end with a loop."""
-        if self._going and get_opaque_trace_state() == self._trace:
+        if self.going and get_opaque_trace_state() == self._trace:
             self._drawn.append(Drawn(X, noise))
             self._values.append((X, values))
 

@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpyro
+from jax import lax
+from jax.extend.core import get_opaque_trace_state
 from numpyro.distributions import Unit
 from numpyro.primitives import _PYRO_STACK
 
@@ -18,6 +22,7 @@ __all__ = [
     "charge",
     "enumerating",
     "model_running",
+    "note_where_seeded",
     "prng_key",
     "refuse_drawn_by_rows",
     "refuse_enumerated",
@@ -31,11 +36,52 @@ _NOT_OF_PRIORS = (
 )
 
 
-def prng_key() -> PRNGKey | None:
-    """A key from the model's ``seed`` handler; ``None``, without a warning, where there is none."""
+def prng_key(*arrays: Any) -> PRNGKey | None:
+    """A key from the model's ``seed`` handler; ``None``, without a warning, where there is none.
+
+    Within ``lax.scan``, ``jax.vmap`` and the like all steps or rows would get one key, and a handler that keeps the next key would
+    keep an array of the loop. There the handler's key stays what it is, and ``arrays`` tell steps and rows apart.
+
+    :param arrays: arrays, or pytrees of them, that differ between steps and rows: inputs.
+    """
+    handler = next((h for h in reversed(_PYRO_STACK) if isinstance(h, numpyro.handlers.seed)), None)
+    within = getattr(handler, "_numpyro_orthgp", None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return numpyro.prng_key()
+        if handler is None or within is None or within.state == get_opaque_trace_state():
+            return numpyro.prng_key()
+        kept = [(h, h.rng_key) for h in _PYRO_STACK if isinstance(h, numpyro.handlers.seed)]
+        rng_key = numpyro.prng_key()
+        for h, key in kept:
+            h.rng_key = key
+    within.calls += 1
+    return (
+        rng_key if rng_key is None else jax.random.fold_in(jax.random.fold_in(rng_key, within.calls), _digest(arrays))
+    )
+
+
+class _Within:
+    """Where a ``seed`` handler is entered: outside of which transformations. And how many keys were made inside of some."""
+
+    def __init__(self, state: Any) -> None:
+        self.state, self.calls = state, 0
+
+
+def note_where_seeded() -> None:
+    """Note for :func:`prng_key` which transformations of JAX the running model is in."""
+    for handler in _PYRO_STACK:
+        if isinstance(handler, numpyro.handlers.seed):
+            handler._numpyro_orthgp = _Within(get_opaque_trace_state())
+
+
+def _digest(arrays: Any) -> Array:
+    """A number that depends on all bits of all arrays."""
+    digest = jnp.zeros((), jnp.uint32)
+    for array in map(lax.stop_gradient, jax.tree.leaves(arrays)):
+        bits = lax.bitcast_convert_type(array, jnp.uint32) if array.dtype.itemsize > 2 else array.astype(jnp.uint32)
+        odd = 2 * lax.iota(jnp.uint32, bits.size) + 1
+        digest = 31 * digest + jnp.sum(bits.reshape(-1) * (odd * jnp.uint32(0x9E3779B1)), dtype=jnp.uint32)
+    return digest
 
 
 def model_running() -> Any:

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 from jax.tree_util import Partial
 
 from numpyro_orthgp.functions.arithmetic import draw_of_tasks
-from numpyro_orthgp.functions.draws import draw_process
+from numpyro_orthgp.functions.draws import draw_process, in_run, moments_in_run
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.runs import DrawInRun
 from numpyro_orthgp.functions.separate import moments_of_own, some_functions
@@ -63,7 +63,7 @@ def _moments(f: Any, X: Rows, chosen: Chosen) -> tuple[Array, ...]:
 def joint_of_tasks(f: Any, X: Rows, tasks: Tasks) -> dist.MultivariateNormal:
     """Joint distribution of all rows, event shape (B,): functions are independent, so rows share what functions they share."""
     chosen = tasks.chosen(f.num_latents, X.dtype)
-    mean, L = f._joint_moments(X)
+    mean, L = moments_in_run(f, f.run, X) if in_run(f) else f._joint_moments(X)
     functions = chosen.functions(len(X))
     weights = jnp.ones_like(functions, X.dtype) if chosen.weights is None else chosen.weights
     seen = jnp.zeros((len(X), f.num_latents), X.dtype).at[jnp.arange(len(X))[:, None], functions].add(weights)

@@ -270,7 +270,9 @@ def _draw_term(summand: _Summand, draw: Draw) -> Term:
     if frequencies:
         phases = jax.random.uniform(phase_key, draw.shape, draw.dtype, maxval=2 * math.pi)
         factors.append(Ridge(sum(frequencies[1:], start=frequencies[0]), phases, "cosine"))
-        amplitudes = jax.random.rayleigh(own_key, 1.0, draw.shape, draw.dtype)
+        # Of a uniform number that is zero, one of 2^23 in float32, jax makes an infinite amplitude.
+        largest = math.sqrt(-2 * math.log(jnp.finfo(draw.dtype).eps))
+        amplitudes = jnp.minimum(jax.random.rayleigh(own_key, 1.0, draw.shape, draw.dtype), largest)
     elif summand.single:
         amplitudes = jnp.ones(draw.shape, draw.dtype)
     else:

@@ -16,7 +16,7 @@ from numpyro_orthgp.functions.mean_only import MeanShift, project_shift, weigh_p
 from numpyro_orthgp.functions.prior import as_kernel, check_jitter, check_latents, decompose_sets
 from numpyro_orthgp.functions.projection import Block, project, residual_covariance, residual_variance
 from numpyro_orthgp.functions.runs import Run
-from numpyro_orthgp.functions.sites import Names, refuse_enumerated, told_of_enumeration
+from numpyro_orthgp.functions.sites import Names, note_where_seeded, refuse_enumerated, told_of_enumeration
 from numpyro_orthgp.gaussians.constraints import NaturalPart
 from numpyro_orthgp.gaussians.natural_step import precondition
 from numpyro_orthgp.inducing import Feature, InducingPoints, MeanOnly, as_sets, covariance_of_points
@@ -95,6 +95,7 @@ def gp(
     # Of the first set that has one: those before it may be conditioned on.
     belief = next((b for message in messages if (b := belief_of(message)) is not None), None)
     natural = belief is not None and belief.natural
+    note_where_seeded()
     full_name = messages[0]["name"].removesuffix(".u0")
     f = GPFunction(
         kernel,

@@ -1,0 +1,160 @@
+"""Draws of one run, however they are asked for: by `joint`, within loops of JAX, by paths. Beside dense formulas."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pytest
+from numpy.testing import assert_allclose
+from numpyro.handlers import seed, substitute
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels
+from tests import problems
+from tests.test_one_function import BINS, NODES, B, J, assert_mean, bins, elbos, gaussian_problem
+
+Z18 = np.linspace(-0.3, 10.3, 18)[:, None]
+X, Y = jnp.asarray(NODES), jnp.asarray(NODES).reshape(B, J, 1)
+
+
+def by_node(draw, f):
+    """One draw for each node of a bin, in a row, for all bins."""
+    return jnp.stack([draw(f, Y[:, j]) for j in range(J)], 1).reshape(-1)
+
+
+DRAWS = {
+    "joint, once": lambda f: f.joint(X).sample(numpyro.prng_key()),
+    "joint, by node": partial(by_node, lambda f, x: f.joint(x).sample(numpyro.prng_key())),
+    "joint, a batch of one": partial(by_node, lambda f, x: f.joint(x).sample(numpyro.prng_key(), (1,))[0]),
+    "joint of a term": lambda f: f.term(0).joint(X).sample(numpyro.prng_key()),
+    "vmap": lambda f: jax.vmap(lambda x: f(x).sample())(Y).reshape(-1),
+    "lax.scan": lambda f: jax.lax.scan(lambda c, x: (c + 0.0 * (v := f(x).sample()).sum(), v), 0.0, Y)[1].reshape(-1),
+    "lax.map": lambda f: jax.lax.map(lambda x: f(x).sample(), Y).reshape(-1),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_values_from_anywhere_are_of_the_function_of_this_run(draw):
+    """Eighteen points leave nothing undetermined: all ways of drawing give the bound of the dense formula, below log p(y)."""
+    y, evidence, params, bound = gaussian_problem(BINS, NODES, Z18)
+    draws = elbos(partial(bins, Z18, DRAWS[draw], y), partial(ogp.gp_posterior, "f", 18), params)
+    assert_mean(draws, bound, slack=5.0)
+    assert bound < evidence
+
+
+LOOPS = {
+    "vmap": lambda f, X: jax.vmap(lambda x: f(x[None]).sample()[0])(X),
+    "vmap, of jit": lambda f, X: jax.vmap(jax.jit(lambda x: f(x[None]).sample()[0]))(X),
+    "vmap, row by row": lambda f, X: jax.vmap(lambda x: f(x[None]).independent().sample()[0])(X),
+    "vmap, shifted": lambda f, X: jax.vmap(lambda x: (2.0 * f(x[None]) / 2.0 + 0.0).sample()[0])(X),
+    "lax.map": lambda f, X: jax.lax.map(lambda x: f(x[None]).sample()[0], X),
+    "lax.scan": lambda f, X: jax.lax.scan(lambda c, x: (c, f(x[None]).sample()[0]), None, X)[1],
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_what_is_undetermined_differs_from_step_to_step(loop):
+    """Far from all points values are those of the prior, independent of each other: as many normal numbers as steps."""
+    far = 10.0 + 0.7 * jnp.arange(400.0)[:, None]
+
+    def model():
+        f, g = (ogp.gp(name, kernels.Matern12(1.0), jnp.zeros((1, 1))) for name in "fg")
+        return LOOPS[loop](f, far), LOOPS[loop](g, far), f(far[:3]).sample()
+
+    values, others, outside = seed(model, jax.random.PRNGKey(0))()
+    for v in (values, others):
+        assert_allclose(v.mean(), 0.0, atol=4 / 20)
+        assert_allclose(v.std(), 1.0, atol=4 / np.sqrt(800))
+    assert abs(np.corrcoef(values, others)[0, 1]) < 4 / 20
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 4 / 20
+    assert np.isfinite(outside).all()  # no key of a loop is kept
+
+
+def test_a_likelihood_that_integrates_by_draws_keeps_no_key_of_a_loop():
+    """Softmax needs quasi-Monte Carlo: in a loop as outside of it, up to its error."""
+    x = jnp.linspace(0.0, 1.0, 6)[:, None]
+    y = jnp.array([0, 1, 2, 0, 1, 2])
+
+    def model(looped):
+        f = ogp.gp("f", kernels.RBF(0.5), x[::2], num_latents=3)
+
+        def row(total, at):
+            point, label = at
+            fn = ogp.likelihoods.Categorical(f(point[None]))
+            return total + fn.log_prob(label[None])[0], None
+
+        if looped:
+            total, _ = jax.lax.scan(row, 0.0, (x, y))
+            return total + 0.0 * f(x).sample().sum()
+        return ogp.likelihoods.Categorical(f(x)).log_prob(y).sum()
+
+    values = {"f.u0": 0.3 * jnp.ones((3, 3))}
+    run = [seed(substitute(partial(model, looped), values), jax.random.PRNGKey(1))() for looped in (True, False)]
+    assert_allclose(*run, atol=0.05)
+
+
+def test_a_latent_site_of_joint_has_the_prior_of_this_run():
+    """The density of f(X) as a latent site is that given u: with q in its place the loss fell below any bound."""
+    x = jnp.linspace(0.0, 4.0, 5)[:, None]
+    at = jnp.array([0.5, 1.5, -0.5, 0.2, 0.1])
+    sites = {}
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(1.0), jnp.array([[1.0], [3.0]]))
+        sites["of"] = f.joint(x)
+        numpyro.sample("v", f.joint(x), obs=at)
+
+    q = problems.q_params([(np.array([0.3, -0.2]), 0.1 * np.eye(2))])
+    trace = numpyro.handlers.trace(
+        seed(substitute(partial(ogp.gp_posterior, "f", 2), q), jax.random.PRNGKey(0))
+    ).get_trace()
+    numpyro.handlers.replay(seed(model, jax.random.PRNGKey(1)), trace)()
+    u = trace["f.u0"]["value"]
+    K = kernels.RBF(1.0)
+    Z = jnp.array([[1.0], [3.0]])
+    A = np.linalg.solve(np.linalg.cholesky(K(Z, Z) + 1e-10 * np.eye(2)), K(Z, x))
+    assert_allclose(sites["of"].mean, A.T @ u, atol=1e-6)
+    assert_allclose(sites["of"].covariance_matrix, K(x, x) - A.T @ A, atol=1e-6)
+
+
+def test_the_joint_distribution_of_tasks_is_given_the_run_too():
+    x, task = jnp.linspace(0.0, 4.0, 6)[:, None], jnp.array([0, 1, 0, 1, 1, 0])
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(1.0), jnp.array([[1.0], [3.0]]), num_latents=2)
+        m, joint = f(ogp.Tasks(x, task)), f.joint(ogp.Tasks(x, task))
+        return f, m, joint, f.joint(x)
+
+    q = problems.q_params([(np.array([[0.3, -0.2], [1.0, 0.4]]), np.stack([0.5 * np.eye(2)] * 2))])
+    guide = partial(ogp.gp_posterior, "f", 2, num_latents=2)
+    trace = numpyro.handlers.trace(seed(substitute(guide, q), jax.random.PRNGKey(0))).get_trace()
+    f, m, joint, both = numpyro.handlers.replay(seed(model, jax.random.PRNGKey(1)), trace)()
+    assert_allclose(joint.mean, both.mean[task, jnp.arange(6)], atol=1e-6)
+    assert_allclose(joint.variance, m.residual_variance, atol=1e-6)  # given u nothing but the residual is left
+
+
+def test_paths_have_no_infinite_amplitude():
+    """Of this key, as of one in two thousand, jax makes a Rayleigh number of log(0) in float32."""
+    at = jnp.linspace(0.0, 5.0, 20, dtype=jnp.float32)[:, None]
+    with seed(rng_seed=0):
+        f = ogp.gp("f", kernels.RBF(np.float32(1.0)), jnp.linspace(-0.2, 5.2, 9, dtype=jnp.float32)[:, None])
+    assert np.isfinite(f.sample_paths(jax.random.PRNGKey(5254), 4)(at)).all()
+
+
+def test_a_draw_of_joint_is_known_to_later_draws():
+    x = jnp.linspace(0.0, 4.0, 5)[:, None]
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(1.0), jnp.array([[1.0]]))
+        joint = f.joint(x)
+        first = joint.sample(numpyro.prng_key())
+        return first, f(x).sample(), f.joint(x + 1e-4), joint.log_prob(first)
+
+    first, again, near, density = seed(model, jax.random.PRNGKey(0))()
+    assert np.array_equal(first, again)
+    assert_allclose(near.mean, first, atol=1e-2)
+    assert np.isfinite(density)
