@@ -59,7 +59,7 @@ def in_run(f: Any) -> bool:
 
 
 def moments_in_run(f: Any, run: Run, X: Rows) -> tuple[Array, Array]:
-    """Mean of f(X), (B,) or (P, B), and a root of its covariance, given the inducing variables of this run and what it has drawn."""
+    """Mean of f(X), (B,) or (P, B), and a root of its covariance, given the inducing variables of this run and all it has drawn."""
     f, drawn, B = f._at_values(), run.drawn, len(X)
     all_drawn = X if drawn is None else join_rows([drawn.X, X])
     L = joint_root(f.kernel, f.features, f.blocks, all_drawn)[..., -B:, :]
@@ -75,10 +75,8 @@ class JointInRun(dist.MultivariateNormal):
     """
 
     def __init__(self, f: Any, X: Rows) -> None:
-        self._of: tuple[Any, Rows] | None = (
-            replace(f, residual_scale=None),
-            X,
-        )  # what scales the residual is charged for at sites, and here is none
+        # What scales the residual is charged for at sites, and here is none.
+        self._of: tuple[Any, Rows] | None = replace(f, residual_scale=None), X
         mean, L = moments_in_run(f, f.run, X)
         super().__init__(mean, scale_tril=L if f.num_latents is None else f._per_latent(L, event_dim=2))
 
