@@ -59,7 +59,7 @@ def in_run(f: Any) -> bool:
 
 
 def moments_in_run(f: Any, run: Run, X: Rows) -> tuple[Array, Array]:
-    """Mean of f(X), (B,) or (P, B), and a root of its covariance, given the inducing variables of this run and what it has drawn."""
+    """Mean of f(X), (B,) or (P, B), and a root of its covariance, given this run's inducing variables and what it has drawn."""
     f, drawn, B = f._at_values(), run.drawn, len(X)
     all_drawn = X if drawn is None else join_rows([drawn.X, X])
     L = joint_root(f.kernel, f.features, f.blocks, all_drawn)[..., -B:, :]
