@@ -127,12 +127,12 @@ def test_the_joint_distribution_of_tasks_is_given_the_run_too():
     def model():
         f = ogp.gp("f", kernels.RBF(1.0), jnp.array([[1.0], [3.0]]), num_latents=2)
         m, joint = f(ogp.Tasks(x, task)), f.joint(ogp.Tasks(x, task))
-        return f, m, joint, f.joint(x)
+        return m, joint, f.joint(x)
 
     q = problems.q_params([(np.array([[0.3, -0.2], [1.0, 0.4]]), np.stack([0.5 * np.eye(2)] * 2))])
     guide = partial(ogp.gp_posterior, "f", 2, num_latents=2)
     trace = numpyro.handlers.trace(seed(substitute(guide, q), jax.random.PRNGKey(0))).get_trace()
-    _, m, joint, both = numpyro.handlers.replay(seed(model, jax.random.PRNGKey(1)), trace)()
+    m, joint, both = numpyro.handlers.replay(seed(model, jax.random.PRNGKey(1)), trace)()
     assert_allclose(joint.mean, both.mean[task, jnp.arange(6)], atol=1e-6)
     assert_allclose(joint.variance, m.residual_variance, atol=1e-6)  # given u nothing but the residual is left
 

@@ -7,8 +7,9 @@ import pytest
 
 from numpyro_orthgp.tabular.columns import MOST_LEVELS, Columns, read_table
 from numpyro_orthgp.tabular.importance import importance_of
+from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.predictions import Predictions
-from numpyro_orthgp.tabular.rows import observed_numbers, order_of
+from numpyro_orthgp.tabular.rows import observed_counts, observed_numbers, order_of, positive_column
 from numpyro_orthgp.tabular.starts import relevance, starts
 
 pd = pytest.importorskip("pandas")
@@ -182,3 +183,74 @@ def test_predictions():
         p.quantile(1.0)
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
         p.log_density([1.0])
+
+
+def test_categories_may_come_as_numbers_where_they_are_codes():
+    codes, _ = learned(pd.DataFrame({"c": pd.Categorical([3, 1, 2, 3])}))
+    np.testing.assert_array_equal(
+        codes.encode(read_table(pd.DataFrame({"c": [3, 1]}))), codes.encode(read_table(pd.DataFrame({"c": ["3", "1"]})))
+    )
+    assert (codes.encode(read_table(pd.DataFrame({"c": [3.0]}))) == 1).sum() == 1
+    text, _ = learned(pd.DataFrame({"c": ["u", "v", "w"]}))
+    with pytest.raises(TypeError, match="'c' was text or categories in training, and holds numbers now, 2 for one"):
+        text.encode(read_table(pd.DataFrame({"c": [2.0, 3.0]})))
+    assert (text.encode(read_table(pd.DataFrame({"c": [np.nan]}))) == -1).all()  # missing, of no type
+
+
+def test_spaces_around_categories_mean_nothing():
+    columns, X = learned(pd.DataFrame({"c": ["u", " u", "v ", "v", "w"]}))
+    assert columns.names == ["c=u", "c=v", "c=w"]
+    np.testing.assert_array_equal(X[0], X[1])
+    np.testing.assert_array_equal(columns.encode(read_table(pd.DataFrame({"c": ["u\t"]}))), X[:1])
+
+
+def test_text_that_is_numbers_is_said(rng):
+    numbers = [f"{v:.3f}" for v in rng.normal(size=40)]
+    with pytest.warns(UserWarning, match=r"'a' is text, 40 of whose 41 .* The others are '\?'\. If it is a number"):
+        learned(pd.DataFrame({"a": [*numbers, "?"]}))
+    learned(pd.DataFrame({"a": [str(i % 10) for i in range(50)]}))  # codes, each often
+
+
+def test_what_is_masked_is_missing():
+    masked = np.ma.masked_array([[1.0], [2.0], [99.0]], [[False], [False], [True]])
+    np.testing.assert_array_equal(read_table(masked).values[0], [1.0, 2.0, np.nan])
+    y = np.ma.masked_array(np.arange(12), np.arange(12) == 3)
+    values, seen = observed_numbers(y, 12)
+    assert not seen[3] and 3 not in values and len(values) == 11
+    counts, seen = observed_counts(y, 12)
+    assert not seen[3] and 3 not in counts
+    with pytest.raises(ValueError, match="positive for each row; got nan"):
+        positive_column("exposure", np.ma.masked_array(np.ones(12), np.arange(12) == 3), 12)
+    for labels in (np.arange(12) % 2, np.where(np.arange(12) % 2, "u", "v")):
+        _, codes, seen = Labels.read(np.ma.masked_array(labels, np.arange(12) == 3), 12)
+        assert not seen[3] and len(codes) == 11
+
+
+@pytest.mark.parametrize("read", [observed_numbers, observed_counts, lambda y, n: positive_column("y", y, n)])
+@pytest.mark.parametrize(
+    "y", [pd.date_range("2020", periods=12), pd.to_timedelta(np.arange(12), unit="h"), np.arange(12) + 1j]
+)
+def test_outputs_that_numpy_would_convert_are_refused(read, y):
+    with pytest.raises(TypeError, match=r"`y` must be real numbers; got (datetime64|timedelta64|complex128)"):
+        read(y, 12)
+
+
+def test_outputs_in_another_order_than_their_rows_are_refused():
+    y = pd.Series(np.arange(12.0), index=list("abcdefghijkl"))
+    observed_numbers(y, 12, y.index)
+    observed_numbers(y[::-1], 12, None)
+    observed_numbers(y[::-1].reset_index(drop=True), 12, y.index)  # labels of their own: by position
+    observed_numbers(y[::-1].to_numpy(), 12, y.index)
+    for read in (
+        observed_numbers,
+        observed_counts,
+        lambda y, n, index: positive_column("y", y, n, index),
+        lambda y, n, index: Labels.read(y % 2, n, index),
+    ):
+        with pytest.raises(ValueError, match="in another order by their labels: row 0 is 'a' in X and 'l' in y"):
+            read(y[::-1], 12, y.index)
+
+
+def test_one_class_is_named():
+    with pytest.raises(ValueError, match="All labels are 'x': there is nothing to learn"):
+        Labels.read(np.full(12, "x"), 12)

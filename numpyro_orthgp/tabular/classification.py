@@ -78,7 +78,7 @@ def classification(
     """
     budget = Budget.of(time, M, num_steps, USUAL_STEPS)
     table = read_table(X)
-    labels, codes, seen = Labels.read(y, table.num_rows)
+    labels, codes, seen = Labels.read(y, table.num_rows, table.index)
     columns = Columns.learn(table.rows(seen))
     order, num_held = order_of_classes(codes, seed)
     data = {"X": columns.encode(table.rows(seen))[order], "y": codes[order]}

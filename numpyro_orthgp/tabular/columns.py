@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +60,7 @@ def read_table(X: Any) -> Table:
         values = tuple(_column(name, X[key]) for name, key in zip(names, X.columns, strict=True))
         table = Table(tuple(names), values, getattr(X, "index", None), type(X))
     else:
-        array = np.asarray(X)
+        array = X.astype(float).filled(np.nan) if np.ma.is_masked(X) and X.dtype.kind in "biuf" else np.asarray(X)
         if array.dtype.kind not in "biuf":
             raise TypeError(
                 f"`X` must be numbers, or a pandas or polars table; got {type(X).__name__} of {array.dtype}. An array has one "
@@ -96,7 +97,21 @@ def _column(name: str, column: Any) -> np.ndarray:
         raise TypeError(
             f"Column {name!r} of `X` holds {type(strange[0]).__name__}; columns are numbers, text or categories."
         )
-    return np.array([None if v is None else str(v) for v in values], object)
+    return np.array([None if v is None else _level(v) for v in values], object)
+
+
+def _level(value: Any) -> str:
+    """A category as text: without spaces around it, whole numbers as integers."""
+    is_whole = isinstance(value, float | np.floating) and value == np.floor(value)
+    return str(int(value)) if is_whole and np.isfinite(value) else str(value).strip()
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _number(value: Any) -> float:
@@ -127,6 +142,7 @@ class Column:
             known = [v for v in values if v is not None]
             levels, counts = np.unique(np.asarray(known, str), return_counts=True)
             levels = levels[np.argsort(-counts, kind="stable")]
+            _warn_of_numbers(name, levels)
             two = len(levels) == 2 and len(known) == len(values)  # which one column tells apart
             most = 1 if two else MOST_LEVELS
             return cls(name, tuple(str(v) for v in levels[:most]))
@@ -144,7 +160,8 @@ class Column:
         """Columns of numbers, about standardized, shape (N,) each."""
         if self.levels is not None:
             if values.dtype != object:
-                values = np.array([None if v != v else str(v) for v in values], object)
+                self._check_codes(values)
+                values = np.array([None if v != v else _level(v) for v in values], object)
             return [2 * np.array([v == level for v in values], float) - 1 for level in self.levels]
         if values.dtype == object:
             raise TypeError(f"Column {self.name!r} was numbers in training, and holds text or categories now.")
@@ -152,10 +169,31 @@ class Column:
         numbers = (np.where(missing, self.median, values) - self.mean) / self.scale
         return [numbers, 2.0 * missing - 1] if self.tells_missing else [numbers]
 
+    def _check_codes(self, values: np.ndarray) -> None:
+        known = values[np.isfinite(values)]
+        if len(known) and not any(map(_is_number, self.levels or ())):
+            raise TypeError(
+                f"Column {self.name!r} was text or categories in training, and holds numbers now, {known[0]:g} for one."
+            )
+
     def names(self) -> list[str]:
         if self.levels is not None:
             return [f"{self.name}={level}" for level in self.levels]
         return [self.name, f"{self.name} is missing"] if self.tells_missing else [self.name]
+
+
+def _warn_of_numbers(name: str, levels: np.ndarray) -> None:
+    """Of a column of text nearly all of which are numbers, more than there may be categories."""
+    numbers = sum(map(_is_number, levels.tolist()))
+    if len(levels) > MOST_LEVELS and numbers > 0.9 * len(levels):
+        others = [level for level in levels.tolist() if not _is_number(level)][:3]
+        found = f" The others are {', '.join(map(repr, others))}." if others else ""
+        warnings.warn(
+            f"Column {name!r} is text, {numbers} of whose {len(levels)} different entries are numbers, and is taken for a "
+            f"category: only the {MOST_LEVELS} most frequent are told apart.{found} If it is a number, convert it: "
+            f"pandas.to_numeric(table[{name!r}], errors='coerce').",
+            stacklevel=2,
+        )
 
 
 @dataclass(frozen=True)

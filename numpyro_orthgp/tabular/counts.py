@@ -79,8 +79,8 @@ def counts(
     """
     budget = Budget.of(time, M, num_steps, USUAL_STEPS)
     table = read_table(X)
-    y, seen = observed_counts(y, table.num_rows)
-    exposure = positive_column("exposure", exposure, table.num_rows)[seen]
+    y, seen = observed_counts(y, table.num_rows, table.index)
+    exposure = positive_column("exposure", exposure, table.num_rows, table.index)[seen]
     columns = Columns.learn(table.rows(seen))
     order, num_held = order_of(len(y), seed)
     rate = float(y.sum() / exposure.sum())
@@ -223,7 +223,7 @@ class CountsFit(TableFit):
         :raises ValueError: for other columns, and exposures that are not positive.
         """
         table, values = read_table(X), self.found.values
-        exposure = positive_column("exposure", exposure, table.num_rows)
+        exposure = positive_column("exposure", exposure, table.num_rows, table.index)
         with jax.enable_x64(True):
             mean, variance = moments(self.function, self.columns.encode(table))
         log_mean = mean + float(values["offset"]) + np.log(self.rate * exposure)

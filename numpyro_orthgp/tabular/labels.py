@@ -29,13 +29,13 @@ class Labels:
     ordered: bool = False
 
     @classmethod
-    def read(cls, y: Any, num_rows: int) -> tuple[Labels, np.ndarray, np.ndarray]:
+    def read(cls, y: Any, num_rows: int, index: Any = None) -> tuple[Labels, np.ndarray, np.ndarray]:
         """What the labels are, the classes of those that are there, and which rows these are.
 
         :raises TypeError: for labels of several types, or of none that can be compared.
         :raises ValueError: for too few labels, one class only, or more classes than can be told apart.
         """
-        values = one_column(y, num_rows)
+        values = one_column(y, num_rows, index=index)
         seen = np.array([not is_missing(v) for v in values], bool)
         known = _of_one_type(values[seen])
         if known.dtype.kind == "f" and str(getattr(y, "dtype", "")).lower().startswith(("int", "uint")):
@@ -102,7 +102,7 @@ def _of_one_type(values: np.ndarray) -> np.ndarray:
 
 def _check_classes(classes: np.ndarray, num: int) -> None:
     if len(classes) == 1:
-        raise ValueError(f"All labels are {classes[0]!r}: there is nothing to learn.")
+        raise ValueError(f"All labels are {classes.tolist()[0]!r}: there is nothing to learn.")
     if classes.dtype.kind == "f" and len(classes) > MOST_FRACTIONS and (classes != np.round(classes)).any():
         raise ValueError(
             f"`y` holds {len(classes)} different numbers with fractions, which are no labels: use ogp.regression. Labels may be "

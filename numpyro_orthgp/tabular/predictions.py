@@ -39,6 +39,8 @@ def checked_outputs(y: Any, num: int) -> np.ndarray:
     :raises ValueError: if they are not one for each row.
     """
     values = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    if np.ma.is_masked(y):
+        raise TypeError("`y` is a masked array with entries missing, which have no density. Leave these rows out.")
     if values.shape != (num,):
         raise ValueError(f"`y` must have shape {(num,)}, an output for each row; got {values.shape}.")
     return values

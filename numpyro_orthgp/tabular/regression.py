@@ -93,7 +93,7 @@ def regression(
     """
     budget = Budget.of(time, M, num_steps)
     table = read_table(X)
-    outputs, seen = observed_numbers(y, table.num_rows)
+    outputs, seen = observed_numbers(y, table.num_rows, table.index)
     columns = Columns.learn(table.rows(seen))
     order, num_held = order_of(len(outputs), seed)
     inputs = columns.encode(table.rows(seen))[order]

@@ -15,25 +15,48 @@ LEAST_ROWS = 10
 MOST_HELD, LEAST_HELD = 1000, 10  # rows that are held out, if there are enough
 
 
-def one_column(y: Any, num_rows: int, name: str = "y") -> np.ndarray:
-    """Outputs as an array of shape (N,).
+def one_column(y: Any, num_rows: int, name: str = "y", index: Any = None) -> np.ndarray:
+    """Outputs as an array of shape (N,), None where a masked array has none.
 
-    :raises ValueError: if they are not one for each row.
+    :param index: labels of the rows of X, if they have any.
+    :raises ValueError: if they are not one for each row, or have the labels of X in another order.
     """
-    values = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    values = y.to_numpy() if hasattr(y, "to_numpy") else _without_mask(y)
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.shape != (num_rows,):
         raise ValueError(f"`{name}` must have shape ({num_rows},), one entry for each row of X; got {values.shape}.")
+    _check_labels_of_rows(name, getattr(y, "index", None), index)
     return values
 
 
-def observed_numbers(y: Any, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+def _without_mask(values: Any) -> np.ndarray:
+    """An array; of a masked one objects, with None in the place of what is masked."""
+    if not np.ma.is_masked(values):
+        return np.asarray(values)
+    known = np.ma.getdata(values).astype(object)
+    known[np.ma.getmaskarray(values)] = None
+    return known
+
+
+def _check_labels_of_rows(name: str, own: Any, index: Any) -> None:
+    if not hasattr(own, "equals") or not hasattr(index, "equals") or own.equals(index):
+        return
+    if own.is_unique and index.is_unique and own.isin(index).all():
+        first = int(np.argmax(own.to_numpy() != index.to_numpy()))
+        raise ValueError(
+            f"`{name}` has the rows of `X` in another order by their labels: row {first} is {index[first]!r} in X and "
+            f"{own[first]!r} in {name}, and rows are taken as they stand. Did you mean {name}.loc[X.index]? If not, pass "
+            f"{name}.to_numpy()."
+        )
+
+
+def observed_numbers(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarray, np.ndarray]:
     """Outputs that are there, float64, and which rows these are.
 
     :raises TypeError: for what is not numbers.
     :raises ValueError: for infinite, constant or too few outputs.
     """
-    values = one_column(y, num_rows)
+    values = one_column(y, num_rows, index=index)
     values = _numbers("y", values, "Labels are for ogp.classification.")
     seen = ~np.isnan(values)
     if seen.sum() < LEAST_ROWS:
@@ -43,13 +66,13 @@ def observed_numbers(y: Any, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     return values[seen], seen
 
 
-def observed_counts(y: Any, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+def observed_counts(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarray, np.ndarray]:
     """Counts that are there, float64, and which rows these are.
 
     :raises TypeError: for what is not numbers.
     :raises ValueError: for numbers that are no counts, for too few, and if all are zero.
     """
-    values = _numbers("y", one_column(y, num_rows), "Labels are for ogp.classification.")
+    values = _numbers("y", one_column(y, num_rows, index=index), "Labels are for ogp.classification.")
     seen = ~np.isnan(values)
     counts = values[seen]
     if len(counts) < LEAST_ROWS:
@@ -69,7 +92,7 @@ def observed_counts(y: Any, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     return counts, seen
 
 
-def positive_column(name: str, values: Any, num_rows: int) -> np.ndarray:
+def positive_column(name: str, values: Any, num_rows: int, index: Any = None) -> np.ndarray:
     """A positive number for each row, float64; ``None`` stands for ones, and one number for all rows.
 
     :raises TypeError: for what is not numbers.
@@ -77,7 +100,7 @@ def positive_column(name: str, values: Any, num_rows: int) -> np.ndarray:
     """
     if values is None or np.ndim(values) == 0:
         values = np.full(num_rows, 1.0 if values is None else values)
-    numbers = _numbers(name, one_column(values, num_rows, name), "")
+    numbers = _numbers(name, one_column(values, num_rows, name, index), "")
     if not (numbers > 0).all():
         bad = numbers[~(numbers > 0)][0]
         raise ValueError(f"`{name}` must be positive for each row; got {bad:g}. Leave out rows where it is not known.")
@@ -94,6 +117,11 @@ def is_missing(value: Any) -> bool:
 
 def _numbers(name: str, values: np.ndarray, hint: str) -> np.ndarray:
     """As float64, NaN where one is missing."""
+    if values.dtype.kind in "mMc":  # which NumPy would convert, to nanoseconds and to real parts
+        raise TypeError(
+            f"`{name}` must be real numbers; got {values.dtype}. Say what about it is meant, as numbers: days since a start, a "
+            "duration in hours, a real part."
+        )
     try:
         numbers = np.array([np.nan if is_missing(v) else v for v in values], float)
     except (TypeError, ValueError) as error:
