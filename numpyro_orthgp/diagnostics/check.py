@@ -106,7 +106,7 @@ def check(
     :param nuts: number of NUTS draws in each of two chains, after the same number of warm-up steps; by default NUTS is not run.
     :param num_samples: number of draws of the guide, at least 25.
     :param rng_key: default ``jax.random.PRNGKey(0)``.
-    :return: a :class:`Report`; ``str`` of it is the page.
+    :return: a ``Report``; ``str`` of it is the page.
     :raises ValueError: if parameters are missing, guide or data do not fit the model, nothing is observed, a sample of rows
         meets latent variables of single rows or ``nuts``, or ``held_out`` is given for a CollapsedGP.
     :raises TypeError: if ``guide`` cannot be called, or ``params`` or ``held_out`` are of a wrong type.

@@ -5,25 +5,10 @@ from __future__ import annotations
 import numpy as np
 import scipy
 
-__all__ = ["fit_tails", "tail_gain"]
+__all__ = ["tail_gain"]
 
 DEGREES = (2.2, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 30.0)  # the variance is finite
 ROUNDS = 100
-MUST_GAIN = 2.0  # nats of all rows, for two parameters
-
-
-def fit_tails(z: np.ndarray) -> tuple[float, float]:
-    """Degrees of freedom and scale of the most likely of several distributions of standardized distances.
-
-    :param z: distances divided by the predicted standard deviation, shape (N,).
-    :return: infinite and 1 for the standard normal distribution; others must be better by two nats.
-    """
-    best, chosen = float(scipy.stats.norm.logpdf(z).sum()) + MUST_GAIN, (np.inf, 1.0)
-    for df in DEGREES:
-        value, scale = _likely(z, df)
-        if value > best:
-            best, chosen = value, (df, scale)
-    return chosen
 
 
 def tail_gain(z: np.ndarray) -> tuple[float, float]:

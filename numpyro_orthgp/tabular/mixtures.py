@@ -25,9 +25,11 @@ STARTS = (0.1, 0.3)  # quantiles of these distances, where the narrowest compone
 
 @dataclass(frozen=True)
 class Mixture:
-    """
+    """A mixture of normal distributions.
+
     :param weights: shape (K,), adding up to one.
-    :param locs, scales: means and standard deviations of the components, shape (K,).
+    :param locs: means of the components, shape (K,).
+    :param scales: standard deviations of the components, shape (K,).
     """
 
     weights: np.ndarray

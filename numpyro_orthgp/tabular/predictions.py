@@ -74,10 +74,12 @@ class _Ordered(ABC):
 class Predictions(_Ordered):
     """Distributions of new outputs, one for each row: of ``loc + scale e``, or of its exponential where ``is_log``.
 
-    :param loc, scale: in the units of y, or of its logarithm, shape (N,).
+    :param loc: in the units of y, or of its logarithm, shape (N,).
+    :param scale: likewise.
     :param function_sd: standard deviation of the function alone, in the units of y, shape (N,).
     :param index: labels of the rows, if they came in a table that has them.
     :param errors: the distribution of e, the standard normal one or a mixture of normal distributions.
+    :param is_log: whether it is the logarithm of y that was modelled.
     """
 
     loc: np.ndarray
