@@ -1,15 +1,15 @@
-r"""Densities and draws of the sites of one run of a model, given values of its latent sites.
+r"""What one run of a model says, its latent sites being values: no Gaussian of a guide is handed over.
 
-``gp`` gets values of the inducing variables, no Gaussian, so the only variance of f(x) is its residual. Here a likelihood
-integrates f out inside the logarithm,
+So ``gp`` sees inducing variables that are known, and what f(x) still varies by is its residual. A likelihood integrates that
+out inside the logarithm,
 
 .. math:: \log p(y_i \mid u, \theta) = \log \int p(y_i \mid f_i) \, p(f_i \mid u, \theta) \, df_i,
 
-while ``log_prob``, made for bounds, averages the logarithm.
+where its ``log_prob``, made for bounds, has the average outside.
 
-``log_likelihood`` and ``lp`` use this logarithm of an average, ``log_predictive``: leave-one-out needs the density of an
-observation, and ``log_prob`` under a guide is only a lower bound of it. Residuals of different points count as independent given
-u, as in FITC's model. Their joint density would need an N x N Cholesky factor for each draw.
+The logarithm of an average, ``log_predictive``, is what ``log_likelihood`` and ``lp`` hold: leave-one-out needs the density of
+an observation, of which ``log_prob`` under a guide is a lower bound. Residuals of different points count as independent given
+u, as in FITC's model: their joint density would cost a factor of N x N for each draw.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["are_classes", "censored_of", "function_draw", "log_joint", "mask_of"
 
 
 def log_joint(sites: Trace, hidden: Container[str]) -> Array:
-    """log p(draw) + sum_i log p(y_i | draw), with missing outputs (``hidden``) integrated out."""
+    """log p(draw) + sum_i log p(y_i | draw), missing outputs, which are ``hidden``, integrated out."""
     terms = [
         density(site, log_predictive if site["is_observed"] else None)
         for name, site in sites.items()
@@ -51,7 +51,7 @@ def log_joint(sites: Trace, hidden: Container[str]) -> Array:
 def mask_of(fn: Any) -> Array | None:
     """Which entries of a site's value count, shape of the value; ``None`` without a mask.
 
-    A mask beneath ``to_event`` hides single entries; a mask outside of it hides whole events.
+    A mask beneath ``to_event`` is for single entries, one outside of it for whole events.
     """
     masks, shape = [], fn.shape()
     while isinstance(fn, (dist.MaskedDistribution, dist.Independent, dist.ExpandedDistribution)):
@@ -65,7 +65,7 @@ def mask_of(fn: Any) -> Array | None:
 
 
 def censored_of(fn: Any) -> Array | None:
-    """Which entries of a site's value are censored times, shape of the value; ``None`` if there are none."""
+    """Which entries of a site's value are lower bounds only, shape of the value; ``None`` where times are not censored."""
     likelihood, _ = unwrap(fn)
     censored: Array | None = None
     if isinstance(likelihood, SurvivalLikelihood | Transformed):
@@ -104,6 +104,6 @@ def predictive_draw(fn: Any, rng_key: PRNGKey) -> Array:
 
 
 def function_draw(f: GPFunction, X: Rows, rng_key: PRNGKey) -> Array:
-    """A draw of f(X): one function up to ``MAX_JOINT_DRAW`` inputs, beyond that each point on its own."""
+    """f(X), as one function up to ``MAX_JOINT_DRAW`` inputs, beyond point by point."""
     m = f(X)
     return (m if len(X) <= MAX_JOINT_DRAW else m.independent()).draw(rng_key)
