@@ -18,7 +18,8 @@ from jax.extend.core import get_opaque_trace_state
 
 __all__ = [
     "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_key", "check_option", "check_params",
-    "check_same_dtype", "inspect", "is_concrete", "no_function", "with_checks",
+    "check_same_dtype", "inspect", "is_concrete", "no_function",
+    "refuse_masked", "with_checks",
 ]  # fmt: skip
 
 _Result = TypeVar("_Result")
@@ -133,11 +134,13 @@ def check_floating(name: str, x: Any) -> jax.Array:
     * Floating arrays keep their dtype; NumPy's float64 becomes float32 while 64-bit mode is off, as JAX does everywhere.
     * Integers and truth values become JAX's default floating dtype, where each is a number of that dtype: up to 2^24 in
       float32, 2^53 in float64. Under ``jit`` they are not looked at.
-    * Everything else is refused: text, categories, complex numbers, and integers that rounding would change.
+    * Everything else is refused: text, categories, complex numbers, half precision, masked arrays with entries missing, and
+      integers that rounding would change.
 
     :raises TypeError: for what is no real number.
     :raises ValueError: for integers that the floating dtype does not hold.
     """
+    refuse_masked(name, x, "Fill them in, array.filled(...), or leave these rows out.")
     if isinstance(x, np.ndarray) and x.dtype.kind in "iu":
         inspect(partial(_refuse_rounded, name), x)  # before JAX would wrap them around
     try:
@@ -158,7 +161,22 @@ def check_floating(name: str, x: Any) -> jax.Array:
         return x.astype(jnp.result_type(float))
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"`{name}` must hold real numbers; got {x.dtype}. Pass real and imaginary parts as columns.")
+    if x.dtype.itemsize < 4:
+        raise TypeError(
+            f"`{name}` is {x.dtype}, of {jnp.finfo(x.dtype).precision} digits, too few for the factors of covariances. Convert it: "
+            f"jnp.asarray({name}, jnp.float32)."
+        )
     return x
+
+
+def refuse_masked(name: str, x: Any, remedy: str) -> None:
+    """
+    :raises TypeError: for a masked array of NumPy with entries missing, which JAX would take for what lies beneath the mask.
+    """
+    if np.ma.is_masked(x):
+        raise TypeError(
+            f"`{name}` is a masked array with {np.ma.count_masked(x)} entries missing, which JAX does not see. {remedy}"
+        )
 
 
 def _refuse_rounded(name: str, x: Any) -> None:

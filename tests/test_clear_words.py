@@ -6,13 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.contrib.control_flow
 import numpyro.distributions as dist
+import optax
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import init, kernels, likelihoods
 
+KEY = jax.random.PRNGKey(0)
 M = ogp.Marginals(jnp.linspace(-1.0, 1.0, 5), jnp.full(5, 0.3), jnp.full(5, 0.1))
 
 
@@ -106,3 +111,107 @@ def test_columns_of_categories_have_no_centres():
 def test_draws_without_a_key(fn):
     with pytest.raises(ValueError, match=r"belong in a model.* no random key.*\.sample\(jax\.random\.PRNGKey\(0\)\)"):
         numpyro.sample("y", fn)
+
+
+X8 = jnp.linspace(0.0, 1.0, 8)[:, None]
+MISSING = np.ma.array(np.sin(6 * np.asarray(X8[:, 0])), mask=np.arange(8) == 3)
+
+
+def regression(X, y=None, make=likelihoods.Gaussian):
+    f = ogp.gp("f", kernels.RBF(0.3), X8[::2])
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", make(f(X), 0.1), obs=y)
+
+
+def svi_of(model, guide=ogp.AutoSparseGP, **options):
+    return SVI(model, guide(model, **options), optax.adam(0.01), TraceMeanField_ELBO())
+
+
+@pytest.mark.filterwarnings("ignore:Found vars in model but not guide")
+@pytest.mark.parametrize("guide", [ogp.AutoSparseGP, AutoNormal])
+@pytest.mark.parametrize("fit", [ogp.fit, ogp.fit_lbfgs])
+def test_a_fit_without_observations(guide, fit):
+    steps = {"num_steps": 3, "progress_bar": False} if fit is ogp.fit else {"num_steps": 3}
+    with pytest.raises(ValueError, match=r"observes nothing.*\(f\.u0.*numpyro\.sample\(\.\.\., obs=y\)"):
+        fit(svi_of(regression, guide), KEY, (X8,), **steps)
+
+
+def test_a_run_without_observations():
+    with pytest.raises(ValueError, match=r"`y` is not observed.*numpyro\.sample\('y', \.\.\., obs=y\)"):
+        svi_of(regression).run(KEY, 3, X8, progress_bar=False)
+    svi = svi_of(regression)  # to begin without is allowed
+    assert np.isfinite(svi.evaluate(svi.init(KEY, X8), X8, X8[:, 0]))
+
+
+def test_observations_by_a_handler_or_a_factor_are_some():
+    y = jnp.sin(6 * X8[:, 0])
+
+    def factors(X):
+        f = ogp.gp("f", kernels.RBF(0.3), X8[::2])
+        numpyro.factor("y", likelihoods.Gaussian(f(X), 0.1).log_prob(y).sum())
+
+    for model in (numpyro.handlers.condition(regression, {"y": y}), factors):
+        assert np.isfinite(ogp.fit(svi_of(model), KEY, (X8,), num_steps=2, progress_bar=False).losses).all()
+
+
+def test_masked_arrays():
+    with pytest.raises(TypeError, match=r"`y` is a masked array with 1 entries missing.*obs_mask=mask"):
+        svi_of(regression).init(KEY, X8, MISSING)
+    with pytest.raises(TypeError, match=r"`obs` is a masked array with 1 entries.*filled\(0\.0\)"):
+        likelihoods.Gaussian(ogp.Marginals(*3 * (jnp.ones(8),)), 0.1).log_prob(MISSING)
+    with pytest.raises(TypeError, match=r"`X` is a masked array with 1 entries missing.*leave these rows out"):
+        svi_of(regression).init(KEY, MISSING[:, None], X8[:, 0])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision(dtype):
+    with pytest.raises(TypeError, match=rf"`X` is {jnp.dtype(dtype)}, of \d digits.*jnp\.asarray\(X, jnp\.float32\)"):
+        svi_of(regression).init(KEY, X8.astype(dtype), X8[:, 0])
+
+
+def tightened(draw):
+    def model(X, y=None):
+        values = draw(ogp.gp("f", kernels.RBF(0.3), X8[::2]), X)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(values, 0.1), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda f, X: jax.vmap(lambda x: f(x[None]).sample()[0])(X),
+        lambda f, X: jax.lax.map(lambda x: f(x[None]).independent().sample()[0], X),
+        lambda f, X: f(X).draw(KEY),
+    ],
+    ids=["vmap", "map", "draw"],
+)
+def test_tightened_draws_that_nothing_is_charged_for(draw):
+    with pytest.raises(ValueError, match=r"not charged for the tightened residual.*Call f\(X\)\.sample\(\)"):
+        svi_of(tightened(draw), residual="tight").init(KEY, X8, X8[:, 0])
+    svi = svi_of(tightened(draw))
+    assert np.isfinite(svi.evaluate(svi.init(KEY, X8, X8[:, 0]), X8, X8[:, 0]))
+
+
+def test_tightened_draws_in_a_loop_of_numpyro_are_charged():
+    """Each step pays for its row, as one call for all rows does."""
+
+    def steps(f, X):
+        def step(carry, x):
+            return carry, f(x[None]).independent().sample()[0]
+
+        return numpyro.contrib.control_flow.scan(step, None, X)[1]
+
+    def charge(draw):
+        model = tightened(draw)
+        svi = svi_of(model, residual="tight")
+        state = svi.init(KEY, X8, X8[:, 0])
+        params = svi.get_params(state) | {"f_residual_scale": jnp.asarray(0.25)}
+        guide = numpyro.handlers.trace(numpyro.handlers.seed(numpyro.handlers.substitute(svi.guide, params), KEY))
+        sites = numpyro.handlers.trace(
+            numpyro.handlers.seed(numpyro.handlers.replay(model, guide.get_trace(X8, X8[:, 0])), KEY)
+        ).get_trace(X8, X8[:, 0])
+        return sum(s["fn"].log_prob(s["value"]).sum() for n, s in sites.items() if "residual_cost" in n)
+
+    assert_allclose(charge(steps), charge(lambda f, X: f(X).independent().sample()), rtol=1e-6)

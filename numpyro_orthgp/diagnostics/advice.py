@@ -6,7 +6,7 @@ of advice is one rule on them, so a user who disagrees with a threshold has the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from numpyro_orthgp.diagnostics.integration import IntegrationError
 from numpyro_orthgp.diagnostics.nearby import Nearby
 from numpyro_orthgp.diagnostics.outputs import OutputFit, advice_on_outputs
 from numpyro_orthgp.diagnostics.scales import ALONE, Scales, advice_on_scales
-from numpyro_orthgp.diagnostics.words import percent
+from numpyro_orthgp.diagnostics.words import listed, percent
 from numpyro_orthgp.training.resolution import REMEDY
 
 __all__ = ["advise"]
@@ -183,13 +183,13 @@ def _on_nuts(nuts: Comparison) -> Iterator[str]:
     points = [name for name, m in nuts.sites.items() if np.all(m.scale_q == 0)]
     if points:
         are = "is a point" if len(points) == 1 else "are points"
-        yield f"{_listed(points)} {are} for this guide, but not for NUTS: hyper=AutoNormal, or another, gives a distribution."
+        yield f"{listed(points)} {are} for this guide, but not for NUTS: hyper=AutoNormal, or another, gives a distribution."
     far = [name for name, m in nuts.sites.items() if (m.shift > FAR).any()]
     narrow = [name for name, m in nuts.sites.items() if (m.ratio < NARROW).any() and name not in points]
     if far:
-        yield f"q and NUTS disagree about where {_listed(far)} lies. Has the fit converged?"
+        yield f"q and NUTS disagree about where {listed(far)} lies. Has the fit converged?"
     if narrow:
-        yield f"q is too narrow in {_listed(narrow)}: hyper=AutoMultivariateNormal follows correlations."
+        yield f"q is too narrow in {listed(narrow)}: hyper=AutoMultivariateNormal follows correlations."
     for name, m in nuts.functions.items():
         ratio = float(np.median(m.ratio))
         if not NARROW < ratio < WIDE or np.median(m.shift) > FAR:
@@ -212,7 +212,3 @@ def _on_weights(
     if tells:
         fine = "k-hat judges q as a whole, and is large for many inducing variables even where means and variances are fine."
         yield " ".join([fine, *tells])
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

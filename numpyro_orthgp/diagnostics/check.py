@@ -20,6 +20,7 @@ from numpyro_orthgp.diagnostics.integration import integration_errors
 from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.nearby import nearby_gains
 from numpyro_orthgp.diagnostics.outputs import outputs_of_fit
+from numpyro_orthgp.diagnostics.plugged import plugged_of
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.report import Report
 from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
@@ -71,6 +72,7 @@ def check(
 
     * columns of the data that their dtype does not resolve, as unix seconds in float32: an offset should be taken off;
     * whether the loss still falls, or was lower before, if ``losses`` are given; whether other ``starts`` end where this one does;
+    * sites that take the mean or the variance of a function as numbers, ``dist.Normal(f(X).mean, s)``: their loss is no bound;
     * sites that are points for the guide and look like random effects;
     * the share of the variance of the outputs that predictions explain, of Gaussian outputs and counts each without its own row;
       Gaussian noise beside the standard deviation of the outputs; whether counts vary more than Poisson's, Gaussian outputs have
@@ -147,6 +149,7 @@ def check(
         None if starts is None else starts_of(losses, starts),
         outputs_of_fit(subject, arrays),
         {name: found for name, (f, X) in scales.items() if (found := scales_of(f, X, arrays)) is not None},
+        plugged_of(subject),
     )
 
 

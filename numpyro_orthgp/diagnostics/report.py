@@ -18,6 +18,7 @@ from numpyro_orthgp.diagnostics.importance import ParetoK
 from numpyro_orthgp.diagnostics.integration import IntegrationError
 from numpyro_orthgp.diagnostics.nearby import GROUP_SIZE, NEIGHBORS, Nearby
 from numpyro_orthgp.diagnostics.outputs import OutputFit
+from numpyro_orthgp.diagnostics.plugged import advice_on_plugged
 from numpyro_orthgp.diagnostics.samples import words_of_sample
 from numpyro_orthgp.diagnostics.scales import Scales
 from numpyro_orthgp.diagnostics.words import percent, table
@@ -47,6 +48,7 @@ class Report:
     :param starts: where fits from other starts end; ``None`` if they were not given.
     :param outputs: what predictions leave of the outputs that were fitted, by name.
     :param scales: inputs as kernels see them, by name of the function; of twenty rows or more and fifty columns or fewer.
+    :param plugged: by name of the site, the gps whose mean or variance it takes as numbers.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -64,12 +66,14 @@ class Report:
     starts: Starts | None = None
     outputs: Mapping[str, OutputFit] = field(default_factory=dict)
     scales: Mapping[str, Scales] = field(default_factory=dict)
+    plugged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def advice(self) -> tuple[str, ...]:
         """What to look after, most urgent first; empty if nothing was found."""
-        own = [*advice_on_points(self.points, self.nuts is not None), *advice_on_starts(self.starts)]
-        return tuple(own) + tuple(
+        points = advice_on_points(self.points, self.nuts is not None)
+        own = (*advice_on_plugged(self.plugged), *points, *advice_on_starts(self.starts))
+        return own + tuple(
             advise(
                 self.functions,
                 self.residual_scales,

@@ -24,6 +24,7 @@ import numpyro.distributions as dist
 
 from numpyro_orthgp.diagnostics.draws import density
 from numpyro_orthgp.diagnostics.layout import Trace, is_marginals
+from numpyro_orthgp.functions.arithmetic import draw_of
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import MAX_JOINT_DRAW
 from numpyro_orthgp.inducing.rows import Rows
@@ -106,4 +107,4 @@ def predictive_draw(fn: Any, rng_key: PRNGKey) -> Array:
 def function_draw(f: GPFunction, X: Rows, rng_key: PRNGKey) -> Array:
     """f(X), as one function up to ``MAX_JOINT_DRAW`` inputs, beyond point by point."""
     m = f(X)
-    return (m if len(X) <= MAX_JOINT_DRAW else m.independent()).draw(rng_key)
+    return draw_of(m if len(X) <= MAX_JOINT_DRAW else m.independent(), rng_key)

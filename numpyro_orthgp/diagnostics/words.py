@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["percent", "table"]
+__all__ = ["listed", "percent", "table"]
 
 
 def percent(share: float) -> str:
@@ -24,3 +24,8 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
         "  " + "  ".join([row[0].ljust(first), *(c.rjust(w) for c, w in zip(row[1:], others, strict=True))])
         for row in rows
     ]
+
+
+def listed(names: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

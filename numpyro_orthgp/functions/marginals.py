@@ -14,8 +14,9 @@ from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_columns, inspect
 from numpyro_orthgp.functions import arithmetic
+from numpyro_orthgp.functions.frozen import constant_if_frozen
 from numpyro_orthgp.functions.runs import DrawInRun
-from numpyro_orthgp.functions.sites import Names, charge, prng_key
+from numpyro_orthgp.functions.sites import Names, charge, prng_key, refuse_uncharged
 from numpyro_orthgp.math.grouped import scale_groups
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.products import PRECISION
@@ -137,7 +138,7 @@ class Marginals:
 
         Nodes have axes of size one in the place of those of enumeration.
         """
-        return self.mean + self._mixed(safe_sqrt(self.latent_variance) * nodes)
+        return constant_if_frozen(self.mean + self._mixed(safe_sqrt(self.latent_variance) * nodes))
 
     def sample(self, rng_key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw the outputs: values of one function at all B inputs, at a cost of B^3.
@@ -175,14 +176,13 @@ class Marginals:
             charge(self.names.fresh(), self.point_cost)
         if self.joint is None and self.names is not None:
             self.names.drawn_by_rows()
-        return self.draw(rng_key, sample_shape)
+        return arithmetic.draw_of(self, rng_key, sample_shape)
 
     def draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
-        """:meth:`sample` with a key only: without a site and without a message."""
-        if self.joint is None:
-            nodes = jax.random.normal(rng_key, sample_shape + self.explained.shape, self.mean.dtype)
-            return self.at(nodes)
-        return self.joint(rng_key, sample_shape)
+        """:meth:`sample` with a key only, without a site; so while a tightened residual is fitted it is refused (ValueError)."""
+        if self.tight and self.names is not None:
+            refuse_uncharged("f(X).draw(rng_key)")
+        return arithmetic.draw_of(self, rng_key, sample_shape)
 
     def independent(self) -> Marginals:
         """The same marginals with draws that are independent between inputs; they are not draws of one function.

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from numpyro_orthgp.functions.frozen import constant_if_frozen
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.groups import covariance_of_groups
 from numpyro_orthgp.functions.projection import residual_variance
@@ -80,7 +81,7 @@ def draw_grouped(f: GPFunction, X: Array, rng_key: PRNGKey, num: int = 1, *, joi
     noise = jax.random.normal(keys[0], (num, *mean.shape), X.dtype)
     v = jnp.ones((), X.dtype) if f.residual_scale is None else f.residual_scale[..., None]
     unit = _correlated(f, flat, A, residual, noise.reshape(*noise.shape[:-1], G, R)) if jointly else noise
-    values = mean + safe_sqrt(v * residual) * unit
+    values = constant_if_frozen(mean + safe_sqrt(v * residual) * unit)
     # Of N(0, r) and N(0, v r) at sqrt(v r) noise; it does not depend on r.
     log_weights = (jnp.log(v) + (1 - v) * noise**2) / 2
     if f.residual_scale is None:

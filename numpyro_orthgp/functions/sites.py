@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ __all__ = [
     "prng_key",
     "refuse_drawn_by_rows",
     "refuse_enumerated",
+    "refuse_uncharged",
     "states_may_differ",
     "told_of_enumeration",
 ]
@@ -44,11 +45,10 @@ def prng_key(*arrays: Any) -> PRNGKey | None:
 
     :param arrays: arrays, or pytrees of them, that differ between steps and rows: inputs.
     """
-    handler = next((h for h in reversed(_PYRO_STACK) if isinstance(h, numpyro.handlers.seed)), None)
-    within = getattr(handler, "_numpyro_orthgp", None)
+    within = _in_loop()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if handler is None or within is None or within.state == get_opaque_trace_state():
+        if within is None:
             return numpyro.prng_key()
         kept = [(h, h.rng_key) for h in _PYRO_STACK if isinstance(h, numpyro.handlers.seed)]
         rng_key = numpyro.prng_key()
@@ -65,6 +65,13 @@ class _Within:
 
     def __init__(self, state: Any) -> None:
         self.state, self.calls = state, 0
+
+
+def _in_loop() -> _Within | None:
+    """What is known of the model's ``seed`` handler, if transformations of JAX were begun since, whose arrays end with them."""
+    handler = next((h for h in reversed(_PYRO_STACK) if isinstance(h, numpyro.handlers.seed)), None)
+    within: _Within | None = getattr(handler, "_numpyro_orthgp", None)
+    return None if within is None or within.state == get_opaque_trace_state() else within
 
 
 def note_where_seeded() -> None:
@@ -136,7 +143,10 @@ def charge(name: str, cost: Array) -> None:
     their size, of several to the one that subsamples, whose scale they have. Where there is none each y sees several rows.
 
     :param cost: shape (B,).
+    :raises ValueError: within a loop of JAX, where the cost of a step could not reach the model's log density.
     """
+    if _in_loop() is not None:
+        refuse_uncharged("A draw within lax.scan, jax.vmap and such")
     plates = [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
     of_rows = [p for p in plates if p.subsample_size == len(cost)]
     whole = not of_rows and any(p.size == len(cost) for p in plates)
@@ -144,6 +154,18 @@ def charge(name: str, cost: Array) -> None:
     fn = Unit(-cost.sum())
     with numpyro.handlers.scale(scale=scale):
         numpyro.sample(name, fn, obs=fn.sample(None), infer={"block_plates": [p.name for p in plates]})
+
+
+def refuse_uncharged(what: str) -> NoReturn:
+    """
+    :param what: what draws a function whose residual is tightened.
+    :raises ValueError: always.
+    """
+    raise ValueError(
+        f"{what} is not charged for the tightened residual of this gp, so the loss would be no bound. Call f(X).sample() at all "
+        "inputs at once, outside of loops, or within numpyro.contrib.control_flow.scan; or leave the residual as it is: "
+        'residual={"another gp": "tight"}.'
+    )
 
 
 def refuse_drawn_by_rows(what: str) -> None:

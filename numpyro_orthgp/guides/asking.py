@@ -70,7 +70,7 @@ class Answers:
             return belief._replace(asked=inputs or belief.analytic)
         if site is not None:
             q = self._flat.get(name, self._gaussian(name, site.shape))
-            return None if q is None else Belief(q, None, asked=True)
+            return None if q is None else Belief(q, None, analytic=False, asked=True)
         if inputs and input_site_of(msg) is not None:
             q = self._gaussian(name, msg["fn"].shape())
             if isinstance(q, Diagonal):

@@ -31,7 +31,7 @@ from numpyro_orthgp.guides.declare import (
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.hyper import PointsAndEffects, started_at_medians
 from numpyro_orthgp.guides.looking import look, start_apart
-from numpyro_orthgp.guides.missing import refuse_enumerated_output, sample_missing
+from numpyro_orthgp.guides.missing import refuse_unobserved, sample_missing
 from numpyro_orthgp.guides.summaries import Summaries
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
 from numpyro_orthgp.primitives.messages import InputSite, Site, input_site_of, is_enumerated, site_of
@@ -223,7 +223,7 @@ class AutoSparseGP(Summaries):
                 continue
             if is_enumerated(message):
                 continue
-            refuse_enumerated_output(name, message)
+            refuse_unobserved(name, message, messages)
             if inputs is not None:
                 self._inputs[name] = inputs
                 self._note_plates(name, message)

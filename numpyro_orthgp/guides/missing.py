@@ -11,18 +11,20 @@ densities change; it is latent then (``diagnostics/replay.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax
 import numpyro
 from numpyro import handlers
+from numpyro.infer import SVI
 from numpyro.primitives import Messenger
 
 from numpyro_orthgp.guides.handlers import OutputsByRow, hidden_by_mask
 from numpyro_orthgp.likelihoods.base import is_expected
+from numpyro_orthgp.primitives.messages import is_calling
 
-__all__ = ["refuse_enumerated_output", "sample_missing"]
+__all__ = ["refuse_unobserved", "sample_missing"]
 
 
 class _Beside(Messenger):
@@ -54,12 +56,21 @@ def sample_missing(model: Callable[..., Any], emitted: dict[str, Any], args: Any
                 numpyro.sample(name, message["fn"])
 
 
-def refuse_enumerated_output(name: str, message: dict[str, Any]) -> None:
+def refuse_unobserved(name: str, message: dict[str, Any], messages: Container[str]) -> None:
+    """Refuse an output that nobody observed where its values would be summed over, or ``SVI.run`` fits it.
+
+    :param messages: of all sites, by their names.
+    :raises ValueError: for such an output.
     """
-    :raises ValueError: for an output that nobody observed and that is to be enumerated.
-    """
-    if not message["is_observed"] and is_expected(message["fn"]) and message["infer"].get("enumerate") == "parallel":
+    if not is_expected(message["fn"]):
+        return
+    if message["infer"].get("enumerate") == "parallel":
         raise ValueError(
             f"`{name}` is an output of a likelihood of numpyro_orthgp that nobody observed: its log density is an expectation, and "
             'there are no values to enumerate. Leave infer={"enumerate": "parallel"} out, or the rows without outputs.'
+        )
+    if not hidden_by_mask(name, messages) and is_calling(SVI, "run"):
+        raise ValueError(
+            f"`{name}` is not observed, so there is nothing to fit. Pass the observations, svi.run(rng_key, num_steps, X, y), and "
+            f"hand them on in the model: numpyro.sample({name!r}, ..., obs=y)."
         )

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
-from numpyro_orthgp.errors import check_key, inspect
+from numpyro_orthgp.errors import check_key, inspect, refuse_masked
+from numpyro_orthgp.functions.arithmetic import draw_of
 from numpyro_orthgp.functions.expected import AveragedMarginals
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import enumerating, prng_key
@@ -32,7 +33,7 @@ from numpyro_orthgp.likelihoods.integrators import (
     log_expectation,
 )
 from numpyro_orthgp.likelihoods.masks import ToldOfMasks, refuse_groups
-from numpyro_orthgp.likelihoods.wrapped import check_observed, is_expected, log_predictive, refuse_outside, unwrap
+from numpyro_orthgp.likelihoods.wrapped import MASK, check_observed, is_expected, log_predictive, refuse_outside, unwrap
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
 from numpyro_orthgp.math.ranks import broadcasting
@@ -201,7 +202,7 @@ class ExpectedLikelihood(ToldOfMasks):
         key = check_key(key, "likelihoods")
         self._check_not_stacked()
         f_key, y_key = jax.random.split(key)
-        f = self.marginals.draw(f_key, sample_shape)
+        f = draw_of(self.marginals, f_key, sample_shape)
         y = self.conditional(f).sample(y_key)
         # NumPyro draws in the default dtype, whatever that of the parameters.
         return self._rounded(y, f.dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y
@@ -302,6 +303,7 @@ class ExpectedLikelihood(ToldOfMasks):
 
     def _checked(self, value: ArrayLike) -> Array:
         self._check_not_stacked()
+        refuse_masked("obs", value, MASK)
         y = jnp.asarray(value)
         self.check(y)
         return y

@@ -9,9 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
+from numpyro_orthgp.errors import refuse_masked
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["check_observed", "is_expected", "log_predictive", "refuse_outside", "unwrap"]
+# What to do about masked arrays.
+MASK = (
+    "Pass y.filled(0.0) and say which are there: numpyro.sample(..., obs=y, obs_mask=mask), or numpyro.handlers.mask."
+)
+
+__all__ = ["MASK", "check_observed", "is_expected", "log_predictive", "refuse_outside", "unwrap"]
 
 
 def is_expected(fn: Any) -> bool:
@@ -52,6 +58,7 @@ def check_observed(name: str, fn: Any, value: Any) -> None:
     """:meth:`~numpyro_orthgp.likelihoods.ExpectedLikelihood.check` for an observed site, whatever wraps its likelihood."""
     likelihood, mask = unwrap(fn)
     if is_expected(likelihood) and hasattr(likelihood, "check"):
+        refuse_masked(name, value, MASK)
         likelihood.check(jnp.asarray(value), name, mask)
 
 

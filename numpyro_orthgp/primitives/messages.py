@@ -15,7 +15,7 @@ the objective. So while tracing, ``gp`` looks up the Python stack for a ``RenyiE
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from numpyro_orthgp.types import Array
 
 __all__ = [
     "MESSAGE", "Belief", "InputBelief", "InputSite", "Site", "announce", "belief_of", "collected_functions", "inducing_site",
-    "input_site_of", "is_enumerated", "is_integrated", "known", "sample_and_read", "site_of",
+    "input_site_of", "is_calling", "is_enumerated", "is_integrated", "known", "sample_and_read", "site_of",
 ]  # fmt: skip
 
 # The key of `infer`.
@@ -220,7 +220,7 @@ def _refuse_importance_weights(name: str) -> None:
     # With the Gaussian integrated out, the weight p(u)/q(u) of a particle would average to one inside the logarithm and the
     # "bound" would lose its divergence. Neither model nor guide is told the objective, so look who is calling; this runs
     # while tracing only.
-    if _is_calling(lambda owner: issubclass(owner, RenyiELBO)):
+    if is_calling(RenyiELBO):
         raise ValueError(
             f"RenyiELBO weighs particles by importance and must see values, but the guide of `{name}` hands over its Gaussian: "
             "the result would not be a bound. Use AutoSparseGP(model, analytic=False) or gp_posterior(..., analytic=False)."
@@ -233,7 +233,7 @@ def _refuse_stein_mixtures() -> None:
     :raises ValueError: if one is what calls the guide.
     """
     # Up to NumPyro 0.22 it takes parameters through their constraints twice where it scores the mixture of its guides.
-    if _is_calling(lambda owner: owner.__name__ == "SteinVI"):
+    if is_calling("SteinVI"):
         raise ValueError(
             "SteinVI cannot be right with guides of numpyro_orthgp: NumPyro takes the parameters of a guide through their "
             "constraints twice where it scores the mixture, so the covariances there are not those that were drawn from. Use "
@@ -241,13 +241,19 @@ def _refuse_stein_mixtures() -> None:
         )
 
 
-def _is_calling(matches: Callable[[type], bool]) -> bool:
-    """Whether a method of a class that ``matches`` is among the callers."""
+def is_calling(owner: type | str, method: str = "") -> bool:
+    """Whether a method of a class, or of one derived from it, is among the callers.
+
+    :param owner: the class, or its name where it may not be there.
+    :param method: the name of the method; any by default.
+    """
     # By the names of the methods, not by their variables: to look at those keeps a copy of them, tracers and all.
     frame: Any = sys._getframe(1)
     while frame is not None:
-        owner = frame.f_globals.get(frame.f_code.co_qualname.partition(".")[0])
-        if isinstance(owner, type) and matches(owner):
-            return True
+        name, _, of_class = frame.f_code.co_qualname.partition(".")
+        found = frame.f_globals.get(name)
+        if isinstance(found, type) and of_class.startswith(method):
+            if found.__name__ == owner if isinstance(owner, str) else issubclass(found, owner):
+                return True
         frame = frame.f_back
     return False

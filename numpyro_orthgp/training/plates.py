@@ -1,7 +1,7 @@
 """What plates know of the rows of a batch, which ``fit`` picks and not they.
 
 ``fit`` gives them the numbers of the batch by a handler around ``svi.update``, which costs no random key. The same handler sees
-observations that nothing scales up from a batch, and warns.
+observations that nothing scales up from a batch, and warns; and refuses a model that observes nothing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,28 @@ class PlatesOfBatch(Messenger):
         super().__init__(None)
         self.rows, self.size, self.num_rows, self.stands_for = rows, size, num_rows, stands_for
         self.sizes: dict[str, tuple[int, int | None]] = {}  # of all plates so far, and how many rows each picks
+        self.latents: list[str] = []
+        self.observes = False
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        """
+        :raises ValueError: if latent sites were seen, and nothing that is observed.
+        """
+        super().__exit__(exc_type, exc_value, traceback)
+        # An objective of NumPyro's looks up what the guide draws, and finds no output there.
+        is_drawn = exc_type is None or (exc_type is KeyError and exc_value.args[0] in self.latents)
+        if is_drawn and self.latents and not self.observes:
+            raise ValueError(
+                f"The model observes nothing, so the fit would end at the prior: none of its sites ({', '.join(self.latents[:5])}) "
+                "has `obs`. Pass the observations, fit(svi, rng_key, (X, y), ...), and hand them on: numpyro.sample(..., obs=y)."
+            )
 
     def process_message(self, msg: dict[str, Any]) -> None:
         size = self.size
+        if msg["type"] == "sample":
+            self.observes |= msg["is_observed"]
+            if not msg["is_observed"] and msg["name"] not in self.latents:
+                self.latents.append(msg["name"])
         if msg["type"] == "plate":
             self.sizes[msg["name"]] = msg["args"]
             if msg["args"] == (self.stands_for, size) and msg["value"] is None:

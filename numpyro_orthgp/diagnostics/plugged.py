@@ -1,0 +1,136 @@
+r"""Sites that take moments of f as numbers: ``dist.Normal(f(X).mean, s)``.
+
+A bound averages the log density of a site over q(f): by a likelihood of this package, or over draws. The density at the mean of f
+is neither: the loss may lie below the negative log evidence. The site does not see how much f varies, so the data do not narrow q.
+
+**How they are found.** The model runs once more while q of each function is moved, and draws stay constant
+(``functions/frozen.py``). What still has a derivative with respect to the move takes moments as numbers. The marginals that a
+likelihood of this package integrates may move with the functions that they are made of, and with no other.
+
+**What is not found.** ``numpyro.factor`` may hold an expectation, which is right, or a density at a mean, which is not: its number
+does not tell. Marginals that draw row by row do not tell what they are made of, so what was added to them is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.primitives import Messenger
+
+from numpyro_orthgp.diagnostics.draws import density
+from numpyro_orthgp.diagnostics.layout import Trace, is_marginals
+from numpyro_orthgp.diagnostics.subject import Subject
+from numpyro_orthgp.diagnostics.words import listed
+from numpyro_orthgp.functions.draws import drawn_functions
+from numpyro_orthgp.functions.frozen import frozen
+from numpyro_orthgp.likelihoods.base import is_expected, unwrap
+from numpyro_orthgp.likelihoods.mixture import Mixture
+from numpyro_orthgp.primitives.messages import MESSAGE, belief_of, site_of
+from numpyro_orthgp.types import Array
+
+__all__ = ["advice_on_plugged", "plugged_of"]
+
+
+class _Number(NamedTuple):
+    """
+    :param site: the site that takes it.
+    :param own: the gps whose marginals it is part of, by which it may move.
+    :param value: a sum of all entries, each with a weight of its own, so that none cancel.
+    """
+
+    site: str
+    own: frozenset[str]
+    value: Array
+
+
+def plugged_of(subject: Subject) -> dict[str, tuple[str, ...]]:
+    """By name of the site, the gps whose moments it takes as numbers; of gps that the fit integrates over."""
+    gps: list[str] = []
+    subject.measure(lambda sites, functions: gps.extend(functions))
+    if not gps:
+        return {}
+    looked_at: list[_Number] = []
+
+    def numbers(steps: Array) -> list[Array]:
+        moved = replace(subject, model=_Moved(subject.model, dict(zip(gps, steps, strict=True))))
+
+        def look(sites: Trace, functions: Any) -> list[Array]:
+            looked_at[:] = _numbers_of(sites)
+            return [number.value for number in looked_at]
+
+        with frozen():
+            return moved.measure(look)
+
+    # Not at the fit itself: where means are zero, products of them have no derivative.
+    slopes = np.asarray(jax.jit(jax.jacrev(numbers))(jnp.full(len(gps), 0.5)))
+    found: dict[str, list[str]] = {}
+    for number, slope in zip(looked_at, slopes, strict=True):
+        moves = [gp for gp, s in zip(gps, slope, strict=True) if s != 0 and gp not in number.own]
+        if moves:
+            found.setdefault(number.site, []).extend(moves)
+    return {site: tuple(gp for gp in gps if gp in moves) for site, moves in found.items()}
+
+
+def advice_on_plugged(plugged: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Sentences."""
+    for site, gps in plugged.items():
+        yield (
+            f"{site} takes moments of {listed(gps)} as numbers (f(X).mean or f(X).variance), so the loss is no bound on the "
+            "evidence, and the data do not narrow q. Give the site a likelihood of numpyro_orthgp: likelihoods.Gaussian(f(X), s), "
+            "or HeteroskedasticGaussian(stack([f(X), g(X)])) where noise varies. Or draw f: f(X).sample()."
+        )
+
+
+class _Moved(Messenger):
+    """A model whose functions have other q's, as a fit would integrate over them.
+
+    :param steps: by name of the gp, how far its q has moved.
+    """
+
+    def __init__(self, fn: Callable[..., Any], steps: Mapping[str, Array]) -> None:
+        super().__init__(fn)
+        self.steps = steps
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        belief = belief_of(msg) if msg["type"] == "sample" else None
+        step = self.steps.get(msg["name"].rpartition(".u")[0])
+        if belief is not None and belief.analytic and step is not None:
+            q = jax.tree.map(lambda leaf: leaf + (step * _weights(leaf)).astype(leaf.dtype), belief.q)
+            msg["infer"] = msg["infer"] | {MESSAGE: belief._replace(q=q)}
+
+
+def _numbers_of(sites: Trace) -> Iterator[_Number]:
+    for name, site in sites.items():
+        if site["type"] != "sample" or isinstance(site["fn"], dist.Unit) or site_of(site) is not None:
+            continue
+        if is_expected(site["fn"]):
+            yield from _of_likelihood(name, site)
+        else:
+            yield _Number(name, frozenset(), _summed(density(site)))
+
+
+def _of_likelihood(name: str, site: Mapping[str, Any]) -> Iterator[_Number]:
+    fn, mask = unwrap(site["fn"])
+    if isinstance(fn, Mixture):  # whose weights are those of draws
+        fn = fn.components
+    for leaf in jax.tree.leaves((fn, mask, site["value"] if site["is_observed"] else None), is_leaf=is_marginals):
+        if not is_marginals(leaf):
+            if jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                yield _Number(name, frozenset(), _summed(leaf))
+        elif own := frozenset(f.names.prefix for f, _ in drawn_functions(leaf.joint) if f.names is not None):
+            yield _Number(name, own, _summed(leaf.mean) + _summed(leaf.variance))
+
+
+def _summed(values: Any) -> Array:
+    values = jnp.asarray(values)
+    return jnp.sum(values * _weights(values))
+
+
+def _weights(values: Array) -> Array:
+    return jax.random.uniform(jax.random.PRNGKey(0), values.shape, jnp.result_type(float), 0.5, 1.5)

@@ -1,0 +1,158 @@
+"""Sites that take the mean or the variance of a function as numbers: `check` names them, and no others."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
+from numpyro_orthgp.diagnostics.plugged import plugged_of
+from numpyro_orthgp.diagnostics.replay import look
+from numpyro_orthgp.diagnostics.subject import Subject
+
+KEY = random.PRNGKey(0)
+X = jnp.linspace(0.0, 1.0, 12)[:, None]
+Z = jnp.linspace(0.0, 1.0, 4)[:, None]
+Y = jnp.sin(6 * X[:, 0])
+
+
+def model_of(observe):
+    def model(X, y=None):
+        f, g = ogp.gp("f", kernels.RBF(0.3), [Z, Z + 0.1]), ogp.gp("g", kernels.RBF(0.5), Z)
+        observe(f, g, X, y)
+
+    return model
+
+
+def sees(fn, y):
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", fn, obs=y)
+
+
+def plugged(observe, guide=ogp.AutoSparseGP, **options):
+    model = model_of(observe)
+    guide = guide(model, **options)
+    svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    params, arguments = svi.get_params(svi.init(KEY, X, Y)), Arguments((X, Y), {})
+    layout = look(model, arguments, GuideDraws(guide, params, arguments, KEY), fitted=True, whole=False)
+    return plugged_of(Subject(model, guide, params, arguments, layout, KEY))
+
+
+def of_closure(f, scale):
+    return likelihoods.Likelihood(f, lambda values: dist.Normal(values, scale))
+
+
+def averages(f, X):
+    return f(X).sample().reshape(-1, 2).mean(1)
+
+
+PLUGGED = {
+    "mean": (lambda f, g, X, y: sees(dist.Normal(f(X).mean, 0.1), y), {"y": ("f",)}),
+    "variance": (
+        lambda f, g, X, y: sees(dist.Normal(f(X).sample(), jnp.sqrt(g(X).variance + 0.1)), y),
+        {"y": ("g",)},
+    ),
+    "noise of ours": (
+        lambda f, g, X, y: sees(likelihoods.Gaussian(f(X), jnp.exp(g(X).mean)), y),
+        {"y": ("g",)},
+    ),
+    "an offset of ours": (lambda f, g, X, y: sees(likelihoods.Gaussian(f(X) + g(X).mean, 0.1), y), {"y": ("g",)}),
+    "in the function of a likelihood": (
+        lambda f, g, X, y: sees(of_closure(f(X), jnp.exp(g(X).mean)), y),
+        {"y": ("g",)},
+    ),
+    "what is observed": (lambda f, g, X, y: sees(likelihoods.Gaussian(g(X), 0.1), y - f(X).mean), {"y": ("f",)}),
+    "inputs of another function": (
+        lambda f, g, X, y: sees(likelihoods.Gaussian(g(f(X).mean[:, None]), 0.1), y),
+        {"y": ("f",)},
+    ),
+    "both, after a product": (
+        lambda f, g, X, y: sees(dist.Normal(f(X).mean * g(X).mean, 0.1), y),
+        {"y": ("f", "g")},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PLUGGED)
+def test_moments_as_numbers_are_named(kind):
+    observe, expected = PLUGGED[kind]
+    assert plugged(observe) == expected
+
+
+def factor_of_expectation(f, g, X, y):
+    numpyro.factor("known", likelihoods.Gaussian(f(X), 0.1).log_prob(jnp.sin(6 * X[:, 0])).sum())
+    sees(likelihoods.Gaussian(g(X), 0.1), y)
+
+
+def with_a_latent_site(f, g, X, y):
+    w = numpyro.sample("w", dist.Normal(f(X[:1]).sample()[0], 1.0))
+    numpyro.deterministic("curve", f(X).mean)
+    sees(likelihoods.Gaussian(g(X) + w, 0.1), y)
+
+
+def of_pairs(f, g, X, y):
+    numpyro.sample("y", dist.Normal(averages(f, X), 0.1).to_event(1), obs=Y[:6])
+
+
+RIGHT = {
+    "likelihoods": lambda f, g, X, y: sees(likelihoods.HeteroskedasticGaussian(ogp.stack([f(X), g(X)])), y),
+    "draws": lambda f, g, X, y: sees(dist.Normal(f(X).sample() + g(X).independent().sample(), 0.1), y),
+    "draws by nodes": lambda f, g, X, y: sees(
+        dist.Normal(f(X).at(numpyro.sample("e", dist.Normal(0, 1).expand([12]))), 0.1), y
+    ),
+    "averages": of_pairs,
+    "a layer": lambda f, g, X, y: sees(likelihoods.Gaussian(g(f(X).independent().sample()[:, None]), 0.1), y),
+    "a factor": factor_of_expectation,
+    "latent and deterministic sites": with_a_latent_site,
+    "joint": lambda f, g, X, y: sees(likelihoods.Gaussian(g(X) + numpyro.sample("h", f.joint(X)), 0.1), y),
+}
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_what_is_right_is_not(kind):
+    assert plugged(RIGHT[kind]) == {}
+
+
+def test_of_values_the_mean_is_one_too():
+    """Of a guide that draws inducing variables the mean given these is no moment of q, but a draw."""
+    observe = PLUGGED["mean"][0]
+    assert plugged(observe, analytic=False) == {}
+    assert plugged(observe, AutoNormal) == {}
+
+
+def test_tightened_and_masked():
+    def observe(f, g, X, y):
+        with numpyro.handlers.mask(mask=jnp.arange(len(X)) > 3):
+            sees(likelihoods.StudentT(f(X) * 2.0, 4.0, 0.3), y)
+
+    assert plugged(observe, residual="tight") == {}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_the_loss_of_the_mean_is_above_the_evidence(dtype):
+    """Why it is said: the objective is the largest joint density of y and the mean, which may exceed log p(y)."""
+    x, y = X.astype(dtype), Y.astype(dtype)
+    k, s = kernels.RBF(dtype(0.3)), 0.3
+
+    def model(x, y):
+        f = ogp.gp("f", k, x[::2])
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal(f(x).mean, s), obs=y)
+
+    guide = ogp.AutoSparseGP(model, covariance="diagonal")
+    fit = ogp.fit(
+        SVI(model, guide, optax.adam(0.05), TraceMeanField_ELBO()), KEY, (x, y), num_steps=800, progress_bar=False
+    )
+    cov = k(x, x) + s**2 * jnp.eye(len(x), dtype=dtype)
+    evidence = dist.MultivariateNormal(jnp.zeros(len(x), dtype), cov).log_prob(y)
+    assert -fit.losses[-1] > evidence + 1.0
+    report = ogp.check(model, guide, fit.params, x, y, num_samples=25)
+    assert report.plugged == {"y": ("f",)} and "y takes moments of f as numbers" in report.advice[0]
