@@ -59,7 +59,7 @@ gallery: $(READY)  ## run the examples and keep their tables and pictures for th
 notebooks: $(READY_DOCS)  ## execute the examples as notebooks, which the site offers; a cell that raises ends it (NOTEBOOKS="counts deep": only these)
 	$(PY) docs/notebooks.py $(NOTEBOOKS)
 
-test: $(READY_TEST)  ## the tests, without the slow ones (PYTEST="-k likelihood" etc.)
+test: $(READY_TEST)  ## the tests, without slow ones and those of tests/long.txt (PYTEST="-k likelihood" etc.)
 	$(CACHED) $(QUICKLY) $(PY) -m pytest -q $(WORKING) $(PYTEST)
 
 quick: $(READY_TEST)  ## tests that answer within a minute: bounds beside other libraries' values, derivatives, errors, rooms

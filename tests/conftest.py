@@ -25,10 +25,17 @@ def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
 
 
+LONG = frozenset((Path(__file__).parent / "long.txt").read_text().splitlines())
+
+
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--slow"):
         return
     skip = pytest.mark.skip(reason="slow: run with --slow")
+    long = [item for item in items if f"{item.path.name}::{item.name}" in LONG]
+    config.hook.pytest_deselected(items=long)
+    left = set(map(id, long))
+    items[:] = [item for item in items if id(item) not in left]
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,17 @@ def test_global_settings_are_left_alone():
     for _, path in modules():
         text = path.read_text()
         assert "config.update" not in text and "environ" not in text, path.name
+
+
+def test_tests_that_are_left_to_make_slow_exist():
+    """Those of `tests/long.txt`; renewed by `python -m tests.long`."""
+    folder = Path(__file__).parent
+    for file, tests in itertools.groupby(
+        (folder / "long.txt").read_text().splitlines(), lambda n: n.partition("::")[0]
+    ):
+        text = (folder / file).read_text()
+        for name in tests:
+            assert f"def {name.partition('::')[2].partition('[')[0]}(" in text, name
 
 
 def test_what_is_slow_to_import_waits_until_it_is_used():

@@ -1,0 +1,44 @@
+"""``python -m tests.long junit.xml``: writes the list of tests that ``make test`` leaves to ``make slow``, ``tests/long.txt``.
+
+``make slow PYTEST=--junitxml=junit.xml`` measures. Of each file all tests stay that take less than a second. Of the others the
+cheapest stay, until the file has taken fifteen: first one case of each test, then more cases. So every file has some, and what is
+left out is a further case of a test, or a long way through the whole library.
+"""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from pathlib import Path
+
+LIST = Path(__file__).parent / "long.txt"
+CHEAP, OF_A_FILE = 1.0, 15.0  # seconds
+
+
+def measured(path: str) -> dict[str, dict[str, list[tuple[float, str]]]]:
+    """Seconds and name of each case, by file and test."""
+    files: dict[str, dict[str, list[tuple[float, str]]]] = defaultdict(lambda: defaultdict(list))
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        if case.find("skipped") is None:
+            name = case.get("name", "")
+            file = case.get("classname", "").split(".")[-1]
+            files[file][name.partition("[")[0]].append((float(case.get("time", 0)), name))
+    return files
+
+
+def long_of(file: str, tests: dict[str, list[tuple[float, str]]]) -> list[str]:
+    first = sorted(min(cases) for cases in tests.values())
+    further = sorted(case for cases in tests.values() for case in sorted(cases)[1:])
+    total, left = 0.0, []
+    for i, (seconds, name) in enumerate(first + further):
+        if i == 0 or seconds <= CHEAP or total + seconds <= OF_A_FILE:
+            total += seconds
+        else:
+            left.append(f"{file}.py::{name}")
+    return left
+
+
+if __name__ == "__main__":
+    names = [name for file, tests in measured(sys.argv[1]).items() for name in long_of(file, tests)]
+    LIST.write_text("".join(f"{name}\n" for name in sorted(names)))
