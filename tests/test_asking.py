@@ -149,7 +149,7 @@ def test_check_names_sets_that_are_drawn():
     assert f.drawn == (0,)
     report = ogp.check(model, student, {}, X, Y, num_samples=30)
     assert np.isnan(report.functions["f"].sets[0].divergence) and "nan" not in str(report)
-    assert "f.u0: no Gaussian, but one draw of the guide" in str(report)
+    assert "f.u0: the guide gives one draw, not a Gaussian" in str(report)
     assert not any("does nothing" in line for line in report.advice)
     plain = str(ogp.check(model, normal, moved(normal), X, Y, num_samples=30))
     assert "no Gaussian" not in plain

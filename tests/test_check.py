@@ -76,7 +76,7 @@ def test_repeated_points_are_counted(sets, dtype):
     first, second = report.functions["f"].sets
     assert (first.repeats, second.repeats) == (0, 2)
     np.testing.assert_allclose(second.jitter, {np.float32: 1e-6, np.float64: 1e-10}[dtype], rtol=1e-5)
-    assert "2 of 3 points of f.u1 say nothing" in str(report)
+    assert "2 of 3 points of f.u1 are redundant" in str(report)
 
 
 def test_rescue_is_what_the_factor_took():
@@ -86,7 +86,7 @@ def test_rescue_is_what_the_factor_took():
     X, y, Z = (jnp.asarray(a, jnp.float32) for a in (X, y, Z))
     report = checked(X, y, [Z], [problems.random_q(rng, 12)], jitter=0.0)
     found = report.functions["f"].sets[0].rescue
-    assert found > 0 and "f.u0 took extra jitter" in report.advice[0] and f"0e+00 + {found:.0e}" in str(report)
+    assert found > 0 and "f.u0 needed extra jitter" in report.advice[0] and f"0e+00 + {found:.0e}" in str(report)
     C = 1.3 * kernels.Matern52(jnp.full(2, 0.9, jnp.float32))(Z, Z)
     L = np.linalg.inv(np.asarray(inverse_cholesky(C, jnp.float32(1.3)), float))
     np.testing.assert_allclose(np.diag(L @ L.T - np.asarray(C, float)), 1.3 * found, atol=0.5 * 1.3 * found)
@@ -174,7 +174,7 @@ def test_what_cannot_be_seen_is_said():
     params = {"f.u0_loc": jnp.zeros(2), "f.u0_scale_tril": jnp.eye(2)}
     report = ogp.check(hidden, ogp.AutoSparseGP(hidden), params, X, jnp.arange(6), X[:2], num_samples=25)
     assert report.functions["f"].residual is None and np.isnan(report.functions["f"].sets[0].explained)
-    assert "inputs: not known" in str(report)
+    assert "inputs: unknown" in str(report)
 
 
 def regression(X, y, Z):
@@ -219,7 +219,7 @@ def test_collapsed_regression():
     assert report.khat.num_samples == 100
     assert "predict them from y, CollapsedGP(...).posterior(y)(X_test)" in str(report)
     assert "held_out=" not in str(report)
-    with pytest.raises(ValueError, match=r"Those of `y`, a CollapsedGP, are not.*posterior\(y\)\(X_test\)"):
+    with pytest.raises(ValueError, match=r"outputs of `y`, a CollapsedGP, are not.*posterior\(y\)\(X_test\)"):
         ogp.check(model, guide, params, X, jnp.sin(3 * X[:, 0]), X[::3], held_out=(X, jnp.sin(3 * X[:, 0])))
 
 
@@ -237,7 +237,7 @@ def test_residual_scales(sets):
     report = checked(X, np.round(np.exp(y)), Zs, qs, **counts)
     assert report.residual_scales == {"f": pytest.approx(0.3)}
     assert "v of the tightened bound, f: 0.3" in str(report)
-    assert any("wants less residual" in line for line in report.advice)
+    assert any("prefers less residual" in line for line in report.advice)
 
 
 def log_gaussian(m):
@@ -373,7 +373,7 @@ def test_intervals_of_a_wrong_noise_are_found_out(scale, said):
         expected = 2 * stats.norm.cdf(z) - 1
         error = np.sqrt(expected * (1 - expected) / 300)
         assert abs(calibration.coverage(level) - expected) < 4 * error + 0.03
-    said_so = [line for line in report.advice if line.startswith("Intervals of y")]
+    said_so = [line for line in report.advice if line.startswith("Predictive intervals of y")]
     assert [said in line for line in said_so] == ([True] if said else [])
 
 
@@ -605,7 +605,7 @@ def test_convergence():
 
 def test_losses_are_looked_at(sets):
     report = checked(*sets, losses=500 - 0.1 * np.arange(1000))
-    assert report.advice[0].startswith("The loss still falls") and "loss: fell by 10 nats" in str(report)
+    assert report.advice[0].startswith("The loss is still falling") and "loss: fell by 10 nats" in str(report)
     report = checked(*sets, losses=np.append(np.ones(95), np.full(5, np.nan)))
     assert report.advice[0].startswith("The loss is not finite")
 
@@ -715,11 +715,12 @@ def test_hyperparameters_beside_nuts():
 
 
 def test_the_page_of_a_good_fit(sets):
-    """All that was found is on it, and nothing is to be done but what was not looked at."""
+    """All that was found is on it, and the advice names only what was not checked."""
     X, y, Zs, qs = best()
     report = checked(X, y, Zs, qs, num_samples=1000, losses=np.zeros(100), held_out=(jnp.asarray(X), jnp.asarray(y)))
     page = str(report)
-    for part in ("f.u0", "left in the residual at 12 inputs", "k-hat = ", "held out, 12 of y", "95 %", "NUTS: not run"):
+    share = "unexplained share of the prior variance at 12 inputs"
+    for part in ("f.u0", share, "k-hat = ", "held out, 12 of y", "95 %", "NUTS: not run"):
         assert part in page, part
     assert max(map(len, page.splitlines())) <= 132
 

@@ -356,7 +356,7 @@ def one_function(X, y):
 @pytest.mark.parametrize("model", [two_columns, one_function])
 @pytest.mark.parametrize("limit", [8192, 3])
 def test_all_outputs_of_a_draw_belong_to_the_same_function(rng, model, limit, monkeypatch):
-    for module in (sites, ogp.functions.marginals):
+    for module in (sites, ogp.functions.draws):
         monkeypatch.setattr(module, "MAX_JOINT_DRAW", limit)
     X = jnp.asarray(rng.uniform(-2, 2, (8, 1)))
     params = {
@@ -401,7 +401,7 @@ def test_a_function_at_other_inputs(rng):
 
 def test_beyond_the_limit_of_joint_draws(rng, monkeypatch):
     """More inputs than one joint draw may have: point by point, f and y still belonging together."""
-    for module in (sites, ogp.functions.marginals):
+    for module in (sites, ogp.functions.draws):
         monkeypatch.setattr(module, "MAX_JOINT_DRAW", 3)
     X, y = (jnp.asarray(a) for a in problems.data(rng, N=4))
     Zs = problems.sets(rng, [2])

@@ -130,10 +130,10 @@ def test_check_names_effects_that_are_points():
     }  # fmt: skip
     advice = "\n".join(report.advice)
     assert (
-        "The 6 random effects effect are points for this guide, so the scale that shrinks them is too large, or zero"
+        "The 6 random effects effect are point estimates in this guide, so their scale is estimated too large, or zero"
         in advice
     )
-    assert "fixed is a vector of 6 points. If these are random effects" in advice and "nuts=200" in advice
+    assert "fixed is a vector of 6 point estimates. If they are random effects" in advice and "nuts=200" in advice
     _, result = fitted(many)
     assert [p.name for p in result.check(num_samples=25).points] == ["fixed"]
     _, result = fitted(many, AutoNormal)
@@ -146,7 +146,7 @@ def test_losses_of_other_starts():
 
     same, lower, higher = (starts_of(losses(20.0), [losses(20.0), losses(end)]) for end in (20.3, 15.0, 24.0))
     assert not same.differ and list(advice_on_starts(same)) == []
-    assert [*advice_on_starts(lower)] == ["Another start ends 5 nats lower (15): take that fit."]
+    assert [*advice_on_starts(lower)] == ["Another start ends 5 nats lower (15): use that fit."]
     assert "up to 4 nats higher: there are several optima" in next(advice_on_starts(higher))
     assert not starts_of(losses(20.0, 10.0), [losses(22.0, 10.0)]).differ  # noise says nothing
     assert "ends at a loss of 20, others at 20, 15" in str(lower)

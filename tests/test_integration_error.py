@@ -228,9 +228,13 @@ def test_check_says_what_nodes_miss():
     assert found["kinked"].num_points == 20 and found["kinked"].error.shape == (10,)
     assert found["smooth"].error.shape == (15,) and found["smooth"].most < 1e-4
     assert found["steps"].error.shape == (24,) and found["steps"].size > 0.01
-    assert f"integral of kinked, by 20 nodes: {missed:+.1g} nats per point" in str(report)
+    assert f"quadrature error of kinked, 20 nodes: {missed:+.1g} nats per point" in str(report)
     advice = [line for line in report.advice if "nodes are too few" in line]
-    assert len(advice) == 2 and "20 nodes are too few for kinked" in advice[0] and "GaussHermite(100)" in advice[0]
+    assert (
+        len(advice) == 2
+        and "20 quadrature nodes are too few for kinked" in advice[0]
+        and "GaussHermite(100)" in advice[0]
+    )
 
 
 def test_many_nodes_have_finite_weights():

@@ -16,7 +16,8 @@ from numpyro.infer import TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
-from numpyro_orthgp.functions import marginals as module
+from numpyro_orthgp.functions import draws as module
+from numpyro_orthgp.functions.sites import Names
 
 B = 3
 X = jnp.array([[-0.6], [0.1], [0.9]])
@@ -305,7 +306,7 @@ def test_names_never_recompile():
         return m.mean
 
     for name in ("a", "b"):
-        mean(ogp.Marginals(*(jnp.ones(B) for _ in range(3)), names=module.Names(name)))
+        mean(ogp.Marginals(*(jnp.ones(B) for _ in range(3)), names=Names(name)))
     assert len(traces) == 1
 
 

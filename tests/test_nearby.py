@@ -82,7 +82,7 @@ def test_gains_of_a_guide(params, residual):
     np.testing.assert_allclose(gain.neighbors, of[0] - of[1], rtol=1e-9)
     assert gain.num == N // 5 and gain.neighbors > 0.1
     assert any("ogp.with_neighbors(f, X, y, noise)" in line for line in report.advice)
-    assert "near rows of y: groups of 16 would add" in str(report)
+    assert "nearby rows of y, nats per row: groups of 16 would add" in str(report)
 
 
 @pytest.mark.parametrize("by_guide", [True, False])
@@ -96,7 +96,7 @@ def test_a_fit_in_groups_is_told_of_no_gain(by_guide):
     params = fitted(of, guide, X, Y, N) if by_guide else {}
     report = ogp.check(of, guide, params, X, Y, N, num_samples=25)
     assert report.nearby["y"].groups is None
-    assert "near rows of y: the fit has groups, the 32 nearest" in str(report)
+    assert "nearby rows of y, nats per row: the fit has groups, the 32 nearest" in str(report)
 
 
 def test_function_and_noise_are_of_one_draw(monkeypatch):

@@ -58,7 +58,7 @@ def test_float64_arrays_become_what_jax_makes_of_them():
     with jax.enable_x64(False):
         assert check_floating("X", np.zeros(3)).dtype == np.float32
     assert check_floating("X", np.zeros(3)).dtype == np.float64
-    assert check_floating("X", np.zeros(3, np.float16)).dtype == np.float16
+    assert check_floating("X", np.zeros(3, np.float32)).dtype == np.float32
 
 
 @pytest.mark.parametrize(

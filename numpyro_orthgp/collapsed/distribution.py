@@ -18,9 +18,9 @@ from numpyro_orthgp.collapsed import checks
 from numpyro_orthgp.collapsed.bounds import Bound, Statistics, conditional_gain, log_evidence, log_upper_bound, optimum
 from numpyro_orthgp.collapsed.sums import Prior, Rows, project_inputs, sum_over_points, without_orthogonal
 from numpyro_orthgp.errors import check_inputs, check_key, check_same_dtype
+from numpyro_orthgp.functions.draws import MAX_JOINT_DRAW
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
-from numpyro_orthgp.functions.marginals import MAX_JOINT_DRAW
 from numpyro_orthgp.functions.prior import as_kernel, check_jitter, check_latents, decompose_sets
 from numpyro_orthgp.functions.projection import Block, residual_covariance
 from numpyro_orthgp.functions.sites import refuse_drawn_by_rows, refuse_enumerated, told_of_enumeration

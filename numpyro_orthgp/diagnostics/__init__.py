@@ -1,8 +1,8 @@
-"""What a fit is worth: its draws for ArviZ, whether q is close to the posterior, and a page that sums it up.
+"""Diagnostics of a fit: ``check`` prints a page, ``khat`` says how close q is to the posterior, ``to_arviz`` exports draws.
 
-All of it runs the model again at draws of a guide or of MCMC (``replay``) or at the fit (``subject``), and looks at what the model
-makes of them (``sites``, ``layout``). ``check`` measures (``health``, ``outputs``, ``scales``, ``calibration``, ``comparison``,
-``convergence``, ``integration``); ``advice`` judges.
+Each runs the model again, at draws of a guide or of MCMC (``replay``) or at the fit (``subject``), and reads the sites of that run
+(``sites``, ``layout``). ``check`` measures (``health``, ``outputs``, ``scales``, ``calibration``, ``comparison``, ``convergence``,
+``integration``). ``advice`` turns the measurements into sentences.
 """
 
 from numpyro_orthgp.diagnostics.check import check

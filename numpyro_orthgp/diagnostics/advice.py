@@ -1,7 +1,7 @@
-"""From what was measured to what a user may do: one rule for each.
+"""Advice of ``check``: rules that turn measurements into sentences.
 
-What was measured are numbers of dataclasses (``health``, ``calibration``, ``comparison``, ``convergence``), and each sentence
-of advice is one rule on them, so a user who disagrees with a threshold has the number.
+The measurements are numbers in dataclasses (``health``, ``calibration``, ``comparison``, ``convergence``). Each sentence of advice
+comes from one rule on them. A user who disagrees with a threshold can read the number.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def advise(
     for name, v in residual_scales.items():
         if np.median(v) < SMALL_V:
             yield (
-                f"The tightened bound of {name} wants less residual than the prior has (v = {np.median(v):.2g}): more points would "
-                "pay."
+                f"The tightened bound of {name} prefers less residual than the prior has (v = {np.median(v):.2g}). More points "
+                "would improve the fit."
             )
     for name, gain in nearby.items():
         if gain.neighbors > GAINED:
             yield (
-                f"The data near an input say more of {name} than its points do: predictions would gain {gain.neighbors:.2g} nats "
-                "per row by ogp.with_neighbors(f, X, y, noise)."
+                f"Rows near an input tell more about {name} than the inducing points do. ogp.with_neighbors(f, X, y, noise) would "
+                f"improve predictions by {gain.neighbors:.2g} nats per row."
             )
     yield from _on_weights(khat, held_out, nuts, collapsed)
 
@@ -94,52 +94,54 @@ def _on_loss(convergence: Convergence) -> Iterator[str]:
     if convergence.num_not_finite:
         yield (
             "The loss is not finite: do not trust these parameters. Take a smaller learning rate, more jitter or float64; "
-            "ogp.fit stops at the first such step and returns the state before."
+            "ogp.fit stops at the first such step and returns the state before it."
         )
     if convergence.falling:
-        yield "The loss still falls: take more steps, or a larger learning rate at the start."
+        yield "The loss is still falling: take more steps, or a larger learning rate at the start."
     if convergence.rising:
-        yield f"The loss rises: {SMALLER}."
+        yield f"The loss is rising: {SMALLER}."
     elif convergence.was_lower:
-        yield f"The loss was {convergence.risen:.3g} nats lower before: {SMALLER}."
+        yield f"The loss was {convergence.risen:.3g} nats lower earlier in the fit: {SMALLER}."
 
 
 def _on_factor(s: SetHealth) -> Iterator[str]:
     if s.rescue > 0:
         yield (
-            f"The covariance of {s.name} took extra jitter, {s.rescue:.0e} of the kernel's variance: its points lie too close to "
-            "each other for this lengthscale and dtype. Take fewer of them, or float64."
+            f"The covariance of {s.name} needed extra jitter, {s.rescue:.0e} of the kernel's variance. Its points lie too close to "
+            "each other for this lengthscale and dtype. Take fewer points, or float64."
         )
     if s.repeats > MUCH_REPEATED * s.num:
-        yield f"{s.repeats} of {s.num} points of {s.name} say nothing that the points before them do not: fewer would do."
+        yield f"{s.repeats} of {s.num} points of {s.name} are redundant given the points before them. Take fewer points."
 
 
 def _on_integral(name: str, found: IntegrationError) -> Iterator[str]:
     if found.size < MISSED:
         return
-    what = "so the bound is none" if found.mean > MISSED else "which a fit may follow"
+    what = "The loss is then no bound" if found.mean > MISSED else "A fit may exploit this error"
     yield (
-        f"{found.num_points} nodes are too few for {name}: they are off by {found.size:.2g} nats per point ({found.mean:+.2g} on "
-        f"average), {what}. Its density is narrow beside f, or has a kink: take a likelihood in closed form (Laplace, "
-        f"AsymmetricLaplace), or more nodes, integrator=ogp.GaussHermite({5 * found.num_points})."
+        f"{found.num_points} quadrature nodes are too few for {name}: the error is {found.size:.2g} nats per point "
+        f"({found.mean:+.2g} on average). {what}. The density of y is narrow compared with the spread of f, or has a kink. Take a "
+        f"likelihood with a closed form (Laplace, AsymmetricLaplace), or more nodes: "
+        f"integrator=ogp.GaussHermite({5 * found.num_points})."
     )
 
 
 def _on_idle_sets(name: str, health: FunctionHealth, told: bool) -> Iterator[str]:
     """
-    :param told: whether it was said that the whole function is of no use.
+    :param told: whether other advice already says that the fit explains nothing of an output of this function.
     """
     idle = [s for s in health.sets if s.divergence < IDLE]
     if len(idle) == len(health.sets) and not health.num_mean_only:
         if not told:
             yield (
-                f"{name} is still its prior ({sum(s.divergence for s in idle):.1g} nats): the data say nothing of it, or the fit "
-                "is stuck, or not at its end. Try other starts (init_params=, starts=), more steps, longer lengthscales."
+                f"q of {name} still equals its prior ({sum(s.divergence for s in idle):.1g} nats). Either the data tell nothing "
+                f"about {name}, or the fit is stuck or unfinished. Try other starts (init_params=, starts=), more steps, or longer "
+                "lengthscales."
             )
         idle = []
     for s in idle:
         drop = "" if health.num_mean_only else ", or drop it with online.drop_sets"
-        yield f"{s.name} does nothing ({s.divergence:.1g} nats): leave it out{drop}."
+        yield f"{s.name} does nothing (KL {s.divergence:.1g} nats): leave it out{drop}."
 
 
 def _on_residual(name: str, health: FunctionHealth) -> Iterator[str]:
@@ -148,8 +150,8 @@ def _on_residual(name: str, health: FunctionHealth) -> Iterator[str]:
     left = np.quantile(health.residual, 0.95)
     if left > MUCH_LEFT:
         yield (
-            f"At one input in twenty the sets of {name} leave {percent(left)} of the prior variance or more (most at input "
-            f"{health.worst}). Add points there: init.greedy_variance(kernel, X, num, given=Z)."
+            f"At 5 % of the inputs the inducing points of {name} leave {percent(left)} of the prior variance or more unexplained "
+            f"(most at input {health.worst}). Add points there: init.greedy_variance(kernel, X, num, given=Z)."
         )
 
 
@@ -161,33 +163,36 @@ def _on_calibration(name: str, calibration: Calibration, fit: OutputFit | None) 
     if not clear:
         return
     level = clear[0]
-    law = "the likelihood's tails too light"
+    law = "the likelihood may have too light tails"
     if fit is not None and fit.likelihood == "Poisson":
         law = "counts may vary more than Poisson's (likelihoods.NegativeBinomial)"
     narrow = (
         "narrow",
-        f"there may be too few inducing points, the noise too small, {law}, or q too sure of hyperparameters",
+        f"there may be too few inducing points, the noise may be too small, {law}, or q may be too narrow in hyperparameters",
     )
-    wide = "wide", "the noise may be too large, or the fit not at its end"
+    wide = "wide", "the noise may be too large, or the fit unfinished"
     what, why = narrow if excess[level] < 0 else wide
     yield (
-        f"Intervals of {name} are too {what}: those of {percent(level)} hold {percent(calibration.coverage(level))} of held-out "
-        f"data; {why}."
+        f"Predictive intervals of {name} are too {what}: {percent(level)} intervals contain {percent(calibration.coverage(level))} "
+        f"of the held-out data. Possible causes: {why}."
     )
 
 
 def _on_nuts(nuts: Comparison) -> Iterator[str]:
     if not nuts.rhat < CONVERGED:
-        yield f"NUTS has not converged (R-hat {nuts.rhat:.2f}): ask for more draws before you compare."
+        yield f"NUTS has not converged (R-hat {nuts.rhat:.2f}): take more draws before you compare."
         return
     points = [name for name, m in nuts.sites.items() if np.all(m.scale_q == 0)]
     if points:
-        are = "is a point" if len(points) == 1 else "are points"
-        yield f"{listed(points)} {are} for this guide, but not for NUTS: hyper=AutoNormal, or another, gives a distribution."
+        are = "is a point estimate" if len(points) == 1 else "are point estimates"
+        yield (
+            f"{listed(points)} {are} in this guide, but NUTS finds a spread. hyper=AutoNormal, or another autoguide, gives a "
+            "distribution."
+        )
     far = [name for name, m in nuts.sites.items() if (m.shift > FAR).any()]
     narrow = [name for name, m in nuts.sites.items() if (m.ratio < NARROW).any() and name not in points]
     if far:
-        yield f"q and NUTS disagree about where {listed(far)} lies. Has the fit converged?"
+        yield f"q and NUTS have different means of {listed(far)}. Has the fit converged?"
     if narrow:
         yield f"q is too narrow in {listed(narrow)}: hyper=AutoMultivariateNormal follows correlations."
     for name, m in nuts.functions.items():
@@ -195,8 +200,8 @@ def _on_nuts(nuts: Comparison) -> Iterator[str]:
         if not NARROW < ratio < WIDE or np.median(m.shift) > FAR:
             why = "Has the fit converged?"
             if len(nuts.functions) > 1:
-                why = "The guide has different gps independent: where only their sum is seen, judge the sum."
-            yield f"q and NUTS disagree about {name} itself: standard deviations are {ratio:.2f} of NUTS's. {why}"
+                why = "Under the guide different gps are independent. If the data depend only on their sum, compare the sum."
+            yield f"q and NUTS disagree about {name} itself: standard deviations of q are {ratio:.2f} times those of NUTS. {why}"
 
 
 def _on_weights(
@@ -207,8 +212,10 @@ def _on_weights(
     if khat.khat < LIMIT:
         yield "k-hat needs more draws: num_samples=4000."
         return
-    tells = [] if held_out else ["Held-out data tell" + ("." if collapsed else " (held_out=).")]
-    tells += [] if nuts is not None else ["For few data NUTS tells (nuts=200)."]
+    tells = [] if held_out else ["Check predictions of held-out data" + ("." if collapsed else " (held_out=).")]
+    tells += [] if nuts is not None else ["With few data, compare with NUTS (nuts=200)."]
     if tells:
-        fine = "k-hat judges q as a whole, and is large for many inducing variables even where means and variances are fine."
+        fine = (
+            "k-hat judges q as a whole. It is large for many inducing variables even if means and variances are right."
+        )
         yield " ".join([fine, *tells])

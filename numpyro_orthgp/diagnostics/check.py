@@ -1,4 +1,4 @@
-"""One look at a fit, :func:`check`."""
+""":func:`check`, which measures a fit and prints a page about it."""
 
 from __future__ import annotations
 
@@ -52,62 +52,63 @@ def check(
     rng_key: PRNGKey | None = None,
     **kwargs: Any,
 ) -> Report:
-    r"""One look at a fit: a page of text that says what was measured and what to do about it.
+    r"""Measure a fit. The result prints as a page of numbers, with advice at the end.
 
     ::
 
         known = {"losses": fit.losses, "held_out": (X_test, y_test)}
         print(ogp.check(model, guide, fit.params, X, y, **known, nuts=200))
 
-    The page has, for each function,
+    For each function the page shows
 
-    * its sets: number of points, divergence of q from the prior (zero: the set does nothing), share of the prior variance at
-      the data that it explains; the least *pivot*, which is the variance of an inducing variable given those before it, relative
-      to the kernel's; how many *repeat* others, with next to no variance of their own; the jitter, and what the Cholesky factor
-      took beyond it;
-    * the share of the prior variance that no set explains, over the inputs: where it is large, points are missing. Of a guide
-      that draws hyperparameters both are those of one draw. Where inputs repeat it says how many are distinct;
+    * a table of its sets. Columns: number of points; KL divergence of q from the prior (a set with zero does nothing); share of the
+      prior variance at the data that the set explains; the smallest *pivot*, which is the variance of an inducing variable given
+      those before it, relative to the kernel's variance; the number of variables that *repeat* others, with almost no variance of
+      their own; the jitter, and what the Cholesky factor needed beyond it;
+    * the share of the prior variance that no set explains, over the inputs. Where it is large, more points are needed. If the
+      guide draws hyperparameters, the page shows one draw. If inputs repeat, it says how many are distinct.
 
-    and for the fit
+    For the fit it shows
 
-    * columns of the data that their dtype does not resolve, as unix seconds in float32: an offset should be taken off;
-    * whether the loss still falls, or was lower before, if ``losses`` are given; whether other ``starts`` end where this one does;
+    * columns of the data that their dtype does not resolve, such as unix seconds in float32; subtract an offset from these;
+    * whether the loss is still falling, or was lower earlier (with ``losses``), and whether other ``starts`` end at the same loss;
     * sites that take the mean or the variance of a function as numbers, ``dist.Normal(f(X).mean, s)``: their loss is no bound;
-    * sites that are points for the guide and look like random effects;
-    * the share of the variance of the outputs that predictions explain, of Gaussian outputs and counts each without its own row;
-      Gaussian noise beside the standard deviation of the outputs; whether counts vary more than Poisson's, Gaussian outputs have
-      outliers, rows come twice, lengthscales are too short for the inputs, or columns differ in scale and lengthscales do not;
-    * v of the tightened bound: 1 is the prior's residual, smaller values say how much the bound would like to have less of it. It
-      is each point's own under Gaussian noise, also beneath ``LogNormal``, ``Transformed`` and ``Mixture``, else that of a gp;
-    * what Gauss-Hermite nodes miss of each output's expectation, in nats per point, beside some thousands of nodes: where a density
-      is narrow beside f, or has a kink, the bound may be too high. Likelihoods in closed form have no such line;
-    * of Gaussian noise about one function, what near rows say that the inducing points do not, in nats per row: what groups of 16
-      would add to the tightened bound, and what the 32 nearest rows would add to the density of rows that are left out
-      (:func:`with_neighbors`);
+    * sites that are point estimates in the guide and look like random effects;
+    * the share of the outputs' variance that predictions explain (Gaussian outputs and counts are predicted without their own
+      row), and the Gaussian noise with the standard deviation of the outputs. Advice follows if counts vary more than Poisson's,
+      Gaussian outputs have outliers, rows are duplicated, lengthscales are too short for the inputs, or columns have different
+      scales and lengthscales have not followed;
+    * v of the tightened bound. v = 1 is the prior's residual; a smaller v says that the bound prefers less residual. Under Gaussian
+      noise, also beneath ``LogNormal``, ``Transformed`` and ``Mixture``, each point has its own v, otherwise each gp has one;
+    * the error of Gauss-Hermite nodes in each output's expectation, in nats per point, measured with some thousands of nodes. If
+      the density of y is narrow compared with f, or has a kink, the bound may be too high. Likelihoods with closed forms have no
+      such line;
+    * what nearby rows would add, in nats per row, if an output has Gaussian noise and depends on one function: groups of 16 to the
+      tightened bound, and the 32 nearest rows to the predictive density of rows left out (:func:`with_neighbors`);
     * the Pareto k-hat of the guide's importance weights (:func:`khat`);
-    * predictions of held-out data: mean log density, and how many outputs lie in their predictive intervals. What is masked does
-      not count, down to single entries; a censored time lies with its probability in what the interval has beyond it;
-    * the guide beside a short run of NUTS on the same model, with parameters as they were fitted: hyperparameters, and the function
-      at up to 200 of the data. Missing outputs are integrated out. For few data only: it costs what NUTS costs.
+    * predictions of held-out data: mean log density, and the share of outputs inside their predictive intervals. Masked entries do
+      not count. A censored time counts with the probability that the true time is in the interval;
+    * the guide compared with a short run of NUTS on the same model, with the fitted parameters: hyperparameters, and the function
+      at up to 200 of the data. Missing outputs are integrated out. This costs a NUTS run, so it is for few data.
 
-    The numbers are attributes of the result, also those that the page sums up: ``report.functions["f"].residual``,
+    All numbers are attributes of the result, in full where the page sums up: ``report.functions["f"].residual``,
     ``report.held_out["y"].pit`` (see ``plots.calibration``), ``report.outputs["y"]``, ``report.scales["f"]``,
     ``report.nuts.sites``, ``report.advice``.
 
     :param model: the model that was fitted.
     :param guide: its guide.
     :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``.
-    :param args: arguments of the model: the data with observations. Floating JAX arrays among them are traced. Of a large plate,
-        ``plate("data", N, subsample_size=len(X))``, a sample of the rows is enough: each then counts for as many as the plate says,
-        and the page says that it is a sample. With latent variables of single rows it must be all of them.
-    :param losses: of the fit, shape (num_steps,).
+    :param args: arguments of the model: the data with observations. Floating JAX arrays among them are traced. For a large plate,
+        ``plate("data", N, subsample_size=len(X))``, a sample of the rows is enough. Each row is then weighted as the plate says,
+        and the page says that it is a sample. A model with latent variables of single rows needs all rows.
+    :param losses: losses of the fit, shape (num_steps,).
     :param starts: losses of other fits of the same model and data, each from another start (another key, or ``init_params``).
-    :param held_out: data that were not fitted: a tuple that takes the place of the first positional arguments, ``(X_test,
-        y_test)``, or a dict of arguments by name, ``{"X": X_test, "y": y_test, "N": 100}``.
-    :param nuts: number of draws, after as many to warm up, of each of two chains; by default NUTS is not run.
+    :param held_out: data that were not fitted: a tuple that replaces the first positional arguments, ``(X_test, y_test)``, or a
+        dict of arguments by name, ``{"X": X_test, "y": y_test, "N": 100}``.
+    :param nuts: number of NUTS draws in each of two chains, after the same number of warm-up steps; by default NUTS is not run.
     :param num_samples: number of draws of the guide, at least 25.
     :param rng_key: default ``jax.random.PRNGKey(0)``.
-    :return: what was found; ``str`` of it is the page.
+    :return: a ``Report``; ``str`` of it is the page.
     :raises ValueError: if parameters are missing, guide or data do not fit the model, nothing is observed, a sample of rows
         meets latent variables of single rows or ``nuts``, or ``held_out`` is given for a CollapsedGP.
     :raises TypeError: if ``guide`` cannot be called, or ``params`` or ``held_out`` are of a wrong type.
@@ -125,7 +126,7 @@ def check(
     samples = samples_of(model, arguments, source, nuts)
     if held_args is not None and layout.collapsed:
         raise ValueError(
-            f"`held_out` is for outputs that are independent given the functions. Those of `{layout.collapsed[0]}`, a "
+            f"`held_out` needs outputs that are independent given the functions. The outputs of `{layout.collapsed[0]}`, a "
             "CollapsedGP, are not: other data have another prior. Predict from the fit: CollapsedGP(...).posterior(y)(X_test)."
         )
     replay = Replay(model, arguments, source.draw(num_samples), layout)
@@ -156,7 +157,7 @@ def check(
 def _functions(
     replay: Replay, guide: Callable[..., Any], rng_key: PRNGKey
 ) -> tuple[dict[str, FunctionHealth], dict[str, tuple[GPFunction, Array]], dict[str, Array]]:
-    """All functions with the guide's Gaussians, at the inputs where the outputs of one draw depend on them; and these inputs."""
+    """All functions with the guide's Gaussians, and the inputs at which the outputs of one draw depend on them."""
     arguments, params = replay.arguments, replay.draws.params
 
     def fitted(arrays: Any, params: Any) -> dict[str, GPFunction]:

@@ -1,8 +1,8 @@
-"""A fitted guide beside a short NUTS run of the same model.
+"""Compare a fitted guide with a short NUTS run of the same model.
 
-NUTS is compared on what it samples, p(u, theta) exp(E[log p(y | f)]), the best q of any family for the same bound, and each
-chain starts at another draw of the guide. Differences show what the guide's family and its fit cost, not what inducing points
-cost. That is what residuals show.
+NUTS samples p(u, theta) exp(E[log p(y | f)]), normalized. This is the best q of any family for the same bound. Each chain starts
+at another draw of the guide. So differences show the cost of the guide's family and of its optimization. They do not show the
+cost of few inducing points; residuals show that.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Moments:
 
     @property
     def shift(self) -> np.ndarray:
-        """How far the means are apart, in standard deviations of NUTS."""
+        """Distance of the means, in standard deviations of NUTS."""
         return _relative(np.abs(self.loc_q - self.loc), self.scale, same=0.0)
 
     @property
@@ -74,11 +74,10 @@ class Comparison:
 
 
 def compare(replay: Replay, num_samples: int, rng_key: PRNGKey) -> Comparison:
-    """Run NUTS on the model of draws of a guide, each chain from another of these, and hold the two against each other.
+    """Run NUTS on the model of draws of a guide, each chain from another draw, and compare the two.
 
-    Parameters are those of the fit, and missing outputs are integrated out. NUTS draws from the best q that any family has for the
-    same bound, in which the residual is the prior's: p(u, theta) exp(E[log p(y | f)]), normalized (Hensman, Matthews, Filippone,
-    Ghahramani 2015).
+    Parameters are those of the fit. Missing outputs are integrated out. NUTS draws from p(u, theta) exp(E[log p(y | f)]),
+    normalized, the best q of any family for the bound with the prior's residual (Hensman, Matthews, Filippone, Ghahramani 2015).
     """
     mcmc_key, points_key, model_key = jax.random.split(rng_key, 3)
     arguments, layout, draws = replay.arguments, replay.layout, replay.draws
@@ -109,7 +108,7 @@ def _run(
 ) -> MCMC:
     fitted = _without(layout.hidden, handlers.substitute(model, data=draws.params))
     args, kwargs = arguments.join(arguments.arrays)
-    # Chains that begin at one point would agree whether or not they have converged.
+    # Chains from one starting point would agree even if they had not converged.
     starts = [
         unconstrain_fn(fitted, args, kwargs, {name: draws.values[name][chain] for name in layout.latents})
         for chain in range(CHAINS)
@@ -128,7 +127,7 @@ def _run(
 
 
 def _without(hidden: tuple[str, ...], model: Callable[..., Any]) -> Callable[..., Any]:
-    """The model with missing outputs integrated out: sampled under an expected log density, they would bias all else."""
+    """The model with missing outputs integrated out. Sampled under an expected log density they would bias all other sites."""
 
     def fixed(site: dict[str, Any]) -> Array | None:
         return jnp.zeros(site["fn"].shape()) if site["name"] in hidden else None
@@ -147,7 +146,7 @@ def _picked(rng_key: PRNGKey) -> Callable[[Rows], Rows]:
 
 
 def _relative(value: np.ndarray, scale: np.ndarray, same: float) -> np.ndarray:
-    """The quotient; ``same`` where both vanish, as they do where a function is known: a linear one at zero."""
+    """The quotient; ``same`` where both are zero, as for a function that is known there (a linear function at zero)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((value == 0) & (scale == 0), same, value / scale)
 

@@ -16,13 +16,13 @@ SURE = 5.0  # of the lowest of several
 
 @dataclass(frozen=True)
 class Convergence:
-    """The mean loss over the last tenth of the steps beside the tenth before.
+    """The mean loss over the last tenth of the steps, compared with the tenth before.
 
-    :param gain: by how much it fell, in nats.
-    :param standard_error: of that, as if losses were independent of each other given their trend.
+    :param gain: decrease of the mean loss, in nats.
+    :param standard_error: standard error of ``gain``, as if losses were independent given their trend.
     :param num_steps: number of losses.
-    :param num_not_finite: how many of those compared are NaN or infinite; with one, ``gain`` is NaN.
-    :param risen: by how much the last tenth is above the lowest tenth, in nats.
+    :param num_not_finite: number of NaN or infinite losses among those compared. If it is not zero, ``gain`` is NaN.
+    :param risen: difference between the last tenth and the lowest tenth, in nats.
     """
 
     gain: float
@@ -33,17 +33,17 @@ class Convergence:
 
     @property
     def was_lower(self) -> bool:
-        """Whether it clearly was lower before, by more than a nat."""
+        """Whether the loss clearly was lower earlier, by more than a nat."""
         return self.risen > max(1.0, SURE * self.standard_error)
 
     @property
     def falling(self) -> bool:
-        """Whether it clearly fell, by more than a nat."""
+        """Whether the loss clearly fell, by more than a nat."""
         return self.gain > max(1.0, CLEAR * self.standard_error)
 
     @property
     def rising(self) -> bool:
-        """Whether it clearly rose, by more than a nat."""
+        """Whether the loss clearly rose, by more than a nat."""
         return -self.gain > max(1.0, CLEAR * self.standard_error)
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Convergence:
 def convergence_of(losses: Any) -> Convergence:
     """
     :param losses: one per step, shape (num_steps,).
-    :raises ValueError: for another shape, or fewer than 20.
+    :raises ValueError: if the shape is another, or there are fewer than 20 losses.
     """
     values = np.asarray(losses, float)
     if values.ndim != 1 or len(values) < 2 * SHARE:
@@ -70,7 +70,7 @@ def convergence_of(losses: Any) -> Convergence:
     if not_finite:
         return Convergence(float("nan"), float("nan"), len(values), not_finite)
     last, before = values[-num:], values[-2 * num : -num]
-    # Noise as differences show it, about their mean: a trend is none.
+    # Differences about their mean measure the noise; a trend does not count as noise.
     noise = np.var(np.diff(values[-2 * num :])) / 2
     error = float(np.sqrt(2 * noise / num))
     tenths = values[len(values) - SHARE * num :].reshape(SHARE, num).mean(1)

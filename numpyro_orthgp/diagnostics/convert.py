@@ -1,8 +1,7 @@
-"""Draws of a fitted model, and what the model makes of them, for ArviZ.
+"""Draws of a fitted model, with outputs and log densities, for ArviZ.
 
-Parameters are ``constant_data``. Sites of ``AutoDelta`` are draws that are all the same: ArviZ shows what was estimated by a
-point as what it is. An observed ``CollapsedGP`` is refused where outputs are asked for: they are not independent given the
-hyperparameters.
+Parameters go to ``constant_data``. All draws of a site of ``AutoDelta`` are equal, so ArviZ shows a point estimate as a point.
+Outputs of an observed ``CollapsedGP`` are refused: they are not independent given the hyperparameters.
 """
 
 from __future__ import annotations
@@ -50,34 +49,33 @@ def to_arviz(
     ::
 
         data = ogp.to_arviz(model, guide, svi_result.params, X, y, num_samples=2000)
-        data = ogp.to_arviz(model, mcmc, None, X, y)  # all draws that MCMC kept, by chains
+        data = ogp.to_arviz(model, mcmc, None, X, y)  # all draws that MCMC kept, in their chains
         az.loo(data)
 
-    The guide's draws are values for the model, which then gives, for each draw :math:`(u_s, \theta_s)`:
+    The model runs at each draw :math:`(u_s, \theta_s)` of the guide and gives these groups:
 
-    * ``posterior``: the latent sites, whitened inducing variables ``f.u0`` included; deterministic sites; and of each gp its values
-      at the data, ``f``, with axes (N,) or (N, P). One draw is one function, up to 8192 inputs; beyond, draws are point by point.
-      Where outputs see it at several arrays X, those after the first have a name with that of the output, ``f_y``, and draws of
-      their own given the inducing variables. Only functions that a likelihood of this package depends on are found; of others
-      write ``numpyro.deterministic``.
-    * ``posterior_predictive``: observed sites. The y of a draw belongs to its f, of all outputs that see it. Times are drawn as
-      they are when nothing cuts them off.
-    * ``log_likelihood``, for ``az.loo`` and ``az.compare``, of each point with its f(x_i) integrated out given the draw,
+    * ``posterior``: the latent sites, including whitened inducing variables ``f.u0``; deterministic sites; and the values of each
+      gp at the data, ``f``, with axes (N,) or (N, P). Up to 8192 inputs one draw is one function; beyond, each point is drawn on
+      its own. If outputs depend on f at several arrays X, the second and later ones are called ``f_y``, after the output, and have
+      their own draws given the inducing variables. Only functions under a likelihood of this package are found. For others use
+      ``numpyro.deterministic``.
+    * ``posterior_predictive``: observed sites. All outputs of a draw belong to the same f. Times are drawn without censoring.
+    * ``log_likelihood``, for ``az.loo`` and ``az.compare``: log density of each point, with f(x_i) integrated out given the draw,
 
       .. math:: \log p(y_i \mid u_s, \theta_s) = \log \int p(y_i \mid f_i) \, p(f_i \mid u_s, \theta_s) \, df_i,
 
-      the logarithm of an average, where the likelihood's ``log_prob`` in a fit is the average of a logarithm. Of sites with
-      other distributions it is their ``log_prob``.
-    * ``sample_stats``: from a guide ``lp``, :math:`\log p(u_s, \theta_s) + \sum_i \log p(y_i \mid u_s, \theta_s)`, and ``log_q``,
-      :math:`\log q(u_s, \theta_s)`; their differences are the log weights of :func:`khat`, where more is said of both. Neither is
-      there with mean-only points, which have no draws. From MCMC the sampler's own.
-    * ``observed_data``, and ``constant_data``: inputs ``X`` (``f_X`` where functions have different ones), the model's parameters
-      under their names, and inducing points that are not among those, ``f.u0_points``.
+      the logarithm of an average. (In a fit the likelihood's ``log_prob`` is the average of a logarithm.) For sites with other
+      distributions it is their ``log_prob``.
+    * ``sample_stats``: for a guide ``lp``, :math:`\log p(u_s, \theta_s) + \sum_i \log p(y_i \mid u_s, \theta_s)`, and ``log_q``,
+      :math:`\log q(u_s, \theta_s)`. Their differences are the log weights of :func:`khat`. With mean-only points, which have no
+      draws, both are absent. For MCMC, the sampler's statistics.
+    * ``observed_data``, and ``constant_data``: inputs ``X`` (``f_X`` if functions have different inputs), the model's parameters
+      under their names, and inducing points that are no parameters, ``f.u0_points``.
 
-    Masked and missing outputs are left out of all groups but the posterior: the axis of the others is ``y_observed``. Missing
-    values on which other sites depend, as gaps of a covariate that ``obs_mask`` fills, are latent, ``x_unobserved``. Single
-    entries of a y, masked beneath ``to_event``, are NaN, and ``log_likelihood`` is that of its other entries. "/" in names, as
-    ``scope`` writes them, become ".", since ArviZ keeps groups apart by "/".
+    All groups except the posterior leave out masked and missing outputs; their axis is ``y_observed``. Missing values on which
+    other sites depend, such as gaps of a covariate that ``obs_mask`` fills, are latent, ``x_unobserved``. Entries of y that are
+    masked beneath ``to_event`` are NaN, and ``log_likelihood`` is that of the other entries. "/" in names, as ``scope`` writes,
+    becomes ".", since ArviZ separates groups by "/".
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -102,7 +100,7 @@ def to_arviz(
     :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``; for MCMC values of ``numpyro.param`` sites, or ``None``.
     :param args: arguments of the model: all of the data with observations. Floating JAX arrays among them are traced.
     :param rng_key: default ``jax.random.PRNGKey(0)``.
-    :param num_samples: number of draws of a guide, by default 1000; of MCMC all are taken.
+    :param num_samples: number of draws of a guide, by default 1000. For MCMC all draws are taken.
     :param posterior_predictive: whether to draw outputs.
     :param log_likelihood: whether to add the log densities of single outputs.
     :param coords: labels of dimensions; by default 0, 1, ...
@@ -112,7 +110,7 @@ def to_arviz(
     :raises ValueError: if parameters are missing, guide or data do not fit the model, nothing is observed, a plate holds a
         minibatch, or ``coords`` and ``dims`` do not fit the variables; for an observed :class:`CollapsedGP`, whose outputs are
         not independent given the draw, unless both groups of outputs are switched off.
-    :raises TypeError: if ``guide`` is neither, or ``params`` is no dict.
+    :raises TypeError: if ``guide`` is neither a guide nor an ``MCMC`` object, or ``params`` is no dict.
     """
     draw_key, model_key, constant_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key, 3)
     arguments = Arguments(args, kwargs)
@@ -151,12 +149,12 @@ def _source(
         return GuideDraws(guide, params, arguments, rng_key)
     if params is not None and not isinstance(params, dict):
         raise TypeError(
-            f"`params` must be a dict, or None, as MCMC needs none; got {type(params).__name__}. It stands before the model's "
-            "arguments: to_arviz(model, mcmc, None, X, y)."
+            f"`params` must be a dict, or None with MCMC; got {type(params).__name__}. It comes before the model's arguments: "
+            "to_arviz(model, mcmc, None, X, y)."
         )
     if num_samples is not None:
         raise ValueError(
-            "`num_samples` is for guides; of MCMC all draws are taken. Thin the chains: MCMC(..., thinning=2)."
+            "`num_samples` is for guides; for MCMC all draws are taken. Thin the chains: MCMC(..., thinning=2)."
         )
     return draws_of_mcmc(guide, params or {})
 

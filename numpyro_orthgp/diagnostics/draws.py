@@ -27,13 +27,13 @@ STATISTICS = {"accept_prob": "acceptance_rate", "num_steps": "n_steps", "adapt_s
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws of the latent sites, chains one after another.
+    """Draws of the latent sites, one chain after another.
 
-    :param values: by name of the site, shape (S, ...).
-    :param shape: numbers of chains and of draws in each, with product S.
+    :param values: values by name of the site, shape (S, ...).
+    :param shape: number of chains, and number of draws in each; their product is S.
     :param params: values of ``numpyro.param`` sites.
-    :param log_q: log density of the guide, by name of its site, shape (S,); ``None`` for MCMC.
-    :param statistics: of the sampler, under ArviZ's names, shape (chains, draws).
+    :param log_q: log density of the guide by name of its site, shape (S,); ``None`` for MCMC.
+    :param statistics: the sampler's statistics, under ArviZ's names, shape (chains, draws).
     """
 
     values: dict[str, Array]
@@ -53,10 +53,10 @@ class Draws:
 
 
 class Arguments:
-    """The arguments of a model, split into what is compiled as input and what stays as it is.
+    """The arguments of a model, split into inputs of the compiled program and the rest.
 
-    Floating JAX arrays become inputs of the compiled program: as constants XLA would spend its time on folding them. All
-    else (sizes, options, numpy arrays) the model sees as the user gave it.
+    Floating JAX arrays become inputs: as constants, XLA would spend its time on folding them. The model gets everything else
+    (sizes, options, NumPy arrays) as the user gave it.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Arguments:
 
 
 class GuideDraws:
-    """A guide that can be drawn from: first the shapes of its draws, which cost nothing, then the draws.
+    """A guide, for its draws. The shapes of the draws are known before any is computed.
 
     :raises ValueError: if ``params`` lacks a parameter of the guide.
     """
@@ -79,7 +79,7 @@ class GuideDraws:
     ) -> None:
         self.guide, self.params, self.arguments, self.rng_key = guide, params, arguments, rng_key
         if getattr(guide, "prototype_trace", True) is None:
-            # An automatic guide looks at the model when first called, and keeps what it finds: not inside of `jit`.
+            # An automatic guide stores what it learns of the model at its first call, which must be outside of `jit`.
             args, kwargs = arguments.join(arguments.arrays)
             with handlers.block():
                 handlers.substitute(handlers.seed(guide, rng_key), params)(*args, **kwargs)
@@ -101,7 +101,7 @@ class GuideDraws:
 
     def _draw(self, arrays: Any, params: dict[str, Any], key: PRNGKey) -> tuple[dict[str, Array], dict[str, Array]]:
         args, kwargs = self.arguments.join(arrays)
-        # What is traced here cannot be looked at, what came from the user can.
+        # Traced values have no numbers to look at; the user's have.
         fitted = handlers.substitute(Checked(handlers.seed(self.guide, key), self.params), params)
         with handlers.block():
             sites = handlers.trace(fitted).get_trace(*args, **kwargs)
@@ -115,7 +115,7 @@ class GuideDraws:
 def draws_of_mcmc(mcmc: MCMC, params: dict[str, Any]) -> Draws:
     """All draws that MCMC has kept.
 
-    :raises ValueError: if it has not been run.
+    :raises ValueError: if MCMC has not been run.
     """
     if mcmc.last_state is None:
         raise ValueError("The MCMC object has no draws yet. Run it first: mcmc.run(rng_key, X, y).")
@@ -132,7 +132,7 @@ def draws_of_mcmc(mcmc: MCMC, params: dict[str, Any]) -> Draws:
 def density(site: dict[str, Any], log_prob: Callable[[Any, Any], Array] | None = None) -> Array:
     """Log density of a site at its value, scaled as its plates say, shape of the batch.
 
-    :param log_prob: what to use instead of the distribution's own, called with distribution and value.
+    :param log_prob: a function of distribution and value that replaces the distribution's own.
     """
     fn, value = site["fn"], site["value"]
     if log_prob is not None:

@@ -1,4 +1,4 @@
-"""Outputs given the values of the functions that they depend on: so several outputs of one draw belong to the same function."""
+"""Outputs given values of their functions. With these, several outputs of one draw belong to the same function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Drawn = tuple[GPFunction, Rows, Array]  # a function, inputs, and its values the
 
 
 def given_functions(fn: Any, drawn: Sequence[Drawn]) -> Any:
-    """A site's distribution with f(X) known, wherever all functions beneath it have been drawn."""
+    """A site's distribution with f(X) known, if all functions beneath it have been drawn."""
 
     def known(leaf: Any) -> Any:
         value = _value(leaf.joint, drawn) if is_marginals(leaf) else None
@@ -50,7 +50,7 @@ def _repeated(value: Array, rng_key: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _value(joint: Any, drawn: Sequence[Drawn]) -> Array | None:
-    """What ``Marginals.joint`` makes of these values; ``None`` if a function beneath it is not among them."""
+    """``Marginals.joint`` of these values; ``None`` if a function beneath it is not among them."""
     if not isinstance(joint, Partial):
         return None
     if joint.func is draw_process:

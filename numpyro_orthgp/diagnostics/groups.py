@@ -1,7 +1,7 @@
-"""ArviZ's groups, put together: variables, the names of their axes and the labels along them.
+"""ArviZ's groups: variables, names of their axes, and labels along them.
 
-Axes are named here, and xarray's datasets are built by hand. ``from_dict`` of ArviZ 0.x and 1.x have different signatures, and
-one table of dimensions for all groups, though y has fewer axes in ``log_likelihood``.
+This file names the axes and builds xarray's datasets by hand. ``from_dict`` has different signatures in ArviZ 0.x and 1.x, and has
+one table of dimensions for all groups, although y has fewer axes in ``log_likelihood``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Groups:
             self._dims_of(name, own)  # before anything is computed
 
     def add_draws(self, draws: Draws, visited: Mapping[str, Any]) -> None:
-        """Posterior, sampler statistics, and the draws of outputs, which wait for the masks."""
+        """Posterior, sampler statistics, and draws of outputs; the latter are stored until the masks are known."""
         known = self.layout.functions | self.layout.deterministic | self.layout.latents
         drawn = dict(visited["functions"]) | visited["deterministic"] | draws.values
         for name in [*self.layout.functions, *self.layout.latents, *self.layout.deterministic]:
@@ -81,9 +81,9 @@ class Groups:
             self._add("constant_data", name, (rows, f"{name}_dim"), X)
 
     def tree(self) -> Any:
-        """All of it, as an ``InferenceData`` (ArviZ 0.x) or a ``DataTree`` (1.x).
+        """All groups, as an ``InferenceData`` (ArviZ 0.x) or a ``DataTree`` (1.x).
 
-        :raises ValueError: for ``coords`` or ``dims`` of nothing that is there.
+        :raises ValueError: if ``coords`` or ``dims`` name something that does not exist.
         """
         import xarray as xr
 
@@ -127,7 +127,7 @@ class Groups:
             self._groups.setdefault(group, {})[name] = (*leading, *own), values
 
     def _add(self, group: str, name: str, dims: tuple[str, ...], values: Any) -> None:
-        """Add a variable, ``dims`` being as many names of its axes as are known."""
+        """Add a variable. ``dims`` has the names of its first axes, as far as they are known."""
         values, leading = np.asarray(values), ("chain", "draw") if group == "posterior" else ()
         numbered = tuple(f"{name}_dim_{i}" for i in range(len(dims), values.ndim - len(leading)))
         self._groups.setdefault(group, {})[_clean(name)] = leading + self._dims_of(name, dims + numbered), values
@@ -168,5 +168,5 @@ def _by_chain(values: Any, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _clean(name: str) -> str:
-    """A name without "/", with which ArviZ and NetCDF tell groups apart."""
+    """A name without "/", which separates groups in ArviZ and NetCDF."""
     return name.replace("/", ".")

@@ -1,7 +1,7 @@
-"""What the inducing variables of a fitted function are good for: factors, what each set explains, what none does.
+"""Measurements of the inducing variables of a fitted function: Cholesky factors, and the variance that each set explains.
 
-Pivots, not condition numbers: they say how many points repeat others, and which set they are in. What extra jitter a factor
-took is measured by the function that took it (``rescue_jitter``), on the same matrix.
+Pivots are used instead of condition numbers: they say how many points repeat others, and in which set. ``rescue_jitter``, the
+function that adds extra jitter to a factor, also measures it here, on the same matrix.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class SetHealth:
 
     :param name: its site, ``f.u0``.
     :param num: number of inducing variables M, of each latent function.
-    :param divergence: KL[q || prior] in nats, of all latent functions: zero for a set that does nothing; NaN where the
-        guide has no Gaussian of it.
+    :param divergence: KL[q || prior] in nats, summed over latent functions: zero for a set that does nothing; NaN if the guide has
+        no Gaussian of it.
     :param pivots: variance of each variable given all before it, jitter included, relative to the mean of the kernel's diagonal;
         shape (M,) or (P, M). The square roots are the diagonal of the Cholesky factor.
-    :param jitter: relative jitter of the policy, or the one that :func:`~numpyro_orthgp.gp` was given.
-    :param rescue: what the factor took beyond it, zero if it took none.
-    :param explained: share of the prior variance at the data that it explains, mean over points; NaN without inputs.
+    :param jitter: relative jitter, the default or the one given to :func:`~numpyro_orthgp.gp`.
+    :param rescue: jitter that the factor needed beyond it, often zero.
+    :param explained: share of the prior variance at the data that the set explains, mean over points; NaN without inputs.
     """
 
     name: str
@@ -59,7 +59,7 @@ class SetHealth:
 
     @property
     def repeats(self) -> int:
-        """Number of variables that those before them determine, up to the jitter; of several functions the most."""
+        """Number of variables that those before them determine, up to the jitter; with several functions, the largest number."""
         return int((self.pivots < REPEATED * (self.jitter + self.rescue)).sum(-1).max())
 
 
@@ -68,12 +68,12 @@ class FunctionHealth:
     """A function and its sets.
 
     :param sets: in their order.
-    :param residual: share of the prior variance that no set explains, at each input where a likelihood sees the function, shape
+    :param residual: share of the prior variance that no set explains, at each input where a likelihood uses the function, shape
         (N,) or (N, P); ``None`` if there are none.
-    :param num_mean_only: number of mean-only points, zero without.
-    :param moved: how much of the mean is theirs: standard deviation over the inputs relative to that of the whole mean; NaN
-        without inputs.
-    :param num_distinct: number of inputs that differ from each other; ``None`` without inputs.
+    :param num_mean_only: number of mean-only points, often zero.
+    :param moved: share of the mean that comes from mean-only points: its standard deviation over the inputs, relative to that of
+        the whole mean; NaN without inputs.
+    :param num_distinct: number of distinct inputs; ``None`` without inputs.
     """
 
     sets: tuple[SetHealth, ...]
@@ -90,10 +90,10 @@ class FunctionHealth:
 
 
 def health_of(name: str, f: GPFunction, X: Rows | None) -> FunctionHealth:
-    """Look at one function.
+    """Measure one function.
 
-    :param name: of its gp.
-    :param f: with the Gaussians of a guide.
+    :param name: name of its gp.
+    :param f: the function, with the Gaussians of a guide.
     :param X: inputs, shape (N, D); ``None`` if they are not known.
     """
     factors = jax.jit(_factors)(f)
@@ -117,7 +117,7 @@ def health_of(name: str, f: GPFunction, X: Rows | None) -> FunctionHealth:
 
 
 def inputs_of(sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey) -> dict[str, Rows]:
-    """The inputs at which outputs depend on each function, by name of its gp, shape (N, D); or functionals of it."""
+    """By name of the gp, the inputs at which outputs depend on it, shape (N, D), or the functionals of it."""
     found: dict[str, list[Rows]] = {}
     for _, _, f, X, _ in functions_at_data(sites, functions, rng_key):
         for name, g in functions.items():
@@ -127,7 +127,7 @@ def inputs_of(sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey) 
 
 
 def residual_scales(subject: Subject) -> dict[str, np.ndarray]:
-    """The v of a tightened bound: by name of the output where each point has its own, else by name of the gp."""
+    """v of a tightened bound, by name of the output if each point has its own v, otherwise by name of the gp."""
 
     layout = subject.layout
 
@@ -135,7 +135,7 @@ def residual_scales(subject: Subject) -> dict[str, np.ndarray]:
         outputs = {o.name: unwrap(sites[o.site]["fn"])[0] for o in layout.outputs}
         closed = {name: v for name, fn in outputs.items() if (v := _scales_of_points(fn)) is not None}
         sources = {name: layout.sources[name] | _named(fn, functions) for name, fn in outputs.items()}
-        # In closed form the learned v has no say: of a function that nothing else sees it stays where it starts.
+        # Where v has a closed form, the learned v is not used. If nothing else uses the function, it stays at its start.
         others = {f for name in outputs if name not in closed for f in sources[name]}
         idle = {f for name in closed for f in sources[name]} - others
         return closed | {
@@ -146,7 +146,7 @@ def residual_scales(subject: Subject) -> dict[str, np.ndarray]:
 
 
 def _scales_of_points(fn: Any) -> Array | None:
-    """The v of each point, where a likelihood knows it in closed form."""
+    """v of each point, if the likelihood has a closed form of it."""
     if isinstance(fn, Stacked):
         closed = getattr(fn.steps, "closed_form", False)
         return jax.vmap(lambda step: step.residual_scale)(fn.steps) if closed else None
@@ -154,14 +154,14 @@ def _scales_of_points(fn: Any) -> Array | None:
 
 
 def _named(fn: Any, functions: Mapping[str, GPFunction]) -> set[str]:
-    """Functions beneath a likelihood also where marginals have lost what draws them, as those of ``scan`` and of particles have."""
+    """Functions beneath a likelihood. Found also if marginals have lost their source, as in ``scan`` and with several particles."""
     beneath = [m.names for m in jax.tree.leaves(fn, is_leaf=is_marginals) if is_marginals(m)]
     prefixes = {names.prefix for names in beneath if names is not None}
     return {name for name, f in functions.items() if f.names is not None and f.names.prefix in prefixes}
 
 
 def _factors(f: GPFunction) -> list[tuple[Array, Array, Array, Array]]:
-    """For each set: divergence, pivots, jitter and rescue jitter, the last three relative to the kernel's diagonal."""
+    """For each set divergence, pivots, jitter and rescue jitter; the last three are relative to the kernel's diagonal."""
     found = []
     for s, block, q in zip(f.features, f.blocks, f.beliefs, strict=True):
         K = s.covariance(f.kernel, s)
@@ -178,12 +178,12 @@ def _block_size(f: GPFunction, X: Rows) -> int:
 
 
 def _shares(f: GPFunction, X: Rows) -> tuple[Array, Array]:
-    """What each set explains of the prior variance, shape (N, K) or (N, K, P); the share of the mean that is mean-only."""
+    """Share of the prior variance that each set explains, shape (N, K) or (N, K, P), and the mean-only share of the mean."""
 
     def at(X: Rows) -> tuple[Array, Array, Array]:
         A = f.project(X)
         prior = variance_of_rows(f.kernel, X)
-        # Where the prior has no variance nothing is left to explain, least of all by sets after the first.
+        # Where the prior has no variance, there is nothing left to explain.
         parts = [jnp.where(prior > 0, jnp.sum(Ai**2, -2) / prior, float(i == 0)) for i, Ai in enumerate(A)]
         shares = jnp.stack(parts, -2)
         mean, own = f.mean([as_feature(X)], A), replace(f, shift=None).mean([as_feature(X)], A)

@@ -1,4 +1,4 @@
-"""What misleads fits of hierarchical models: random effects that are points, and starts that end at different optima."""
+"""Two problems of fits of hierarchical models: random effects as point estimates, and starts that end at different optima."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CLEAR = 3.0  # standard errors
 
 
 class Point(NamedTuple):
-    """A latent site of which all draws of the guide are the same.
+    """A latent site that is a point estimate: all draws of the guide are equal.
 
-    :param name: of the site.
-    :param num: of its values.
-    :param known: whether its prior or its plate says that these are random effects; a vector with a fixed prior may be.
+    :param name: name of the site.
+    :param num: number of its values.
+    :param known: whether its prior or its plate says that these are random effects. If not, it is a vector that may hold some.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Point(NamedTuple):
 
 
 class Starts(NamedTuple):
-    """Mean losses over the last tenth of the steps, of this fit and of those from other starts.
+    """Mean losses over the last tenth of the steps, of this fit and of fits from other starts.
 
-    :param own: of this fit.
-    :param others: of the others.
-    :param standard_error: the largest of these means'.
+    :param own: mean of this fit.
+    :param others: means of the others.
+    :param standard_error: the largest standard error of these means.
     """
 
     own: float
@@ -50,7 +50,7 @@ class Starts(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """The highest less the lowest."""
+        """The highest mean minus the lowest."""
         return float(np.ptp([self.own, *self.others]))
 
     @property
@@ -64,7 +64,7 @@ class Starts(NamedTuple):
 
 
 def points_of(replay: Replay) -> tuple[Point, ...]:
-    """Points that are random effects, or may be."""
+    """Point estimates that are random effects, or may be."""
     latents = [n for n in replay.layout.latents if n not in replay.layout.inducing]
     values = {n: np.asarray(replay.draws.values[n]) for n in latents}
     points = [n for n, v in values.items() if v[0].size > 1 and len(v) > 1 and (v == v[:1]).all()]
@@ -83,9 +83,9 @@ def points_of(replay: Replay) -> tuple[Point, ...]:
 
 def starts_of(losses: Any, starts: Sequence[Any]) -> Starts:
     """
-    :param losses: of this fit.
-    :param starts: of the others, each of shape (num_steps,).
-    :raises ValueError: without losses of this fit, or for too few.
+    :param losses: losses of this fit.
+    :param starts: losses of the others, each of shape (num_steps,).
+    :raises ValueError: if losses of this fit are missing, or there are too few.
     """
     if losses is None or not isinstance(starts, Sequence) or not starts:
         raise ValueError(
@@ -102,16 +102,16 @@ def starts_of(losses: Any, starts: Sequence[Any]) -> Starts:
 
 def advice_on_points(points: Sequence[Point], has_nuts: bool) -> Iterator[str]:
     """Sentences."""
-    ask = "" if has_nuts else " NUTS beside it tells (nuts=200)."
+    ask = "" if has_nuts else " To see how much, compare with NUTS (nuts=200)."
     for p in points:
         if p.known:
             yield (
-                f"The {p.num} random effects {p.name} are points for this guide, so the scale that shrinks them is too large, or "
+                f"The {p.num} random effects {p.name} are point estimates in this guide, so their scale is estimated too large, or "
                 f"zero: leave `hyper` at its default, which gives effects a Gaussian, or take hyper=AutoNormal.{ask}"
             )
         else:
             yield (
-                f"{p.name} is a vector of {p.num} points. If these are random effects that the model multiplies by their scale, "
+                f"{p.name} is a vector of {p.num} point estimates. If they are random effects multiplied by a scale, "
                 f"the scale is too large: declare them inside a plate, which gives them a Gaussian, or take hyper=AutoNormal.{ask}"
             )
 
@@ -122,7 +122,7 @@ def advice_on_starts(starts: Starts | None) -> Iterator[str]:
         return
     best = min(starts.others)
     if starts.own - best > APART:
-        yield f"Another start ends {starts.own - best:.3g} nats lower ({best:.6g}): take that fit."
+        yield f"Another start ends {starts.own - best:.3g} nats lower ({best:.6g}): use that fit."
     else:
         yield (
             f"Other starts end up to {starts.spread:.3g} nats higher: there are several optima, of which this is the lowest that "

@@ -1,7 +1,7 @@
 """Whether a variational posterior is close enough to the posterior to be corrected by importance weights.
 
-q(u, theta) is compared with the posterior of the model in which residuals of different points are independent given u
-(``diagnostics/sites.py``); a tightened q is compared with v = 1, like predictions. Mean-only points have no draws, so ``khat``
+The comparison is with the posterior of the model in which residuals of different points are independent given u
+(``diagnostics/sites.py``). A tightened q is compared at v = 1, like predictions. Mean-only points have no draws, so ``khat``
 refuses them and ``to_arviz`` leaves out ``lp`` and ``log_q``.
 """
 
@@ -30,11 +30,11 @@ LIMIT = 0.7  # beyond it not even smoothed weights have a reliable average
 class ParetoK(NamedTuple):
     """What :func:`khat` finds.
 
-    :param khat: shape of the generalized Pareto distribution of the largest weights; minus infinity where the largest weights
-        are equal.
+    :param khat: shape of the generalized Pareto distribution of the largest weights; minus infinity if the largest weights are
+        equal.
     :param ess: effective sample size of the smoothed weights, at most ``num_samples``.
     :param num_samples: number of draws.
-    :param log_weights: log p - log q of each draw, as they are, in nats, shape (num_samples,).
+    :param log_weights: log p - log q of each draw, not smoothed, in nats, shape (num_samples,).
     """
 
     khat: float
@@ -44,7 +44,7 @@ class ParetoK(NamedTuple):
 
     @property
     def threshold(self) -> float:
-        """Above it that many draws are too few: min(1 - 1 / log10 S, 0.7) (Vehtari et al. 2024)."""
+        """min(1 - 1 / log10 S, 0.7): if k-hat is larger, S draws are too few (Vehtari et al. 2024)."""
         return min(1 - 1 / np.log10(self.num_samples), LIMIT)
 
     def __str__(self) -> str:
@@ -79,18 +79,18 @@ def khat(
     .. math:: \log w_s &= \log p(u_s, \theta_s) + \sum_i \log p(y_i \mid u_s, \theta_s) - \log q(u_s, \theta_s), \\
         p(y_i \mid u, \theta) &= \int p(y_i \mid f_i) \, p(f_i \mid u, \theta) \, df_i,
 
-    and a generalized Pareto distribution is fitted to the largest. Below 0.5 q is good. Up to min(1 - 1 / log10 S, 0.7) [2]
-    you can trust averages with these weights. Above, you cannot. k-hat grows with the number of dimensions, so values above 0.7 are
-    common for hundreds of inducing variables whose means and variances are fine.
+    and a generalized Pareto distribution is fitted to the largest weights. Below 0.5, q is good. Up to min(1 - 1 / log10 S, 0.7)
+    [2], averages with these weights are reliable. Above, they are not. k-hat grows with the number of dimensions. With hundreds of
+    inducing variables it is often above 0.7 even if means and variances are right.
 
-    What q is compared with is the posterior given the inducing points: residuals of different points are independent given u,
-    as in FITC's model, and so are those of outputs that mix the same functions. Where the inducing points leave little residual
-    that is the exact model. A tightened guide (``residual="tight"``) is judged by its q(u, theta) alone, the residual being the
-    prior's, as in predictions. What the guide fixes (``AutoDelta``, ``numpyro.param``) is conditioned on, and what the model itself
-    draws (``f(X).sample()``, inner layers of a :class:`DeepGP`) is drawn with the rest.
+    q is compared with the posterior given the inducing points. There residuals of different points are independent given u, as in
+    FITC's model, and so are those of outputs that mix the same functions. If the inducing points leave little residual, this is the
+    exact model. For a tightened guide (``residual="tight"``) only q(u, theta) is judged, with the prior's residual, as in
+    predictions. Fixed values (``AutoDelta``, ``numpyro.param``) are conditioned on. Draws inside the model (``f(X).sample()``,
+    inner layers of a :class:`DeepGP`) are drawn too.
 
-    The guide may be one that hands over its Gaussians: draws are taken here, and nothing but values. Use float64 where N is
-    large, since the weights are differences of sums over N points.
+    The guide may use beliefs (``analytic=True``); only values of its draws are used here. Use float64 if N is large, since the
+    weights are differences of sums over N points.
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -116,8 +116,8 @@ def khat(
     :param args: arguments of the model, all of the data with observations. Floating JAX arrays among them are traced.
     :param num_samples: number of draws S, at least 25.
     :param rng_key: default ``jax.random.PRNGKey(0)``.
-    :raises ValueError: if parameters are missing, guide or data do not fit the model, there are mean-only points (which are no
-        latent sites, so have no draws), or the guide draws the same point each time.
+    :raises ValueError: if parameters are missing, guide or data do not fit the model, there are mean-only points (parameters
+        without draws), or all draws of the guide are equal.
     :raises TypeError: if ``guide`` cannot be called or ``params`` is no dict.
     :raises FloatingPointError: if weights are NaN or infinite.
 
@@ -144,7 +144,9 @@ def khat_of(replay: Replay, rng_key: PRNGKey) -> ParetoK:
     """
     _check_mean_only(replay.layout)
     if not replay.varies:
-        raise ValueError("The guide draws the same point each time, which is no approximation of a posterior's spread.")
+        raise ValueError(
+            "The guide draws the same point each time, so it has no spread to compare with the posterior's."
+        )
     log_p = replay.map(lambda sites, functions, key: log_joint(sites, replay.layout.hidden), rng_key)
     log_q = log_density_of_guide(replay.draws, replay.layout)
     return _smoothed(np.asarray(log_p, float), np.asarray(log_q, float), float(jnp.finfo(log_p.dtype).eps))
@@ -153,8 +155,8 @@ def khat_of(replay: Replay, rng_key: PRNGKey) -> ParetoK:
 def _check_mean_only(layout: Layout) -> None:
     if layout.mean_only:
         raise ValueError(
-            f"k-hat needs draws of everything that q says, but the mean-only points of {', '.join(map(repr, layout.mean_only))} "
-            "are parameters, not latent sites. Use a set with covariance 'prior' in their place to look at its q."
+            f"k-hat needs draws of all of q, but the mean-only points of {', '.join(map(repr, layout.mean_only))} are parameters, "
+            "not latent sites. Use a set with covariance 'prior' in their place to check its q."
         )
 
 
@@ -169,13 +171,13 @@ def check_guide(guide: Any, params: Any) -> None:
         )
     if not isinstance(params, dict):
         raise TypeError(
-            f"`params` must be the dict of fitted parameters; got {type(params).__name__}. It stands before the model's arguments: "
+            f"`params` must be the dict of fitted parameters; got {type(params).__name__}. It comes before the model's arguments: "
             "(model, guide, svi_result.params, X, y)."
         )
 
 
 def log_density_of_guide(draws: Draws, layout: Layout) -> Array:
-    """log q of each draw, shape (S,); missing outputs, which the guide draws from the model itself, are integrated out."""
+    """log q of each draw, shape (S,). Missing outputs, which the guide draws from the model, are integrated out."""
     assert draws.log_q is not None
     terms = [term for name, term in draws.log_q.items() if name not in layout.hidden]
     return sum(terms, start=jnp.zeros(draws.shape[1]))
@@ -204,5 +206,5 @@ def _smoothed(log_p: np.ndarray, log_q: np.ndarray, eps: float) -> ParetoK:
 
 
 def _tail(num: int) -> int:
-    """How many of the weights are the largest, to which a distribution is fitted (Vehtari et al. 2024)."""
+    """Number of largest weights to which the distribution is fitted (Vehtari et al. 2024)."""
     return int(min(num / 5, 3 * np.sqrt(num)))

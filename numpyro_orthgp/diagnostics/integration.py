@@ -1,4 +1,4 @@
-"""What the nodes of a likelihood miss: its expectations in a fit beside those by so many nodes that none is missed."""
+"""Error of a likelihood's quadrature: its expectations in a fit, compared with those by thousands of nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REACH, _LINE, _PLANE, _SPACE, _PART = 9.0, 4096, 160, 2**14, 32
 class IntegrationError:
     """
     :param num_points: nodes of the fit, for each latent function that a point mixes.
-    :param error: what they give for E_q(f)[log p(y | f)] less what it is, in nats, flat, masked points left out.
+    :param error: their value of E_q(f)[log p(y | f)] minus the true value, in nats, flat, without masked points.
     """
 
     num_points: int
@@ -54,9 +54,9 @@ class IntegrationError:
 
 
 def integration_errors(subject: Subject) -> dict[str, IntegrationError]:
-    """At the fitted marginals (of one draw, where hyperparameters are drawn), of each output that Gauss-Hermite nodes integrate.
+    """The error for each output that uses Gauss-Hermite nodes, at the fitted marginals (of one draw, if hyperparameters are drawn).
 
-    The dense rule is the trapezoidal one, which kinks and narrow peaks do not mislead; for more than two functions Sobol points.
+    The reference is the trapezoidal rule, which copes with kinks and narrow peaks; for more than two functions, Sobol points.
     """
     numbers: dict[str, int] = {}
 
@@ -93,7 +93,7 @@ class _Part:
 
 
 class _Probe:
-    """An integrator that takes note of what it is asked for; ``dim`` is ``None`` if nothing was."""
+    """An integrator that records its calls; ``dim`` is ``None`` if there was none."""
 
     dim: int | None = None
     num_points = 0
@@ -110,7 +110,7 @@ def _probe(fn: Any, y: Array) -> _Probe:
 
 
 def _dense(fn: Any, y: Array, dim: int) -> Array:
-    """An expectation is linear in the weights but for what is added in closed form, so those of parts are averaged."""
+    """Average over parts. Expectations are linear in the weights, except for terms in closed form, which are equal in all parts."""
 
     def add(total: Array, index: Array) -> tuple[Array, None]:
         part = _Part(index, dim)
@@ -122,7 +122,7 @@ def _dense(fn: Any, y: Array, dim: int) -> Array:
 
 
 def _expected(fn: Any, y: Array, rule: Any = None) -> Array:
-    """E_q(f)[log p(y | f)] of whatever wraps it, with another rule in the place of Gauss-Hermite nodes."""
+    """E_q(f)[log p(y | f)] of a likelihood, also a wrapped one, with another rule in place of Gauss-Hermite nodes."""
     fn, _ = unwrap(fn)
     if isinstance(fn, Stacked):
         axis = y.ndim - len(fn.batch_shape) - len(fn.event_shape)

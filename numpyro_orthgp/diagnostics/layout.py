@@ -1,4 +1,4 @@
-"""What a model has: its latent sites, its outputs, and the names of their axes."""
+"""The latent sites and outputs of a model, and the names of their axes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def layout_of(
             size, picked = site["args"]
             raise ValueError(
                 f"Diagnostics need all the data at once, but plate '{name}' of size {size} holds {picked} rows. Pass "
-                "the full data instead of a minibatch; `check` takes a sample of the rows."
+                "the full data instead of a minibatch; `check` accepts a sample of the rows."
             )
     outputs = outputs_of(sites)
     if not outputs:
@@ -125,7 +125,7 @@ def layout_of(
 
 
 def outputs_of(sites: Trace) -> tuple[Output, ...]:
-    """The observed sites of a trace but for those of ``numpyro.factor``, and for ours that ``condition`` has given values."""
+    """The observed sites of a trace, without ``numpyro.factor`` and without inducing variables or inputs."""
     found = []
     for site_name, site in sites.items():
         if site["type"] != "sample" or not site["is_observed"] or isinstance(site["fn"], dist.Unit):
@@ -144,9 +144,9 @@ def outputs_of(sites: Trace) -> tuple[Output, ...]:
 def functions_at_data(
     sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey
 ) -> Iterator[tuple[str, Output, GPFunction, Rows, PRNGKey]]:
-    """Each gp whose values the outputs depend on, once for all that see it at the same inputs.
+    """Each gp that outputs depend on, once for all outputs that use it at the same inputs.
 
-    :return: its name, the first of these outputs, the function, its inputs, and the key of its draw.
+    :return: name of the gp, the first of these outputs, the function, its inputs, and the key of its draw.
     """
     f_key = output_key(rng_key, OF_FUNCTIONS)
     seen: list[tuple[GPFunction, Rows]] = []
@@ -169,7 +169,7 @@ def output_key(rng_key: PRNGKey, i: int) -> PRNGKey:
 
 
 def is_missing_output(name: str, site: Mapping[str, Any], sites: Trace) -> bool:
-    """Whether a sample site is an output that nobody observed: of a mask, or of a likelihood of ours without ``obs``."""
+    """Whether a sample site is an unobserved output: one that a mask hides, or a likelihood of ours without ``obs``."""
     return not site["is_observed"] and (hidden_by_mask(name, sites) or is_expected(site["fn"]))
 
 

@@ -1,8 +1,8 @@
-"""What rows near each other say that the inducing points do not: for the bound in groups, for predictions by neighbours.
+"""What nearby rows would add to the inducing points: in groups to the bound, as neighbours to predictions.
 
-Both are measured on the fit at hand, for Gaussian noise about one function. Groups: what ``functions/groups.py`` would charge for
-the residual instead of what single rows are charged, at the same parameters. Neighbours: rows are left out of the data and
-predicted by f alone and by :func:`~numpyro_orthgp.with_neighbors` from the others. q has seen them in both cases.
+Both are measured on the fit, for Gaussian noise about one function. Groups: the cost of the residual in groups
+(``functions/groups.py``) minus that of single rows, at the same parameters. Neighbours: rows are left out of the data, and
+predicted from the others by f alone and by :func:`~numpyro_orthgp.with_neighbors`. q has seen these rows in both cases.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ MAX_DATA = 100_000  # rows among which neighbours are looked for
 
 @dataclass(frozen=True)
 class Nearby:
-    """What near rows would add, in nats per row.
+    """What nearby rows would add, in nats per row.
 
-    :param groups: to the tightened bound, by ``group_size=16``; ``None`` for a fit that has groups.
-    :param neighbors: to the log predictive density, by :func:`~numpyro_orthgp.with_neighbors` of 32 rows.
-    :param num: rows that were left out and predicted.
+    :param groups: gain of the tightened bound by ``group_size=16``; ``None`` for a fit that has groups.
+    :param neighbors: gain of the log predictive density by :func:`~numpyro_orthgp.with_neighbors` of 32 rows.
+    :param num: number of rows that were left out and predicted.
     """
 
     groups: float | None
@@ -53,7 +53,7 @@ class Nearby:
 
 
 def nearby_gains(subject: Subject) -> dict[str, Nearby]:
-    """By name of the output, of those that are one function at their rows and Gaussian noise, and not masked."""
+    """By name of the output, for outputs without a mask that are one function at their rows plus Gaussian noise."""
     names: list[str] = []
 
     def collect(sites: Trace, fitting: dict[str, GPFunction]) -> list[tuple[Any, ...]]:

@@ -1,6 +1,6 @@
-"""What a :class:`~numpyro_orthgp.training.FitResult` answers: the functions of this package, with the arguments that it remembers.
+"""Methods of :class:`~numpyro_orthgp.training.FitResult`: functions of this package, called with the arguments of the fit.
 
-``training`` knows no Gaussian processes and is above this room, so the functions are handed to it when this module is imported.
+``training`` knows nothing of Gaussian processes and may not import this room, so importing this module registers the functions.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def _predict(
         if rows <= fit.num_rows:
             raise
         raise ValueError(
-            f"`predict` got {rows} rows, and the fit had N = {fit.num_rows}: a plate of that size does not hold them. Say its "
-            f"size, as the model calls it: result.predict(X_new, N={rows}); or predict in parts. It said: {error}"
+            f"`predict` got {rows} rows, but the fit had N = {fit.num_rows}, and a plate of that size cannot hold them. Pass the "
+            f"new size under the model's name for it: result.predict(X_new, N={rows}); or predict in parts. NumPyro says: {error}"
         ) from error
 
 
 def _complete(fit: Fitted, args: tuple[Any, ...], known: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of the model for predictions: the last one without a default may be left out, as the outputs are.
+    """Arguments of the model for predictions. The last one without a default, the outputs, may be left out.
 
     :raises TypeError: if more are missing, or the model has no such arguments.
     """
@@ -83,8 +83,8 @@ def _complete(fit: Fitted, args: tuple[Any, ...], known: dict[str, Any]) -> tupl
     if missing and not (len(missing) == 1 and of_data and missing[0] is of_data[-1] and bound.arguments):
         lacking = ", ".join(f"`{p.name}`" for p in missing)
         raise TypeError(
-            f"`predict` needs all that the model needs but its outputs; {lacking} did not come, of {signature}. Arguments stand "
-            "in the place of the data: result.predict(X_new); outputs have the default None: def model(X, y=None)."
+            f"`predict` needs all arguments of the model except its outputs. Missing: {lacking}, of {signature}. Pass new inputs "
+            "in place of the data, result.predict(X_new), and give outputs the default None: def model(X, y=None)."
         )
     for p in missing:
         bound.arguments[p.name] = None

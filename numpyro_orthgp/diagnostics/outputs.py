@@ -1,9 +1,9 @@
-"""What is left of outputs when their predictions are taken away: nothing explained, counts too far off, outliers, rows twice.
+"""Distances of outputs from their predictions. They show fits that explain nothing, overdispersion, outliers and duplicates.
 
-In the data that were fitted a row pulls its own prediction towards it, with leverage h = e / s^2, the variance that inducing
-variables explain over the noise's. Without the row its distance r would be r / (1 - h), as of any linear smoother with its
-parameters kept, and has variance s^2 / (1 - h), to which the residual of f comes, which no row has pulled. Of Poisson counts
-s^2 is 1 / rate, since f is in the logarithm.
+A row that was fitted pulls its own prediction towards it, with leverage h = e / s^2: the variance that inducing variables explain,
+over the noise variance. Without the row its distance r would be r / (1 - h), as for any linear smoother with fixed parameters.
+That distance has variance s^2 / (1 - h), plus the residual of f, which no row has pulled. For Poisson counts s^2 is 1 / rate,
+since f is the logarithm of the rate.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ MOST_ENTRIES = 10_000_000
 
 @dataclass(frozen=True)
 class OutputFit:
-    """Outputs beside what the fit predicts for them, of the data that were fitted.
+    """Fitted outputs compared with their predictions.
 
-    :param likelihood: its class.
+    :param likelihood: class of the likelihood.
     :param functions: names of the gps that it depends on.
-    :param num: of outputs that are not masked.
-    :param sd: their standard deviation.
-    :param explained: share of their variance that predictions explain, of Gaussian outputs and counts each without its own row;
-        negative where the mean of all would be closer.
+    :param num: number of outputs that are not masked.
+    :param sd: standard deviation of the outputs.
+    :param explained: share of their variance that predictions explain. Gaussian outputs and counts are predicted without their own
+        row. Negative if the mean of all outputs would be closer.
     :param noise: standard deviation of Gaussian noise, else NaN.
     :param dispersion: mean squared distance of counts from their means over Poisson's variance, 1 for Poisson counts; else NaN.
-    :param dispersion_error: its standard error if they are Poisson's.
+    :param dispersion_error: its standard error if the counts are Poisson.
     :param df, gain: the Student t distribution nearest to the standardized distances from Gaussian predictions, and its gain over
         the best normal one, nats per output; infinite and 0 for others.
-    :param num_repeated: rows that repeat an earlier one, inputs and outputs alike, where outputs are not whole numbers and that is
-        no chance.
+    :param num_repeated: number of rows that repeat an earlier one in inputs and outputs, if outputs are not whole numbers and
+        chance cannot explain it.
     """
 
     likelihood: str
@@ -109,7 +109,7 @@ class OutputFit:
 
 
 def outputs_of_fit(subject: Subject, arrays: Mapping[str, Any]) -> dict[str, OutputFit]:
-    """By name, of those whose predictions have a mean that is known.
+    """By name, for outputs whose predictions have a known mean.
 
     :param arrays: among the model's arguments, by name.
     """
@@ -148,7 +148,7 @@ def _collapsed(layout: Layout, sites: Trace, fitting: dict[str, GPFunction]) -> 
 
 
 def _moments(fn: Any, y: Array) -> dict[str, Array]:
-    """What is known of each output, shape of y."""
+    """Quantities of each output, shape of y."""
     m, found = fn.marginals, {"mean": fn.mean}
     if isinstance(fn, Gaussian):
         found |= {"explained": m.explained_variance, "residual": m.residual_variance, "noise": fn.scale}
@@ -210,46 +210,46 @@ def advice_on_outputs(
     for name, fit in outputs.items():
         if fit.num_repeated > TWICE * fit.num:
             yield (
-                f"{fit.num_repeated} of {fit.num} rows repeat an earlier one, inputs and {name} alike. They count as new evidence, "
-                "so noise and intervals come out too small, and held-out rows may be among those that were fitted. Unless they "
-                "were measured anew, drop them (np.unique(rows, axis=0)) before anything is held out."
+                f"{fit.num_repeated} of {fit.num} rows repeat an earlier one, in the inputs and in {name}. They count as new "
+                "evidence, so noise and intervals become too small, and copies of held-out rows may have been fitted. Unless they "
+                "are new measurements, drop them (np.unique(rows, axis=0)) before you hold out data."
             )
         if fit.overdispersed:
             yield (
-                f"Counts {name} are further from their means than Poisson's: {fit.dispersion:.2g} times the variance. Either f "
-                "follows them too little (more points, a shorter lengthscale), or they vary more: likelihoods.NegativeBinomial; "
-                "ZeroInflated, where zeros stand out."
+                f"Counts {name} are further from their means than Poisson counts: {fit.dispersion:.2g} times the variance. Either "
+                "f is too smooth (take more points, a shorter lengthscale), or the counts are overdispersed: take "
+                "likelihoods.NegativeBinomial, or ZeroInflated if there are too many zeros."
             )
         if fit.has_outliers:
             yield (
-                f"{name} has outliers, or noise that differs from row to row: distances from predictions are those of a Student t "
-                f"with {fit.df:g} degrees of freedom ({fit.gain:.2g} nats per row better than normal ones). Take "
-                "likelihoods.StudentT, or HeteroskedasticGaussian where the inputs tell which rows are noisy."
+                f"{name} has outliers, or noise that differs from row to row. A Student t with {fit.df:g} degrees of freedom fits "
+                f"the distances from predictions {fit.gain:.2g} nats per row better than a normal. Take likelihoods.StudentT, or "
+                "HeteroskedasticGaussian if the inputs tell which rows are noisy."
             )
 
 
 LONGER = (
-    "Standardize inputs, and begin at lengthscales of about sqrt(D) (init_params=, or a prior whose median is there), with points "
-    "among the rows (init.greedy_variance)."
+    "Standardize the inputs, start at lengthscales of about sqrt(D) (init_params=, or a prior with that median), and take inducing "
+    "points among the rows (init.greedy_variance)."
 )
 
 
 def _on_nothing(name: str, fit: OutputFit, scales: Mapping[str, Scales]) -> str:
     share = f"{percent(fit.explained)}" if fit.explained > 0 else "nothing"
-    of = f"{fit.noise:.2g}, where the standard deviation of {name} is {fit.sd:.2g}"
+    of = f"{fit.noise:.2g}; the standard deviation of {name} is {fit.sd:.2g}"
     noise = "" if np.isnan(fit.noise) else f", the rest is noise ({of})"
-    what = f"The fit says nothing of {name}: its predictions explain {share} of the variance{noise}."
+    what = f"The fit explains next to nothing of {name}: its predictions explain {share} of the variance{noise}."
     alone = [f for f in fit.functions if f in scales and scales[f].nearest < ALONE]
     if alone:
         return f"{what} {_alone(alone[0], scales[alone[0]])} {LONGER}"
     return (
-        f"{what} Either the inputs do not tell, or the fit is stuck, or not at its end: try other starts (init_params=, starts=), "
-        "more steps, or ogp.fit_lbfgs with a CollapsedGP; ogp.regression tries several."
+        f"{what} Either the inputs tell nothing about {name}, or the fit is stuck or unfinished. Try other starts (init_params=, "
+        "starts=), more steps, or ogp.fit_lbfgs with a CollapsedGP; ogp.regression tries several starts."
     )
 
 
 def _alone(name: str, s: Scales) -> str:
     return (
-        f"No row tells of another: with its nearest one {name} has correlation {s.nearest:.2g} (median), so lengthscales are too "
-        "short for these inputs."
+        f"No row tells about another: {name} at a row and at its nearest row have correlation {s.nearest:.2g} (median), so "
+        "lengthscales are too short for these inputs."
     )

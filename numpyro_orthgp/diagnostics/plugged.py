@@ -99,8 +99,10 @@ class _Moved(Messenger):
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         belief = belief_of(msg) if msg["type"] == "sample" else None
+        if belief is None or not belief.analytic:
+            return
         step = self.steps.get(msg["name"].rpartition(".u")[0])
-        if belief is not None and belief.analytic and step is not None:
+        if step is not None:
             q = jax.tree.map(lambda leaf: leaf + (step * _weights(leaf)).astype(leaf.dtype), belief.q)
             msg["infer"] = msg["infer"] | {MESSAGE: belief._replace(q=q)}
 

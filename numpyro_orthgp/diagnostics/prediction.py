@@ -25,7 +25,7 @@ __all__ = ["Prediction", "predict"]
 class Prediction:
     """New outputs of one site.
 
-    :param draws: shape (S, ...), one for each draw of the guide.
+    :param draws: one draw of the outputs for each draw of the guide, shape (S, ...).
     """
 
     draws: np.ndarray
@@ -41,7 +41,7 @@ class Prediction:
         return self.draws.std(0)
 
     def quantile(self, level: Any) -> np.ndarray:
-        """What a new output is below with this probability, shape of ``level`` + that of the outputs."""
+        """Quantiles of a new output, shape of ``level`` + shape of the outputs."""
         return np.quantile(self.draws, level, axis=0)
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
@@ -62,10 +62,9 @@ def predict(
     num_samples: int,
     rng_key: PRNGKey | None = None,
 ) -> dict[str, Prediction]:
-    """Draws of the outputs of a model that are not observed, by name of the site.
+    """Draws of the unobserved outputs of a model, by name of the site.
 
-    Given what the guide draws, and f(x) given its inducing variables, rows are drawn by themselves: no covariance between rows is
-    needed, of which there may be many.
+    Each row is drawn on its own, given the draw of the guide, so no covariance between rows is computed, however many there are.
 
     :param args: arguments of the model, outputs ``None``.
     :raises ValueError: if the model has nothing left to draw.
@@ -88,7 +87,7 @@ def predict(
         new = {n: s for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"] and n not in values}
         if not new:
             raise ValueError(
-                "The model has no output left to draw: all are observed. Leave outputs out, `obs=None`, as def model(X, y=None)."
+                "The model has no output to draw: all are observed. Leave outputs out, `obs=None`, as in def model(X, y=None)."
             )
         return {n: s["value"] for n, s in new.items()}
 

@@ -1,8 +1,8 @@
 """A model run again at draws of its latent sites.
 
-Draws are substituted as plain values: no belief reaches ``gp``, so f is what p(f | u) says and a weight sees the u that was
-drawn. Guides need no ``analytic=False`` for this. Where only inducing variables vary, draws share covariances and their
-factors, which ``vmap`` leaves alone.
+Draws are substituted as plain values. No belief reaches ``gp``, so f has the law p(f | u), and weights depend on the u that was
+drawn. Guides need no ``analytic=False`` for this. If only inducing variables vary, all draws share covariances and factors, which
+``vmap`` does not batch.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Replay:
         return jax.jit(visit_all)(self.arguments.arrays, self.draws.params, fixed, varying, keys)
 
     def ends(self, visit: Visit, rng_key: PRNGKey) -> tuple[Any, Any]:
-        """``visit`` at the first and at the last draw: what is equal there is taken for constant."""
+        """``visit`` at the first and at the last draw. Values that are equal there count as constant."""
         values = {name: v[np.array([0, -1])] for name, v in self._latents().items()}
         each = jax.vmap(lambda *row: self._visit(visit, *row), in_axes=(None, None, 0, 0))
         found = jax.jit(each)(self.arguments.arrays, self.draws.params, values, jax.random.split(rng_key))
@@ -91,13 +91,13 @@ class Replay:
 def look(
     model: Callable[..., Any], arguments: Arguments, source: GuideDraws | Draws, fitted: bool, whole: bool = True
 ) -> Layout:
-    """What a model has; nothing is computed, unless values are missing.
+    """The layout of a model; nothing is computed, unless values are missing.
 
     :param source: the draws of each site.
-    :param fitted: whether there must be all parameters and no site but those of the model may have been drawn (of MCMC
-        deterministic sites are among the draws).
+    :param fitted: whether all parameters must be there, and all drawn sites must be sites of the model. (MCMC's draws also hold
+        deterministic sites.)
     :param whole: whether plates must hold all of their rows.
-    :raises ValueError: if the draws do not fit the model, or the model is not one that can be looked at.
+    :raises ValueError: if the draws do not fit the model, or diagnostics do not support the model.
     """
     shapes = source.shapes
     found: list[Layout] = []
@@ -129,7 +129,7 @@ def look(
 def _needed(
     model: Callable[..., Any], arguments: Arguments, source: GuideDraws | Draws, hidden: Collection[str]
 ) -> Collection[str]:
-    """Those sites of missing values on which densities of others depend: covariates with gaps are no outputs.
+    """Sites of missing values on which densities of other sites depend: covariates with gaps, not outputs.
 
     :raises ValueError: if one of them has a likelihood of this package, which is no distribution of a latent value.
     """
@@ -155,9 +155,9 @@ def _needed(
             needed.append(name)
     if refused := sorted(ours.intersection(needed)):
         raise ValueError(
-            f"Other sites depend on {', '.join(map(repr, refused))}, where nothing is observed; there must be a NumPyro "
-            "distribution then, not a likelihood of this package, which integrates f out of outputs: dist.Normal(f(X).sample(), "
-            "noise), or for NUTS, with m = f(X), dist.Normal(m.mean, jnp.sqrt(m.variance + noise**2))."
+            f"Other sites depend on unobserved values of {', '.join(map(repr, refused))}. These need a NumPyro distribution, not a "
+            "likelihood of this package, which integrates f out of outputs: dist.Normal(f(X).sample(), noise), or for NUTS, with "
+            "m = f(X), dist.Normal(m.mean, jnp.sqrt(m.variance + noise**2))."
         )
     return needed
 
@@ -178,7 +178,7 @@ def run(
         if site["type"] == "param":
             return params.get(site["name"])
         value = values.get(site["name"]) if site["type"] == "sample" else None
-        # In a step of `scan` NumPyro takes that step's part of the value; how many steps there are is seen afterwards.
+        # In `scan` NumPyro takes each step's part of the value; the number of steps is known only afterwards.
         if value is not None and "_scan_current_index" not in site["infer"]:
             _check_shape(site["name"], value, site["fn"].shape())
         return value
@@ -193,7 +193,7 @@ def run(
 
 
 def _same(a: Array, b: Array) -> bool:
-    """Up to rounding: some devices do not add up in the same order each time."""
+    """Up to rounding: some devices do not add in the same order each time."""
     slack = 100 * float(jnp.finfo(a.dtype).eps)
     return np.allclose(a, b, rtol=slack, atol=slack, equal_nan=True)
 

@@ -1,4 +1,4 @@
-"""What :func:`check` finds, and the page that it prints."""
+"""The result of :func:`check`, and the page that it prints."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`~numpyro_orthgp.check` finds; ``print`` it.
+    """The result of :func:`~numpyro_orthgp.check`; ``print`` it.
 
-    :param functions: by name of the gp, or of the site of a :class:`~numpyro_orthgp.CollapsedGP`.
-    :param residual_scales: v of the tightened bound, by name of the gp (one number, or one for each function), or of the output
-        where each point has its own.
-    :param khat: of the guide's importance weights; a string says why there is none.
-    :param convergence: of the loss; ``None`` if no losses were given.
+    :param functions: sets and residuals, by name of the gp, or of the site of a :class:`~numpyro_orthgp.CollapsedGP`.
+    :param residual_scales: v of the tightened bound, by name of the gp (one number, or one for each function), or by name of the
+        output if each point has its own v.
+    :param khat: Pareto k-hat of the guide's importance weights; a string says why there is none.
+    :param convergence: trend of the loss; ``None`` if no losses were given.
     :param held_out: predictions of held-out data, by name of the output.
-    :param nuts: the guide beside NUTS; ``None`` if that was not asked for.
+    :param nuts: the guide compared with NUTS; ``None`` if NUTS was not run.
     :param collapsed: names of outputs that are a :class:`~numpyro_orthgp.CollapsedGP`, which has no held-out data.
-    :param coarse: arguments of the model, and inputs of functions, whose dtype cannot tell neighbours apart, each as a sentence.
-    :param integration: what Gauss-Hermite nodes miss, by name of the output; of those that are integrated by them.
-    :param nearby: what near rows would add, by name of the output; of those that are one function and Gaussian noise.
-    :param samples: rows that were looked at and rows that there are, by name of the plate, of those that hold a sample.
-    :param points: latent sites that are points for the guide and may be random effects.
-    :param starts: where fits from other starts end; ``None`` if they were not given.
-    :param outputs: what predictions leave of the outputs that were fitted, by name.
-    :param scales: inputs as kernels see them, by name of the function; of twenty rows or more and fifty columns or fewer.
-    :param plugged: by name of the site, the gps whose mean or variance it takes as numbers.
+    :param coarse: sentences about arguments of the model, and inputs of functions, whose dtype is too coarse for their spacing.
+    :param integration: error of Gauss-Hermite nodes, by name of the output, for outputs that use them.
+    :param nearby: what nearby rows would add, by name of the output, for outputs with one function and Gaussian noise.
+    :param samples: number of rows used and number of rows in all, by name of the plate, for plates that hold a sample.
+    :param points: latent sites that are point estimates in the guide and may be random effects.
+    :param starts: final losses of fits from other starts; ``None`` if they were not given.
+    :param outputs: distances of the fitted outputs from their predictions, by name.
+    :param scales: inputs compared with lengthscales, by name of the function, for 20 rows or more and 50 columns or fewer.
+    :param plugged: gps whose mean or variance a site takes as numbers, by name of the site.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -70,7 +70,7 @@ class Report:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What to look after, most urgent first; empty if nothing was found."""
+        """Advice, most urgent first; empty if no problem was found."""
         points = advice_on_points(self.points, self.nuts is not None)
         own = (*advice_on_plugged(self.plugged), *points, *advice_on_starts(self.starts))
         return own + tuple(
@@ -98,7 +98,7 @@ class Report:
         sections += [_held_out(name, calibration) for name, calibration in self.held_out.items()]
         if self.nuts is not None:
             sections.append(_nuts(self.nuts))
-        advice = [_bullet(line) for line in self.advice] or ["  nothing was found"]
+        advice = [_bullet(line) for line in self.advice] or ["  no problem was found"]
         sections.append(["What to do", *advice])
         return "\n\n".join("\n".join(section) for section in sections)
 
@@ -114,22 +114,22 @@ class Report:
             yield f"v of the tightened bound, {name}: {spread}"
         for name, found in self.integration.items():
             yield (
-                f"integral of {name}, by {found.num_points} nodes: {found.mean:+.1g} nats per point beside the exact one (most "
-                f"{found.most:.1g} at one)"
+                f"quadrature error of {name}, {found.num_points} nodes: {found.mean:+.1g} nats per point (largest "
+                f"{found.most:.1g})"
             )
         for name, gain in self.nearby.items():
             groups = "the fit has groups, "
             if gain.groups is not None:
-                groups = f"groups of {GROUP_SIZE} would add {gain.groups:.2g} nats per row to the tightened bound, "
+                groups = f"groups of {GROUP_SIZE} would add {gain.groups:.2g} to the bound, "
             yield (
-                f"near rows of {name}: {groups}the {NEIGHBORS} nearest {gain.neighbors:.2g} to the density of {gain.num} rows "
-                "left out"
+                f"nearby rows of {name}, nats per row: {groups}the {NEIGHBORS} nearest {gain.neighbors:.2g} to the log density of "
+                f"{gain.num} rows"
             )
         yield str(self.khat) if isinstance(self.khat, ParetoK) else f"k-hat: none. {self.khat}"
         if self.collapsed:
-            yield f"held-out data: not looked at; predict them from {self.collapsed[0]}, CollapsedGP(...).posterior(y)(X_test)"
+            yield f"held-out data: not checked; predict them from {self.collapsed[0]}, CollapsedGP(...).posterior(y)(X_test)"
         elif not self.held_out:
-            yield "held-out data: not looked at; pass held_out=(X_test, y_test)"
+            yield "held-out data: not checked; pass held_out=(X_test, y_test)"
         if self.nuts is None:
             yield "NUTS: not run; for few data pass nuts=200"
 
@@ -153,17 +153,17 @@ def _function(name: str, health: FunctionHealth) -> list[str]:
     lines = [name, *table(rows)]
     if drawn := [s.name for s in health.sets if np.isnan(s.divergence)]:
         lines.append(
-            f"  {', '.join(drawn)}: no Gaussian, but one draw of the guide; posterior(...) knows this draw only and its variance "
-            "lacks that of the guide"
+            f"  {', '.join(drawn)}: the guide gives one draw, not a Gaussian; posterior(...) uses this draw, so its variance lacks "
+            "that of the guide"
         )
     if health.residual is None:
-        return [*lines, "  inputs: not known, since no likelihood of this package sees the function itself"]
+        return [*lines, "  inputs: unknown, because no likelihood of this package uses the function itself"]
     share = health.residual
     distinct = "" if health.num_distinct in (None, len(share)) else f" ({health.num_distinct} distinct)"
     return [
         *lines,
-        f"  left in the residual at {len(share)} inputs{distinct}, of the prior variance: median {percent(np.median(share))}, 95th "
-        f"percentile {percent(np.quantile(share, 0.95))}, most {percent(share.max())} (input {health.worst})",
+        f"  unexplained share of the prior variance at {len(share)} inputs{distinct}: median {percent(np.median(share))}, 95th "
+        f"percentile {percent(np.quantile(share, 0.95))}, largest {percent(share.max())} (input {health.worst})",
     ]
 
 
@@ -172,7 +172,7 @@ def _held_out(name: str, calibration: Calibration) -> list[str]:
     error = density.std(ddof=1) / np.sqrt(len(density)) if len(density) > 1 else np.nan
     lines = [f"held out, {len(density)} of {name}: mean log density {density.mean():.4g} (standard error {error:.2g})"]
     if calibration.pit is None:
-        return [*lines, "  classes have no order, hence no intervals"]
+        return [*lines, "  classes have no order, so there are no intervals"]
     rows = [["interval", *(percent(level) for level in LEVELS)]]
     rows.append(["holds", *(percent(calibration.coverage(level)) for level in LEVELS)])
     rows.append(["standard error", *(percent(calibration.standard_error(level)) for level in LEVELS)])
@@ -194,8 +194,8 @@ def _nuts(nuts: Comparison) -> list[str]:
 
 def _function_line(name: str, m: Moments) -> str:
     return (
-        f"  {name} at {len(m.loc)} inputs: means differ by {np.median(m.shift):.2f} standard deviations (median; most "
-        f"{m.shift.max():.2f}), standard deviations are {np.median(m.ratio):.2f} of NUTS's ({m.ratio.min():.2f} to "
+        f"  {name} at {len(m.loc)} inputs: means differ by {np.median(m.shift):.2f} standard deviations (median; largest "
+        f"{m.shift.max():.2f}), standard deviations of q are {np.median(m.ratio):.2f} times those of NUTS ({m.ratio.min():.2f} to "
         f"{m.ratio.max():.2f})"
     )
 

@@ -1,4 +1,4 @@
-"""Whether the numbers that a model sees can tell one row from the next."""
+"""Whether the dtype of a model's numbers resolves the differences between rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["arguments_of", "coarse_of"]
 
 
 def arguments_of(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arrays among a model's arguments, by what the user calls them."""
+    """The arrays among a model's arguments, under the user's names."""
     try:
         given = inspect.signature(model).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # of what has no signature
@@ -27,7 +27,7 @@ def arguments_of(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 
 def coarse_of(arrays: Mapping[str, Any]) -> tuple[str, ...]:
-    """A sentence for each array with columns that its dtype does not resolve; of equal ones for the first.
+    """A sentence for each array with columns that its dtype does not resolve; equal arrays get one sentence.
 
     :param arrays: by name.
     """

@@ -1,4 +1,4 @@
-"""A sample of the rows in the place of all of them: which plates hold one, and what cannot be asked of it."""
+"""``check`` on a sample of the rows: which plates hold one, and which measurements are refused."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["samples_of", "words_of_sample"]
 def samples_of(
     model: Callable[..., Any], arguments: Arguments, source: GuideDraws, nuts: int | None
 ) -> dict[str, tuple[int, int]]:
-    """Rows at hand and rows that there are, by name of the plate, of plates that hold a part of their rows.
+    """Number of rows passed and number of rows in all, by name of the plate, for plates that hold a part of their rows.
 
-    :raises ValueError: if a latent site is in one of them, so that its rows are known by their numbers; or for NUTS.
+    :raises ValueError: if a latent site in such a plate needs the numbers of its rows, or if NUTS is asked for.
     """
     found: dict[str, tuple[int, int]] = {}
     local: list[tuple[str, str]] = []
@@ -39,7 +39,7 @@ def samples_of(
     for name, plate in local:
         n, size = found[plate]
         raise ValueError(
-            f"`{name}` has a value for each row of plate '{plate}', which holds {n} of its {size} rows, and does not say which. "
+            f"`{name}` has a value for each row of plate '{plate}', which holds {n} of its {size} rows, and it is unknown which. "
             "Pass the full data."
         )
     if found and nuts is not None:
@@ -54,7 +54,7 @@ def samples_of(
 
 def _refuse_random_rows(model: Callable[..., Any], arguments: Arguments, source: GuideDraws) -> None:
     """
-    :raises ValueError: if the model's plate picks rows by itself: other ones at each draw.
+    :raises ValueError: if the model's plate picks rows at random, others at each draw.
     """
 
     def observed(arrays: Any, params: Any, values: Any, key: PRNGKey) -> dict[str, Array]:

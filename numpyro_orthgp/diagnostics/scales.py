@@ -1,4 +1,4 @@
-"""Whether a kernel's lengths suit the inputs: what two rows that are near, or differ in one column, say of each other."""
+"""Whether lengthscales suit the inputs: correlations of f at rows that are near, or that differ in one column."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ CUT, IDLE = 0.01, 0.99  # correlations of a row with itself after the exchange o
 
 @dataclass(frozen=True)
 class Scales:
-    """Inputs as a kernel sees them.
+    """Inputs measured by a kernel.
 
     :param spread: standard deviation of each column, shape (D,).
-    :param reach: correlation of f at a row and at the same row with one column of another one, median over rows, shape (D,): near
-        1 for a column without a say, near 0 for one in which all rows are far apart.
-    :param nearest: correlation of f at a row and at the one that is most alike, median over rows. Near 0 no row tells of another.
-    :param are_data: whether the inputs are an argument of the model as it is.
+    :param reach: correlation of f at a row and at the same row with one column taken from another row, median over rows, shape
+        (D,). Near 1 the column has no influence; near 0 all rows are far apart in it.
+    :param nearest: correlation of f at a row and at its most correlated other row, median over rows. Near 0, no row tells about
+        another.
+    :param are_data: whether the inputs are an argument of the model, unchanged.
     """
 
     spread: np.ndarray
@@ -40,7 +41,7 @@ class Scales:
 
 
 def scales_of(f: GPFunction, X: Any, arguments: Mapping[str, Any]) -> Scales | None:
-    """Look at rows of inputs; ``None`` for few or very wide ones.
+    """Measure rows of inputs; ``None`` for few rows or very many columns.
 
     :param f: the function.
     :param X: inputs, shape (N, D).
@@ -62,7 +63,7 @@ def scales_of(f: GPFunction, X: Any, arguments: Mapping[str, Any]) -> Scales | N
 
 
 def _correlations(f: GPFunction, some: Array, rows: Array, changed: Array) -> tuple[Array, Array]:
-    """Of some rows with all others, shape (n, N), of which they are the first; and with themselves changed, shape (n, D)."""
+    """Correlations of the first n rows with all rows, shape (n, N), and with themselves with one column changed, shape (n, D)."""
     n, D = some.shape
     flat = changed.reshape(-1, D)
     with_others = _correlation(f, some, rows).at[:, :n].add(-2.0 * jnp.eye(n, dtype=some.dtype))
@@ -71,7 +72,7 @@ def _correlations(f: GPFunction, some: Array, rows: Array, changed: Array) -> tu
 
 
 def _correlation(f: GPFunction, A: Array, B: Array) -> Array:
-    """Of several functions the largest; 1 where the prior has no variance."""
+    """The correlation, of several functions the largest; 1 where the prior has no variance."""
     a, b = f.kernel(A), f.kernel(B)
     scale = jnp.sqrt(a[..., :, None] * b[..., None, :])
     found = jnp.where(scale > 0, f.kernel(A, B) / jnp.where(scale > 0, scale, 1), 1)
@@ -89,7 +90,7 @@ def advice_on_scales(name: str, scales: Scales) -> Iterator[str]:
     a, b = far[scales.spread[far].argmax()], idle[scales.spread[idle].argmin()]
     if scales.spread[a] > APART * scales.spread[b]:
         yield (
-            f"Columns of the inputs of {name} have very different scales, which its lengthscales have not followed: column {a} has "
-            f"standard deviation {scales.spread[a]:.2g}, and rows that differ in it say nothing of each other; column {b} has "
-            f"{scales.spread[b]:.2g}, and no say. Standardize them: X = (X - X.mean(0)) / X.std(0)."
+            f"Columns of the inputs of {name} have very different scales, and its lengthscales have not followed. Column {a} has "
+            f"standard deviation {scales.spread[a]:.2g}, and rows that differ in it are uncorrelated. Column {b} has "
+            f"{scales.spread[b]:.2g}, and has no influence. Standardize them: X = (X - X.mean(0)) / X.std(0)."
         )

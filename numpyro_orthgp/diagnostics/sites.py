@@ -1,15 +1,15 @@
-r"""What one run of a model says, its latent sites being values: no Gaussian of a guide is handed over.
+r"""Densities and draws of the sites of one run of a model, given values of its latent sites.
 
-So ``gp`` sees inducing variables that are known, and what f(x) still varies by is its residual. A likelihood integrates that
-out inside the logarithm,
+``gp`` gets values of the inducing variables, no Gaussian, so the only variance of f(x) is its residual. Here a likelihood
+integrates f out inside the logarithm,
 
 .. math:: \log p(y_i \mid u, \theta) = \log \int p(y_i \mid f_i) \, p(f_i \mid u, \theta) \, df_i,
 
-where its ``log_prob``, made for bounds, has the average outside.
+while ``log_prob``, made for bounds, averages the logarithm.
 
-The logarithm of an average, ``log_predictive``, is what ``log_likelihood`` and ``lp`` hold: leave-one-out needs the density of
-an observation, of which ``log_prob`` under a guide is a lower bound. Residuals of different points count as independent given
-u, as in FITC's model: their joint density would cost a factor of N x N for each draw.
+``log_likelihood`` and ``lp`` use this logarithm of an average, ``log_predictive``: leave-one-out needs the density of an
+observation, and ``log_prob`` under a guide is only a lower bound of it. Residuals of different points count as independent given
+u, as in FITC's model. Their joint density would need an N x N Cholesky factor for each draw.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ import numpyro.distributions as dist
 
 from numpyro_orthgp.diagnostics.draws import density
 from numpyro_orthgp.diagnostics.layout import Trace, is_marginals
-from numpyro_orthgp.functions.arithmetic import draw_of
+from numpyro_orthgp.functions.draws import MAX_JOINT_DRAW
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.functions.marginals import MAX_JOINT_DRAW
 from numpyro_orthgp.inducing.rows import Rows
 from numpyro_orthgp.likelihoods import Categorical, Likelihood
 from numpyro_orthgp.likelihoods.base import is_expected, log_predictive, unwrap
@@ -40,7 +39,7 @@ __all__ = ["are_classes", "censored_of", "function_draw", "log_joint", "mask_of"
 
 
 def log_joint(sites: Trace, hidden: Container[str]) -> Array:
-    """log p(draw) + sum_i log p(y_i | draw), missing outputs, which are ``hidden``, integrated out."""
+    """log p(draw) + sum_i log p(y_i | draw), with missing outputs (``hidden``) integrated out."""
     terms = [
         density(site, log_predictive if site["is_observed"] else None)
         for name, site in sites.items()
@@ -52,7 +51,7 @@ def log_joint(sites: Trace, hidden: Container[str]) -> Array:
 def mask_of(fn: Any) -> Array | None:
     """Which entries of a site's value count, shape of the value; ``None`` without a mask.
 
-    A mask beneath ``to_event`` is for single entries, one outside of it for whole events.
+    A mask beneath ``to_event`` hides single entries; a mask outside of it hides whole events.
     """
     masks, shape = [], fn.shape()
     while isinstance(fn, (dist.MaskedDistribution, dist.Independent, dist.ExpandedDistribution)):
@@ -66,7 +65,7 @@ def mask_of(fn: Any) -> Array | None:
 
 
 def censored_of(fn: Any) -> Array | None:
-    """Which entries of a site's value are lower bounds only, shape of the value; ``None`` where times are not censored."""
+    """Which entries of a site's value are censored times, shape of the value; ``None`` if there are none."""
     likelihood, _ = unwrap(fn)
     censored: Array | None = None
     if isinstance(likelihood, SurvivalLikelihood | Transformed):
@@ -105,6 +104,6 @@ def predictive_draw(fn: Any, rng_key: PRNGKey) -> Array:
 
 
 def function_draw(f: GPFunction, X: Rows, rng_key: PRNGKey) -> Array:
-    """f(X), as one function up to ``MAX_JOINT_DRAW`` inputs, beyond point by point."""
+    """A draw of f(X): one function up to ``MAX_JOINT_DRAW`` inputs, beyond that each point on its own."""
     m = f(X)
-    return draw_of(m if len(X) <= MAX_JOINT_DRAW else m.independent(), rng_key)
+    return (m if len(X) <= MAX_JOINT_DRAW else m.independent()).draw(rng_key)

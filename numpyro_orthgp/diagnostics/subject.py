@@ -1,4 +1,4 @@
-"""The fitted model that ``check`` measures, run once more by a compiled program whose inputs are data and parameters."""
+"""The fitted model that ``check`` measures: a compiled program of data and parameters."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Subject:
     """
     :param model: the model that was fitted.
     :param guide: its guide.
-    :param params: what was learned.
-    :param arguments: of both.
-    :param layout: of the model's sites.
-    :param rng_key: of the draw of what the guide draws; the same for all measurements.
+    :param params: the fitted parameters.
+    :param arguments: arguments of both.
+    :param layout: the model's sites.
+    :param rng_key: key of the guide's draw, the same for all measurements.
     """
 
     model: Callable[..., Any]
@@ -38,7 +38,7 @@ class Subject:
     rng_key: PRNGKey
 
     def measure(self, of: Callable[[Trace, dict[str, GPFunction]], _T]) -> _T:
-        """A function, compiled, of the model's sites and of the functions of its ``gp`` statements, as they are while fitting."""
+        """A function of the model's sites and of its gps, as they are during a fit, compiled."""
 
         def run(arrays: Any, params: dict[str, Any]) -> _T:
             args, kwargs = self.arguments.join(arrays)

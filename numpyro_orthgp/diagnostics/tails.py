@@ -1,4 +1,4 @@
-"""Whether standardized distances are those of a normal distribution, or of a Student t."""
+"""Whether standardized distances look normal or like a Student t."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROUNDS = 100
 
 
 def tail_gain(z: np.ndarray) -> tuple[float, float]:
-    """The most likely degrees of freedom, and what they gain over a normal distribution whose scale is free too, nats per row.
+    """The most likely degrees of freedom, and their gain over a normal distribution that also has a free scale, in nats per row.
 
     :param z: shape (N,).
     """
@@ -22,7 +22,7 @@ def tail_gain(z: np.ndarray) -> tuple[float, float]:
 
 
 def _likely(z: np.ndarray, df: float) -> tuple[float, float]:
-    """Log density of all at the most likely scale, and that scale."""
+    """Log density of all distances at the most likely scale, and that scale."""
     square = max(float(np.mean(z**2)), np.finfo(float).tiny)
     for _ in range(ROUNDS):  # EM: rows far out have small weights
         square = float(np.mean((df + 1) / (df + z**2 / square) * z**2))

@@ -1,4 +1,4 @@
-"""What differs between ArviZ 0.x and 1.x. Imported here, when needed, since that takes more than a second."""
+"""Differences between ArviZ 0.x and 1.x. The import of ArviZ takes more than a second, so it waits until it is needed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def tree_of(datasets: Mapping[str, Any]) -> Any:
 
 
 def smooth_weights(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
-    """Pareto-smoothed log weights, and k-hat, infinite where ArviZ finds no such distribution."""
+    """Pareto-smoothed log weights, and k-hat, which is infinite if ArviZ finds no such distribution."""
     az, before_1 = _arviz()
     if before_1:
         smoothed, khat = az.psislw(log_weights)
     else:
         from arviz_stats.base import array_stats
 
-        # It takes log likelihoods, whose negatives are the log weights of leave-one-out.
+        # ArviZ takes log likelihoods; their negatives are the log weights of leave-one-out.
         smoothed, khat = array_stats.psislw(-log_weights)
     # NaN of 1.x: a quarter of the tail does not stand out from its end, or there are 25 to 29 draws.
     return smoothed, np.inf if np.isnan(khat) else float(khat)

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from numpyro_orthgp.functions.frozen import constant_if_frozen
 from numpyro_orthgp.functions.sites import enumerating
 from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = [
-    "broadcasts", "check_operand", "check_rows", "check_weights", "draw_columns", "draw_mixed", "draw_of", "draw_of_rows",
+    "broadcasts", "check_operand", "check_rows", "check_weights", "draw_columns", "draw_mixed", "draw_of_rows",
     "draw_of_tasks", "draw_scaled", "draw_shifted", "drawn_from", "mix_rows", "of_outputs", "of_rows", "operand",
     "outputs_first", "refuse_no_output", "rows_drawn", "weighted",
 ]  # fmt: skip
@@ -152,13 +150,6 @@ def _lifted(values: Array, samples: int, axes: int) -> Array:
     shape = values.shape
     extra = max(axes - (values.ndim - samples), 0)
     return values.reshape(shape[:samples] + (1,) * extra + shape[samples:]) if extra and samples else values
-
-
-def draw_of(m: Any, rng_key: PRNGKey, shape: tuple[int, ...] = ()) -> Array:
-    """Draws of marginals, shape ``shape`` + (B,) or (B, P), that nothing is charged for."""
-    if m.joint is None:
-        return m.at(jax.random.normal(rng_key, shape + m.explained.shape, m.mean.dtype))
-    return constant_if_frozen(m.joint(rng_key, shape))
 
 
 def draw_shifted(draw: Any, shift: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.tree_util import Partial
 
-from numpyro_orthgp.functions.marginals import check_joint_draw
 from numpyro_orthgp.functions.prior import joint_root
 from numpyro_orthgp.functions.runs import DrawInRun, Run
 from numpyro_orthgp.functions.stacking import draw_stacked
@@ -23,12 +22,17 @@ from numpyro_orthgp.math.linalg import join, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION, combine
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["JointInRun", "draw_process", "drawn_functions", "in_run", "moments_in_run"]
+__all__ = ["MAX_JOINT_DRAW", "JointInRun", "draw_process", "drawn_functions", "in_run", "moments_in_run"]
+
+# A joint draw at B points needs a B x B Cholesky factor; beyond this size the user should say what is meant. In a fit each step has
+# one, and its gradient.
+MAX_JOINT_DRAW = 8192
+MAX_FITTED_DRAW = 2048
 
 
 def draw_process(f: Any, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     """Draws of f(X), shape ``shape`` + (B,) or (B, P): in a run of a model of its one function, elsewhere of q(f)."""
-    check_joint_draw(len(X), fitting=f.fitting)
+    _check_joint_draw(len(X), fitting=f.fitting)
     if f.run is not None:
         known = f.run.values_at(X)
         if known is None:
@@ -101,3 +105,22 @@ def drawn_functions(joint: Any) -> Iterator[tuple[Any, Rows]]:
             yield from drawn_functions(m.joint)
     else:  # arithmetic on marginals; patches are no function at the inputs themselves
         yield from drawn_functions(joint.args[0])
+
+
+def _check_joint_draw(B: int, *, fitting: bool = False) -> None:
+    """
+    :raises ValueError: if so many inputs are too many for a factor of their covariance.
+    """
+    limit = min(MAX_FITTED_DRAW, MAX_JOINT_DRAW) if fitting else MAX_JOINT_DRAW
+    if B <= limit:
+        return
+    needs = f"A joint draw at B = {B} inputs needs a B x B Cholesky factor"
+    if fitting:
+        raise ValueError(
+            f"{needs} at each step of a fit; the limit is {limit}. Where each y depends on f at its own row only, draw point by "
+            "point: f(X).independent().sample(). Else use minibatches, or fewer inputs (quadrature nodes) for each y."
+        )
+    raise ValueError(
+        f"{needs}; the limit is {limit}. Predict in batches, use the `mean` and `variance` of posterior(...), or draw point by "
+        "point: f(X).independent()."
+    )

@@ -51,7 +51,7 @@ class AveragedMarginals(Marginals):
     of the mean too.
     """
 
-    def draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> NoReturn:
+    def _draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> NoReturn:
         raise TypeError(
             "f.expected(X) cannot be drawn: averaged over uncertain inputs f is a mixture that is not Gaussian. Draw at a draw of "
             "the inputs: f(X).sample()."

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs
-from numpyro_orthgp.functions.arithmetic import draw_of
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.shared_draws import draw_grouped
@@ -149,4 +148,4 @@ def _draw_shared(
 
 def _draw_images(f: GPFunction, X: Array, grid: PatchGrid, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     # The marginals of all patches as rows know how to draw, and how many they can.
-    return draw_of(f(_rows_of_patches(grid, X)), rng_key, shape).reshape(*shape, len(X), -1)
+    return f(_rows_of_patches(grid, X))._draw(rng_key, shape).reshape(*shape, len(X), -1)

@@ -22,12 +22,7 @@ from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
-__all__ = ["Marginals", "check_joint_draw"]
-
-# A joint draw at B points needs a B x B Cholesky factor; beyond this size the user should say what is meant. In a fit each step has
-# one, and its gradient.
-MAX_JOINT_DRAW = 8192
-MAX_FITTED_DRAW = 2048
+__all__ = ["Marginals"]
 
 
 @jax.tree_util.register_dataclass
@@ -176,13 +171,19 @@ class Marginals:
             charge(self.names.fresh(), self.point_cost)
         if self.joint is None and self.names is not None:
             self.names.drawn_by_rows()
-        return arithmetic.draw_of(self, rng_key, sample_shape)
+        return self._draw(rng_key, sample_shape)
 
     def draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
         """:meth:`sample` with a key only, without a site; so while a tightened residual is fitted it is refused (ValueError)."""
         if self.tight and self.names is not None:
             refuse_uncharged("f(X).draw(rng_key)")
-        return arithmetic.draw_of(self, rng_key, sample_shape)
+        return self._draw(rng_key, sample_shape)
+
+    def _draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
+        """What nothing is charged for: whoever calls it sees to that."""
+        if self.joint is None:
+            return self.at(jax.random.normal(rng_key, sample_shape + self.explained.shape, self.mean.dtype))
+        return constant_if_frozen(self.joint(rng_key, sample_shape))
 
     def independent(self) -> Marginals:
         """The same marginals with draws that are independent between inputs; they are not draws of one function.
@@ -328,22 +329,3 @@ class Marginals:
             return latent
         outputs = arithmetic.weighted(latent, self.mixing**power)
         return outputs[..., 0] if len(self.own_shape) == 1 else outputs
-
-
-def check_joint_draw(B: int, *, fitting: bool = False) -> None:
-    """
-    :raises ValueError: if so many inputs are too many for a factor of their covariance.
-    """
-    limit = min(MAX_FITTED_DRAW, MAX_JOINT_DRAW) if fitting else MAX_JOINT_DRAW
-    if B <= limit:
-        return
-    needs = f"A joint draw at B = {B} inputs needs a B x B Cholesky factor"
-    if fitting:
-        raise ValueError(
-            f"{needs} at each step of a fit; the limit is {limit}. Where each y depends on f at its own row only, draw point by "
-            "point: f(X).independent().sample(). Else use minibatches, or fewer inputs (quadrature nodes) for each y."
-        )
-    raise ValueError(
-        f"{needs}; the limit is {limit}. Predict in batches, use the `mean` and `variance` of posterior(...), or draw point by "
-        "point: f(X).independent()."
-    )

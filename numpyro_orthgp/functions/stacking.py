@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from numpyro_orthgp.functions.arithmetic import draw_of, drawn_from
+from numpyro_orthgp.functions.arithmetic import drawn_from
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.runs import DrawInRun
 from numpyro_orthgp.types import Array, PRNGKey
@@ -70,4 +70,4 @@ def _origin(m: Marginals) -> tuple[int, tuple[int, ...]] | None:
 
 def draw_stacked(marginals: Sequence[Marginals], rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     keys = jax.random.split(rng_key, len(marginals))
-    return jnp.stack([draw_of(m, key, shape) for m, key in zip(marginals, keys, strict=True)], -1)
+    return jnp.stack([m._draw(key, shape) for m, key in zip(marginals, keys, strict=True)], -1)

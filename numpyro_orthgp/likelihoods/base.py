@@ -17,7 +17,6 @@ import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
 from numpyro_orthgp.errors import check_key, inspect, refuse_masked
-from numpyro_orthgp.functions.arithmetic import draw_of
 from numpyro_orthgp.functions.expected import AveragedMarginals
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import enumerating, prng_key
@@ -202,7 +201,7 @@ class ExpectedLikelihood(ToldOfMasks):
         key = check_key(key, "likelihoods")
         self._check_not_stacked()
         f_key, y_key = jax.random.split(key)
-        f = draw_of(self.marginals, f_key, sample_shape)
+        f = self.marginals._draw(f_key, sample_shape)
         y = self.conditional(f).sample(y_key)
         # NumPyro draws in the default dtype, whatever that of the parameters.
         return self._rounded(y, f.dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y

@@ -30,7 +30,6 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from numpyro_orthgp.errors import check_option, inspect
-from numpyro_orthgp.functions.arithmetic import draw_of
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.within import root_within
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, MonteCarlo, QuasiMonteCarlo, expectation
@@ -190,7 +189,7 @@ class OfSum(ExpectedLikelihood):
     def _drawn(self, key: PRNGKey | None, num: int, y: Array | None) -> tuple[Array, Array]:
         """Draws of f at all inputs of all areas; without a key the same ones each time."""
         m = self.marginals
-        f = draw_of(m, jax.random.PRNGKey(0) if key is None else key, (num,))
+        f = m._draw(jax.random.PRNGKey(0) if key is None else key, (num,))
         samples = 0 if y is None else max(y.ndim - len(self.batch_shape), 0)
         return f.reshape(num, *(1,) * samples, *f.shape[1:]), jnp.full(num, 1 / num, m.mean.dtype)
 
