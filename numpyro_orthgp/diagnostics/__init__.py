@@ -2,7 +2,7 @@
 
 Each runs the model again, at draws of a guide or of MCMC (``replay``) or at the fit (``subject``), and reads the sites of that run
 (``sites``, ``layout``). ``check`` measures (``health``, ``outputs``, ``scales``, ``calibration``, ``comparison``, ``convergence``,
-``integration``). ``advice`` turns the measurements into sentences.
+``integration``, ``plugged``). ``advice`` turns the measurements into sentences.
 """
 
 from numpyro_orthgp.diagnostics.check import check
