@@ -11,6 +11,6 @@ Read in this order:
 Beside these: ``mean_only`` (points that move the mean alone), ``stacking`` (functions side by side), ``terms`` (the summands of a
 sum), ``latent_inputs`` and ``expected`` (inputs that are Gaussian themselves), ``groups`` (the residual in groups of rows),
 ``neighbors`` (predictions with the data near an input), ``paths`` (whole functions drawn), ``draws`` and ``runs`` (a run of a
-model sees one function), ``frozen`` (runs in which draws are constants, for ``check``), ``shared_draws``, ``deep`` and ``images`` (functions of functions), ``sites`` (what a function needs of
-its model).
+model sees one function), ``frozen`` (runs in which draws are constants, for ``check``), ``shared_draws``, ``deep`` and ``images``
+(functions of functions), ``sites`` (what a function needs of its model).
 """

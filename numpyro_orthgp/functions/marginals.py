@@ -168,7 +168,7 @@ class Marginals:
                 "group_size={'another gp': 16}."
             )
         if self.tight and self.names is not None:
-            charge(self.names.fresh(), self.point_cost)
+            charge(self.names.fresh(), self.point_cost, self.names.weights())
         if self.joint is None and self.names is not None:
             self.names.drawn_by_rows()
         return self._draw(rng_key, sample_shape)

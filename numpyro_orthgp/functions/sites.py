@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, NoReturn
 
 import jax
@@ -136,13 +138,15 @@ def refuse_enumerated(num_latents: int | None) -> None:
         )
 
 
-def charge(name: str, cost: Array) -> None:
+def charge(name: str, cost: Array, weights: Any = None) -> None:
     """Subtract a cost of each row from the model's log density: once for each, however many plates there are around.
 
     ``numpyro.factor`` would lay the costs along the rightmost plate, and repeat them along others. Rows belong to the plate of
     their size, of several to the one that subsamples, whose scale they have. Where there is none each y sees several rows.
 
     :param cost: shape (B,).
+    :param weights: by what ``handlers.scale`` multiplies log densities here. Those above one are taken for rows that stand for
+        others; what lies below one weighs the density of y, and not what the residual costs.
     :raises ValueError: within a loop of JAX, where the cost of a step could not reach the model's log density.
     """
     if _in_loop() is not None:
@@ -151,6 +155,8 @@ def charge(name: str, cost: Array) -> None:
     of_rows = [p for p in plates if p.subsample_size == len(cost)]
     whole = not of_rows and any(p.size == len(cost) for p in plates)
     scale = 1.0 if whole else max((p.size / p.subsample_size for p in of_rows or plates), default=1.0)
+    if weights is not None:
+        cost = cost * jnp.maximum(weights, 1) / jnp.sum(jnp.asarray(weights))
     fn = Unit(-cost.sum())
     with numpyro.handlers.scale(scale=scale):
         numpyro.sample(name, fn, obs=fn.sample(None), infer={"block_plates": [p.name for p in plates]})
@@ -166,6 +172,10 @@ def refuse_uncharged(what: str) -> NoReturn:
         "inputs at once, outside of loops, or within numpyro.contrib.control_flow.scan; or leave the residual as it is: "
         'residual={"another gp": "tight"}.'
     )
+
+
+def _scales() -> list[Any]:
+    return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.handlers.scale)]
 
 
 def refuse_drawn_by_rows(what: str) -> None:
@@ -192,6 +202,7 @@ class Names:
 
     def __init__(self, prefix: str, fitting: bool = False) -> None:
         self.prefix, self.used, self.fitting = prefix, 0, fitting
+        self._scaled = frozenset(map(id, _scales()))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Names)
@@ -203,6 +214,14 @@ class Names:
         """Note that this run of a fit has drawn the function at each row by itself: see :func:`refuse_drawn_by_rows`."""
         if _PYRO_STACK and self.fitting:
             _PYRO_STACK[0]._drawn_by_rows = self.prefix
+
+    def weights(self) -> Any:
+        """By what ``handlers.scale`` multiplies log densities here and not the divergence of q; ``None`` where that is nothing.
+
+        Handlers that were entered before the function was declared multiply both.
+        """
+        scales = [handler.scale for handler in _scales() if id(handler) not in self._scaled]
+        return reduce(operator.mul, scales) if scales else None
 
     def fresh(self) -> str:
         self.used += 1

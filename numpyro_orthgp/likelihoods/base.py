@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
-from numpyro_orthgp.errors import check_key, inspect, refuse_masked
+from numpyro_orthgp.errors import check_key, inspect, is_concrete, refuse_masked
 from numpyro_orthgp.functions.expected import AveragedMarginals
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import enumerating, prng_key
@@ -73,7 +74,7 @@ class ExpectedLikelihood(ToldOfMasks):
     """
 
     arg_constraints: dict[str, Any] = {}
-    pytree_data_fields: tuple[str, ...] = ("marginals", "rng_key")
+    pytree_data_fields: tuple[str, ...] = ("marginals", "rng_key", "power")
     pytree_aux_fields: tuple[str, ...] = ("integrator", "by_default", "mixes", "lead", "told")
     integrates_function = True  # a likelihood of this package, see `is_expected`
     sees_several = False  # whether one y sees f at several inputs, whose draws are never to be independent
@@ -97,7 +98,17 @@ class ExpectedLikelihood(ToldOfMasks):
         self.by_default = integrator is None
         self.integrator = integrator or (GaussHermite() if dim <= 2 else QuasiMonteCarlo())
         self.rng_key = None if isinstance(self.integrator, GaussHermite) else prng_key()
+        self.power = self._power(batch_shape[self.lead :])
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
+
+    def _power(self, batch: tuple[int, ...]) -> Array | None:
+        """Weights below one that ``handlers.scale`` gives: powers of the density of y, not of what the residual costs."""
+        m = self.marginals
+        weights = m.names.weights() if m.tight and m.names is not None else None
+        if weights is None or (is_concrete(weights) and np.min(weights) >= 1):
+            return None
+        weights = jnp.minimum(jnp.asarray(weights, m.mean.dtype), 1)
+        return weights[:, None] if weights.shape == batch[:1] and len(batch) == 2 else weights
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Batch and event shape, and in ``mixes`` and ``lead`` what they say of how y depends on f."""
@@ -238,7 +249,11 @@ class ExpectedLikelihood(ToldOfMasks):
     @property
     def tightening_cost(self) -> Array:
         """What ``log_prob`` pays for the tightened residual, broadcastable to the batch shape."""
-        return self.marginals.point_cost if self.mixes else self.marginals.tightening_cost
+        return self._charged(self.marginals.point_cost if self.mixes else self.marginals.tightening_cost)
+
+    def _charged(self, cost: Array) -> Array:
+        """A cost that weights below one, which are outside of it, leave what it is."""
+        return cost if self.power is None else cost / self.power
 
     @broadcasting
     def _values(self, y: Array | None = None) -> tuple[Array, Array]:

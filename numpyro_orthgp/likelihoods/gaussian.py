@@ -91,20 +91,25 @@ class Gaussian(ExpectedLikelihood):
         """The v of each point in that case, 1 / (1 + r / s^2), or of groups the diagonal of V; shape of f(X)."""
         m = self.marginals
         if m.groups is None:
-            return 1 / (1 + m.residual / self.scale**2)
+            return 1 / (1 + m.residual / self._noise**2)
         return outputs_first(best_scales(m.groups, self._by_output), m.own_shape)
 
     @property
     def _charge(self) -> Array:
         m = self.marginals
         if m.groups is None:
-            return jnp.log1p(m.residual / self.scale**2)
-        return outputs_first(charges(m.groups, self._by_output), m.own_shape)
+            return self._charged(jnp.log1p(m.residual / self._noise**2))
+        return self._charged(outputs_first(charges(m.groups, self._by_output), m.own_shape))
+
+    @property
+    def _noise(self) -> Array:
+        """Its standard deviation as the residual sees it: a power of the density is one of larger noise."""
+        return self.scale if self.power is None else self.scale / jnp.sqrt(self.power)
 
     @property
     def _by_output(self) -> Array:
         """Standard deviations of the noise, shape (B,) or (P, B)."""
-        return outputs_first(jnp.broadcast_to(self.scale, self.batch_shape), self.marginals.own_shape)
+        return outputs_first(jnp.broadcast_to(self._noise, self.batch_shape), self.marginals.own_shape)
 
     def expected_log_density(self, y: Array) -> Array:
         return dist.Normal(self.marginals.mean, self.scale).log_prob(y) - self.marginals.variance / (2 * self.scale**2)

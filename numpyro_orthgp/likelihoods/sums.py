@@ -148,7 +148,7 @@ class OfSum(ExpectedLikelihood):
     @property
     def tightening_cost(self) -> Array:
         cost = self.marginals.tightening_cost
-        return cost.reshape(*cost.shape[:-1], *self.weights.shape).sum(-1)
+        return self._charged(cost.reshape(*cost.shape[:-1], *self.weights.shape).sum(-1))
 
     # ---------------------------------------------------------------- f at all inputs of an area together
 

@@ -1,0 +1,157 @@
+"""Weights of rows by `handlers.scale`, beside dense formulas: a power of the density of y does not make a residual cheaper."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.infer import SVI, TraceMeanField_ELBO
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels, likelihoods
+
+KEY, N, S = random.PRNGKey(0), 6, 0.3
+X = np.linspace(0.0, 0.5, N)[:, None]
+Y = np.array([0.3, -0.2, 0.5, 0.1, -0.4, 0.2])
+Z = np.array([[0.1], [2.0]])
+WEIGHTS = {
+    "none": None,
+    "one number": 0.2,
+    "each row": np.array([0.1, 1.0, 0.5, 1e-3, 0.9, 0.2]),
+    "above one": np.array([0.1, 3.0, 0.5, 2.0, 0.9, 1.0]),
+}
+
+
+def rbf(a, b):
+    return np.exp(-((a - b.T) ** 2) / 2)
+
+
+def residual_covariance():
+    """K - Q at X, of inducing points Z with the library's jitter."""
+    K = rbf(Z, Z) + 1e-10 * np.eye(len(Z))
+    return rbf(X, X) - rbf(X, Z) @ np.linalg.solve(K, rbf(Z, X))
+
+
+def at_the_prior(weights, groups):
+    """The bound at q(u) = p(u), from its formula."""
+    w = np.broadcast_to(1.0 if weights is None else weights, N)
+    D, low = residual_covariance(), np.minimum(w, 1)
+    explained = 1 - np.diag(D)
+    density = -0.5 * np.log(2 * np.pi * S**2) - (Y**2 + explained) / (2 * S**2)
+    scaled = D * np.sqrt(low[:, None] * low) / S**2
+    if groups is None:
+        charge = np.log1p(np.diag(scaled))
+    else:
+        blocks = [np.eye(groups) + scaled[i : i + groups, i : i + groups] for i in range(0, N, groups)]
+        charge = np.repeat([np.linalg.slogdet(b)[1] / groups for b in blocks], groups)
+    return (w * density).sum() - 0.5 * (charge * w / low).sum()
+
+
+def weighted_evidence(weights):
+    """log of the integral of p(f) prod p(y_n | f_n)^w_n."""
+    w = np.broadcast_to(1.0 if weights is None else weights, N)
+    noise = S**2 / w
+    C = rbf(X, X) + np.diag(noise)
+    gauss = -0.5 * (Y @ np.linalg.solve(C, Y) + np.linalg.slogdet(C)[1] + N * np.log(2 * np.pi))
+    return gauss + 0.5 * np.sum(np.log(2 * np.pi * noise) - w * np.log(2 * np.pi * S**2))
+
+
+def bound(model, **options):
+    svi = SVI(model, ogp.AutoSparseGP(model, **options), optax.adam(0.01), TraceMeanField_ELBO())
+    return -float(svi.evaluate(svi.init(KEY)))
+
+
+def model_of(weights, make=lambda f: likelihoods.Gaussian(f, S), dtype=np.float64):
+    def model():
+        f = ogp.gp("f", kernels.RBF(dtype(1.0)), jnp.asarray(Z, dtype))
+        with numpyro.plate("data", N):
+            with handlers.scale(scale=1.0 if weights is None else jnp.asarray(weights, dtype)):
+                numpyro.sample("y", make(f(jnp.asarray(X, dtype))), obs=jnp.asarray(Y, dtype))
+
+    return model
+
+
+@pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
+@pytest.mark.parametrize("groups", [None, 2, 3])
+@pytest.mark.parametrize("dtype, rtol", [(np.float64, 1e-8), (np.float32, 2e-5)])
+def test_the_bound_is_its_formula_and_below_the_weighted_evidence(weights, groups, dtype, rtol):
+    found = bound(model_of(weights, dtype=dtype), residual="tight", group_size=groups)
+    np.testing.assert_allclose(found, at_the_prior(weights, groups), rtol=rtol)
+    assert found < weighted_evidence(weights)
+
+
+@pytest.mark.parametrize("weights", [0.05, WEIGHTS["each row"]], ids=["one number", "each row"])
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_learned_v_costs_the_same_whatever_the_weights(weights, draws):
+    """Under StudentT, and of draws: (v - log v - 1)/2 for each row, while the density has its power."""
+
+    def cost(weights, v):
+        if draws:
+
+            def model():
+                f = ogp.gp("f", kernels.RBF(1.0), jnp.asarray(Z))
+                with handlers.scale(scale=1.0 if weights is None else jnp.asarray(weights)):
+                    values = f(jnp.asarray(X)).sample()
+                    with numpyro.plate("data", N):
+                        numpyro.sample("y", dist.Normal(values, S), obs=jnp.asarray(Y))
+        else:
+            model = model_of(weights, lambda f: likelihoods.StudentT(f, 4.0, S))
+        guide = ogp.AutoSparseGP(model, residual="tight")
+        svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+        params = svi.get_params(svi.init(KEY)) | {"f_residual_scale": jnp.asarray(v)}
+        sites = handlers.trace(handlers.substitute(handlers.seed(guide, KEY), params)).get_trace()
+        sites = handlers.trace(handlers.replay(handlers.seed(model, KEY), sites)).get_trace()
+        if draws:
+            site = sites["f.residual_cost0"]
+            return float(np.sum(np.asarray(site["fn"].log_prob(site["value"]) * site["scale"])))
+        fn = sites["y"]["fn"]
+        return -float(np.sum((1.0 if weights is None else weights) * np.asarray(fn.tightening_cost)))
+
+    expected = -N * (0.25 - np.log(0.25) - 1) / 2
+    np.testing.assert_allclose(cost(None, 0.25), expected, rtol=1e-10)
+    np.testing.assert_allclose(cost(weights, 0.25), expected, rtol=1e-10)
+
+
+def test_outputs_of_a_row_share_its_weight():
+    w = WEIGHTS["each row"]
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(1.0), jnp.asarray(Z), num_latents=2)
+        with numpyro.plate("data", N), handlers.scale(scale=jnp.asarray(w)):
+            both = jnp.stack([jnp.asarray(Y)] * 2, -1)
+            numpyro.sample("y", likelihoods.Gaussian(f(jnp.asarray(X)), S).to_event(1), obs=both)
+
+    np.testing.assert_allclose(bound(model, residual="tight"), 2 * at_the_prior(w, None), rtol=1e-8)
+
+
+def test_what_scales_the_divergence_too_is_no_weight():
+    """A model and its guide in other units of the loss: everything is multiplied, the cost of the residual as well."""
+
+    def scaled(model):
+        model = handlers.scale(model, scale=0.1)
+        guide = ogp.AutoSparseGP(model, residual="tight")
+        svi = SVI(model, handlers.scale(guide, scale=0.1), optax.adam(0.01), TraceMeanField_ELBO())
+        return -float(svi.evaluate(svi.init(KEY)))
+
+    np.testing.assert_allclose(scaled(model_of(None)), 0.1 * at_the_prior(None, None), rtol=1e-8)
+
+
+def test_weights_of_a_minibatch():
+    """Batches in a plate that stands for all rows average to the bound of all rows."""
+    w = WEIGHTS["each row"]
+
+    def model(rows):
+        f = ogp.gp("f", kernels.RBF(1.0), jnp.asarray(Z))
+        with numpyro.plate("data", N, subsample_size=2), handlers.scale(scale=jnp.asarray(w)[rows]):
+            numpyro.sample("y", likelihoods.Gaussian(f(jnp.asarray(X)[rows]), S), obs=jnp.asarray(Y)[rows])
+
+    svi = SVI(model, ogp.AutoSparseGP(model, residual="tight"), optax.adam(0.01), TraceMeanField_ELBO())
+    batches = jnp.arange(N).reshape(3, 2)
+    state = svi.init(KEY, batches[0])
+    found = -np.mean([svi.evaluate(state, rows) for rows in batches])
+    np.testing.assert_allclose(found, at_the_prior(w, None), rtol=1e-8)
