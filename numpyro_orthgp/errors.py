@@ -281,6 +281,11 @@ def check_columns(key: Any, shape: tuple[int, ...]) -> np.ndarray:
             f"For other inputs index X: f(X[rows]).{long if len(shape) == 2 and isinstance(key, tuple) else ''}"
         )
     P, p = shape[1], key[1]
+    if not is_concrete(p):
+        raise TypeError(
+            "In f(X)[..., p] p must be known while the model is traced; got an array that JAX computes, such as rows of a plate "
+            "that subsamples. One output for each row: f(X).pick(p), for p of shape (B,). A subset of outputs: f(X) @ W, W one-hot."
+        )
     columns = np.arange(P)[p] if isinstance(p, slice) else np.asarray(p)
     if columns.ndim > 1 or not np.issubdtype(columns.dtype, np.integer):
         raise TypeError(f"In f(X)[..., p] p must be an integer, a slice or a list of integers; got {p!r}.")

@@ -369,3 +369,11 @@ def test_two_tight_draws_in_one_model_have_names_of_their_own():
     params = {"f_residual_scale": jnp.asarray(0.4)}
     loss = TraceMeanField_ELBO().loss(jax.random.PRNGKey(0), params, model, guide)
     assert_allclose(loss, 2 * B * (0.4 - np.log(0.4) - 1) / 2, rtol=1e-10)
+
+
+def test_outputs_that_jax_computes_are_picked_by_pick():
+    m = function(2)(X)
+    with pytest.raises(TypeError, match=r"p must be known while the model is traced.*f\(X\)\.pick\(p\)"):
+        jax.jit(lambda p: m[..., p].mean)(jnp.asarray([1]))
+    which = jnp.asarray([1, 0, 1])
+    assert_allclose(jax.jit(lambda p: m.pick(p).mean)(which), np.asarray(m.mean)[np.arange(3), which])

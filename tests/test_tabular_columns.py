@@ -74,6 +74,24 @@ def test_numbers_of_pandas_that_may_be_missing():
     assert read_table(pd.DataFrame({"a": np.array([1, None, 2.5], object)})).values[0].dtype == float
 
 
+@pytest.mark.parametrize(
+    "dtype", ["double[pyarrow]", "float[pyarrow]", "int64[pyarrow]", "bool[pyarrow]", "Sparse[float]"]
+)
+def test_numbers_whatever_holds_them(dtype):
+    """Few different numbers are numbers all the same, and no categories."""
+    numbers = np.array([0.0, 1.0] * 6)
+    frame = pd.DataFrame({"a": pd.Series(numbers).astype(dtype), "b": np.arange(12.0)})
+    (a, b), (_, X) = read_table(frame).values, learned(frame)
+    assert a.dtype == float
+    np.testing.assert_array_equal(a, numbers)
+    np.testing.assert_allclose(X, learned(pd.DataFrame({"a": numbers, "b": b}))[1])
+
+
+def test_complex_numbers():
+    with pytest.raises(TypeError, match="Column 'a' of `X` holds complex numbers.*real and imaginary parts"):
+        read_table(pd.DataFrame({"a": [1j, 2.0, 3.0]}))
+
+
 def test_tables_that_are_not_pandas(rng):
     """polars for one: columns, shape, and columns with dtype and to_numpy."""
 

@@ -86,8 +86,11 @@ def _column(name: str, column: Any) -> np.ndarray:
             f"Column {name!r} of `X` holds dates ({dtype}). Say what about them matters, as numbers: days since a start, hour of "
             "the day, month."
         )
-    if dtype.lower().startswith(("int", "uint", "float", "bool", "decimal")):
-        values = column.to_numpy()
+    kind = getattr(column.dtype, "kind", "O")  # of pandas, whatever holds the numbers: arrow's "double", sparse ones
+    if kind == "c":
+        raise TypeError(f"Column {name!r} of `X` holds complex numbers. Pass real and imaginary parts as columns.")
+    if kind in "biuf" or dtype.lower().startswith(("int", "uint", "float", "bool", "decimal")):
+        values = np.asarray(column.to_numpy())
         return values.astype(float) if values.dtype.kind in "biuf" else np.array([_number(v) for v in values])
     values = np.array([None if is_missing(v) else v for v in column.to_numpy()], object)
     if all(v is None or isinstance(v, bool | int | float | np.number | np.bool_) for v in values) and dtype == "object":
