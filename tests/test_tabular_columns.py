@@ -54,6 +54,7 @@ def test_categories_in_every_dress():
         columns, X = learned(frame)
         assert columns.names == ["c=x", "c=y", "c=z"] and set(np.unique(X)) == {-1, 1}
         np.testing.assert_array_equal(X[4], [-1, -1, -1])
+        with pytest.warns(UserWarning, match=r"Column 'c' of `X` holds 'never seen'"):
         np.testing.assert_array_equal(columns.encode(read_table(pd.DataFrame({"c": ["never seen"]}))), [[-1, -1, -1]])
     columns, X = learned(pd.DataFrame({"two": ["a", "b", "a"], "truth": [True, False, False]}))
     assert columns.names == ["two=a", "truth"] and X.shape == (3, 2)
@@ -88,8 +89,20 @@ def test_numbers_whatever_holds_them(dtype):
 
 
 def test_complex_numbers():
-    with pytest.raises(TypeError, match="Column 'a' of `X` holds complex numbers.*real and imaginary parts"):
+    with pytest.raises(TypeError, match=r"Column 'a' of `X` holds complex numbers.*real and imaginary parts"):
         read_table(pd.DataFrame({"a": [1j, 2.0, 3.0]}))
+
+
+def test_levels_that_training_did_not_have():
+    """They are said; with two levels they lie between the two, and are not the rarer one."""
+    two, _ = learned(pd.DataFrame({"c": ["u"] * 6 + ["v"] * 4, "a": np.arange(10.0)}))
+    with pytest.warns(UserWarning, match=r"Column 'c' of `X` holds 'z' in 2 rows.*lie between the two levels"):
+        codes = two.encode(read_table(pd.DataFrame({"c": ["u", "v", "z", "z", None], "a": np.ones(5)})))
+    np.testing.assert_array_equal(codes[:, 0], [1, -1, 0, 0, 0])
+    three, _ = learned(pd.DataFrame({"c": ["u", "v", "w"] * 4, "a": np.arange(12.0)}))
+    with pytest.warns(UserWarning, match=r"holds 'y', 'z' in 2 rows.*none of the levels"):
+        codes = three.encode(read_table(pd.DataFrame({"c": ["u", "y", "z"], "a": np.ones(3)})))
+    np.testing.assert_array_equal(codes[1:, :3], -np.ones((2, 3)))
 
 
 def test_tables_that_are_not_pandas(rng):

@@ -21,6 +21,7 @@ from numpyro_orthgp.tabular.rows import is_missing
 __all__ = ["Column", "Columns", "Table", "read_table"]
 
 MOST_LEVELS = 20  # of a category, that have a column of their own
+MOST_SEEN = 1000  # levels that are remembered
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ class Column:
     :param median: of a column of numbers, what stands where they are missing.
     :param mean, scale: what numbers are centred and divided by.
     :param tells_missing: whether a column tells which are missing.
+    :param seen: all levels of training; None for numbers, and where there were more than 1000.
     """
 
     name: str
@@ -138,6 +140,7 @@ class Column:
     mean: float = 0.0
     scale: float = 1.0
     tells_missing: bool = False
+    seen: tuple[str, ...] | None = None
 
     @classmethod
     def learn(cls, name: str, values: np.ndarray) -> Column:
@@ -148,7 +151,8 @@ class Column:
             _warn_of_numbers(name, levels)
             two = len(levels) == 2 and len(known) == len(values)  # which one column tells apart
             most = 1 if two else MOST_LEVELS
-            return cls(name, tuple(str(v) for v in levels[:most]))
+            names = tuple(str(v) for v in levels)
+            return cls(name, names[:most], seen=names if len(names) <= MOST_SEEN else None)
         known = values[np.isfinite(values)]
         if not len(known):
             return cls(name)
@@ -165,12 +169,30 @@ class Column:
             if values.dtype != object:
                 self._check_codes(values)
                 values = np.array([None if v != v else _level(v) for v in values], object)
-            return [2 * np.array([v == level for v in values], float) - 1 for level in self.levels]
+            codes = [2 * np.array([v == level for v in values], float) - 1 for level in self.levels]
+            if self.seen is not None:
+                unseen = np.array([v is not None and v not in self.seen for v in values], bool)
+                self._warn_of_unseen(values[unseen])
+                if len(self.levels) < len(self.seen) == 2:  # where no entry was missing: in the middle of the two
+                    codes = [np.where([v in self.seen for v in values], codes[0], 0.0)]
+            return codes
         if values.dtype == object:
             raise TypeError(f"Column {self.name!r} was numbers in training, and holds text or categories now.")
         missing = ~np.isfinite(values)
         numbers = (np.where(missing, self.median, values) - self.mean) / self.scale
         return [numbers, 2.0 * missing - 1] if self.tells_missing else [numbers]
+
+    def _warn_of_unseen(self, values: np.ndarray) -> None:
+        if not len(values):
+            return
+        levels = [str(v) for v in np.unique(values.astype(str))]
+        between = self.seen is not None and len(self.seen) == 2 and len(self.levels or ()) == 1
+        what = "lie between the two levels" if between else "count as none of the levels that are told apart"
+        warnings.warn(
+            f"Column {self.name!r} of `X` holds {_some(map(repr, levels), 3)} in {len(values)} rows, which training did not have: "
+            f"these rows {what}, and predictions for them may be far off.",
+            stacklevel=2,
+        )
 
     def _check_codes(self, values: np.ndarray) -> None:
         known = values[np.isfinite(values)]

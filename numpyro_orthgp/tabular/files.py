@@ -29,7 +29,7 @@ from numpyro_orthgp.tabular.stages import Found, Stage
 
 __all__ = ["read_fit", "write_fit"]
 
-FORMAT, VERSION = "numpyro_orthgp fit of a table", 2
+FORMAT, VERSION = "numpyro_orthgp fit of a table", 3
 BAD = (
     OSError,
     EOFError,
@@ -121,7 +121,8 @@ def describe_columns(columns: Columns) -> dict[str, Any]:
 
 def columns_of(description: dict[str, Any]) -> Columns:
     columns = [
-        Column(**{**c, "levels": None if c["levels"] is None else tuple(c["levels"])}) for c in description["columns"]
+        Column(**{**c, **{key: None if c[key] is None else tuple(c[key]) for key in ("levels", "seen")}})
+        for c in description["columns"]
     ]
     return Columns(tuple(columns), tuple(description["kept"]))
 
