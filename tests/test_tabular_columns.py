@@ -55,7 +55,9 @@ def test_categories_in_every_dress():
         assert columns.names == ["c=x", "c=y", "c=z"] and set(np.unique(X)) == {-1, 1}
         np.testing.assert_array_equal(X[4], [-1, -1, -1])
         with pytest.warns(UserWarning, match=r"Column 'c' of `X` holds 'never seen'"):
-        np.testing.assert_array_equal(columns.encode(read_table(pd.DataFrame({"c": ["never seen"]}))), [[-1, -1, -1]])
+            np.testing.assert_array_equal(
+                columns.encode(read_table(pd.DataFrame({"c": ["never seen"]}))), [[-1, -1, -1]]
+            )
     columns, X = learned(pd.DataFrame({"two": ["a", "b", "a"], "truth": [True, False, False]}))
     assert columns.names == ["two=a", "truth"] and X.shape == (3, 2)
     codes = pd.DataFrame({"c": pd.Categorical([3, 1, 2, 3])})  # numbers that are codes
