@@ -8,7 +8,7 @@ import pytest
 from numpyro_orthgp.tabular.columns import MOST_LEVELS, Columns, read_table
 from numpyro_orthgp.tabular.importance import importance_of
 from numpyro_orthgp.tabular.labels import Labels
-from numpyro_orthgp.tabular.predictions import Predictions
+from numpyro_orthgp.tabular.predictions import CountPredictions, Predictions
 from numpyro_orthgp.tabular.rows import observed_counts, observed_numbers, order_of, positive_column
 from numpyro_orthgp.tabular.starts import relevance, starts
 
@@ -287,3 +287,16 @@ def test_outputs_in_another_order_than_their_rows_are_refused():
 def test_one_class_is_named():
     with pytest.raises(ValueError, match="All labels are 'x': there is nothing to learn"):
         Labels.read(np.full(12, "x"), 12)
+
+
+def test_labels_that_differ_in_spaces_only():
+    with pytest.warns(UserWarning, match=r"Labels 'up' and 'up ' differ in spaces only"):
+        Labels.read(np.array(["up", "up ", "down"] * 8), 24)
+
+
+def test_probabilities_of_counts_are_asked_for_each_row():
+    p = CountPredictions(np.zeros(3), np.full(3, 0.1), np.inf, lambda *_: np.zeros(3))
+    assert p.cdf([1, 2, 3]).shape == (3,)
+    for y in (3, [1], [1, 2]):
+        with pytest.raises(ValueError, match=r"`y` must .*3"):
+            p.cdf(y)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +101,16 @@ def _of_one_type(values: np.ndarray) -> np.ndarray:
     return values.astype(object) if kinds == {"text"} else np.array(values.tolist())
 
 
+def _warn_of_spaces(classes: np.ndarray) -> None:
+    alike: dict[str, Any] = {}
+    for label in classes.tolist():
+        if isinstance(label, str) and alike.setdefault(label.strip(), label) != label:
+            warnings.warn(
+                f"Labels {alike[label.strip()]!r} and {label!r} differ in spaces only, and count as two classes.",
+                stacklevel=2,
+            )
+
+
 def _check_classes(classes: np.ndarray, num: int) -> None:
     if len(classes) == 1:
         raise ValueError(f"All labels are {classes.tolist()[0]!r}: there is nothing to learn.")
@@ -108,6 +119,7 @@ def _check_classes(classes: np.ndarray, num: int) -> None:
             f"`y` holds {len(classes)} different numbers with fractions, which are no labels: use ogp.regression. Labels may be "
             "text, whole numbers, truth values or categories."
         )
+    _warn_of_spaces(classes)
     if len(classes) > min(MOST_CLASSES, num // 2):
         raise ValueError(
             f"{len(classes)} classes for {num} labels are too many; at most {MOST_CLASSES}, of two rows on average, can be told "

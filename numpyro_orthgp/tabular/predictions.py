@@ -215,8 +215,11 @@ class CountPredictions(_Ordered):
         return np.sqrt(self.mean + self.mean**2 * (spread + (1 + spread) / self.concentration))
 
     def cdf(self, y: Any) -> np.ndarray:
-        """The probability of at most y, shape (N,)."""
-        y = np.asarray(y, float)
+        """The probability of at most y for each row, shape (N,).
+
+        :raises ValueError: for another shape.
+        """
+        y = checked_outputs(y, len(self.log_mean)).astype(float)
         parts = [slice(first, first + ROWS_AT_ONCE) for first in range(0, len(y), ROWS_AT_ONCE)]
         return np.concatenate([self._cdf(y[part], self.log_mean[part], self.log_sd[part]) for part in parts])
 
