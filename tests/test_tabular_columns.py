@@ -300,3 +300,10 @@ def test_probabilities_of_counts_are_asked_for_each_row():
     for y in (3, [1], [1, 2]):
         with pytest.raises(ValueError, match=r"`y` must .*3"):
             p.cdf(y)
+
+
+@pytest.mark.parametrize("unit", [1e200, 1e-200])
+def test_outputs_whose_variance_is_no_number(unit):
+    with pytest.raises(ValueError, match=r"its variance is no number of float64\. Take another unit"):
+        observed_numbers(np.arange(20.0) * unit, 20)
+    assert observed_numbers(np.arange(20.0) * unit**0.5, 20)[0].shape == (20,)

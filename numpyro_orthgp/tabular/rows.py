@@ -63,6 +63,13 @@ def observed_numbers(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarr
         raise ValueError(f"At least {LEAST_ROWS} outputs are needed; got {int(seen.sum())}.")
     if np.ptp(values[seen]) == 0:
         raise ValueError(f"All outputs are {values[seen][0]:g}: there is nothing to learn.")
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        sd = values[seen].std()
+    if not 1e-150 < sd < 1e150:  # or squares are no numbers of float64
+        raise ValueError(
+            f"`y` lies between {values[seen].min():g} and {values[seen].max():g}, and its variance is no number of float64. Take "
+            "another unit, or the logarithm."
+        )
     return values[seen], seen
 
 
