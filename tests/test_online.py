@@ -495,3 +495,20 @@ def test_noise_stands_for_a_gaussian_likelihood(problem):
         TypeError, match=r"lambda f: Gaussian\(f, \.\.\.\).*got a Gaussian that has its marginals already"
     ):
         online.condition(f, new, values, likelihoods.Gaussian(f(new), 0.2))
+
+
+def test_observations_that_are_none(problem):
+    """NaN would make the whole function NaN; a mask hides it."""
+    X, y, Zs, qs, _ = problem
+    f, y = function(Zs, qs, kernel=kernel()), np.array(y)
+    y[3] = np.nan
+    with pytest.raises(
+        ValueError, match=r"`y` must lie in the support of Gaussian.*got nan at \(3,\).*Mask missing outputs"
+    ):
+        online.condition(f, X, y, NOISE, num_steps=1)
+    with pytest.raises(ValueError, match=r"`y` must lie in the support of Bernoulli"):
+        online.condition(f, X, np.full(len(X), 2), likelihoods.Bernoulli, num_steps=1)
+    seen = ~np.isnan(y)
+    masked = online.condition(f, X, y, lambda f: gaussian(f).mask(jnp.asarray(seen)), num_steps=1)
+    without = online.condition(f, X[seen], y[seen], NOISE, num_steps=1)
+    np.testing.assert_allclose(masked(X).mean, without(X).mean, atol=1e-6)

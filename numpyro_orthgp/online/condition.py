@@ -39,6 +39,7 @@ from numpyro_orthgp.functions.prior import check_jitter
 from numpyro_orthgp.functions.projection import Block, extend, joint_whitener, project
 from numpyro_orthgp.gaussians.family import Full, Shifted, Whitened
 from numpyro_orthgp.inducing import InducingPoints
+from numpyro_orthgp.likelihoods.base import check_observed
 from numpyro_orthgp.math.cholesky import inverse_cholesky, root_of_inverse
 from numpyro_orthgp.math.linalg import join, safe_sqrt
 from numpyro_orthgp.math.products import diagonal, matmul
@@ -138,7 +139,8 @@ def condition(
     :param step_size: how far they move each time, at most, in (0, 1]; halved by itself where the bound would fall.
     :param jitter: relative jitter of the new points, as for :func:`~numpyro_orthgp.gp`.
     :raises TypeError: if a set of ``f`` is not inducing points, ``X`` has another dtype, or the likelihood its marginals.
-    :raises ValueError: if shapes do not match, or ``num_steps`` or ``step_size`` is out of range.
+    :raises ValueError: if shapes do not match, y lies outside of the likelihood's support (NaN, which a mask may hide, does), or
+        ``num_steps`` or ``step_size`` is out of range.
     """
     points = [s.points for s in f.features if isinstance(s, InducingPoints)]
     if len(points) < len(f.features):
@@ -150,10 +152,14 @@ def condition(
     grown = _grow(f, points, f.checked(X), check_jitter(jitter, f.features[0].dtype))
     root = matmul(jnp.swapaxes(grown.scale, -1, -2), grown.A)  # of the covariance at the new inputs, (..., M, B)
 
-    def expected(mean: Array, variance: Array) -> Array:
+    def given(mean: Array, variance: Array) -> dist.Distribution:
         mean, variance = (a.T if f.num_latents else a for a in (mean, variance))
-        return jnp.sum(make(Marginals(mean, variance, jnp.zeros_like(variance))).log_prob(y))
+        return make(Marginals(mean, variance, jnp.zeros_like(variance)))
 
+    def expected(mean: Array, variance: Array) -> Array:
+        return jnp.sum(given(mean, variance).log_prob(y))
+
+    check_observed("y", given(grown.mean, jnp.sum(root**2, -2)), y)
     zeros = jnp.zeros_like(grown.mean)
     nothing, size = _Sites(zeros, zeros), jnp.asarray(step_size, zeros.dtype)
     start = _Iteration(nothing, nothing, jnp.full_like(size, -jnp.inf), size, zeros)
