@@ -264,3 +264,19 @@ def test_check_counts_distinct_rows_as_the_model_sees_them():
     svi, result = start(X, jnp.asarray(y, jnp.float32))
     report = ogp.check(model, svi.guide, result.params, X, jnp.asarray(y, jnp.float32), num_samples=25)
     assert report.functions["f"].num_distinct == 500 and report.coarse == () and "distinct" not in str(report)
+
+
+def test_an_event_within_a_plate_is_counted_as_often_as_it_has_rows():
+    def repeated(w, X, y):
+        with numpyro.plate("d", len(y)):
+            numpyro.sample("y", dist.Normal(w, 1.0).expand([len(y)]).to_event(1), obs=y)
+
+    def once(w, X, y):
+        numpyro.sample("y", dist.Normal(w, 1.0).expand([len(y)]).to_event(1), obs=y)
+
+    def rows(w, X, y):
+        with numpyro.plate("d", len(y)):
+            numpyro.sample("y", dist.Normal(w, 1.0).expand([len(y), 2]).to_event(1), obs=jnp.stack([y, y], -1))
+
+    assert "`y` counts its only event, of shape (20,), once for each of the 20 rows" in fit(repeated, None)[1][0]
+    assert fit(once, None)[1] == fit(rows, None)[1] == []

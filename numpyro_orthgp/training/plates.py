@@ -6,6 +6,7 @@ observations that nothing scales up from a batch, and warns; and refuses a model
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -68,6 +69,8 @@ class PlatesOfBatch(Messenger):
                 "arrays instead, or lazy ones (h5py, zarr, training.columns), whose rows have numbers."
             )
         elif msg["type"] == "sample" and msg["is_observed"]:
+            if (repeats := _repeats(msg)) > 1:
+                warnings.warn(_words_of_repeats(msg, repeats), UserWarning, stacklevel=2)
             if (counted := self.counted(msg)) not in (None, self.stands_for):
                 warnings.warn(self.words(msg, counted), UserWarning, stacklevel=2)
 
@@ -114,3 +117,17 @@ class PlatesOfBatch(Messenger):
             f"would be too {'certain' if counted > wanted else 'uncertain'}. Give the plate the number of rows that are fitted, "
             f"after any split: {say}. If the rows stand for {counted:g} observations, say so: fit(..., stands_for={counted:g})."
         )
+
+
+def _repeats(msg: dict[str, Any]) -> int:
+    """How often the plates around an observed site count its value, which is one event and has no axis of theirs."""
+    event_dim = msg["fn"].event_dim
+    is_one_event = event_dim > 0 and jnp.shape(msg["value"]) == tuple(msg["fn"].event_shape)
+    return math.prod(frame.size for frame in msg["cond_indep_stack"]) if is_one_event else 1
+
+
+def _words_of_repeats(msg: dict[str, Any], repeats: int) -> str:
+    return (
+        f"`{msg['name']}` counts its only event, of shape {jnp.shape(msg['value'])}, once for each of the {repeats} rows of the plates "
+        "around it: the fit would be too certain. Leave `.to_event()` out within the plate, or leave the plate out."
+    )
