@@ -128,6 +128,6 @@ def _repeats(msg: dict[str, Any]) -> int:
 
 def _words_of_repeats(msg: dict[str, Any], repeats: int) -> str:
     return (
-        f"`{msg['name']}` counts its only event, of shape {jnp.shape(msg['value'])}, once for each of the {repeats} rows of the plates "
+        f"`{msg['name']}` counts its only event, of shape {jnp.shape(msg['value'])}, once for each of the {repeats} rows of plates "
         "around it: the fit would be too certain. Leave `.to_event()` out within the plate, or leave the plate out."
     )
