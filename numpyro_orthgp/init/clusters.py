@@ -25,10 +25,10 @@ _BLOCK_ENTRIES = 2**22  # distances held at once: rows of X times centres
 def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30, categories: Sequence[int] = ()) -> Array:
     r"""Centres of k-means clusters, a good default for inducing points.
 
-    Seeds are chosen by k-means++: each is drawn with probability proportional to the squared distance from the
-    previous seeds, and is the best of a few draws. Then come ``num_iters`` rounds of Lloyd's algorithm. A cluster
-    that loses all its points moves to one of the points that are farthest from their centres. Memory is a few
-    times that of ``X``, plus a block of about four million distances.
+    Seeds are chosen by k-means++: each further seed is drawn with probability proportional to the squared distance
+    from the seeds so far, and is the best of a few draws. Then come ``num_iters`` rounds of Lloyd's algorithm. A
+    cluster that loses all its points moves to one of the points that are farthest from their centres. Memory is
+    a few times that of ``X``, plus a block of about four million distances.
 
     Centres are means, which make no sense for category or task indices. List such columns in ``categories``: a centre then has the
     most frequent category of its rows. Two rows that differ in a category are as far apart as two typical rows in a column of

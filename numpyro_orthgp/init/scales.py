@@ -57,11 +57,11 @@ def _typical_distance(X: Array) -> Array:
     X = X - X[0]
     size = jnp.abs(X).max()  # keeps squares from overflowing or vanishing
     X = X / jnp.where(size > 0, size, 1.0)
-    # By differences, one row at a time: equal rows must have distance zero, not rounding error.
+    # From differences, one row at a time: the distance of equal rows must be zero, not rounding error.
     distances = jnp.sort(lax.map(lambda x: safe_sqrt(((X - x) ** 2).sum(axis=-1)), X).ravel())
 
     def median_beyond(skipped: int | Array) -> Array:
-        # Every pair is there twice, which moves no median; the rows with themselves are the first N zeros.
+        # Every pair occurs twice, which does not change the median. The first N zeros are distances of rows to themselves.
         low, high = (distances.size - 1 + skipped) // 2, (distances.size + skipped) // 2
         return (distances[low] + distances[jnp.minimum(high, distances.size - 1)]) / 2
 
