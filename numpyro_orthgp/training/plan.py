@@ -1,6 +1,6 @@
-"""How many steps are taken in one call to the device.
+"""Chooses the number of steps per call to the device.
 
-Python sees losses once for each call, about twice a second.
+Python sees losses once per call, about twice a second.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ __all__ = ["Plan"]
 
 MAX_STEPS = 1000  # in one call
 MAX_BYTES = 2**24  # of batches in one call
-SECONDS = 0.5  # that a call takes, about: what Ctrl-C and the progress bar have to wait for
-BYTES_PER_SECOND = 1e8  # of a state that each call copies: calls are so long that this is a few percent of the time
+SECONDS = 0.5  # approximate time of a call. Ctrl-C and the progress bar wait for its end
+BYTES_PER_SECOND = 1e8  # for copying a state in each call. Calls are long enough that this takes a few percent of the time
 
 
 class Plan:
@@ -44,11 +44,11 @@ class Plan:
         self.pace = 1 if self.adapts else self.most
 
     def length(self, step: int) -> int:
-        """How many steps to take after ``step`` of them; 0 at the end."""
+        """The number of steps in the call after ``step`` steps; 0 at the end."""
         ends = [self.num_steps, *((step // period + 1) * period for period in self.periods)]
         return max(0, min(self.pace, min(ends) - step))
 
     def took(self, num: int, seconds: float) -> None:
-        """Learn from the time of a call."""
+        """Adapt the plan to the time of a call."""
         if self.adapts:
             self.pace = max(1, min(self.most, int(self.seconds * num / max(seconds, self.seconds / self.most))))
