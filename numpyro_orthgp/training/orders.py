@@ -189,7 +189,7 @@ class Turns:
         turns, rest = position // self.num_rows, position % self.num_rows
         found, left = [], self.num_rows
         for length in self.lengths:
-            # The share of the rest for this owner and those after it. It never falls.
+            # This owner's share of the positions left for it and later owners. It never falls as the position grows.
             own = rest * length // left
             found.append(own + turns * length)
             rest, left = rest - own, left - length

@@ -16,14 +16,14 @@ BYTES_PER_SECOND = 1e8  # for copying a state in each call. Calls are long enoug
 class Plan:
     """Calls to the device end where something is done between them, and sooner if steps are slow.
 
-    Results do not depend on any of this.
+    Results do not depend on the plan.
 
-    :param num_steps: where the run ends.
-    :param periods: multiples of these are where a call must end.
-    :param most: the most steps in one call; None to choose from the size of a batch, and then from the time that steps take.
-    :param bytes_per_step: size of a batch, 0 if it is on the device for good.
-    :param bytes_copied: size of what a call copies before its first step, whatever steps take.
-    :param may_adapt: whether the clock may be looked at; not where several processes have to agree.
+    :param num_steps: number of steps of the run.
+    :param periods: a call must end at multiples of these.
+    :param most: largest number of steps in one call; ``None`` to choose it from the size of a batch and the time of steps.
+    :param bytes_per_step: size of a batch, 0 if it stays on the device.
+    :param bytes_copied: size of the arrays that each call copies before its first step.
+    :param may_adapt: whether the plan may depend on time; not if several processes must agree.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Plan:
         self.seconds = max(SECONDS, bytes_copied / BYTES_PER_SECOND)
         self.adapts = most is None and may_adapt
         self.most = min(most or max(1, min(MAX_STEPS, MAX_BYTES // max(bytes_per_step, 1))), *periods, num_steps)
-        # Where arrays have room for one step XLA simplifies the program, and the last bits come out differently.
+        # If arrays have room for one step only, XLA simplifies the program, and the last bits differ.
         self.capacity = max(2, self.most)
         self.pace = 1 if self.adapts else self.most
 

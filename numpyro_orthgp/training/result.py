@@ -103,8 +103,8 @@ class FitResult(_Fields):
     :param params: constrained parameters, by name.
     :param state: the ``SVIState`` of ``params``; another fit continues from it with ``init_state=``.
     :param losses: losses of all steps, NumPy, shape (number of steps,); for "diverged" the finite ones.
-    :param status: "finished" (``params`` are from the last step), "stopped early" or "interrupted" (from the best window so far, see
-        :class:`~numpyro_orthgp.EarlyStopping`), "diverged" (from the last state with a finite loss).
+    :param status: "finished" (``params`` are from the last step), "stopped early" or "interrupted" (from the best window so far,
+        see :class:`~numpyro_orthgp.EarlyStopping`), "diverged" (from the last state with a finite loss).
         :func:`~numpyro_orthgp.fit_lbfgs` also has "converged" and "stalled"; its ``params`` have the lowest loss.
     :param num_steps: the number of steps after which ``params`` were reached.
     :param message: why :func:`~numpyro_orthgp.fit_lbfgs` ended, in words.
@@ -134,8 +134,8 @@ class FitResult(_Fields):
         :param num_samples: number of draws from the guide, with one draw of the outputs for each.
         :param rng_key: default ``jax.random.PRNGKey(0)``.
         :param kwargs: the same arguments, by name.
-        :return: draws of outputs, independent between rows given the guide's draw. For several outputs of one function, or for joint
-            draws, use ``numpyro.infer.Predictive``.
+        :return: draws of outputs, independent between rows given the guide's draw. For several outputs of one function, or for
+            joint draws, use ``numpyro.infer.Predictive``.
         :raises TypeError: if the model needs more arguments.
         """
         return self._ask("predict", {"args": args, "num_samples": num_samples, "rng_key": rng_key, "given": kwargs})
