@@ -11,8 +11,8 @@ variables. So this works for any number and kind of sets, kernel and inducing po
 :math:`S_i` are inverted.
 
 In these variables the ratio q / p of each set is that of N(m, S) and N(0, I). No difference of precisions, which may not be
-positive definite, is inverted. A tightened gp raises an error: the spherical argument would have to count the old inducing variables as
-points, and the argument for Gaussian noise does not hold off the diagonal.
+positive definite, is inverted. A tightened gp raises an error: the spherical argument would have to count the old inducing
+variables as points, and the argument for Gaussian noise does not hold off the diagonal.
 """
 
 from __future__ import annotations
