@@ -33,6 +33,7 @@ def log_poisson(log_rate: Array, extra: ArrayLike, y: Array) -> Array:
 
 def log_negative_binomial(log_mean: Array, extra: ArrayLike, k: Array, y: Array) -> Array:
     """y log(mean / k) - (y + k) log(1 + mean exp(extra) / k), plus the log of the number of arrangements."""
+    # The density of y successes before k failures is k / (y + k) times that of y successes among y + k trials.
     log_odds = log_mean + extra - jnp.log(k)
     return log_binomial(y, k, nn.log_sigmoid(log_odds), nn.log_sigmoid(-log_odds)) - jnp.log1p(y / k) - y * extra
 

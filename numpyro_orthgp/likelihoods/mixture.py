@@ -85,7 +85,7 @@ class Mixture(dist.Distribution):
         return self._split(unwrap(self.components)[0].residual_scale)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw y: each draw takes one particle, the same for all points whose particles have the same weights."""
+        """Draw y. Each draw uses one particle, the same for all points whose particles have the same weights."""
         key = check_key(key, "likelihoods")
         pick_key, y_key = jax.random.split(key)
         y = self._split(self.components.sample(y_key, sample_shape))

@@ -92,9 +92,9 @@ def _log_narrow(middle: Array, width: Array) -> Array:
 
 
 def standardize(distance: Array, variance: Array) -> tuple[Array, Array]:
-    """``distance`` in standard deviations, and the standard deviation; with finite derivatives at variance zero.
+    """``distance`` in standard deviations, and the standard deviation, with finite derivatives at variance zero.
 
-    The quotient is kept so small that its square is a number in float32 as well.
+    The quotient is clipped, so that its square is finite in float32 too.
     """
     scale = safe_sqrt(variance)
     floor = float(jnp.finfo(scale.dtype).tiny) ** 0.25  # its square still has a finite inverse
@@ -155,8 +155,7 @@ def log_tilted(y: Array, rest: Array, log_q: Array, log_not_q: Array, log_p: Arr
 def binomial_top(y: Array, rest: Array) -> tuple[Array, Array, Array]:
     r"""log q and log(1 - q) of the share q = y / (y + r), and the logarithm of the binomial density of y at p = q (Loader 2000).
 
-    The density's log is :math:`-\log(2 \pi\, y\, r / (y + r)) / 2` plus remainders of Stirling's formula. If y or r is zero, all are
-    zero.
+    The last is :math:`-\log(2 \pi\, y\, r / (y + r)) / 2` plus remainders of Stirling's formula. If y or r is zero, all are zero.
     """
     inner = (y > 0) & (rest > 0)
     y, rest = jnp.where(inner, y, 1), jnp.where(inner, rest, 1)
