@@ -191,10 +191,10 @@ def _log_gaussians(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, r: Array,
     Z1, Z2, loc = Z1 - origin, Z2 - origin, loc - origin
     shrunk = r * loc
 
-    def of_one(h: Array, Z: Array) -> Array:  # what depends on one of z and z' only
+    def of_one(h: Array, Z: Array) -> Array:  # the part that depends on one of z and z' only
         return matmul(shrunk, h.T) + (matmul(tau, jnp.square(h).T) - (h * Z).sum(axis=-1)) / 2
 
-    # What is absent is left out, not multiplied by zero: contractions are what costs time.
+    # Absent parts are left out, not multiplied by zero, because contractions cost most of the time.
     h1, h2 = _scaled(s, Z1), _scaled(t, Z2)
     precision = add(s.precision, t.precision)
     squares = 0 if precision is None else precision * shrunk * loc

@@ -10,7 +10,7 @@ __all__ = ["Plan"]
 MAX_STEPS = 1000  # in one call
 MAX_BYTES = 2**24  # of batches in one call
 SECONDS = 0.5  # approximate time of a call. Ctrl-C and the progress bar wait for its end
-BYTES_PER_SECOND = 1e8  # for copying a state in each call, which may take a few percent of the call's time
+BYTES_PER_SECOND = 1e8  # calls that copy a large state are longer, so that copying takes a few percent of the time
 
 
 class Plan:
