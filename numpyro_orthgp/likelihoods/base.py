@@ -77,7 +77,7 @@ class ExpectedLikelihood(ToldOfMasks):
     pytree_aux_fields: tuple[str, ...] = ("integrator", "by_default", "mixes", "lead", "told")
     integrates_function = True  # a likelihood of this package, see `is_expected`
     sees_several = False  # whether one y sees f at several inputs, which need joint draws
-    moments_suffice = False  # whether the expectation depends only on mean and variance of f
+    moments_suffice = False  # whether the expectation needs only mean and variance of f, for any distribution of f
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -237,7 +237,7 @@ class ExpectedLikelihood(ToldOfMasks):
 
     @property
     def tightening_cost(self) -> Array:
-        """The cost of the tightened residual in ``log_prob``, broadcastable to the batch shape."""
+        """What ``log_prob`` pays for the tightened residual, broadcastable to the batch shape."""
         return self.marginals.point_cost if self.mixes else self.marginals.tightening_cost
 
     @broadcasting

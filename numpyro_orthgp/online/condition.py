@@ -135,7 +135,7 @@ def condition(
         functions may need hundreds. Outside of ``jit`` there is a warning if the factors have not converged.
     :param step_size: largest step, in (0, 1]. Steps are halved automatically if the bound would fall.
     :param jitter: relative jitter of the new points, as for :func:`~numpyro_orthgp.gp`.
-    :raises TypeError: if a set of ``f`` is not inducing points, ``X`` has another dtype, or ``likelihood`` already has marginals.
+    :raises TypeError: if a set of ``f`` is not inducing points, ``X`` has another dtype, or the likelihood its marginals.
     :raises ValueError: if shapes do not match, or ``num_steps`` or ``step_size`` is out of range.
     """
     points = [s.points for s in f.features if isinstance(s, InducingPoints)]
@@ -146,7 +146,7 @@ def condition(
         raise ValueError(f"`step_size` must be in (0, 1], a share of the way; got {step_size!r}.")
     make = as_likelihood(likelihood, f.features[0].dtype)
     grown = _grow(f, points, f.checked(X), check_jitter(jitter, f.features[0].dtype))
-    root = matmul(jnp.swapaxes(grown.scale, -1, -2), grown.A)  # root of the covariance at the new inputs, (..., M, B)
+    root = matmul(jnp.swapaxes(grown.scale, -1, -2), grown.A)  # of the covariance at the new inputs, (..., M, B)
 
     def expected(mean: Array, variance: Array) -> Array:
         mean, variance = (a.T if f.num_latents else a for a in (mean, variance))
