@@ -1,7 +1,7 @@
 """Covariance functions.
 
 Stationary kernels have unit variance. For another variance write ``variance * Matern52(lengthscale)``. `Linear`,
-`Polynomial`, `ArcCosine`, `Constant`, `White` and `Coregion` have variances of their own. `Kernel` says how all
+`Polynomial`, `ArcCosine`, `Constant`, `White` and `Coregion` have their own variances. `Kernel` says how all
 kernels are called, combined and batched.
 """
 
