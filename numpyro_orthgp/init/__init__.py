@@ -1,6 +1,6 @@
-"""Starting points: where to put inducing points and latent inputs, and what lengthscale and means to begin with.
+"""Initial values: inducing points, latent inputs, lengthscales and mean functions.
 
-Everything here runs once, before training, on arrays in and arrays out; nothing is differentiated.
+These functions run once, before training. They take and return arrays; nothing is differentiated.
 """
 
 from numpyro_orthgp.init.clusters import kmeans

@@ -25,16 +25,16 @@ _BLOCK_ENTRIES = 2**22  # distances held at once: rows of X times centres
 def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30, categories: Sequence[int] = ()) -> Array:
     r"""Centres of k-means clusters, a good default for inducing points.
 
-    Seeding by k-means++ (further seeds are drawn with probability proportional to the squared distance from
-    the seeds so far, the best of a few draws each time), then ``num_iters`` rounds of Lloyd's algorithm. A
-    cluster that loses all its points is put on one of the points farthest from their own centres. Memory is
-    a few times that of ``X`` plus a block of about four million distances.
+    Seeds are chosen by k-means++: each further seed is drawn with probability proportional to the squared distance
+    from the seeds so far, and is the best of a few draws. Then come ``num_iters`` rounds of Lloyd's algorithm. A
+    cluster that loses all its points moves to one of the points that are farthest from their centres. Memory is
+    a few times that of ``X``, plus a block of about four million distances.
 
-    Centres are means: in a column of indices of categories or tasks they are none. Name such columns in ``categories``: a centre
-    then has the category that most of its rows have, and two rows that differ in one are as far apart as two typical rows in a
-    column of standard deviation one (k-prototypes [2]). :func:`greedy_variance` picks rows of ``X``.
+    Centres are means, which make no sense for category or task indices. List such columns in ``categories``: a centre then has the
+    most frequent category of its rows. Two rows that differ in a category are as far apart as two typical rows in a column of
+    standard deviation one (k-prototypes [2]). Alternatively, :func:`greedy_variance` picks rows of ``X``.
 
-    With fewer distinct rows than ``num`` some centres coincide; they are finite all the same.
+    If ``X`` has fewer than ``num`` distinct rows, some centres coincide, but all are finite.
 
     >>> import jax
     >>> from numpyro_orthgp import init
@@ -42,15 +42,15 @@ def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30, categor
     >>> init.kmeans(jax.random.PRNGKey(1), X, 20).shape
     (20, 2)
 
-    :param rng_key: key for the seeding; the same key gives the same centres.
-    :param X: inputs, shape (N, D); scale its columns first if their units differ, as distances are Euclidean.
-    :param num: how many centres, from 1 to N.
+    :param rng_key: key for the seeds. The same key gives the same centres.
+    :param X: inputs, shape (N, D). Distances are Euclidean, so first scale columns with different units.
+    :param num: number of centres, from 1 to N.
     :param num_iters: rounds of Lloyd's algorithm.
-    :param categories: columns of ``X`` that hold categories, in any codes; negative ones count from the end.
+    :param categories: columns of ``X`` that contain categories, with any codes. Negative numbers count from the end.
     :return: shape (num, D), dtype of ``X``.
-    :raises TypeError: if ``X`` is not floating or ``num`` not an integer.
-    :raises ValueError: if ``X`` is not finite of shape (N, D), ``num`` is not from 1 to N, or ``categories`` names no column;
-        with ``categories`` under ``jit``, where they cannot be counted.
+    :raises TypeError: if ``X`` is not floating-point or ``num`` not an integer.
+    :raises ValueError: if ``X`` is not finite of shape (N, D), ``num`` is not from 1 to N, or ``X`` lacks a column in
+        ``categories``; also with ``categories`` under ``jit``, where categories cannot be counted.
 
     **References:**
         1. Arthur, Vassilvitskii. k-means++: The Advantages of Careful Seeding. 2007.
@@ -77,7 +77,7 @@ def _columns(categories: Sequence[int], D: int) -> list[int]:
 
 
 def _prototypes(rng_key: PRNGKey, X: Array, num: int, num_iters: int, columns: list[int]) -> Array:
-    """Clusters of rows whose categories are columns of zeros and ones, whose means are the shares of each category."""
+    """k-prototypes. Categories become columns of zeros and ones, whose means are the shares of each category."""
     numbers = [d for d in range(X.shape[1]) if d not in columns]
     levels = [np.unique(np.asarray(X[:, c])) for c in columns]
     shares = [(X[:, c, None] == of_column).astype(X.dtype) for c, of_column in zip(columns, levels, strict=True)]
@@ -91,7 +91,7 @@ def _prototypes(rng_key: PRNGKey, X: Array, num: int, num_iters: int, columns: l
 
 def _no_categories(X: Any) -> Any:
     """
-    :raises TypeError: for integers and truth values, which may be numbers, but of which there are no means if they are codes.
+    :raises TypeError: for integers and truth values: they may be codes, which have no mean.
     """
     dtype = getattr(X, "dtype", None)
     if dtype is not None and (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, bool)):
@@ -113,9 +113,9 @@ def _kmeans(rng_key: PRNGKey, X: Array, num: int, num_iters: int) -> Array:
 
 
 def _seeds(rng_key: PRNGKey, X: Array, num: int) -> Array:
-    """k-means++, shape (num, D): rows drawn in proportion to their squared distance from those drawn before.
+    """k-means++ seeds, shape (num, D). Rows are drawn with probability proportional to squared distance from previous seeds.
 
-    Of a few rows drawn at each turn the one that leaves the smallest sum of squared distances is kept.
+    Each turn draws a few rows, and keeps the one with the smallest remaining sum of squared distances.
     """
     tries = 2 + int(math.log(num))
     keys = random.split(rng_key, num)
@@ -135,7 +135,7 @@ def _seeds(rng_key: PRNGKey, X: Array, num: int) -> Array:
 
 
 def _lloyd(X: Array, centres: Array) -> Array:
-    """One round: rows to their nearest centre, centres to the mean of their rows, empty ones to far rows."""
+    """One round: rows go to the nearest centre, centres to the mean of their rows, empty clusters to far rows."""
     sums, counts, nearest = _assign(X, centres)
     empty = counts == 0
     means = sums / jnp.maximum(counts, 1)[:, None].astype(X.dtype)
@@ -149,7 +149,7 @@ def _lloyd(X: Array, centres: Array) -> Array:
 
 
 def _assign(X: Array, centres: Array) -> tuple[Array, Array, Array]:
-    """Sums (num, D) and counts (num,) of the rows nearest to each centre; squared distance of each row (N,)."""
+    """Sums (num, D) and counts (num,) of the rows nearest to each centre, and each row's squared distance (N,)."""
     (N, D), num = X.shape, centres.shape[0]
     size = min(N, max(1, _BLOCK_ENTRIES // num))
     blocks = -(-N // size)
@@ -160,7 +160,7 @@ def _assign(X: Array, centres: Array) -> tuple[Array, Array, Array]:
     def block(totals: tuple[Array, Array], xs: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
         x, mask = xs
         distance = _squared_distance(x, centres)
-        label = jnp.where(mask, distance.argmin(axis=-1), num)  # padding: to a segment that is dropped
+        label = jnp.where(mask, distance.argmin(axis=-1), num)  # padding goes to a segment that is dropped
         sums = jax.ops.segment_sum(x, label, num + 1)[:num]
         counts = jax.ops.segment_sum(mask.astype(jnp.int32), label, num + 1)[:num]
         return (totals[0] + sums, totals[1] + counts), distance.min(axis=-1)
@@ -171,5 +171,5 @@ def _assign(X: Array, centres: Array) -> tuple[Array, Array, Array]:
 
 
 def _squared_distance(X: Array, C: Array) -> Array:
-    """Squared distances, shape (n, m), by products: no array of shape (n, m, D)."""
+    """Squared distances from products, shape (n, m), without an array of shape (n, m, D)."""
     return jnp.maximum((X**2).sum(-1)[:, None] - 2 * matmul(X, C.T) + (C**2).sum(-1), 0.0)

@@ -1,4 +1,4 @@
-"""What every starting point asks of its arguments: counts in range, and no more rows than it can handle."""
+"""Argument checks for all initial values: counts in range, and no more rows than can be handled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_count", "subset"]
 
 
 def check_count(name: str, value: Any, N: int | None) -> None:
-    """Refuse anything but an integer from 1 to ``N`` (no upper end if None)."""
+    """Raise an error unless ``value`` is an integer from 1 to ``N`` (no upper limit if ``None``)."""
     try:
         count = operator.index(value)
     except TypeError:
@@ -26,7 +26,7 @@ def check_count(name: str, value: Any, N: int | None) -> None:
 
 
 def subset(X: Array, size: int, rng_key: PRNGKey | None) -> Array:
-    """``X``, or ``size`` of its rows drawn without replacement if it has more."""
+    """``X``, or, if it has more than ``size`` rows, ``size`` of them drawn without replacement."""
     if X.shape[0] <= size:
         return X
     key = random.key(0) if rng_key is None else rng_key

@@ -1,4 +1,4 @@
-"""Principal directions: where latent inputs start, and the means of a deep GP's inner layers."""
+"""Principal directions: initial latent inputs, and mean functions of a deep GP's inner layers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["linear_mean", "pca"]
 
 
 def pca(Y: Array, dim: int) -> Array:
-    r"""Scores on the leading principal components, each of unit variance: where the latent inputs of a GP-LVM start.
+    r"""Initial latent inputs of a GP-LVM: scores on the leading principal components, each with unit variance.
 
-    Missing entries (NaN) count as the mean of their column. A component without any variance scores zero. The sign of a
-    component is that which makes the largest of its loadings positive.
+    Missing entries (NaN) count as the mean of their column. The scores of a component without variance are zero. The sign of a
+    component is chosen so that its largest loading is positive.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import init
@@ -27,11 +27,11 @@ def pca(Y: Array, dim: int) -> Array:
     >>> init.pca(Y, 1).shape
     (3, 1)
 
-    :param Y: data, shape (N, D); scale its columns first if their units differ.
-    :param dim: number of components Q, from 1 to the smaller of N and D.
+    :param Y: data, shape (N, D). First scale columns with different units.
+    :param dim: number of components Q, from 1 to min(N, D).
     :return: shape (N, Q), dtype of ``Y``.
-    :raises TypeError: if ``Y`` is not floating or ``dim`` not an integer.
-    :raises ValueError: if ``Y`` does not have shape (N, D) or holds infinity, or ``dim`` is out of range.
+    :raises TypeError: if ``Y`` is not floating-point or ``dim`` not an integer.
+    :raises ValueError: if ``Y`` does not have shape (N, D) or contains infinity, or ``dim`` is out of range.
 
     **References:**
         1. Lawrence. Probabilistic non-linear principal component analysis with Gaussian process latent variable
@@ -57,8 +57,8 @@ def _pca(Y: Array, missing: Array, dim: int) -> Array:
 def linear_mean(X: Array, dim: int) -> Array:
     r"""The matrix W of the mean function :math:`x \mapsto x W` of a deep GP's inner layer.
 
-    The identity if the layer keeps the number of dimensions; with fewer, the leading principal directions of ``X``; with more, the
-    identity beside zeros (Salimbeni and Deisenroth 2017, Sec. 3).
+    W is the identity if the layer keeps the number of dimensions. If it has fewer, W contains the leading principal directions of
+    ``X``; if it has more, the identity next to zeros (Salimbeni and Deisenroth 2017, Sec. 3).
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import init
@@ -69,7 +69,7 @@ def linear_mean(X: Array, dim: int) -> Array:
     :param X: inputs of the layer, shape (N, D), standardized.
     :param dim: number P of functions of the layer.
     :return: shape (D, P), dtype of ``X``.
-    :raises TypeError: if ``X`` is not floating or ``dim`` not an integer.
+    :raises TypeError: if ``X`` is not floating-point or ``dim`` not an integer.
     :raises ValueError: if ``X`` does not have shape (N, D), or ``dim`` is not positive.
     """
     X = check_inputs("X", X)

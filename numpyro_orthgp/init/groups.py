@@ -1,4 +1,4 @@
-"""Groups of near rows, for a residual that is tightened in groups."""
+"""Groups of nearby rows, for a residual that is tightened in groups."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpyro_orthgp.types import ArrayLike
 
 __all__ = ["groups"]
 
-_TURNS = 4  # of the power iteration: any direction will do, a long one does better
+_TURNS = 4  # of the power iteration. Any direction will do; one of large spread is better
 
 
 def groups(X: ArrayLike, size: int) -> np.ndarray:
-    r"""An order of rows in which consecutive groups of ``size`` are near each other.
+    r"""An order of rows in which the ``size`` rows of each consecutive group are near each other.
 
-    Rows are cut in two across the direction in which they are spread most, at a whole number of groups, and each part again. All
-    groups have ``size`` rows, but the last, which has what is left. The same data give the same groups. Takes O(N D log N) time::
+    Rows are split in two across the direction of largest spread, at a whole number of groups, and each part is split again. All
+    groups have ``size`` rows; the last may have fewer. The same data give the same groups. The cost is O(N D log N)::
 
         order = init.groups(X, 16)
         X, y = X[order], y[order]
@@ -31,10 +31,10 @@ def groups(X: ArrayLike, size: int) -> np.ndarray:
     >>> [sorted(group.tolist()) for group in np.split(init.groups(X, 2), [2, 4])]
     [[0, 2], [1, 3], [4]]
 
-    :param X: inputs, shape (N, D); scale columns first if their units differ, best by the kernel's lengthscales.
-    :param size: rows of a group.
-    :return: numbers of rows, shape (N,).
-    :raises TypeError: if ``X`` is not floating.
+    :param X: inputs, shape (N, D). First scale columns with different units, preferably by the kernel's lengthscales.
+    :param size: number of rows in a group.
+    :return: row numbers, shape (N,).
+    :raises TypeError: if ``X`` is not floating-point.
     :raises ValueError: if ``X`` is not finite of shape (N, D), or ``size`` is not a positive integer.
     """
     X, size = np.asarray(check_inputs("X", X)), check_integer("size", size)
@@ -51,7 +51,7 @@ def groups(X: ArrayLike, size: int) -> np.ndarray:
 
 
 def _halved(X: np.ndarray, order: np.ndarray, starts: np.ndarray, length: int, size: int) -> list[tuple[int, int]]:
-    """Order the rows of parts of one length so that each can be cut in two; where the halves begin and how long they are."""
+    """Order the rows of parts of equal length so that each can be cut in two. Return starts and lengths of the halves."""
     cut = -(-length // size) // 2 * size
     positions = starts[:, None] + np.arange(length)
     rows = order[positions]
@@ -61,7 +61,7 @@ def _halved(X: np.ndarray, order: np.ndarray, starts: np.ndarray, length: int, s
 
 
 def _along_longest(points: np.ndarray) -> np.ndarray:
-    """Coordinates along the direction of the largest spread, about, of several sets of points: (k, n, D) to (k, n)."""
+    """Coordinates along about the direction of largest spread, for several sets of points: (k, n, D) to (k, n)."""
     centred = points - points.mean(1, keepdims=True)
     direction = np.eye(points.shape[-1], dtype=points.dtype)[(centred**2).mean(1).argmax(-1)]
     for _ in range(_TURNS):

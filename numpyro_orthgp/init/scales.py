@@ -1,4 +1,4 @@
-"""The lengthscale to begin with."""
+"""Initial lengthscales."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ __all__ = ["median_lengthscale"]
 
 
 def median_lengthscale(X: Array, *, num_points: int = 1000, rng_key: PRNGKey | None = None, ard: bool = False) -> Array:
-    r"""The median heuristic: a lengthscale of the size of typical distances between inputs.
+    r"""The median heuristic: the lengthscale is a typical distance between inputs.
 
-    The median Euclidean distance between pairs of distinct rows; with ``ard`` one value per column, the
-    median absolute difference times :math:`\sqrt{D}` (so that typical scaled distances stay of order one in
-    any dimension).
+    It is the median Euclidean distance between pairs of distinct rows. With ``ard``, each column has its own value:
+    the median absolute difference times :math:`\sqrt{D}`, so that typical scaled distances are of order one in any
+    dimension.
 
-    A median of zero (a mostly constant column, many equal rows) says nothing about scale: then the median of
-    the positive distances stands in, and 1.0 where there are none (a constant column). The answer is positive
-    and finite.
+    If the median is zero (a mostly constant column, many equal rows), the median of the positive distances is used,
+    or 1.0 if there are none (a constant column). The result is positive and finite.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import init
@@ -35,10 +34,10 @@ def median_lengthscale(X: Array, *, num_points: int = 1000, rng_key: PRNGKey | N
 
     :param X: inputs, shape (N, D).
     :param num_points: if ``X`` has more rows than this, a random subset of this many rows is used.
-    :param rng_key: key of that subset; ``jax.random.key(0)`` if not given.
+    :param rng_key: key for the subset; by default ``jax.random.key(0)``.
     :param ard: one lengthscale per column instead of one for all.
     :return: shape () or, with ``ard``, (D,); units and dtype of ``X``.
-    :raises TypeError: if ``X`` is not floating.
+    :raises TypeError: if ``X`` is not floating-point.
     :raises ValueError: if ``X`` is not finite of shape (N, D) or ``num_points`` is not positive.
     """
     X = check_inputs("X", X)
@@ -54,15 +53,15 @@ def _median_lengthscale(X: Array, ard: bool) -> Array:
 
 
 def _typical_distance(X: Array) -> Array:
-    """Median distance between rows; of the positive distances where that is zero, and zero if there are none."""
+    """Median distance between rows. If it is zero, the median of the positive distances; zero if there are none."""
     X = X - X[0]
     size = jnp.abs(X).max()  # keeps squares from overflowing or vanishing
     X = X / jnp.where(size > 0, size, 1.0)
-    # By differences, one row at a time: equal rows must have distance zero, not rounding error.
+    # From differences, one row at a time: the distance of equal rows must be zero, not rounding error.
     distances = jnp.sort(lax.map(lambda x: safe_sqrt(((X - x) ** 2).sum(axis=-1)), X).ravel())
 
     def median_beyond(skipped: int | Array) -> Array:
-        # Every pair is there twice, which moves no median; the rows with themselves are the first N zeros.
+        # Every pair occurs twice, which does not change the median. The first N zeros are distances of rows to themselves.
         low, high = (distances.size - 1 + skipped) // 2, (distances.size + skipped) // 2
         return (distances[low] + distances[jnp.minimum(high, distances.size - 1)]) / 2
 

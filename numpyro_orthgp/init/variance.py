@@ -1,4 +1,4 @@
-"""Inducing points where the prior is least certain."""
+"""Inducing points where the prior's conditional variance is largest."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ def greedy_variance(
     rng_key: PRNGKey | None = None,
     threshold: float = 0.0,
 ) -> Array:
-    r"""Rows of ``X`` picked one by one where the prior, given the points so far, is least certain.
+    r"""Pick rows of ``X`` one by one, each where the prior's variance given the previous points is largest.
 
     .. math:: x_{m+1} = \arg\max_x \; k(x, x) - k_m(x)^\top K_m^{-1} k_m(x)
 
-    with :math:`m` running over ``given`` and the points already picked: pivoted Cholesky, so that the trace
+    where :math:`m` denotes the points in ``given`` and those already picked. This is pivoted Cholesky: the trace
     of the residual covariance shrinks fast. With ``given=Z`` it finds orthogonal points ``O`` where ``Z``
-    leaves most variance. Work is O(N num^2) and memory O(N num), plus O(N M) for M given points.
+    leaves most variance. The cost is O(N num^2) and memory O(N num), plus O(N M) for M given points.
 
-    Once no conditional variance is above ``threshold`` times the largest prior variance (or above rounding
-    error) there is nothing left to learn: the points still due are the rows not yet picked of largest
-    remaining variance. So the answer always holds ``num`` finite, distinct rows of ``X``, but ``num`` could
-    have been smaller.
+    When all conditional variances are below ``threshold`` times the largest prior variance (or below rounding
+    error), more points explain nothing. The remaining points are then the unpicked rows of largest remaining
+    variance. So the result always has ``num`` finite, distinct rows of ``X``, but a smaller ``num`` would do.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import init, kernels
@@ -52,16 +51,15 @@ def greedy_variance(
     [[0.5  0.25]]
 
     :param kernel: ``kernel(X1, X2) -> (..., n, m)`` and ``kernel(X) -> (..., n)``. With leading (latent) axes
-        each latent is conditioned by itself, and the variances are summed over latents.
+        each latent function is conditioned separately, and variances are summed over latent functions.
     :param X: candidate points, shape (N, D).
-    :param num: how many points to pick, from 1 to the number of candidates.
-    :param given: points already there, shape (M, D), or a list of such arrays; converted to the dtype of ``X``.
+    :param num: number of points to pick, from 1 to the number of candidates.
+    :param given: existing points, shape (M, D), or a list of such arrays; converted to the dtype of ``X``.
     :param max_points: if ``X`` has more rows than this, a random subset of this many rows is used.
-    :param rng_key: key of that subset; ``jax.random.key(0)`` if not given. Otherwise the answer is
-        deterministic.
+    :param rng_key: key for the subset; by default ``jax.random.key(0)``. Nothing else is random.
     :param threshold: relative conditional variance below which conditioning stops, from 0 to 1.
     :return: shape (num, D), dtype of ``X``.
-    :raises TypeError: if ``X`` or ``given`` is not floating, or ``num`` not an integer.
+    :raises TypeError: if ``X`` or ``given`` is not floating-point, or ``num`` not an integer.
     :raises ValueError: if shapes do not match or ``num`` is not from 1 to the number of candidates.
 
     **References:**
@@ -85,7 +83,7 @@ def greedy_variance(
     }
     if can_be_compiled(kernel):
         return X[_kept_pivots(kernel, X, **options)]
-    # A kernel that is a function is closed over; one program compiles faster than its many small steps.
+    # A plain function as kernel is closed over. One program compiles faster than many small steps.
     return X[jax.jit(partial(pivots, kernel, **options))(X)]
 
 
@@ -98,16 +96,16 @@ def pivots(
     num: int,
     threshold: float = 0.0,
 ) -> Array:
-    """Row numbers (num,) by pivoted Cholesky of k(X, X), conditioned on the rows of ``given``.
+    """Row numbers (num,) from pivoted Cholesky of k(X, X), conditioned on the rows of ``given``.
 
-    :param free: True for the rows that may be picked, shape (N,), at least ``num`` of them; all if not given.
+    :param free: True for the rows that may be picked, shape (N,), at least ``num`` of them; by default all.
     """
     N = X.shape[0]
     prior = kernel(X).reshape(-1, N)  # (P, N)
     P = prior.shape[0]
     projected = _project(kernel, X, given, P)  # (P, M, N)
     M = projected.shape[1]
-    # Rounding error of the variances grows with what has been subtracted from them.
+    # The rounding error of variances grows with the amount subtracted from them.
     floor = max(threshold, 10 * float(jnp.finfo(X.dtype).eps)) * prior.max(axis=-1)
     factor = jnp.concatenate([projected, jnp.zeros((P, num, N), X.dtype)], axis=1)
 
@@ -134,7 +132,7 @@ _kept_pivots = jax.jit(pivots, static_argnames=("num", "threshold"))
 
 
 def _project(kernel: KernelLike, X: Array, given: Array | None, P: int) -> Array:
-    """``L^{-1} k(given, X)``, ``L`` the factor of ``k(given, given)``: (P, M, N), M = 0 without given points."""
+    """``L^{-1} k(given, X)``, where ``L`` is the Cholesky factor of ``k(given, given)``: (P, M, N); M = 0 without given points."""
     if given is None:
         return jnp.zeros((P, 0, X.shape[0]), X.dtype)
     M = given.shape[0]

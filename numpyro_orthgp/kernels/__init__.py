@@ -1,8 +1,8 @@
 """Covariance functions.
 
-Stationary kernels have unit variance: write ``variance * Matern52(lengthscale)`` for another. `Linear`,
-`Polynomial`, `ArcCosine`, `Constant`, `White` and `Coregion` have variances of their own. `Kernel` says how all
-are called, combined and batched.
+Stationary kernels have unit variance. For another variance write ``variance * Matern52(lengthscale)``. `Linear`,
+`Polynomial`, `ArcCosine`, `Constant`, `White` and `Coregion` have their own variances. `Kernel` says how all
+kernels are called, combined and batched.
 """
 
 from numpyro_orthgp.kernels.base import Constant, Function, Kernel, Named, Product, Restricted, Scaled, Sum

@@ -39,12 +39,12 @@ class Kernel(PointByPoint, abc.ABC):
 
         kernel = variance * Matern52(lengthscale).on([0, 1]) + Linear().on(2) + 0.1
 
-    In sums and products the other operand may be any callable with the same convention, a tinygp kernel for
-    one.
+    In sums and products the other operand may be any callable with the same convention, such as a tinygp
+    kernel.
 
-    Any hyperparameter may have a leading axis P, one kernel per latent function, which then leads the result:
-    scalar ones have shape () or (P,), those with one value per input dimension (), (D,), (P, D) or (P, 1). A
-    kernel is a pytree whose leaves are its hyperparameters.
+    Any hyperparameter may have a leading axis P, with one kernel per latent function. The result then has this
+    axis first. Scalar hyperparameters have shape () or (P,). Hyperparameters with one value per input dimension
+    have shape (), (D,), (P, D) or (P, 1). A kernel is a pytree whose leaves are its hyperparameters.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import kernels
@@ -53,11 +53,11 @@ class Kernel(PointByPoint, abc.ABC):
     >>> kernel(X, X[:2]).shape, kernel(X).tolist()
     ((3, 2), [5.1, 8.1, 13.1])
 
-    A new kernel is a subclass with annotated fields (`hyperparameter` or `static`; it becomes a frozen
-    dataclass and a pytree by itself) and the two methods `matrix` and `diagonal`.
+    To write a new kernel, subclass `Kernel`, annotate the fields (`hyperparameter` or `static`), and define the
+    methods `matrix` and `diagonal`. The subclass becomes a frozen dataclass and a pytree automatically.
     """
 
-    __array_ufunc__ = None  # numpy's numbers and arrays leave the arithmetic to us
+    __array_ufunc__ = None  # numpy's numbers and arrays defer to our operators
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -74,14 +74,14 @@ class Kernel(PointByPoint, abc.ABC):
 
     @abc.abstractmethod
     def matrix(self, X1: Array, X2: Array) -> Array:
-        """The covariance matrix, shape (..., n, m); the inputs have been checked by `__call__`."""
+        """The covariance matrix, shape (..., n, m). `__call__` has already checked the inputs."""
 
     @abc.abstractmethod
     def diagonal(self, X: Array) -> Array:
         """The diagonal of ``matrix(X, X)``, shape (..., n)."""
 
     def weighted_sum(self, X1: Array, X2: Array, weights: Array) -> Array:
-        """``matrix(X1, X2) @ weights``, for kernels that can do it, and its derivatives, in fewer passes over the matrix.
+        """``matrix(X1, X2) @ weights``. Some kernels compute it, and its derivatives, in fewer passes over the matrix.
 
         :param weights: shape (..., m).
         :return: shape (..., n).
@@ -92,8 +92,8 @@ class Kernel(PointByPoint, abc.ABC):
         """The covariance matrix of two sets of inputs, or the variances of one.
 
         :param X1: inputs, shape (..., n, D).
-        :param X2: inputs, shape (..., m, D); leading axes broadcast against those of ``X1`` and of
-            hyperparameters. Given the very same array twice, stationary kernels make the diagonal exact.
+        :param X2: inputs, shape (..., m, D). Leading axes broadcast against those of ``X1`` and of
+            hyperparameters. If ``X2`` is the same array object as ``X1``, stationary kernels make the diagonal exact.
         :return: shape (..., n, m), or (..., n) without ``X2``.
         :raises TypeError: if inputs are not floating-point arrays.
         :raises ValueError: if shapes of inputs, or of inputs and hyperparameters, do not match.
@@ -110,22 +110,22 @@ class Kernel(PointByPoint, abc.ABC):
         return self.matrix(first, second)
 
     def on(self, dims: int | Iterable[int]) -> Restricted:
-        """This kernel as a function of some columns of the inputs only.
+        """This kernel, applied to some columns of the inputs only.
 
-        :param dims: a column, or several in the order the kernel is to see them; negative ones count
+        :param dims: one column, or several in the order in which the kernel sees them. Negative numbers count
             from the end.
         """
         return Restricted(self, dims)  # type: ignore[arg-type]
 
     def named(self, name: str) -> Named:
-        """This kernel with a name by which ``f.term(name)`` finds it in a sum."""
+        """This kernel with a name. ``f.term(name)`` finds it in a sum by this name."""
         return Named(self, name)
 
     def __add__(self, other: Any) -> Kernel:
         return Sum(self, _summand(other))
 
     def __radd__(self, other: Any) -> Kernel:
-        if isinstance(other, int) and other == 0:  # where `sum` of a list of kernels starts
+        if isinstance(other, int) and other == 0:  # `sum` of a list of kernels starts with 0
             return self
         return Sum(_summand(other), self)
 
@@ -137,7 +137,7 @@ class Kernel(PointByPoint, abc.ABC):
 
 
 class Sum(Kernel):
-    r""":math:`k(x, y) = k_1(x, y) + k_2(x, y)`: independent functions, added.
+    r""":math:`k(x, y) = k_1(x, y) + k_2(x, y)`: the kernel of a sum of independent functions.
 
     :param left: a kernel.
     :param right: a kernel.
@@ -174,7 +174,7 @@ class Product(Kernel):
 
 
 class Scaled(Kernel):
-    r""":math:`k(x, y) = v\, k_1(x, y)`; what ``variance * kernel`` makes.
+    r""":math:`k(x, y) = v\, k_1(x, y)`; the result of ``variance * kernel``.
 
     :param kernel: a kernel.
     :param variance: the factor :math:`v`, a variance (squared units of the function), shape () or (P,).
@@ -194,18 +194,18 @@ class Scaled(Kernel):
 
 
 def _column(dim: Any) -> int:
-    if isinstance(dim, bool):  # a mask of columns would be read as columns 0 and 1
+    if isinstance(dim, bool):  # else a boolean mask would be read as columns 0 and 1
         raise TypeError
     return operator.index(dim)
 
 
 class Restricted(Kernel):
-    r""":math:`k(x, y) = k_1(x_S, y_S)`, :math:`S` some input dimensions; what ``kernel.on(dims)`` makes.
+    r""":math:`k(x, y) = k_1(x_S, y_S)` for a set :math:`S` of input dimensions; the result of ``kernel.on(dims)``.
 
     :param kernel: a kernel.
     :param dims: the dimensions, an integer or several.
     :raises TypeError: if ``dims`` are not integers.
-    :raises ValueError: if there are none, and when called if one is out of range.
+    :raises ValueError: if ``dims`` is empty; when called, if a dimension is out of range.
     """
 
     kernel: KernelLike
@@ -243,10 +243,10 @@ class Restricted(Kernel):
 
 
 class Named(Kernel):
-    """A kernel that has a name; what ``kernel.named(name)`` makes.
+    """A kernel with a name; the result of ``kernel.named(name)``.
 
     :param kernel: a kernel.
-    :param name: what it is called, not empty.
+    :param name: its name, not empty.
     """
 
     kernel: KernelLike
@@ -267,7 +267,7 @@ class Named(Kernel):
 
 
 class Constant(Kernel):
-    r""":math:`k(x, y) = c`: an unknown constant function with variance :math:`c`; what ``kernel + c`` adds.
+    r""":math:`k(x, y) = c`: an unknown constant function with variance :math:`c`; ``kernel + c`` adds it.
 
     :param value: the variance :math:`c`, shape () or (P,).
     """
@@ -287,7 +287,7 @@ class Constant(Kernel):
 
 
 class Function(Kernel):
-    """A plain function with the convention of kernels, as a kernel, a pytree of the arrays in it.
+    """Wraps a plain function with the convention of kernels as a kernel. The arrays in the function are the pytree's leaves.
 
     :param function: ``function(X1, X2)`` has shape (..., n, m), ``function(X)`` shape (..., n).
     """
@@ -305,7 +305,7 @@ class Function(Kernel):
 
 
 def weighted_sum(kernel: KernelLike, X1: Array, X2: Array, weights: Array) -> Array:
-    """:meth:`Kernel.weighted_sum` for any callable that is a kernel; shape (..., n)."""
+    """:meth:`Kernel.weighted_sum` for any kernel, also for a plain callable; shape (..., n)."""
     if isinstance(kernel, Kernel):
         return kernel.weighted_sum(X1, X2, weights)
     return combine_columns(kernel(X1, X2), weights)
@@ -326,7 +326,7 @@ def _operand(other: Any) -> KernelLike:
 
 
 def ours(kernel: Any) -> Any:
-    """A kernel as it is; a sum or product that tinygp has made of one of ours, as ours would have been."""
+    """Convert sums and products that tinygp made from our kernels to our own; return other kernels unchanged."""
     parts = from_tinygp(kernel, Kernel)
     return kernel if parts is None else {"Sum": Sum, "Product": Product}[parts[0]](*map(ours, parts[1:]))
 

@@ -1,6 +1,6 @@
-r"""Averages of kernels over boxes in closed form: of RBF, constants, and their sums and products.
+r"""Closed-form averages over boxes, for RBF and constant kernels and their sums and products.
 
-Such a kernel is a sum of terms :math:`c \prod_d e^{-p_d (x_d - z_d)^2 / 2}`, and its average over a box a product over dimensions.
+Such a kernel is a sum of terms :math:`c \prod_d e^{-p_d (x_d - z_d)^2 / 2}`. Its average over a box is a product over dimensions.
 With :math:`g(t) = e^{-p t^2 / 2}`, :math:`G_1' = g` and :math:`G_2' = G_1`,
 
 .. math::
@@ -8,9 +8,9 @@ With :math:`g(t) = e^{-p t^2 / 2}`, :math:`G_1' = g` and :math:`G_2' = G_1`,
     \int_a^b \int_c^d g(x - y)\, dy\, dx = G_2(b - c) - G_2(a - c) - G_2(b - d) + G_2(a - d), \\
     G_2(t) = t\, G_1(t) + g(t) / p .
 
-In boxes that are narrow beside the lengthscale these differences lose all digits, and a Gauss-Legendre rule loses none: eight
-nodes are exact to 1e-12 up to one lengthscale. So in each dimension boxes of up to one lengthscale take the rule, wider ones the
-formula.
+If a box is narrow compared with the lengthscale, these differences lose all digits. A Gauss-Legendre rule loses none: eight
+nodes are exact to 1e-12 up to one lengthscale. So boxes of up to one lengthscale use the rule, and wider boxes use the formula,
+separately in each dimension.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NODES = 8
 
 
 def box_terms(kernel: KernelLike, num_dims: int, dtype: Any) -> tuple[Term, ...] | None:
-    """The terms of a kernel whose averages over boxes are known, ``None`` where they are not, and for several latent functions."""
+    """The kernel's terms. ``None`` if a term has no known average over boxes, or for several latent functions."""
     one = jax.ShapeDtypeStruct((1, num_dims), dtype)
     if jax.eval_shape(lambda X: kernel(X), one).ndim > 1:
         return None
@@ -40,7 +40,7 @@ def box_terms(kernel: KernelLike, num_dims: int, dtype: Any) -> tuple[Term, ...]
 
 
 def boxes_with_points(found: tuple[Term, ...], lower: Array, upper: Array, X: Array) -> Array:
-    """Covariances of averages over boxes (B, D) with values at points (n, D), shape (B, n)."""
+    """Covariances between averages over boxes (B, D) and values at points (n, D), shape (B, n)."""
 
     def of_dim(p: Array, d: int) -> Array:
         return _average(p, lower[:, None, d], upper[:, None, d], X[None, :, d])
@@ -49,7 +49,7 @@ def boxes_with_points(found: tuple[Term, ...], lower: Array, upper: Array, X: Ar
 
 
 def boxes_with_boxes(found: tuple[Term, ...], lower: Array, upper: Array, lower2: Array, upper2: Array) -> Array:
-    """Covariances of averages over boxes with each other, shape (B, B2)."""
+    """Covariances between averages over two sets of boxes, shape (B, B2)."""
 
     def of_dim(p: Array, d: int) -> Array:
         a, b = lower[:, None, d], upper[:, None, d]
@@ -70,14 +70,14 @@ def _sum(found: tuple[Term, ...], D: int, of_dim: Any, shape: tuple[int, int], d
 
 
 def _rule(a: Array, b: Array, ndim: int) -> tuple[Array, Array]:
-    """Nodes in an interval, along an axis in front of ``ndim`` others, and their shares."""
+    """Nodes in an interval and their weights. The axis of nodes comes before ``ndim`` others."""
     x, w = np.polynomial.legendre.leggauss(NODES)
     shape = (NODES,) + (1,) * ndim
     return a + (b - a) * jnp.asarray((x + 1) / 2, a.dtype).reshape(shape), jnp.asarray(w / 2, a.dtype).reshape(shape)
 
 
 def _wide(p: Array, a: Array, b: Array) -> tuple[Array, Array, Array]:
-    """Whether an interval is wider than the lengthscale, and where it is the root of p and the width; elsewhere ones."""
+    """Whether an interval is wider than the lengthscale. Also the root of p and the width, with ones where it is not."""
     wide = (b - a) ** 2 * p > 1
     return wide, jnp.sqrt(jnp.where(wide, p, 1)), jnp.where(wide, b - a, 1)
 

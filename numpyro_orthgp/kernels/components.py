@@ -1,7 +1,7 @@
-"""The one term of a sum of kernels that an inter-domain feature belongs to.
+"""Finds the term of a sum of kernels that an inter-domain feature belongs to.
 
-Inducing variables that are not values of the whole function (patches, Fourier features) are functionals of one independent
-part of it: f = f_1 + f_2 and u = L[f_1]. Their covariances involve the kernel of that part alone.
+Inter-domain inducing variables (patches, Fourier features) are functionals of one independent part of the function:
+f = f_1 + f_2 and u = L[f_1]. Their covariances involve only the kernel of f_1.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["Component", "component"]
 class Component(NamedTuple):
     """A term of a sum of kernels: ``variance * kernel.on(...)``.
 
-    :param kernel: the kernel beneath factors and restrictions.
-    :param variances: the factors in front of it, shapes () or (P,).
-    :param restrictions: the restrictions to columns around it, outermost first.
-    :param place: where it is in the sum, which tells it from another term with the same kernel.
+    :param kernel: the kernel without factors and restrictions.
+    :param variances: its factors, shapes () or (P,).
+    :param restrictions: its restrictions to columns, outermost first.
+    :param place: its position in the sum. It distinguishes terms with the same kernel.
     """
 
     kernel: Any
@@ -37,7 +37,7 @@ class Component(NamedTuple):
         return X
 
     def scaled(self, values: Array, *, axes: int = 2) -> Array:
-        """``values`` times the factors; with factors of shape (P,) a leading axis of P.
+        """``values`` times the factors. Factors of shape (P,) add a leading axis of P.
 
         :param values: shape (..., n, m), or (..., n) with ``axes=1``.
         """
@@ -47,9 +47,9 @@ class Component(NamedTuple):
 
 
 def component(kernel: KernelLike, matches: Callable[[Component], bool], what: str) -> Component:
-    """The only term of a kernel that ``matches``.
+    """The only term of a kernel for which ``matches`` is true.
 
-    :param what: the feature and the kernels it goes with, for the message.
+    :param what: names the feature and the kernels that it needs, for the error message.
     :raises ValueError: if no term matches, or several do.
     """
     found = [term for term in _components(kernel, Component(kernel)) if matches(term)]

@@ -1,7 +1,8 @@
 """The convolutional kernel: an image's function is a weighted sum of one function of its patches.
 
-Covariances with images are sums over patches, taken in blocks of ``MAX_ENTRIES`` kernel values and again for the gradient,
-since blocks that stay in the cache cost less. Nothing is divided by the number of patches, as in the papers and unlike GPflow.
+Covariances with images are sums over patches. They are computed in blocks of ``MAX_ENTRIES`` kernel values, because blocks that
+fit in the cache cost less, and recomputed for the gradient. As in the papers, and unlike in GPflow, sums are not divided by the
+number of patches.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["Convolutional"]
 
-# Pairs of patches of one image are taken once: row groups against the columns from their own on. Few groups save most of what there
-# is to save (4 of them: 3/8 of the work, the limit being 1/2).
+# Each pair of patches of one image is computed once: a row group meets only the columns from its own onwards. Four groups save 3/8
+# of the work; many groups would save 1/2.
 _GROUPS = 4
 
 
@@ -36,24 +37,25 @@ class Convolutional(Kernel):
     .. math::
         k(x, x') = \sum_{p, q} w_p w_q\, k_g(x^{[p]}, x'^{[q]})\, k_\ell(p, q)
 
-    with :math:`k_g` the kernel of the patch response function g, and :math:`k_\ell` a kernel of the patches' positions: with one g
-    depends on where a patch is, but little where positions are near each other (TICK, [3]); without (``location=None``) it is 1.
-    Nothing is divided by the number P of patches: weights near 1/P keep the variance of f at that of g where patches are alike, and
-    smaller where they differ. Inducing variables are values of g, see :class:`~numpyro_orthgp.InducingPatches`.
+    Here :math:`k_g` is the kernel of the patch response function g, and :math:`k_\ell` a kernel of the patches' positions. With
+    :math:`k_\ell`, g varies with the position of a patch, but little between nearby positions (TICK, [3]). Without it
+    (``location=None``) :math:`k_\ell = 1`. The sum is not divided by the number P of patches. With weights near 1/P, f has the
+    variance of g if patches are alike, and less if they differ. Inducing variables are values of g, see
+    :class:`~numpyro_orthgp.InducingPatches`.
 
-    At most ``max_entries`` patch kernel values are held at once; beyond that they come in blocks, and again for the gradient.
-    ``kernel(X1, X2)`` costs B1 B2 P^2, ``kernel(X)`` about 5 B P^2 / 8, and covariances with M inducing patches M B P evaluations.
+    At most ``max_entries`` patch kernel values are held in memory. More are computed in blocks, and recomputed for the gradient.
+    Kernel evaluations: ``kernel(X1, X2)`` B1 B2 P^2, ``kernel(X)`` about 5 B P^2 / 8, covariances with M inducing patches M B P.
 
     :param base: kernel :math:`k_g` of patches, d columns.
     :param image_shape: (H, W) or (H, W, C). Inputs are images flattened row-major, channel fastest, H W C columns.
     :param patch_shape: (h, w).
     :param weights: w, shape (P,), or (L, P) for L latent functions (then give :func:`~numpyro_orthgp.gp` ``num_latents=L``);
-        ``None`` for ones. To learn them make them a ``numpyro.param``; they may be negative.
+        ``None`` for ones. To learn the weights, make them a ``numpyro.param``. They may be negative.
     :param stride: steps between patches in pixels, an integer or (rows, columns).
     :param colour: "joint": whole patches, d = h w C entries in the order row, column, channel; patches in the order row, column.
         "per_channel": patches of each channel, d = h w, in the order channel, row, column.
-    :param location: kernel :math:`k_\ell` of two columns, row and column of a patch's upper left corner in pixels; or ``None``.
-    :param max_entries: how many kernel values may be held at once.
+    :param location: kernel :math:`k_\ell` of two columns: row and column of a patch's upper left corner, in pixels; or ``None``.
+    :param max_entries: largest number of kernel values in memory at once.
     :raises TypeError: if sizes are not integers or a kernel is not callable.
     :raises ValueError: if sizes are not positive or do not fit each other; when called, if inputs or weights have another shape.
 
@@ -86,11 +88,11 @@ class Convolutional(Kernel):
 
     @property
     def grid(self) -> PatchGrid:
-        """Where the patches are."""
+        """The grid of patches."""
         return PatchGrid.checked(self.image_shape, self.patch_shape, self.stride, self.colour)
 
     def patch_kernel(self, Z1: Array, Z2: Array, locations1: Any = None, locations2: Any = None) -> Array:
-        """Covariance of the patch response g at patches and, with a location kernel, positions, shape (..., n, m).
+        """Covariance of the patch response g between patches (with a location kernel, at positions), shape (..., n, m).
 
         Shi et al. 2020, Eq. 29.
 
@@ -103,7 +105,7 @@ class Convolutional(Kernel):
         return K if self.location is None else K * self.location(locations1, locations2)
 
     def patch_covariance(self, Z: Array, X: Array, locations: Array | None = None) -> Array:
-        r"""Covariance of the patch response g with f, :math:`\sum_p w_p k_g(z, x^{[p]}) k_\ell(\cdot, p)`.
+        r"""Covariance between the patch response g and f, :math:`\sum_p w_p k_g(z, x^{[p]}) k_\ell(\cdot, p)`.
 
         Shi et al. 2020, Eq. 28.
 
@@ -146,7 +148,7 @@ class Convolutional(Kernel):
                 rows, columns = slice(start, start + size), slice(start, None)
                 K = self.base(patches[..., rows, :], patches[..., columns, :])
                 K = K if factor is None else K * factor[..., rows, columns]
-                # Pairs off the diagonal block stand for two.
+                # Pairs off the diagonal block count twice.
                 count = np.where(np.arange(P - start) < size, 1, 2).astype(X.dtype)
                 responses = _sum_patches("...pq,...q->...p", K, weights[..., columns] * count)
                 total = total + _sum_patches("...p,...p->...", responses, weights[..., rows])
@@ -190,7 +192,7 @@ class Convolutional(Kernel):
         return lax.scan(add, jnp.zeros(start.shape, start.dtype), parts)[0]
 
     def _entries(self, Z: Array | jax.ShapeDtypeStruct, X: Array, factor: Array | None) -> int:
-        """Number of kernel values of patches Z with one patch of an image."""
+        """Number of kernel values between patches Z and one patch of an image."""
         one = jax.ShapeDtypeStruct((*X.shape[:-2], 1, self.grid.patch_dim), X.dtype)
         shape = jax.eval_shape(self.base, Z, one).shape
         batch = () if factor is None else factor.shape[:-2]

@@ -1,4 +1,4 @@
-"""The covariance between tasks: intrinsic coregionalization over a column that holds the task's index."""
+"""Intrinsic coregionalization: the covariance between tasks, for a column of the inputs that holds the task index."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ __all__ = ["Coregion"]
 
 
 class Coregion(Kernel):
-    r"""How alike T tasks are: :math:`k(i, j) = (W W^\top + \mathrm{diag}(\kappa))_{ij}` for task indices i, j in 0..T-1.
+    r"""Covariance between T tasks: :math:`k(i, j) = (W W^\top + \mathrm{diag}(\kappa))_{ij}` for task indices i, j in 0..T-1.
 
-    One column of the inputs holds the index, a whole number in a floating dtype; a product with a kernel of the other columns is
-    the intrinsic model of coregionalization [1, 2], in which any (input, task) pair may be observed::
+    One column of the inputs holds the index, a whole number in a floating dtype. The product with a kernel of the other columns is
+    the intrinsic model of coregionalization [1, 2]. Any (input, task) pair may be observed::
 
         Matern52(lengthscale).on([0, 1]) * Coregion(W, kappa).on(2)
 
-    Where every task is observed at the same inputs, ``f(X) @ W.T`` with ``num_latents=R`` is the same prior (for
+    If every task is observed at the same inputs, ``f(X) @ W.T`` with ``num_latents=R`` is the same prior (for
     :math:`\kappa = 0`) at less cost.
 
-    Indices that are no tasks are refused where values can be looked at. Under ``jit`` their covariances are NaN, and so are losses.
-    The derivative with respect to the inputs is zero: inducing points that are learned keep the tasks that they start with.
+    Concrete indices outside of 0..T-1 raise an error. Under ``jit`` their covariances are NaN, and so are losses.
+    The derivative with respect to the inputs is zero, so inducing points keep their initial tasks when they are learned.
 
     :param W: loadings of the tasks on R independent functions, any sign, shape (T, R) or (P, T, R). Changing the sign of a
-        column of W, or rotating the columns, changes nothing; equal columns, all zero say, get equal gradients: start from
-        different ones.
-    :param kappa: variance of what is each task's own, shape (), (T,) or (P, T). With the default, zero, T tasks have rank R.
-    :raises ValueError: if W holds NaN or infinity, kappa a negative number; when called, for other shapes, more than one
-        column, or indices that are no tasks.
+        column of W, or rotating the columns, does not change the kernel. Start from different columns: equal columns, such as
+        zeros, get equal gradients.
+    :param kappa: variance of each task's own part, shape (), (T,) or (P, T). With the default, zero, T tasks have rank R.
+    :raises ValueError: if W contains NaN or infinity, or kappa a negative number; when called, for other shapes, more than one
+        column, or indices outside of 0..T-1.
 
     **References:**
 
@@ -56,17 +56,17 @@ class Coregion(Kernel):
 
     @classmethod
     def exchangeable(cls, num: int, correlation: ArrayLike) -> Coregion:
-        r"""Categories that are all equally alike: :math:`k(i, j) = \rho + (1 - \rho) [i = j]`.
+        r"""Categories with the same correlation between any two: :math:`k(i, j) = \rho + (1 - \rho) [i = j]`.
 
-        One parameter for any number of categories, with variance 1: for a column with many levels, few rows of each, or levels that
-        training has not seen, of which what is common to all is known. A product with it has functions that differ by category,
-        :math:`\rho` the correlation between them::
+        The kernel has variance 1, and one parameter for any number of categories. Use it for a column with many levels or few rows
+        per level. A level that training has not seen is predicted from what all levels have in common. In a product, each category
+        has its own function, and :math:`\rho` is the correlation between functions::
 
             Matern52(lengthscale).on([0, 1]) * Coregion.exchangeable(num, correlation).on(2)
 
-        :param num: T, how many categories there may be.
+        :param num: T, the largest number of categories.
         :param correlation: :math:`\rho` in [0, 1], shape () or (P,).
-        :raises ValueError: if ``num`` is no positive integer, or a concrete correlation is outside of [0, 1].
+        :raises ValueError: if ``num`` is not a positive integer, or a concrete correlation is outside of [0, 1].
         """
         T = check_integer("num", num)
         for part in jax.tree.leaves(correlation):
@@ -87,7 +87,7 @@ class Coregion(Kernel):
         return jnp.sum(loadings**2, axis=-1) + kappa
 
     def _tasks(self, X: Array) -> tuple[Array, Array, Array]:
-        """For each input its task, shape (..., n), and the task's loadings, (..., n, R), and kappa, (..., n)."""
+        """The task of each input, shape (..., n), its loadings, (..., n, R), and its kappa, (..., n)."""
         W, kappa = as_array(self.W, X.dtype), as_array(self.kappa, X.dtype)
         if W.ndim not in (2, 3) or 0 in W.shape:
             raise ValueError(f"`W` must have shape (T, R) or (P, T, R), a row for each task; got {W.shape}.")
@@ -102,7 +102,7 @@ class Coregion(Kernel):
             )
         inspect(partial(_refuse_unknown, T), X)
         task = lax.stop_gradient(X[..., 0])
-        # Products with one-hot rows: exact, they broadcast over latent functions, and need no scatter in the backward pass.
+        # Products with one-hot rows are exact, broadcast over latent functions, and need no scatter in the backward pass.
         chosen = (task[..., None] == jnp.arange(T, dtype=X.dtype)).astype(X.dtype)  # (..., n, T)
         known = chosen.any(-1)
         loadings = jnp.where(known[..., None], matmul(chosen, W), jnp.nan)

@@ -1,4 +1,4 @@
-"""Kernels of the weighted inner product of inputs."""
+"""Kernels that are functions of the weighted inner product of inputs."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Polynomial(Kernel):
 
     :param degree: :math:`n`, a positive integer.
     :param variance: :math:`v`, shape (), (D,), (P, D) or (P, 1).
-    :param offset: :math:`c`; 0 leaves only terms of degree n. Shape () or (P,).
-    :raises ValueError: if ``degree`` is no positive integer.
+    :param offset: :math:`c`, shape () or (P,). If 0, only terms of degree n remain.
+    :raises ValueError: if ``degree`` is not a positive integer.
     """
 
     degree: int = static()
@@ -76,9 +76,9 @@ def _integer(name: str, value: object, known: str) -> int:
         raise ValueError(f"`{name}` must be {known}; got {value!r}.") from None
 
 
-# The angular parts J_n of the arc-cosine kernels as functions of c = cos(theta). In that variable each is the
-# next one's derivative, J_1' = J_0 and J_2' = 4 J_1, which stays finite at c = 1, where d theta / d c does
-# not. Rounding may push c past 1; the value is clipped, the derivative is not.
+# The angular parts J_n of the arc-cosine kernels as functions of c = cos(theta). Their derivatives in c are
+# J_1' = J_0 and J_2' = 4 J_1. These stay finite at c = 1, where d theta / d c does not. Rounding may push c past 1:
+# the value is clipped, the derivative is not.
 
 
 @jax.custom_jvp
@@ -123,12 +123,12 @@ class ArcCosine(Kernel):
         J_0 &= \pi - \theta, \quad J_1 = \sin\theta + (\pi - \theta) \cos\theta, \\
         J_2 &= 3 \sin\theta \cos\theta + (\pi - \theta) (1 + 2 \cos^2\theta).
 
-    Order 0 has a kink where two inputs coincide; its derivative there is taken to be 0.
+    Order 0 has a kink where two inputs coincide. There, its derivative is defined as 0.
 
     :param order: :math:`n`: 0 (steps), 1 (rectified linear units) or 2.
     :param weight_variance: variance :math:`w` of the weights, shape (), (D,), (P, D) or (P, 1).
     :param bias_variance: variance :math:`b` of the biases, shape () or (P,); may be 0.
-    :raises ValueError: if ``order`` is another.
+    :raises ValueError: if ``order`` is not 0, 1 or 2.
 
     **References:**
         1. Cho, Saul. Kernel Methods for Deep Learning. 2009.
@@ -149,10 +149,10 @@ class ArcCosine(Kernel):
         return _squared_norm(X, weights) + per_latent("bias_variance", self.bias_variance, X, axes=1)
 
     def polar(self, X: Array) -> tuple[Array, Array]:
-        """Length and direction of (sqrt(w) x, sqrt(b)), the vector whose inner products and angles the kernel sees.
+        """Length and direction of (sqrt(w) x, sqrt(b)). The kernel depends on inner products and angles of these vectors.
 
         :param X: inputs, shape (..., n, D).
-        :return: lengths, shape (..., n), and unit vectors, shape (..., n, D + 1); zero for a zero vector.
+        :return: lengths, shape (..., n), and unit vectors, shape (..., n, D + 1). The direction of a zero vector is zero.
         """
         scaled = X * jnp.sqrt(per_dimension("weight_variance", self.weight_variance, X))
         bias = safe_sqrt(per_latent("bias_variance", self.bias_variance, X))
@@ -162,14 +162,14 @@ class ArcCosine(Kernel):
         return norm, jnp.concatenate(parts, axis=-1) / jnp.where(norm > 0, norm, 1)[..., None]
 
     def _order0(self, X1: Array, X2: Array) -> Array:
-        # theta = 2 atan(|a - b| / |a + b|) for unit vectors: accurate at all angles. arccos, or any rounding
+        # theta = 2 atan(|a - b| / |a + b|) for unit vectors is accurate at all angles. arccos, or any rounding
         # of products, would leave sqrt(eps) on the diagonal.
         a = self.polar(X1)[1]
         b = a if X2 is X1 else self.polar(X2)[1]
         one, eps = jnp.ones((), a.dtype), jnp.finfo(a.dtype).eps
         opposite2 = squared_distance_by_differences(a, b, one)
         adjacent2 = squared_distance_by_differences(a, -b, one)
-        # An angle within rounding of zero is zero, with derivative zero; two zero vectors have angle zero.
+        # An angle within rounding of zero counts as zero, with derivative zero. Two zero vectors have angle zero.
         opposite2 = jnp.where(opposite2 > (8 * eps) ** 2, opposite2, 0)
         adjacent2 = jnp.where(opposite2 + adjacent2 > 0, adjacent2, 1)
         return 1 - 2 / jnp.pi * jnp.arctan2(safe_sqrt(opposite2), safe_sqrt(adjacent2))

@@ -14,21 +14,22 @@ Two of them, at :math:`z` and :math:`z'`, contain the factor :math:`\exp(-\frac1
 .. math:: \sqrt{r} \exp\bigl(\tfrac12 (2 r \mu h + \tau h^2 - P r \mu^2)\bigr), \qquad
     r = 1 / (1 + \sigma^2 P), \quad \tau = \sigma^2 r,
 
-and it makes of that distribution :math:`N(r \mu + \tau h, \tau)`, which gives the linear factors, of which a term may have one.
-Nothing divides by :math:`\sigma` or :math:`P`: both may be 0. Squares are multiplied out into products of matrices, so that no
-array is larger than the result.
+and the tilted distribution is :math:`N(r \mu + \tau h, \tau)`. It gives the expectation of the linear factors; each term has at
+most one. Nothing divides by :math:`\sigma` or :math:`P`: both may be 0. Squares are multiplied out into products of matrices, so
+that no array is larger than the result.
 
-Between two independent inputs the distance in a column is Gaussian too, with the variance :math:`s^2 = \sigma_a^2 + \sigma_b^2`:
+The distance between two independent inputs in a column is also Gaussian, with variance :math:`s^2 = \sigma_a^2 + \sigma_b^2`:
 
 .. math:: E[e^{-\frac12 p (x_a - x_b)^2}] = \sqrt{\varrho}\, e^{-\frac12 p \varrho \delta^2}, \qquad
     \delta = \mu_a - \mu_b, \quad \varrho = 1 / (1 + p s^2),
 
-under which the means are :math:`\mu_a - \sigma_a^2 p \varrho \delta` and :math:`\mu_b + \sigma_b^2 p \varrho \delta`, and the
-covariance is :math:`\sigma_a^2 \sigma_b^2 p \varrho`.
+Under the tilted distribution the means are :math:`\mu_a - \sigma_a^2 p \varrho \delta` and
+:math:`\mu_b + \sigma_b^2 p \varrho \delta`, and the covariance is :math:`\sigma_a^2 \sigma_b^2 p \varrho`.
 
-**Quadrature.** Any other kernel, as a whole if one part has no closed form, is evaluated at nodes: of a tensor Gauss-Hermite
-rule while ``num_points ** D <= 4096`` (by default, D <= 2), beyond that 1024 Sobol points, the same in every call. The former
-is for smooth kernels (three digits for `Matern32`, where it converges slowly), the latter good for two or three digits.
+**Quadrature.** All other kernels are evaluated at nodes, as a whole even if only one part has no closed form. The nodes are a
+tensor Gauss-Hermite rule while ``num_points ** D <= 4096`` (by default, D <= 2), and beyond that 1024 Sobol points, the same in
+every call. The Gauss-Hermite rule is for smooth kernels (for `Matern32` it converges slowly and gives three digits). Sobol points
+give two or three digits.
 
 **References:**
 
@@ -63,7 +64,7 @@ _SOBOL_NODES = 1024
 def psi0(kernel: KernelLike, loc: ArrayLike, scale: ArrayLike, *, num_points: int = 20) -> Array:
     """Expected prior variances, :math:`E[k(x_b, x_b)]`.
 
-    :param kernel: a kernel of one function, that is without hyperparameters with a leading latent axis.
+    :param kernel: a kernel of one function: no hyperparameter has a leading axis of latent functions.
     :param loc: means of the inputs, shape (B, D).
     :param scale: their standard deviations, shape (B, D); 0 where an input is known.
     :param num_points: Gauss-Hermite nodes per column, for kernels without a closed form.
@@ -86,10 +87,10 @@ def psi0(kernel: KernelLike, loc: ArrayLike, scale: ArrayLike, *, num_points: in
 def psi1(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike, *, num_points: int = 20) -> Array:
     """Expected covariances with fixed points, :math:`E[k(z_m, x_b)]`; oriented like ``kernel(Z, X)``.
 
-    `White` noise counts only where it is restricted to some columns, which may be known. Inputs as a whole are taken to differ
-    from the points, as they almost surely do; even where all is known and equal.
+    `White` noise counts only if it is restricted to some columns, whose inputs may be known. Whole inputs are assumed to differ
+    from the points: they almost surely do. This holds even if all inputs are known and equal to the points.
 
-    :param kernel: as for `psi0`, and so are ``loc``, ``scale``, ``num_points`` and what is raised.
+    :param kernel: as for `psi0`, like ``loc``, ``scale``, ``num_points`` and the errors raised.
     :param Z: the points, shape (M, D).
     :return: shape (M, B).
     """
@@ -108,7 +109,7 @@ def psi2(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike, *, 
 
     `White` noise counts as in `psi1`. A sum of T terms costs T (T + 1) / 2 times as much as one.
 
-    :param kernel: as for `psi0`, and so are ``loc``, ``scale``, ``num_points`` and what is raised.
+    :param kernel: as for `psi0`, like ``loc``, ``scale``, ``num_points`` and the errors raised.
     :param Z: the points, shape (M, D).
     :return: shape (B, M, M).
     """
@@ -127,11 +128,11 @@ def psi2(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike, *, 
 def between_rows(kernel: KernelLike, loc: ArrayLike, scale: ArrayLike) -> Array:
     """Expected covariances between independent inputs, :math:`E[k(x_a, x_b)]` for a other than b.
 
-    `White` noise counts as in `psi1`: inputs as a whole differ.
+    `White` noise counts as in `psi1`: whole inputs are assumed to differ.
 
-    :param kernel: as for `psi0`, and so are ``loc``, ``scale`` and what is raised.
-    :return: shape (B, B). The diagonal is that of two inputs of one distribution, and not `psi0`.
-    :raises ValueError: for a kernel without a closed form, too: nodes would be those of two inputs together.
+    :param kernel: as for `psi0`, like ``loc``, ``scale`` and the errors raised.
+    :return: shape (B, B). The diagonal is for two independent inputs of the same distribution; it is not `psi0`.
+    :raises ValueError: also for a kernel without a closed form. Quadrature would need nodes for two inputs jointly.
     """
     loc, scale = _check_gaussian(loc, scale)
     D = loc.shape[-1]
@@ -153,7 +154,7 @@ def between_rows(kernel: KernelLike, loc: ArrayLike, scale: ArrayLike) -> Array:
 
 
 def _expected_between(term: Term, loc: Array, scale: Array) -> Array:
-    """The expectation of one term at two independent inputs, shape (B, B)."""
+    """The expectation of one term between two independent inputs, shape (B, B)."""
     p = jnp.zeros(loc.shape[-1], loc.dtype) if term.precision is None else term.precision
     variance, away = jnp.square(scale), loc[:, None] - loc  # (B, B, D)
     shrunk = 1 / (1 + p * (variance[:, None] + variance))
@@ -185,15 +186,15 @@ def _expected_product(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, scale:
 
 def _log_gaussians(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, r: Array, tau: Array) -> Array:
     """The logarithm of the expected product of two Gaussian factors, shape (B, M1, M2)."""
-    # Centred, so that what is lost in squares that cancel is relative to the spread of the points (see `math.distances`).
+    # Centred, so that the cancellation error of squares is relative to the spread of the points (see `math.distances`).
     origin = lax.stop_gradient(Z1.mean(axis=0))
     Z1, Z2, loc = Z1 - origin, Z2 - origin, loc - origin
     shrunk = r * loc
 
-    def of_one(h: Array, Z: Array) -> Array:  # what depends on one of z and z' only
+    def of_one(h: Array, Z: Array) -> Array:  # the part that depends on one of z and z' only
         return matmul(shrunk, h.T) + (matmul(tau, jnp.square(h).T) - (h * Z).sum(axis=-1)) / 2
 
-    # What is absent is left out, not multiplied by zero: contractions are what costs time.
+    # Absent parts are left out, not multiplied by zero, because contractions cost most of the time.
     h1, h2 = _scaled(s, Z1), _scaled(t, Z2)
     precision = add(s.precision, t.precision)
     squares = 0 if precision is None else precision * shrunk * loc
@@ -206,12 +207,12 @@ def _log_gaussians(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, r: Array,
 
 
 def _linear_factors(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, r: Array, tau: Array) -> Array:
-    """The expected product of the linear factors, one or two, under the Gaussian factors: shape (B, M1, M2) or what broadcasts."""
+    """The expected product of one or two linear factors under the Gaussian factors, shape (B, M1, M2) or one that broadcasts."""
     h1, h2 = _scaled(s, Z1), _scaled(t, Z2)
 
     def of_one(
         w: Array, h: Array | None
-    ) -> Array:  # the factor's mean, w (r mu + tau h), but for the other term's part of h
+    ) -> Array:  # the factor's mean, w (r mu + tau h), without the other term's part of h
         mean = matmul(r * loc, w.T)
         return mean if h is None else mean + matmul(tau, (w * h).T)
 
@@ -238,7 +239,7 @@ def _contract(A: Array, U: Array, V: Array) -> Array:
 
 
 def equal_columns(term: Term, Z: Array, loc: Array, scale: Array, uncertain: ArrayLike = 0.0) -> Array:
-    """The probability, 0 or 1, that inputs and points are equal where the term demands it, shape (B, M).
+    """The probability, 0 or 1, that inputs and points are equal in the columns that the term requires, shape (B, M).
 
     :param uncertain: standard deviations of Z, shape (M, D).
     """
@@ -275,14 +276,14 @@ def _nodes(num_points: int, dim: int, dtype: jnp.dtype) -> tuple[Array, Array]:
     if num_points**dim <= _MAX_TENSOR_NODES:
         nodes, weights = gauss_hermite(num_points, dim)
         return jnp.asarray(weights, dtype), jnp.asarray(nodes, dtype)
-    # In float32 whatever the inputs, so that both precisions have the same nodes.
+    # Always float32, so that both precisions have the same nodes.
     points = quasi_normal(jax.random.PRNGKey(0), _SOBOL_NODES, (), dim, jnp.dtype("float32"))
     return jnp.full(_SOBOL_NODES, 1 / _SOBOL_NODES, dtype), points.astype(dtype)
 
 
 def covariances(kernel: KernelLike, Z: Array, X: Array) -> Array:
     """``k(Z, X)`` at nodes ``X`` of shape (S, B, D), without noise: shape (M, S, B)."""
-    # Noise on all columns goes: a node may happen to be one of the points. (On some columns, they may be known ones.)
+    # White noise on all columns is removed: a node may equal a point by chance. Noise on some columns stays: they may be known.
     smooth = jax.tree.map(
         lambda part: Constant(0.0) if type(part) is White else part,
         kernel,
@@ -296,14 +297,14 @@ def _mean(weights: Array, K: Array) -> Array:
 
 
 def gram_of_nodes(weights: Array, K: Array) -> Array:
-    """``sum_s weights[s] k(Z, X[s]) k(X[s], Z)`` per input, with ``K`` of :func:`covariances`: shape (B, M, M)."""
+    """``sum_s weights[s] k(Z, X[s]) k(X[s], Z)`` per input, for ``K`` from :func:`covariances`: shape (B, M, M)."""
     return jnp.einsum("msb,nsb->bmn", K * weights[:, None], K, precision=PRECISION)  # (B, M, M)
 
 
 def prepare(
     kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike
 ) -> tuple[Array, Array, Array, tuple[Term, ...] | None]:
-    """Checked inputs, and the terms that are not almost surely zero, None without a closed form."""
+    """Checked inputs, and the terms that are not almost surely zero (``None`` without a closed form)."""
     loc, scale = _check_gaussian(loc, scale)
     Z, D = check_inputs("Z", Z), loc.shape[-1]
     if Z.ndim != 2 or Z.shape[-1] != D:

@@ -1,9 +1,9 @@
-"""Kernels of tinygp beside ours.
+"""Combines our kernels with tinygp's.
 
-``ours + theirs`` asks us. ``theirs + ours`` asks tinygp, whose sums take its own kernels alone and anything else for a number. So
-once tinygp has been imported our kernels count as instances of its class, and answer the two methods that it calls, for points.
-Sums and products that it makes of ours become ours again where they are used (``ours`` in ``kernels/base.py``), with all that ours
-know: terms, leading axes of hyperparameters, no loops over points.
+``ours + theirs`` calls our method. ``theirs + ours`` calls tinygp's, which accepts only its own kernels and takes anything else for
+a number. So once tinygp has been imported, our kernels count as instances of its class, and have the two methods that it calls for
+single points. If tinygp makes a sum or product of our kernels, we convert it to ours where it is used (``ours`` in
+``kernels/base.py``). It then has all our features: terms, leading axes of hyperparameters, no loops over points.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["PointByPoint", "from_tinygp", "introduce"]
 
 
 class PointByPoint:
-    """The two methods that tinygp asks of a kernel."""
+    """The two methods that tinygp calls on a kernel."""
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         """The covariance of two single inputs of shape (D,), for tinygp; shape ()."""
@@ -37,10 +37,10 @@ def introduce(kernel: type) -> None:
 
 
 def from_tinygp(kernel: Any, base: type) -> tuple[str, Any, Any] | None:
-    """The two parts of a sum or product that tinygp has made of a kernel of ours, ``None`` for anything else.
+    """The two parts of a sum or product that tinygp made from a kernel of ours; ``None`` for anything else.
 
-    :param base: what ours are subclasses of.
-    :return: "Sum" or "Product", and its parts.
+    :param base: the base class of our kernels.
+    :return: "Sum" or "Product", and the two parts.
     """
     kind = type(kernel)
     if kind.__module__ != "tinygp.kernels.base" or kind.__name__ not in ("Sum", "Product") or not _holds(kernel, base):

@@ -1,9 +1,9 @@
-r"""Covariances with Gaussian inputs as sums of squares: how psi statistics keep their digits in float32.
+r"""Psi statistics as sums of squares, so that they keep their digits in float32.
 
-With W the inverse factor of the points' covariance, :math:`W \psi^2 W^\top` has the rounding errors of :math:`\psi^2` times
-the inverse of the jitter. Of a sum of outer products, :math:`\psi^2 = \sum_\alpha c_\alpha c_\alpha^\top`, each factor is
-whitened by itself, which multiplies its errors by the root of that only. Such factors are, with orthonormal Hermite polynomials
-:math:`h_\alpha` and :math:`x = \mu + \sigma \xi`,
+Let W be the inverse Cholesky factor of the points' covariance. In :math:`W \psi^2 W^\top` the rounding errors of :math:`\psi^2`
+are multiplied by the inverse of the jitter. If :math:`\psi^2 = \sum_\alpha c_\alpha c_\alpha^\top` is a sum of outer products, each
+factor is whitened separately, and its errors are multiplied by the root of the inverse only. With orthonormal Hermite
+polynomials :math:`h_\alpha` and :math:`x = \mu + \sigma \xi`, such factors are
 
 .. math:: c_\alpha = E[h_\alpha(\xi)\, k(Z, x)], \qquad c_0 = \psi^1.
 
@@ -13,14 +13,15 @@ For :math:`\exp(-\frac12 p (x - z)^2)` in one column they are :math:`c_j = c_0 q
     \qquad r = 1 / (1 + \sigma^2 p),
 
 and a linear factor x takes :math:`q_j` to :math:`\mu q_j + \sigma (\sqrt{j + 1}\, q_{j + 1} + \sqrt{j}\, q_{j - 1})`. The sum
-is cut off at a total degree; its tail falls like :math:`(r p \sigma^2)^j`, fast where inputs are known to less than a
-lengthscale. Kernels without a closed form are whitened at the nodes of their quadrature.
+is cut off at a total degree. Its tail falls like :math:`(r p \sigma^2)^j`, which is fast if inputs are known to less than a
+lengthscale. Kernels without a closed form are whitened at their quadrature nodes.
 
-**Jitter under uncertain inputs** is larger by default, 1e-6 in float64 and 1e-4 in float32. In float64 ``W E[k k'] W'`` is
-whitened as a whole, so rounding errors grow with the inverse of the jitter, times N and the ratio of signal to noise, where
-projections of known inputs see its root. With 1e-10 fits of the oil flow data diverged. In float32 that left no digits where
-points lie close; hence the factors above, of quadrature nodes where there is no closed form. What their cut-off leaves counts
-only in directions above rounding. Such steps take longer, and sums of 50,000 nats are known to a nat or two.
+**Jitter under uncertain inputs** is larger by default: 1e-6 in float64 and 1e-4 in float32. In float64 ``W E[k k'] W'`` is
+whitened as a whole. Its rounding errors grow with the inverse of the jitter, times N and the signal-to-noise ratio; with known
+inputs, errors of projections grow with the root of the inverse. With 1e-10 fits of the oil flow data diverged. In float32,
+whitening as a whole left no digits if points were close. So float32 uses the factors above, or quadrature nodes without a closed
+form. The remainder of the cut-off counts only in directions above rounding. Such steps take longer, and sums of 50,000 nats are
+accurate to one or two nats.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["hermite_factors", "whitened_spread"]
 
-# Factors for each input, and their highest degree.
+# Number of factors for each input, and their highest degree.
 _MOST_FACTORS = 32
 _MOST_DEGREE = 16
 
 
 def hermite_factors(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: ArrayLike) -> Array | None:
-    """The factors c of :math:`E[k(Z, x) k(x, Z)]`, the first of which is the expectation of k(Z, x).
+    """The factors c of :math:`E[k(Z, x) k(x, Z)]`. The first factor is the expectation of k(Z, x).
 
-    :param kernel: as for :func:`~numpyro_orthgp.kernels.expectations.psi2`, like the other parameters and what is raised.
-    :return: shape (S, B, M), with at most 32 factors, or 1 + D where that is more; ``None`` without a closed form.
+    :param kernel: as for :func:`~numpyro_orthgp.kernels.expectations.psi2`, like the other parameters and the errors raised.
+    :return: shape (S, B, M), with at most 32 factors, or 1 + D if that is more; ``None`` without a closed form.
     """
     Z, loc, scale, expansion = prepare(kernel, Z, loc, scale)
     if expansion is None:
@@ -63,7 +64,7 @@ def hermite_factors(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: Arr
 def whitened_spread(
     kernel: KernelLike, W: Array, Z: Array, loc: Array, scale: Array, first: Array, *, num_points: int = 20
 ) -> Array:
-    """The covariance of W k(Z, x) by quadrature, each node whitened by itself, shape (B, M, M).
+    """The covariance of W k(Z, x) by quadrature, shape (B, M, M). Each node is whitened separately.
 
     :param W: shape (M, M).
     :param first: E[k(Z, x)], shape (M, B).
@@ -77,7 +78,7 @@ def whitened_spread(
 
 
 def _degrees(num_dims: int) -> np.ndarray:
-    """The degrees in each column of all factors, lowest first, integers of shape (S, D)."""
+    """The degree of each factor in each column, lowest first, integers of shape (S, D)."""
     degree = 1
     while degree < _MOST_DEGREE and comb(num_dims + degree + 1, num_dims) <= _MOST_FACTORS:
         degree += 1
@@ -91,7 +92,7 @@ def _degrees(num_dims: int) -> np.ndarray:
 
 def _of_term(term: Term, degrees: np.ndarray, Z: Array, loc: Array, scale: Array) -> Array:
     first, q = _polynomials(term, int(degrees.max()) + 2, Z, loc, scale)
-    # Written out, so that gradients need no scatter; what no precision and no slope sees has factors of degree zero only.
+    # Written out, so that gradients need no scatter. Columns without precision and slope have factors of degree zero only.
     if not term.slopes:
         value = jnp.stack([_product(first, [q[n][d] for d, n in enumerate(degree) if n]) for degree in degrees])
     else:
@@ -121,7 +122,7 @@ def _product(value: Array, factors: Sequence[Array]) -> Array:
 
 
 def _polynomials(term: Term, num: int, Z: Array, loc: Array, scale: Array) -> tuple[Array, list[Array]]:
-    """The expectation of a term's Gaussian factor, shape (B, M), and the q of each degree, of shape (D, B, M)."""
+    """The expectation of a term's Gaussian factor, shape (B, M), and q for each degree, shape (D, B, M)."""
     away = loc.T[:, :, None] - Z.T[:, None, :]  # (D, B, M)
     scale = scale.T[:, :, None]
     if term.precision is None:
@@ -137,7 +138,7 @@ def _polynomials(term: Term, num: int, Z: Array, loc: Array, scale: Array) -> tu
 
 
 def _times_input(q: Sequence[Array], loc: Array, scale: Array) -> list[Array]:
-    """The q of x times what has ``q``, one degree fewer."""
+    """Given the ``q`` of a function, the q of x times this function, up to one degree less."""
     loc, scale = loc.T[:, :, None], scale.T[:, :, None]
     shifted = [loc * q[0] + scale * q[1]]
     for j in range(1, len(q) - 1):

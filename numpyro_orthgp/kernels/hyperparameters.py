@@ -1,4 +1,4 @@
-"""What a kernel's hyperparameters may look like: kinds of fields, and checks of values, shapes and inputs.
+"""Kinds of kernel fields, and checks of hyperparameter values, shapes and inputs.
 
 Kernels are frozen dataclasses and pytrees. Values are checked when a kernel is built, never when it is unflattened.
 """
@@ -28,12 +28,12 @@ __all__ = [
 
 
 def hyperparameter(default: Any = dataclasses.MISSING, *, zero: bool = False) -> Any:
-    """A field that is differentiated and batched; a concrete value must be positive (or 0, if ``zero``)."""
+    """A field that is differentiated and batched. A concrete value must be positive (or 0, if ``zero``)."""
     return dataclasses.field(default=default, metadata={"sign": "nonnegative" if zero else "positive"})
 
 
 def static(default: Any = dataclasses.MISSING) -> Any:
-    """A field that is part of the kernel's structure: hashable, never traced."""
+    """A field that belongs to the kernel's static structure: hashable, never traced."""
     return dataclasses.field(default=default, metadata={"static": True})
 
 
@@ -44,7 +44,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_value(name: str, value: Any, sign: str) -> None:
-    """Raise if a concrete hyperparameter is outside its domain; tracers and anything that is no number pass.
+    """Raise if a concrete hyperparameter is outside its domain. Tracers and values that are not numbers pass.
 
     :param name: the hyperparameter's name, for the message.
     :param value: a number, an array, or a list of them.
@@ -65,9 +65,9 @@ def _refuse_others(name: str, sign: str, value: Any) -> None:
 
 
 def as_array(value: Any, dtype: jnp.dtype) -> Array:
-    """A hyperparameter as an array that promotes as JAX's numbers do.
+    """A hyperparameter as an array, with JAX's type promotion.
 
-    Python numbers, lists of them and integer arrays take ``dtype``, that of the inputs; floating arrays keep
+    Python numbers, lists of them and integer arrays get ``dtype``, the dtype of the inputs. Floating arrays keep
     theirs.
     """
     if isinstance(value, list | tuple):
@@ -77,13 +77,13 @@ def as_array(value: Any, dtype: jnp.dtype) -> Array:
 
 
 def per_dimension(name: str, value: ArrayLike, X: Array) -> Array:
-    """A hyperparameter with one value per input dimension, ready to broadcast against ``X``.
+    """A hyperparameter with one value per input dimension, shaped to broadcast against ``X``.
 
     :param name: its name, for the message.
     :param value: shape (), (D,), (P, D) or (P, 1).
     :param X: inputs, shape (..., n, D).
     :return: shape (), (D,), (P, 1, D) or (P, 1, 1).
-    :raises ValueError: if the shape is another.
+    :raises ValueError: for other shapes.
     """
     array, num_dims = as_array(value, X.dtype), X.shape[-1]
     if array.ndim > 2 or (array.ndim > 0 and array.shape[-1] not in (1, num_dims)):
@@ -95,14 +95,14 @@ def per_dimension(name: str, value: ArrayLike, X: Array) -> Array:
 
 
 def per_latent(name: str, value: ArrayLike, X: Array, *, axes: int = 2) -> Array:
-    """A scalar hyperparameter, possibly one per latent function, ready to broadcast against kernel values.
+    """A scalar hyperparameter, possibly one per latent function, shaped to broadcast against kernel values.
 
     :param name: its name, for the message.
     :param value: shape () or (P,).
     :param X: inputs, shape (..., n, D); only their dtype matters.
     :param axes: 2 for a kernel matrix, 1 for its diagonal.
     :return: shape (), or (P, 1, 1) with as many ones as ``axes``.
-    :raises ValueError: if the shape is another.
+    :raises ValueError: for other shapes.
     """
     array = as_array(value, X.dtype)
     if array.ndim > 1:
@@ -115,8 +115,8 @@ def check_inputs(name: str, X: ArrayLike) -> Array:
 
     :param name: the argument's name, for the message.
     :param X: shape (..., n, D).
-    :raises TypeError: if it does not hold real numbers.
-    :raises ValueError: if it has fewer than two axes, or no column.
+    :raises TypeError: if ``X`` does not contain real numbers.
+    :raises ValueError: if ``X`` has fewer than two axes, or no column.
     """
     array = check_floating(name, X)
     if array.ndim < 2 or array.shape[-1] == 0:

@@ -1,8 +1,8 @@
-"""A kernel of P latent functions taken apart: which hyperparameters have a leading axis of P, and the kernel of some functions.
+"""Splits a kernel of P latent functions: which hyperparameters have a leading axis of P, and the kernel of some functions.
 
-A kernel says nowhere that a leaf of shape (P,) is one value for each function and not one for each input column. So it is asked,
-by shapes alone, without computing anything: a leaf of each function's own can be exchanged for its first entry, and where all
-others are exchanged, the kernel has a leading axis because of it.
+A kernel does not record whether a leaf of shape (P,) has one value per function or one per input column. So this module infers it
+from shapes, without computing values. A leaf has one value per function if the kernel accepts the leaf's first entry in its
+place, and still has a leading axis when all other such leaves are replaced by their first entries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["OfFunctions", "separable"]
 
 
 class OfFunctions(Kernel):
-    """The kernel of one or some of P functions, for a kernel that cannot be taken apart: that of all, of which others are left out.
+    """The kernel of some of P functions, for a kernel that cannot be split. It computes all functions and selects some.
 
     :param kernel: a kernel with a leading axis of P.
     :param which: index of the function, shape (), or several, shape (n,).
@@ -40,12 +40,12 @@ class OfFunctions(Kernel):
 def separable(
     kernel: Any, num_latents: int, dtype: Any, batch_of: Callable[[Any], tuple[int, ...]]
 ) -> tuple[Any, list[bool]]:
-    """A kernel whose leaves are taken for each function by itself, and which of them have an axis of functions.
+    """A kernel whose leaves can be selected by function, and which leaves have an axis of functions.
 
-    :param dtype: that lists of numbers take.
-    :param batch_of: the leading axes, () or (P,), of what is computed with a kernel.
-    :return: the kernel, in :class:`OfFunctions` with ``which`` = 0..P-1 where its leaves cannot be told apart; and a truth value
-        for each leaf.
+    :param dtype: dtype for lists of numbers.
+    :param batch_of: function of a kernel; gives the leading axes, () or (P,), of results computed with it.
+    :return: the kernel, and a truth value for each leaf. If its leaves cannot be told apart, the kernel is wrapped in
+        :class:`OfFunctions` with ``which`` = 0..P-1.
     """
     kernel = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype) if _is_list(leaf) else leaf, kernel, is_leaf=_is_list)
     leaves, structure = jax.tree.flatten(kernel)

@@ -1,4 +1,4 @@
-"""Random functions of images with a `Convolutional` kernel: sums over patches of one random function of a patch."""
+"""Random functions of images with a `Convolutional` kernel: one random function of a patch, summed over patches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Patches:
 
     :param responses: the functions g of a patch and, with a location kernel, its position; leaves of shape (*batch, L, ...).
     :param weights: w, shape (*batch, P).
-    :param columns: the columns of the inputs that hold the image; ``None`` for all.
+    :param columns: the input columns of the image; ``None`` for all.
     :param located: whether g depends on the position.
     """
 
@@ -40,7 +40,7 @@ class Patches:
 
     @property
     def width(self) -> int:
-        """Numbers that one input takes."""
+        """How many numbers one input needs in memory."""
         num_features = self.responses.terms[0].amplitudes.shape[self.weights.ndim - 1]
         return self.grid.num_patches * num_features * self.responses.width
 
@@ -85,9 +85,9 @@ def _convolutional(kernel: Convolutional, draw: Draw) -> list[Factor]:
 
 
 def patch_response(term: Term, patches: Array, locations: Array | None = None) -> Array:
-    """The patch response function of a convolutional term, times the factor in front of it.
+    """The patch response function of a convolutional term, times the term's factor.
 
-    :param term: drawn from a `Convolutional` kernel alone, in no product.
+    :param term: drawn from a `Convolutional` kernel that is not part of a product.
     :param patches: shape (n, d).
     :param locations: shape (n, 2) if the kernel has a ``location``.
     :return: shape (*batch, n).

@@ -1,6 +1,6 @@
 """Patches of images.
 
-Patches are cut by stacked slices, whose backward pass is paddings.
+Patches are stacked slices, so the backward pass consists of paddings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLOURS = ("joint", "per_channel")
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class PatchGrid:
-    """Where the patches of an image are. Images are flattened row-major, channel fastest.
+    """The positions of an image's patches. Images are flattened row-major, channel fastest.
 
     :param image_shape: (H, W, C).
     :param patch_shape: (h, w).
@@ -40,7 +40,7 @@ class PatchGrid:
 
     @classmethod
     def checked(cls, image_shape: Any, patch_shape: Any, stride: Any = 1, colour: str = "joint") -> PatchGrid:
-        """A grid from what a user says.
+        """A grid from a user's arguments, after checking them.
 
         :raises TypeError: if sizes are not integers.
         :raises ValueError: if a size is not positive, patches are larger than images, or the colour is unknown.
@@ -68,7 +68,7 @@ class PatchGrid:
 
     @property
     def num_patches(self) -> int:
-        """Number P of patches of an image, those of all channels counted if ``colour`` is "per_channel"."""
+        """Number P of patches of an image; if ``colour`` is "per_channel", patches of all channels count."""
         rows, columns = self.shape
         return rows * columns * (self.image_shape[2] if self.colour == "per_channel" else 1)
 
@@ -97,7 +97,7 @@ class PatchGrid:
             )
         images, (rows, columns), (down, across) = X.reshape(*X.shape[:-1], H, W, C), self.shape, self.stride
         height, width = self.patch_shape
-        # One slice for each pixel of a patch: the backward pass is as many paddings, where a gather's would be a scatter.
+        # One slice for each pixel of a patch: the backward pass is as many paddings. A gather would need a scatter.
         pixels = [
             images[..., i : i + (rows - 1) * down + 1 : down, j : j + (columns - 1) * across + 1 : across, :]
             for i in range(height)
@@ -112,7 +112,7 @@ class PatchGrid:
 def extract_patches(
     X: ArrayLike, image_shape: Any, patch_shape: Any, stride: int | tuple[int, int] = 1, colour: str = "joint"
 ) -> Array:
-    """The patches of images, to pick inducing patches from::
+    """The patches of images, for example to choose inducing patches::
 
         patches = kernels.extract_patches(X, (28, 28), (5, 5)).reshape(-1, 25)
         Z = init.kmeans(rng_key, patches[rows], 100)
@@ -124,7 +124,7 @@ def extract_patches(
     :param colour: "joint": whole patches, entries in the order row, column, channel; "per_channel": patches of each channel, in the
         order channel, row, column.
     :return: shape (B, P, d), patches in the order row, column.
-    :raises TypeError: if ``X`` is not floating or sizes are not integers.
+    :raises TypeError: if ``X`` is not floating-point or sizes are not integers.
     :raises ValueError: if sizes are not positive or do not fit each other.
     """
     return PatchGrid.checked(image_shape, patch_shape, stride, colour).extract(check_inputs("X", X))

@@ -1,13 +1,13 @@
-r"""Random functions with a given covariance, as finite sums of random features: evaluated at any input, at any time.
+r"""Random functions with a given covariance. They are finite sums of random features, and can be evaluated at any input.
 
-A kernel is multiplied out to a sum of products of elementary kernels. Each product :math:`k` becomes an independent sum
+A kernel is expanded to a sum of products of elementary kernels. Each product :math:`k` becomes an independent sum
 
 .. math:: f(x) = \frac{1}{\sqrt L} \sum_{l=1}^L a_l\, \phi_l(x), \qquad E[\phi_l(x)\, \phi_l(y)] = k(x, y)
 
-whose amplitudes :math:`a_l` have :math:`E[a_l^2] = 1`, are independent of the features :math:`\phi_l`, and make
-:math:`E[a_l\, \phi_l(x)] = 0`. Every function draws features of its own, so mean and covariance are exactly those of the
-process for *any* L. Only the higher moments depend on L: they become Gaussian as it grows (the excess kurtosis falls as 1 / L).
-Features of a product are products of features of its parts.
+whose amplitudes :math:`a_l` have :math:`E[a_l^2] = 1`, are independent of the features :math:`\phi_l`, and satisfy
+:math:`E[a_l\, \phi_l(x)] = 0`. Every function draws its own features, so mean and covariance are exactly those of the
+process for *any* L. Only higher moments depend on L: they become Gaussian as L grows (the excess kurtosis falls as 1 / L).
+The features of a product are products of the features of its factors.
 
 =========================================  =====================================================================================
 kernel                                     one feature
@@ -26,12 +26,12 @@ kernel                                     one feature
                                            ``kernels/patch_features.py``
 =========================================  =====================================================================================
 
-Stationary factors of a product share one cosine: their frequencies add. With :math:`a_l \sqrt2` Rayleigh-distributed for cosines,
-the value at a single input is exactly Gaussian (as with pairs of sine and cosine, at half the cost); so is everything
-about `Constant`, `Linear` and `Coregion` where they stand alone.
+Stationary factors of a product share one cosine, and their frequencies add. For cosines :math:`a_l \sqrt2` is
+Rayleigh-distributed, so the value at a single input is exactly Gaussian, as with pairs of sine and cosine, at half the cost.
+Functions of `Constant`, `Linear` and `Coregion` alone are exactly Gaussian.
 
-Draws are differentiable with respect to hyperparameters, except for the lengthscale of `Periodic`, which enters through whole
-numbers.
+Draws are differentiable with respect to hyperparameters, except for the lengthscale of `Periodic`, which enters through
+integers.
 
 **References:**
 
@@ -72,7 +72,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 class Factor(Protocol):
-    """Features of one factor of a product of kernels: a pytree, whose leaves have the batch axes first."""
+    """Features of one factor of a product of kernels: a pytree whose leaves have the batch axes first."""
 
     @property
     def width(self) -> int: ...
@@ -107,10 +107,10 @@ class Ridge:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Table:
-    """Features that are a value for each task.
+    """Features that have one value per task.
 
     :param values: shape (..., L, T).
-    :param column: which column of the inputs holds the index of the task.
+    :param column: the column of the inputs that holds the task index.
     """
 
     values: Array
@@ -124,14 +124,14 @@ class Table:
     def __call__(self, X: Array) -> Array:
         chosen = X[..., self.column, None] == jnp.arange(self.values.shape[-1], dtype=X.dtype)
         looked_up = matmul(chosen.astype(X.dtype), jnp.swapaxes(self.values, -1, -2))
-        return jnp.where(chosen.any(-1, keepdims=True), looked_up, jnp.nan)  # as `Coregion` reads it
+        return jnp.where(chosen.any(-1, keepdims=True), looked_up, jnp.nan)  # as in `Coregion`
 
 
 class Term(NamedTuple):
     r"""The function :math:`\sum_l a_l \prod_j \phi_{jl}(x)`.
 
-    :param amplitudes: a, shape (..., L), what normalizes the sum included.
-    :param factors: the features :math:`\phi_j` of each factor; each maps inputs (..., B, D) to (..., B, L).
+    :param amplitudes: a, shape (..., L), including the normalization of the sum.
+    :param factors: the features :math:`\phi_j` of each factor. Each maps inputs (..., B, D) to (..., B, L).
     """
 
     amplitudes: Array
@@ -143,22 +143,22 @@ class Term(NamedTuple):
 
 
 class RandomFunctions(NamedTuple):
-    """Functions drawn from a Gaussian process prior; what `draw_functions` returns. Every leaf has the batch axes first.
+    """Functions drawn from a Gaussian process prior by `draw_functions`. Every leaf has the batch axes first.
 
-    :param terms: independent functions that are added.
+    :param terms: independent functions, whose sum is the function.
     """
 
     terms: tuple[Term, ...]
 
     @property
     def width(self) -> int:
-        """Numbers that one input of one function takes to compute."""
+        """How many numbers one input of one function needs in memory."""
         return max(sum((factor.width for factor in term.factors), start=1) for term in self.terms)
 
     def __call__(self, X: Array) -> Array:
         """Values at inputs.
 
-        :param X: shape (..., B, D), leading axes broadcast against the batch.
+        :param X: shape (..., B, D). Leading axes broadcast against the batch.
         :return: shape ``(*batch, B)``.
         """
         return sum((term(X) for term in self.terms[1:]), start=self.terms[0](X))
@@ -167,15 +167,15 @@ class RandomFunctions(NamedTuple):
 def draw_functions(
     rng_key: PRNGKey, kernel: KernelLike, batch: tuple[int, ...], num_dims: int, *, num_features: int, dtype: Any
 ) -> RandomFunctions:
-    """Functions with mean zero and exactly the covariance ``kernel``, each with random features of its own.
+    """Draw functions with mean zero and exactly the covariance ``kernel``. Each function has its own random features.
 
-    :param kernel: made of the kernels named above by ``+``, ``*``, scaling and ``.on``; if hyperparameters have a leading axis
-        of P, ``batch`` must end with P.
+    :param kernel: built from the kernels listed above with ``+``, ``*``, scaling and ``.on``. If hyperparameters have a leading
+        axis of P, ``batch`` must end with P.
     :param batch: shape of the independent draws.
     :param num_dims: number of input dimensions D.
     :param num_features: L, for each product of elementary kernels.
-    :param dtype: of the inputs.
-    :raises TypeError: for kernels whose random features are not known, and for `White`.
+    :param dtype: dtype of the inputs.
+    :raises TypeError: for kernels without known random features, and for `White`.
     """
     summands = _multiplied_out(kernel, np.arange(num_dims))
     keys = jax.random.split(rng_key, len(summands))
@@ -184,21 +184,22 @@ def draw_functions(
 
 
 def term_at(functions: RandomFunctions, kernel: KernelLike, num_dims: int, place: tuple[str, ...]) -> Term:
-    """That of the ``functions`` drawn from ``kernel`` whose kernel is the one at a ``place`` (of a ``Component``) of the sum."""
+    """The term of ``functions`` (drawn from ``kernel``) that belongs to the summand at ``place`` (of a ``Component``)."""
     return terms_at(functions, kernel, num_dims, [place]).terms[0]
 
 
 def terms_at(functions: RandomFunctions, kernel: KernelLike, num_dims: int, places: Any) -> RandomFunctions:
-    """Those of the ``functions`` drawn from ``kernel`` whose kernels are at these ``places`` of the sum."""
+    """The terms of ``functions`` (drawn from ``kernel``) that belong to the summands at ``places``."""
     of_terms = [summand.place for summand in _multiplied_out(kernel, np.arange(num_dims))]
     pairs = zip(functions.terms, of_terms, strict=True)
     return RandomFunctions(tuple(term for term, place in pairs if place in places))
 
 
 class _Summand(NamedTuple):
-    """One summand of a kernel: a product of elementary kernels, with the columns that each sees, and of variances.
+    """One summand of a kernel: a product of variances and elementary kernels, with the columns of each kernel.
 
-    :param place: where it is in the sum, as a ``Component`` says it, of a product where that is; ``None`` for its factors.
+    :param place: its position in the sum, as in ``Component``. Summands of a product have the product's position, its factors
+        ``None``.
     """
 
     kernels: tuple[tuple[Any, Any], ...] = ()
@@ -210,7 +211,7 @@ class _Summand(NamedTuple):
 
     @property
     def single(self) -> bool:
-        """Whether the function itself is its one feature."""
+        """Whether the function itself is the only feature."""
         return len(self.kernels) == 1 and type(self.kernels[0][0]) in _SINGLE
 
 
@@ -270,7 +271,7 @@ def _draw_term(summand: _Summand, draw: Draw) -> Term:
     if frequencies:
         phases = jax.random.uniform(phase_key, draw.shape, draw.dtype, maxval=2 * math.pi)
         factors.append(Ridge(sum(frequencies[1:], start=frequencies[0]), phases, "cosine"))
-        # Of a uniform number that is zero, one of 2^23 in float32, jax makes an infinite amplitude.
+        # A uniform number may be zero (one of 2^23 in float32), and jax turns it into an infinite amplitude.
         largest = math.sqrt(-2 * math.log(jnp.finfo(draw.dtype).eps))
         amplitudes = jnp.minimum(jax.random.rayleigh(own_key, 1.0, draw.shape, draw.dtype), largest)
     elif summand.single:
@@ -282,7 +283,7 @@ def _draw_term(summand: _Summand, draw: Draw) -> Term:
     return Term(amplitudes / math.sqrt(draw.num_features), tuple(factors))
 
 
-# Features of other kernels: (kernel, draw) -> the factors whose product is the feature.
+# Features of other kernels: (kernel, draw) -> factors. Their product is the feature.
 
 Rule = Callable[[Any, Draw], list[Factor]]
 
@@ -324,12 +325,12 @@ _SINGLE: set[type] = {Linear, Coregion}
 
 
 def register(kind: type, *, single: bool = False) -> Callable[[Rule], Rule]:
-    """Decorator: make known the random features of a kernel class.
+    """Decorator that registers the random features of a kernel class.
 
-    The rule that it decorates maps a kernel and a :class:`Draw` to a list of factors phi_j with
-    E[prod_j phi_jl(x) prod_j phi_jl(y)] = k(x, y) for each l, independent of each other for different l.
+    The decorated rule maps a kernel and a :class:`Draw` to a list of factors phi_j with
+    E[prod_j phi_jl(x) prod_j phi_jl(y)] = k(x, y) for each l. Factors with different l are independent.
 
-    :param single: whether a function of this kernel alone, in no product, is one feature of ``draw.num_inner_features`` others.
+    :param single: whether a function of this kernel, outside of products, is one feature made of ``draw.num_inner_features``.
     """
 
     def decorate(rule: Rule) -> Rule:

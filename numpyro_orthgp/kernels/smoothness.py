@@ -1,10 +1,10 @@
 r"""How many derivatives a process has, and which part of a kernel has too few.
 
-A process with a Matern kernel of order :math:`\nu` has the mean-square derivatives of orders below :math:`\nu`
-(Rasmussen and Williams 2006, Sec. 4.2.1): of order 1/2 none, 3/2 one, 5/2 two. The arc-cosine kernel of order n is that of
-units :math:`\max(0, a)^n`, which have n; that of order 0 jumps. A sum has what all its summands have, and a product, by
-Leibniz' rule, what each factor has in the columns that it sees. Of kernels that are functions, tinygp's, or classes of the user's
-own nothing is known (:func:`is_known`); their values tell, see ``inducing/derivative.py``.
+A process with a Matern kernel of order :math:`\nu` has mean-square derivatives of orders below :math:`\nu`
+(Rasmussen and Williams 2006, Sec. 4.2.1): none for order 1/2, one for 3/2, two for 5/2. The arc-cosine kernel of order n belongs
+to units :math:`\max(0, a)^n`, which have n derivatives; with order 0 they jump. A sum has the derivatives that all its summands
+have. A product, by Leibniz' rule, has those that each factor has in its own columns. Nothing is known (:func:`is_known`) of plain
+functions, tinygp's kernels and the user's own classes; these are tested by their values, see ``inducing/derivative.py``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AROUND = (Scaled, Named, Restricted)
 
 
 def is_known(kernel: Any) -> bool:
-    """Whether all parts of a kernel are of this package, and none is a plain function."""
+    """Whether all parts of a kernel are classes of this package. Plain functions are not."""
     if type(kernel) in (Sum, Product):
         return is_known(kernel.left) and is_known(kernel.right)
     if type(kernel) in _AROUND:
@@ -39,18 +39,18 @@ def is_known(kernel: Any) -> bool:
 
 
 def has_white(kernel: Any) -> bool:
-    """Whether white noise is a part of a kernel."""
+    """Whether a kernel contains white noise."""
     if type(kernel) in (Sum, Product):
         return has_white(kernel.left) or has_white(kernel.right)
     return has_white(kernel.kernel) if type(kernel) in _AROUND else type(kernel) is White
 
 
 def check_smooth(kernel: Any, dims: tuple[int | None, ...], num_dims: int) -> None:
-    """Refuse derivatives that the process does not have.
+    """Raise an error if the process does not have these derivatives.
 
-    :param dims: the input columns along which is differentiated, one for each derivative; ``None`` for a direction of all columns.
+    :param dims: the input column of each derivative; ``None`` for a direction in all columns.
     :param num_dims: D.
-    :raises ValueError: naming the part of the kernel that is too rough.
+    :raises ValueError: if a part of the kernel is too rough. The message names it.
     """
     rough = _rough(kernel, dims, np.arange(num_dims))
     if rough is None:

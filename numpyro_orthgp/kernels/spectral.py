@@ -20,13 +20,13 @@ __all__ = ["FREQUENCIES", "Draw"]
 
 
 class Draw(NamedTuple):
-    """What the features of one elementary kernel are drawn with.
+    """Arguments for drawing the features of one elementary kernel.
 
     :param rng_key: for this kernel alone.
     :param batch: shape of the independent draws.
     :param num_features: L.
-    :param num_inner_features: length of the sum that makes up one feature, if it is a sum of others.
-    :param columns: the columns that the kernel sees, integers of shape (n,), of the ``num_dims`` that there are.
+    :param num_inner_features: number of summands, if a feature is a sum of others.
+    :param columns: the columns that the kernel sees, out of ``num_dims``, integers of shape (n,).
     """
 
     rng_key: PRNGKey
@@ -48,7 +48,7 @@ class Draw(NamedTuple):
         return jnp.split(together, np.cumsum(sizes)[:-1], axis=-1)
 
     def embed(self, weights: Array) -> Array:
-        """Weights of the columns seen, (..., L, n), among zeros for the others, (..., L, D)."""
+        """Weights of the columns seen, (..., L, n), filled up with zeros for other columns, (..., L, D)."""
         if np.array_equal(self.columns, np.arange(self.num_dims)):
             return weights
         return matmul(weights, jnp.asarray(np.eye(self.num_dims)[self.columns], weights.dtype))
@@ -62,7 +62,7 @@ def _rbf(kernel: RBF, draw: Draw) -> Array:
 def _matern(degrees_of_freedom: int) -> Callable[[Any, Draw], Array]:
     def frequencies(kernel: Any, draw: Draw) -> Array:
         z, g = draw.normals(len(draw.columns), degrees_of_freedom)
-        # A zero would be an infinite frequency; beyond 1 / eps a cosine is noise in any case.
+        # Zero would give an infinite frequency. Beyond 1 / eps a cosine is noise anyway.
         mean_square = jnp.maximum(jnp.square(g).mean(-1, keepdims=True), float(jnp.finfo(draw.dtype).eps) ** 2)
         return z / (per_dimension("lengthscale", kernel.lengthscale, z) * jnp.sqrt(mean_square))
 

@@ -1,8 +1,8 @@
-"""Kernels of the distance between inputs, with unit variance: ``variance * kernel`` for another.
+"""Kernels that depend on the distance between inputs. They have unit variance; for another write ``variance * kernel``.
 
-Kernels are functions of r^2 with derivative rules of their own, so there is no 0/0 at coincident points. Distances are taken by
-products above three dimensions, by differences up to three. Matern 1/2, whose slope at zero would magnify rounding, takes them by
-differences always. ``Periodic`` has MacKay's lengthscale.
+Kernels are functions of r^2 with their own derivative rules, so there is no 0/0 at coincident points. Distances are computed from
+differences in up to three dimensions, and from products above three. Matern 1/2 always uses differences, because its slope at
+zero would magnify rounding errors. ``Periodic`` has MacKay's lengthscale.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from numpyro_orthgp.types import Array, ArrayLike
 __all__ = ["RBF", "Matern12", "Matern32", "Matern52", "Periodic", "RationalQuadratic", "Stationary"]
 
 
-# The Matern profiles as functions of q = s^2, where s is r times sqrt(3) or sqrt(5). Their derivative in q
-# needs no square root's derivative: q -> (1 + s) exp(-s) has -exp(-s) / 2, and q -> (1 + s + s^2 / 3) exp(-s)
-# has -(1 + s) exp(-s) / 6, so nothing divides by r and both are right and finite at r = 0.
+# The Matern profiles as functions of q = s^2, where s is r times sqrt(3) or sqrt(5). Their derivatives in q do not
+# need the derivative of a square root: that of (1 + s) exp(-s) is -exp(-s) / 2, that of (1 + s + s^2 / 3) exp(-s)
+# is -(1 + s) exp(-s) / 6. Nothing divides by r, so both are correct and finite at r = 0.
 
 
 @jax.custom_jvp
@@ -61,7 +61,7 @@ def _matern52_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array,
 class Stationary(Kernel):
     r"""A function of the squared scaled distance, :math:`r^2 = \sum_d (x_d - y_d)^2 / \ell_d^2`.
 
-    A subclass says which function, `profile`; it must be 1 at 0.
+    A subclass defines the function, `profile`, which must be 1 at 0.
 
     :param lengthscale: :math:`\ell`, same units as the inputs, shape (), (D,), (P, D) or (P, 1).
     """
@@ -77,7 +77,7 @@ class Stationary(Kernel):
 
     def weighted_sum(self, X1: Array, X2: Array, weights: Array) -> Array:
         lengthscale = per_dimension("lengthscale", self.lengthscale, X1)
-        # Several sums of one matrix are a product already.
+        # Several sums with one matrix are already a matrix product.
         several = weights.ndim > 1 and lengthscale.ndim < 3
         if several or are_few(X1.shape[-1]) or type(self).matrix is not Stationary.matrix:
             return super().weighted_sum(X1, X2, weights)
@@ -103,7 +103,7 @@ class RBF(Stationary):
 class Matern12(Stationary):
     r"""Matern of order 1/2, rough (Ornstein-Uhlenbeck): :math:`k = \exp(-r)`.
 
-    It has a kink where two inputs coincide; its derivative there is taken to be 0.
+    It has a kink where two inputs coincide. There, its derivative is defined as 0.
 
     :param lengthscale: :math:`\ell`, same units as the inputs, shape (), (D,), (P, D) or (P, 1).
     """
@@ -112,7 +112,7 @@ class Matern12(Stationary):
         return jnp.exp(-safe_sqrt(r2))
 
     def matrix(self, X1: Array, X2: Array) -> Array:
-        # exp(-r) has slope 1 in r: the rounding of products, eps in r^2, would be sqrt(eps) in the kernel.
+        # exp(-r) has slope 1 in r, so the rounding error of products, eps in r^2, would be sqrt(eps) in the kernel.
         lengthscale = per_dimension("lengthscale", self.lengthscale, X1)
         return self.profile(squared_distance_by_differences(X1, X2, lengthscale))
 
@@ -141,7 +141,7 @@ class RationalQuadratic(Stationary):
     r"""A scale mixture of squared exponentials: :math:`k = (1 + r^2 / (2 \alpha))^{-\alpha}`.
 
     :param lengthscale: :math:`\ell`, same units as the inputs, shape (), (D,), (P, D) or (P, 1).
-    :param alpha: :math:`\alpha`; the larger, the closer to `RBF`. Shape () or (P,).
+    :param alpha: :math:`\alpha`, shape () or (P,). The larger it is, the closer the kernel is to `RBF`.
     """
 
     alpha: ArrayLike = hyperparameter(1.0)
@@ -155,8 +155,8 @@ class Periodic(Kernel):
     r"""MacKay's periodic kernel: :math:`k = \exp\bigl(-2 \sum_d \sin^2(\pi (x_d - y_d) / p_d) /
     \ell_d^2\bigr)`.
 
-    It is `RBF` on the circle: with :math:`u = 2 \pi x / p` every input becomes :math:`(\cos u, \sin u) /
-    \ell`, and squared distances between those are products again.
+    It is `RBF` on the circle: with :math:`u = 2 \pi x / p` every input becomes the point :math:`(\cos u, \sin u) /
+    \ell`. Squared distances between these points are computed from products.
 
     :param lengthscale: :math:`\ell`, no units, shape (), (D,), (P, D) or (P, 1).
     :param period: :math:`p`, same units as the inputs, shape (), (D,), (P, D) or (P, 1).

@@ -1,7 +1,7 @@
-"""The summands of a kernel, f = f_1 + f_2 + ...: finding some of them by name, position or kernel, and their sum alone.
+"""The summands of a kernel, f = f_1 + f_2 + ...: finds some of them by name, position or kernel, and sums these alone.
 
-A summand is told by its place, the turns to take at each sum on the way to it, as in ``kernels/components.py``. Factors in front
-of a sum and restrictions around it belong to each of its summands.
+A summand is identified by its place: the branch taken at each sum on the way to it, as in ``kernels/components.py``. Factors and
+restrictions of a sum apply to each of its summands.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Place = tuple[str, ...]
 class Summand(NamedTuple):
     """One summand of a kernel.
 
-    :param place: where it is in the sum.
-    :param path: what is around it, outermost first, and last the kernel beneath factors, names and restrictions.
+    :param place: its position in the sum.
+    :param path: its factors, names and restrictions, outermost first; the last entry is the kernel without them.
     """
 
     place: Place
@@ -29,12 +29,12 @@ class Summand(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The names that it goes by, its own last."""
+        """All names of the summand, its own last."""
         return [kernel.name for kernel in self.path if type(kernel) is Named]
 
     @property
     def label(self) -> str:
-        """Its own name, or that of its kernel's class."""
+        """The summand's own name, or the class name of its kernel."""
         return self.names[-1] if self.names else type(self.path[-1]).__name__
 
 
@@ -55,11 +55,11 @@ def _walk(kernel: Any, place: Place, path: tuple[Any, ...]) -> Iterator[Summand]
 
 
 def find_summands(kernel: KernelLike, which: Any) -> tuple[Place, ...]:
-    """The places of the summands that are meant.
+    """The places of the summands selected by ``which``.
 
     :param which: a name, a position (negative ones count from the end), a kernel that is part of this one, or a sequence of these.
-    :raises TypeError: if it is none of these.
-    :raises ValueError: if there is no such summand, or none is named.
+    :raises TypeError: if ``which`` is none of these.
+    :raises ValueError: if there is no such summand, or ``which`` is empty.
     """
     known = summands(kernel)
     wanted = which if isinstance(which, list | tuple) else [which]
@@ -95,9 +95,9 @@ def _find(known: Sequence[Summand], which: Any) -> list[Summand]:
 
 
 def select(kernel: KernelLike, places: Sequence[Place] | None) -> Any:
-    """The sum of some summands alone, with all factors and restrictions; ``None`` where none is wanted.
+    """The sum of the selected summands, with all factors and restrictions; ``None`` if none is selected.
 
-    :param places: of the summands; ``None`` for the kernel as it is.
+    :param places: places of the summands; ``None`` for the unchanged kernel.
     """
     return kernel if places is None else _select(kernel, set(places), ())
 

@@ -1,4 +1,4 @@
-"""Kernels multiplied out: a sum of terms whose expectations under Gaussian inputs are known."""
+"""Expands kernels to sums of terms whose expectations under Gaussian inputs are known."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Term", "add", "has_closed_form", "terms"]
 
 
 class Term(NamedTuple):
-    r"""One term of a kernel that is multiplied out.
+    r"""One term of an expanded kernel.
 
     :param weight: the factor :math:`c`, shape ().
     :param precision: inverse squared lengthscales :math:`p`, shape (D,), 0 for columns that do not matter; ``None`` if none does.
     :param slopes: variances :math:`v_j` of the slopes of each linear factor, shapes (D,).
-    :param equal: columns in which x and z must be equal for the term to be other than zero, as `White` has it.
+    :param equal: columns in which x and z must be equal, else the term is zero, as for `White`.
     """
 
     weight: Array
@@ -35,7 +35,7 @@ class Term(NamedTuple):
 
 
 def has_closed_form(kernel: KernelLike, num_dims: int) -> bool:
-    """Whether the expectations of a kernel of ``num_dims`` columns are exact rather than by quadrature."""
+    """Whether the expectations of a kernel of ``num_dims`` columns have a closed form. If not, quadrature is used."""
     return terms(kernel, num_dims) is not None
 
 
@@ -52,14 +52,14 @@ class _NoClosedForm(Exception): ...
 
 
 class _Columns(NamedTuple):
-    """The columns that a kernel sees, integers of shape (n,), of the ``num_dims`` that there are."""
+    """The columns that a kernel sees, out of ``num_dims``, integers of shape (n,)."""
 
     seen: Any
     num_dims: int
     dtype: jnp.dtype
 
     def embed(self, value: ArrayLike) -> Array:
-        """Values for the columns seen, shape () or (n,), among zeros for the others, shape (D,)."""
+        """Values for the columns seen, shape () or (n,), filled up with zeros for other columns, shape (D,)."""
         values = jnp.broadcast_to(as_array(value, self.dtype), self.seen.shape)
         zeros = jnp.zeros(self.num_dims, jnp.result_type(values, self.dtype))
         return zeros.at[self.seen].add(values)  # a column seen twice counts twice
@@ -79,7 +79,7 @@ def _expand(kernel: KernelLike, columns: _Columns) -> tuple[Term, ...]:
 
 
 def add(p: Array | None, q: Array | None) -> Array | None:
-    """The sum of two precisions, either of which may be absent."""
+    """The sum of two precisions. Either may be ``None``."""
     return q if p is None else p if q is None else p + q
 
 

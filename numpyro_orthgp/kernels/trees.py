@@ -1,7 +1,7 @@
-"""Kernels as pytrees: their hyperparameters are leaves, functions in their fields are structure.
+"""Kernels as pytrees: hyperparameters are leaves, functions in fields are static structure.
 
-Modules of equinox are pytrees some of whose leaves are functions, as an activation, which JAX would take for arrays. In the pytree
-of a kernel they are structure (:class:`Parted`), so that a subclass may hold a network.
+Some leaves of equinox modules are functions, such as an activation. JAX would take these leaves for arrays. In the pytree of a
+kernel they are static structure (:class:`Parted`), so a subclass may contain a network.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ __all__ = ["Parted", "register"]
 
 def register(cls: type) -> None:
     """Make a subclass of ``Kernel`` a frozen dataclass and a pytree."""
-    # Not `jax.tree_util.register_dataclass`: that unflattens through `__init__`, whose checks must not see
-    # gradients, optimizer states and the placeholders of tree transformations, which travel in the same
-    # structure.
+    # Not `jax.tree_util.register_dataclass`: it unflattens through `__init__`, whose checks would reject the
+    # gradients, optimizer states and placeholders that tree transformations put into the same structure.
     dataclasses.dataclass(frozen=True, eq=False)(cls)
     fields = dataclasses.fields(cls)
     meta = tuple(field.name for field in fields if field.metadata.get("static"))
@@ -58,7 +57,7 @@ def _as_fields(children: Sequence[Any]) -> tuple[Any, ...]:
 
 @jax.tree_util.register_pytree_node_class
 class Parted:
-    """A pytree some of whose leaves are functions: those are structure, with the arrays that they close over as leaves."""
+    """A pytree with functions among its leaves. Functions become structure, and the arrays that they close over leaves."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -88,7 +87,7 @@ def _is_function(leaf: Any) -> bool:
 
 
 def _is_structure(leaf: Any) -> bool:
-    """Whether a leaf is no data and no function in Python that may close over some: a name, a function that JAX has wrapped."""
+    """Whether a leaf is static: neither data nor a Python function that may close over data. Examples: names, jitted functions."""
     if isinstance(leaf, str):
         return True
     return callable(leaf) and not hasattr(leaf, "dtype") and not _is_function(leaf) and not isinstance(leaf, type)

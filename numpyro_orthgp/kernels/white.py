@@ -14,7 +14,7 @@ __all__ = ["White"]
 class White(Kernel):
     r"""An independent value at every input: :math:`k(x, y) = c` where :math:`x = y` exactly, 0 elsewhere.
 
-    A true covariance function: it asks whether two inputs are equal, not whether they are the same row. Its
+    It is a true covariance function: it compares the values of two inputs, not their row numbers. Its
     derivative with respect to the inputs is zero.
 
     :param value: the variance :math:`c`, shape () or (P,).

@@ -11,24 +11,24 @@ Bernoulli                              integrated ("cloglog", 0: closed) "probit
 Binomial                               integrated ("cloglog": part)      integrated
 Poisson                                "exp": closed                     integrated
 NegativeBinomial                       integrated                        integrated
-ZeroInflated                           y > 0: that of what it wraps      integrated
+ZeroInflated                           y > 0: as what it wraps           integrated
 Exponential, Weibull                   closed, censored or not           integrated
 Gamma                                  closed; censored: integrated      integrated
 LogNormal                              closed; censored: integrated      closed, censored or not
 Ordinal                                integrated                        "probit": closed
 Categorical                            "softmax": quasi-Monte Carlo;     the same
                                        "robustmax": one dimension
-Transformed                            that of what it wraps             that of what it wraps
+Transformed                            as what it wraps                  as what it wraps
 Likelihood                             integrated                        integrated
 PoissonOfSum, NegativeBinomialOfSum,   quasi-Monte Carlo in each area,   quasi-Monte Carlo in each area
 BinomialOfAverage                      or a bound
 Mixture                                log of an average over draws      log of an average over draws
 ====================================== ================================= ==========================================
 
-"Integrated" is by 20 Gauss-Hermite nodes for each latent function that a point mixes; a predictive density with one latent function
-by 129 nodes about the peak of p(y | f) q(f), which may be narrow (of HeteroskedasticGaussian too, by its noise level), and
-"robustmax" by 112 about its step; all unless ``integrator`` says otherwise. What nodes of a fit miss is in the report of
-:func:`numpyro_orthgp.check`, in nats for each point.
+"Integrated" means 20 Gauss-Hermite nodes for each latent function that a point mixes. Predictive densities with one latent function
+use 129 nodes around the peak of p(y | f) q(f), which may be narrow; so does HeteroskedasticGaussian, in its noise level.
+"robustmax" uses 112 nodes around its step. ``integrator`` replaces these defaults. The report of :func:`numpyro_orthgp.check`
+shows the integration error of a fit, in nats per point.
 """
 
 from numpyro_orthgp.likelihoods.areas import BinomialOfAverage as BinomialOfAverage

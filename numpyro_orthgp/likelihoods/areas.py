@@ -1,6 +1,6 @@
-"""Counts of areas and of bins: rates and probabilities that are sums over the nodes of an area.
+"""Counts of areas or bins: rates and probabilities are sums over the nodes of an area.
 
-How such sums are bounded is in ``likelihoods/sums.py``.
+``likelihoods/sums.py`` explains how such sums are integrated and bounded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _RateOfSum(OfSum):
 
     @abstractmethod
     def _log_count(self, log_rate: Array, extra: ArrayLike, y: Array) -> Array:
-        """log p(y), with the logarithm of the rate larger by ``extra`` where it stands with a minus."""
+        """log p(y). In the term with a minus sign, the log rate is increased by ``extra``."""
 
     def log_density(self, f: Array, y: Array) -> Array:
         return self._log_count(self._log_rate(f), 0, real(y, f.dtype))
@@ -44,7 +44,7 @@ class _RateOfSum(OfSum):
         return self._log_sum(self._link.log(f))
 
     def _log_rates(self) -> tuple[Array, Array]:
-        """The bound of E[log rate], and log E[rate]."""
+        """The lower bound of E[log rate], and log E[rate]."""
         m, link = self.marginals, self._link
         if self.link == "exp":
             return self._log_sum(m.mean), self._log_sum(m.mean + m.variance / 2)
@@ -56,12 +56,12 @@ class _RateOfSum(OfSum):
 
     @property
     def mean(self) -> Array:
-        """Expected counts, shape (B,); in closed form for "exp"."""
+        """Expected counts, shape (B,), with a closed form for "exp"."""
         return jnp.exp(self._log_rates()[1])
 
 
 class PoissonOfSum(_RateOfSum):
-    r"""Counts of areas or bins, with the rate :math:`\lambda_b = \sum_q w_{bq}\, e^{f(x_{bq})}`, or softplus in the place of exp.
+    r"""Counts of areas or bins with rate :math:`\lambda_b = \sum_q w_{bq}\, e^{f(x_{bq})}`, or with softplus instead of exp.
 
     ::
 
@@ -69,14 +69,14 @@ class PoissonOfSum(_RateOfSum):
         with numpyro.plate("areas", B):
             numpyro.sample("y", PoissonOfSum(f(nodes.reshape(B * Q, D)), weights), obs=y)
 
-    :math:`E_q[\log p(y \mid f)]` is integrated over f at the nodes of each area together, by 64 quasi-Monte Carlo points in a fit
-    and 2048 in predictions. A row costs what Q rows cost. ``by_marginals=True`` takes a bound of means and variances alone [1],
+    :math:`E_q[\log p(y \mid f)]` is integrated jointly over f at the nodes of each area, with 64 quasi-Monte Carlo points in a fit
+    and 2048 in predictions. One area costs as much as Q rows. ``by_marginals=True`` uses a bound of means and variances alone [1],
 
     .. math:: E_q[\log p(y \mid f)] \ge y \log \sum_q w_q e^{m_q} - \sum_q w_q e^{m_q + v_q / 2} - \log y!,
 
-    without noise, but q is then too sure of how f varies within areas: as if it were known which node each event was at. Of f
-    that is mixed of several functions (``@``, ``Tasks``, ``stack``) joint draws at all inputs stand for the integral, up to 2048
-    inputs in a step.
+    without noise. But q then underestimates the uncertainty of f within areas, as if the node of each event were known. If f mixes
+    several functions (``@``, ``Tasks``, ``stack``), joint draws at all inputs replace the integral, for up to 2048 inputs in a
+    step.
 
     >>> import jax.numpy as jnp, numpyro
     >>> from numpyro_orthgp import gp, kernels, likelihoods
@@ -87,15 +87,15 @@ class PoissonOfSum(_RateOfSum):
     >>> y.log_prob(jnp.array([250, 300, 310, 180])).shape
     (4,)
 
-    :param marginals: f(X), shape (B Q,), the Q inputs of one y beside each other; with what else the log rate has at each input,
-        f(X) + offset.
-    :param weights: w >= 0, what each node stands for (people, area, time), shape (B, Q) or (Q,); zero where a row has fewer nodes.
-    :param link: "exp" or "softplus", for which expectations at a node are by 20 Gauss-Hermite nodes.
+    :param marginals: f(X), shape (B Q,), the Q inputs of one y consecutive; f(X) + offset if the log rate has an offset at each
+        input.
+    :param weights: w >= 0, the size of each node (people, area, time), shape (B, Q) or (Q,); zero if a row has fewer nodes.
+    :param link: "exp" or "softplus". For "softplus", expectations at a node use 20 Gauss-Hermite nodes.
     :param integrator: default 64 quasi-Monte Carlo points.
-    :param by_marginals: whether a fit takes the bound of means and variances.
+    :param by_marginals: whether a fit uses the bound of means and variances.
     :raises TypeError: for another integrator.
-    :raises ValueError: for another link; for shapes that do not go together; if a concrete weight is negative, or all of a row are
-        zero; if the marginals have no joint draws, which the bound alone can do without.
+    :raises ValueError: for another link; for shapes that do not match; if a concrete weight is negative, or all weights of a row
+        are zero; if the marginals have no joint draws (only ``by_marginals`` works without).
 
     **References:**
 
@@ -123,19 +123,19 @@ class PoissonOfSum(_RateOfSum):
 
 
 class NegativeBinomialOfSum(_RateOfSum):
-    r"""Counts of mean :math:`\lambda` as :class:`PoissonOfSum` has it, and variance :math:`\lambda + \lambda^2 / k`.
+    r"""Counts with mean :math:`\lambda`, as in :class:`PoissonOfSum`, and variance :math:`\lambda + \lambda^2 / k`.
 
     With ``by_marginals`` the bound is
 
     .. math:: E_q[\log p(y \mid f)] \ge y\, l - (y + k) \log(k + E \lambda) + \text{const}, \qquad
         l = \log \sum_q w_q\, e^{E[\log g(f_q)]}
 
-    :param marginals: f(X), shape (B Q,), the Q inputs of one y beside each other.
-    :param weights: w >= 0, what each node stands for, shape (B, Q) or (Q,).
-    :param concentration: k > 0, of the areas, shape () or (B,); the larger, the closer to :class:`PoissonOfSum`.
+    :param marginals: f(X), shape (B Q,), the Q inputs of one y consecutive.
+    :param weights: w >= 0, the size of each node, shape (B, Q) or (Q,).
+    :param concentration: k > 0 of each area, shape () or (B,). The larger it is, the closer to :class:`PoissonOfSum`.
     :param link: "exp" or "softplus".
     :param integrator: default 64 quasi-Monte Carlo points.
-    :param by_marginals: whether a fit takes the bound of means and variances.
+    :param by_marginals: whether a fit uses the bound of means and variances.
     :raises TypeError, ValueError: as :class:`PoissonOfSum`; if a concrete ``concentration`` is not positive.
     """
 
@@ -164,20 +164,20 @@ class NegativeBinomialOfSum(_RateOfSum):
 
 
 class BinomialOfAverage(OfSum):
-    r"""Successes among ``total_count`` of an area, each with the probability :math:`p_b = \sum_q w_{bq}\, p(f(x_{bq}))`.
+    r"""Successes among ``total_count`` in an area, each with probability :math:`p_b = \sum_q w_{bq}\, p(f(x_{bq}))`.
 
-    A share of those who live somewhere in the area, where p varies within it: prevalence surveys, elections. Weights are
-    divided by their sum. With ``by_marginals`` both logarithms have a bound,
+    Use it for shares of people in an area within which p varies: prevalence surveys, elections. Weights are divided by their
+    sum. With ``by_marginals`` both logarithms have a bound,
 
     .. math:: E_q[\log p_b] \ge \log \sum_q w_q\, e^{E[\log p(f_q)]}, \qquad
         E_q[\log(1 - p_b)] \ge \log \sum_q w_q\, e^{E[\log(1 - p(f_q))]}.
 
-    :param marginals: f(X), shape (B Q,), the Q inputs of one y beside each other.
+    :param marginals: f(X), shape (B Q,), the Q inputs of one y consecutive.
     :param weights: w >= 0, shares of the nodes, shape (B, Q) or (Q,).
-    :param total_count: number of trials of the areas, shape () or (B,).
-    :param link: "logit", "probit" or "cloglog", whose expectations at a node are by 20 Gauss-Hermite nodes.
+    :param total_count: number of trials in each area, shape () or (B,).
+    :param link: "logit", "probit" or "cloglog". Expectations at a node use 20 Gauss-Hermite nodes.
     :param integrator: default 64 quasi-Monte Carlo points.
-    :param by_marginals: whether a fit takes the bound of means and variances.
+    :param by_marginals: whether a fit uses the bound of means and variances.
     :raises TypeError, ValueError: as :class:`PoissonOfSum`; if a concrete ``total_count`` is negative or not whole.
     """
 
@@ -216,7 +216,7 @@ class BinomialOfAverage(OfSum):
         return self._log_binomial(self._log_sum(log_p), self._log_sum(log_not_p), y)
 
     def _log_binomial(self, log_p: Array, log_not_p: Array, y: Array) -> Array:
-        total = jnp.logaddexp(log_p, log_not_p)  # below zero where these are bounds
+        total = jnp.logaddexp(log_p, log_not_p)  # below zero if these are bounds
         n = self.total_count
         return log_binomial(y, n - y, log_p - total, log_not_p - total) + n * total
 

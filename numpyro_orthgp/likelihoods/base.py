@@ -1,7 +1,7 @@
-"""What every likelihood is: a NumPyro distribution over y whose log density is an expectation over the latent function.
+"""The base of all likelihoods: a NumPyro distribution over y whose log density is an expectation over the latent function.
 
-To add one, subclass :class:`ExpectedLikelihood`, say which NumPyro distribution y has given f (``conditional``), and, if
-there is a closed form, what its expectation is (``expected_log_density``).
+To add one, subclass :class:`ExpectedLikelihood` and define the NumPyro distribution of y given f (``conditional``) and, if
+there is a closed form, its expectation (``expected_log_density``).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-_MOST_AXES = 8  # of enumeration, in front of those of f
+_MOST_AXES = 8  # of enumeration, in front of the axes of f
 
-# Methods of subclasses in which parameters go along points, and points along nodes.
+# Methods of subclasses in which parameters are aligned with points, and points with nodes.
 _BROADCASTING = {
     "conditional",
     "expected_log_density",
@@ -63,22 +63,22 @@ _BROADCASTING = {
 class ExpectedLikelihood(ToldOfMasks):
     r"""A distribution over y whose ``log_prob`` is :math:`E_{q(f)}[\log p(y \mid f)]`, minus the cost of tightening.
 
-    The batch shape is that of ``conditional(f)``: (B,) for one latent function, or for P that each y depends on jointly;
-    (B, P) where each of P outputs has its own y (then ``.to_event(1)`` inside a plate over B). Where parameters or f depend on a
-    discrete site that NumPyro enumerates, its axes are in front.
+    The batch shape is that of ``conditional(f)``. It is (B,) if y depends on one latent function, or jointly on P of them. It is
+    (B, P) if each of P outputs has its own y (then use ``.to_event(1)`` inside a plate over B). If parameters or f depend on a
+    discrete site that NumPyro enumerates, the enumeration axes come first.
 
     :param marginals: f(X).
-    :param integrator: how to integrate where no closed form is known; by default 20 Gauss-Hermite nodes per latent
-        function for one or two, quasi-Monte Carlo above: 128 points in a fit, 2048 in predictions; see :meth:`log_predictive` for
-        predictive densities.
+    :param integrator: the rule for integrals without a closed form. The default is 20 Gauss-Hermite nodes per latent function for
+        one or two functions, and quasi-Monte Carlo for more: 128 points in a fit, 2048 in predictions. See :meth:`log_predictive`
+        for predictive densities.
     """
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields: tuple[str, ...] = ("marginals", "rng_key", "power")
     pytree_aux_fields: tuple[str, ...] = ("integrator", "by_default", "mixes", "lead", "told")
     integrates_function = True  # a likelihood of this package, see `is_expected`
-    sees_several = False  # whether one y sees f at several inputs, whose draws are never to be independent
-    moments_suffice = False  # whether the expectation depends on mean and variance of f only, whatever its distribution
+    sees_several = False  # whether one y sees f at several inputs, which need joint draws
+    moments_suffice = False  # whether the expectation needs only mean and variance of f, for any distribution of f
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -111,9 +111,9 @@ class ExpectedLikelihood(ToldOfMasks):
         return weights[:, None] if weights.shape == batch[:1] and len(batch) == 2 else weights
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Batch and event shape, and in ``mixes`` and ``lead`` what they say of how y depends on f."""
+        """Batch and event shape. It also sets ``mixes`` and ``lead``, which follow from these shapes."""
         f, own = self.marginals.mean, self._shape_of_points(self.marginals)
-        # More axes than enumeration can make tell those that parameters have in front from those of f.
+        # More axes than enumeration can add distinguish leading axes of parameters from axes of f.
         front = _MOST_AXES if enumerating() else self.marginals.lead
         given = self.conditional(f.reshape((1,) * (front + len(own) - f.ndim) + f.shape))
         batch = given.batch_shape
@@ -150,16 +150,16 @@ class ExpectedLikelihood(ToldOfMasks):
     def _parameter(
         self, marginals: Marginals, name: str, value: ArrayLike, allowed: Allowed = POSITIVE, *, per_point: bool = True
     ) -> Array:
-        """A parameter as a real array (integers get the dtype of f), refused if it is concrete and not ``allowed``.
+        """A parameter as a real array (integers get the dtype of f). Concrete values must be ``allowed``.
 
-        :param per_point: whether it must broadcast to f(X).
+        :param per_point: whether the parameter must broadcast to f(X).
         """
         f = self._required(marginals)
         array = check_allowed(name, real(jnp.asarray(value), f.mean.dtype), allowed)
         return check_broadcasts(name, array, self._shape_of_points(f), f.lead) if per_point else array
 
     def _shape_of_points(self, marginals: Marginals) -> tuple[int, ...]:
-        """(B,) or (B, P), which parameters broadcast to; (B,) of sums of f(X) at several inputs."""
+        """The shape to which parameters broadcast: (B,) or (B, P); (B,) for sums of f(X) over several inputs."""
         return marginals.own_shape
 
     @abstractmethod
@@ -167,12 +167,12 @@ class ExpectedLikelihood(ToldOfMasks):
         """p(y | f) for latent values of shape (..., B) or (..., B, P)."""
 
     def log_density(self, f: Array, y: Array) -> Array:
-        """log p(y | f), if there is a more precise formula than that of ``conditional``."""
+        """log p(y | f). Subclasses override it if there is a more precise formula than that of ``conditional``."""
         return self.conditional(f).log_prob(y)
 
     @broadcasting
     def expected_log_density(self, y: Array) -> Array:
-        """E_q(f)[log p(y | f)]; here by integration, in a subclass by its closed form if there is one."""
+        """E_q(f)[log p(y | f)] by integration. Subclasses with a closed form override it."""
         f, weights = self._values(y)
         return expectation(weights, self.log_density(f, y))
 
@@ -180,9 +180,9 @@ class ExpectedLikelihood(ToldOfMasks):
     def log_prob(self, value: ArrayLike) -> Array:
         """E_q(f)[log p(y | f)] minus the cost of tightening, shape of the batch. The bound sums it over points.
 
-        :param value: y, batch shape and event shape of the likelihood.
-        :raises ValueError: if y has another shape or, where it is concrete, lies outside the support; if arrays of
-            likelihoods were stacked, as by ``vmap``, so that their axes no longer belong together.
+        :param value: y, with the likelihood's batch shape + event shape.
+        :raises ValueError: if y has another shape, or is concrete and outside the support; if the likelihood's arrays were
+            stacked, for example by ``vmap``, so that their axes no longer match.
         """
         y = self._checked(value)
         return self.expected_log_density(y) - self.tightening_cost
@@ -191,8 +191,8 @@ class ExpectedLikelihood(ToldOfMasks):
     def log_predictive(self, value: ArrayLike) -> Array:
         """log E_q(f)[p(y | f)], the log density of y with the latent function integrated out, shape of the batch.
 
-        If y depends on one function, the default quadrature places its nodes around the peak of p(y | f) q(f). Gauss-Hermite nodes,
-        which are placed by q(f), would miss a density that is much narrower than q(f), such as that of a large count.
+        If y depends on one function, the default quadrature has its nodes around the peak of p(y | f) q(f). Gauss-Hermite nodes
+        depend only on q(f), and would miss a density that is much narrower than q(f), such as that of a large count.
         """
         y = self._checked(value)
         if self.by_default and not self.mixes:
@@ -208,17 +208,17 @@ class ExpectedLikelihood(ToldOfMasks):
         return self._log_average(lambda f: self.log_density(f, y), y)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw f, then y given f; jointly over the inputs wherever ``f(X).sample()`` is joint."""
+        """Draw f, then y given f. Draws are joint over inputs if those of ``f(X).sample()`` are."""
         key = check_key(key, "likelihoods")
         self._check_not_stacked()
         f_key, y_key = jax.random.split(key)
         f = self.marginals._draw(f_key, sample_shape)
         y = self.conditional(f).sample(y_key)
-        # NumPyro draws in the default dtype, whatever that of the parameters.
+        # NumPyro draws in the default dtype, whatever the dtype of parameters.
         return self._rounded(y, f.dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y
 
     def _rounded(self, y: Array, dtype: Any) -> Array:
-        """Draws in ``dtype``; a subclass whose support is open keeps them inside of it, where rounding would end on its edge."""
+        """Draws in ``dtype``. A subclass with an open support keeps draws inside it if rounding would put them on its edge."""
         return y.astype(dtype)
 
     @property
@@ -243,7 +243,7 @@ class ExpectedLikelihood(ToldOfMasks):
 
     @property
     def closed_form(self) -> bool:
-        """Whether the best v of a tightened residual is known for each point, as ``residual_scale``; else one is learned."""
+        """Whether the best v of a tightened residual is known for each point (``residual_scale``). Otherwise one v is learned."""
         return False
 
     @property
@@ -259,7 +259,7 @@ class ExpectedLikelihood(ToldOfMasks):
     def _values(self, y: Array | None = None) -> tuple[Array, Array]:
         """Latent values at the integration nodes, shape (S,) + that of f, and the weights of the nodes, shape (S,).
 
-        Where ``y`` has leading sample axes the values have axes of size one in their place.
+        If ``y`` has leading sample axes, the values have axes of size one there.
         """
         m = self.marginals
         dim = m.num_latents if self.mixes else None
@@ -268,23 +268,23 @@ class ExpectedLikelihood(ToldOfMasks):
         return self._at(nodes, y, line=False), weights
 
     def _line(self, y: Array | None = None) -> tuple[Array, Array]:
-        """Standard-normal nodes of one dimension for each point, shape (S, B) or (S, 1), aligned as those of ``_values``."""
+        """One-dimensional standard-normal nodes for each point, shape (S, B) or (S, 1), aligned as in ``_values``."""
         m = self.marginals
         nodes, weights = self.integrator.nodes(self.rng_key, m.own_shape[:1], None, m.mean.dtype)
         return self._aligned(nodes, y), weights
 
     @broadcasting
     def _average(self, value: Callable[[Array], Array], y: Array | None = None, *, line: bool = False) -> Array:
-        """E_q(f)[value(f)] of a prediction, for latent values with one axis in front: at nodes that all points share.
+        """E_q(f)[value(f)] for predictions, at nodes that all points share. ``value`` takes latent values with one leading axis.
 
-        :param line: ``value`` is a function of standard-normal nodes of one dimension for each point, not of latent values.
+        :param line: whether ``value`` is a function of one-dimensional standard-normal nodes for each point, not of latent values.
         """
         nodes, weights = self._shared_nodes(line)
         return by_blocks(lambda x, w: expectation(w, value(self._at(x, y, line))), nodes, weights).sum(0)
 
     @broadcasting
     def _log_average(self, log_value: Callable[[Array], Array], y: Array | None = None, *, line: bool = False) -> Array:
-        """log E_q(f)[exp(log_value(f))] in the same way."""
+        """log E_q(f)[exp(log_value(f))], as in ``_average``."""
         nodes, weights = self._shared_nodes(line)
         parts = by_blocks(lambda x, w: log_expectation(w, log_value(self._at(x, y, line))), nodes, weights)
         return logsumexp(parts, axis=0)
@@ -292,7 +292,7 @@ class ExpectedLikelihood(ToldOfMasks):
     def _shared_nodes(self, line: bool) -> tuple[Array, Array]:
         m, rule = self.marginals, self.integrator
         if self.by_default and isinstance(rule, QuasiMonteCarlo):
-            rule = QuasiMonteCarlo(FOR_PREDICTIONS)  # nothing averages out here, as it does over the steps of a fit
+            rule = QuasiMonteCarlo(FOR_PREDICTIONS)  # errors do not average out here, as over the steps of a fit
         mixes = self.mixes and not line
         axes = 1 if mixes or line else len(m.own_shape)
         return rule.shared_nodes(axes, m.num_latents if mixes else None, m.mean.dtype)
@@ -302,12 +302,12 @@ class ExpectedLikelihood(ToldOfMasks):
         return nodes if line else m.at(nodes) if self.mixes else m.mean + safe_sqrt(m.variance) * nodes
 
     def _aligned(self, nodes: Array, y: Array | None) -> Array:
-        """Nodes (S, B), (S, B, P) or (S, B, L), with axes of size one in the place of those of samples and of enumeration."""
+        """Nodes (S, B), (S, B, P) or (S, B, L), with axes of size one for sample and enumeration axes."""
         samples = 0 if y is None else y.ndim - len(self.batch_shape) - len(self.event_shape)
         return nodes.reshape(nodes.shape[:1] + (1,) * (self.lead + max(samples, 0)) + nodes.shape[1:])
 
     def _check_not_stacked(self) -> None:
-        # `vmap` stacks every array of a distribution: those of fewer axes than f, as a noise, would lie along the wrong one.
+        # `vmap` stacks every array of a distribution. Arrays with fewer axes than f, such as a noise, would get the wrong axis.
         if self.marginals.mean.ndim > len(self.batch_shape) + self.mixes:
             raise ValueError(
                 f"f has the shape {self.marginals.shape} where {type(self).__name__} was made with the batch shape "
@@ -323,11 +323,11 @@ class ExpectedLikelihood(ToldOfMasks):
         return y
 
     def check(self, y: Array, name: str = "obs", mask: Any = True) -> None:
-        """Check the shape of observations and, where they are concrete and not masked, that they lie in the support.
+        """Check that observations have the right shape and that concrete, unmasked ones lie in the support.
 
-        :raises ValueError: saying what was expected and which value is outside.
+        :raises ValueError: if not. The message says what was expected, or which value is outside.
         """
-        shape = self.batch_shape[self.lead :] + self.event_shape  # one y for all values that are enumerated
+        shape = self.batch_shape[self.lead :] + self.event_shape  # one y for all enumerated values
         if y.shape[max(y.ndim - len(shape), 0) :] != shape:
             hint = " Did you mean y[:, 0]?" if y.ndim == 2 and y.shape[1] == 1 else ""
             raise ValueError(f"`{name}` must have shape {shape} to match the likelihood; got {y.shape}.{hint}")
@@ -336,6 +336,6 @@ class ExpectedLikelihood(ToldOfMasks):
 
 
 def _without_ones(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """A shape without axes of size one in front, of which at most so many go."""
+    """A shape without leading axes of size one; at most ``most`` are removed."""
     ones = next((i for i, size in enumerate(shape[:most]) if size != 1), min(most, len(shape)))
     return shape[ones:]

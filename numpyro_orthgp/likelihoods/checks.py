@@ -1,4 +1,4 @@
-"""What the arguments of likelihoods must be, and labels and counts as real numbers."""
+"""Checks of the arguments of likelihoods, and conversions of labels and counts to real numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class Allowed(NamedTuple):
-    """A set of values: in words, and which entries of an array lie in it."""
+    """A set of values: its description, and a test of which entries of an array lie in it."""
 
     words: str
     holds: Callable[[np.ndarray], np.ndarray]
@@ -39,9 +39,9 @@ def _above_previous(x: np.ndarray) -> np.ndarray:
 
 
 def check_allowed(name: str, value: Array, allowed: Allowed) -> Array:
-    """Return ``value``, refusing a concrete one with entries that are not allowed (NaN never is).
+    """Return ``value``. If it is concrete, all entries must be allowed (NaN never is).
 
-    :raises ValueError: with the first such entry.
+    :raises ValueError: if an entry is not allowed. The message shows the first one.
     """
     inspect(partial(_refuse_others, name, allowed), value)
     return value
@@ -55,10 +55,10 @@ def _refuse_others(name: str, allowed: Allowed, value: Array) -> None:
 
 
 def check_censored(censored: Any, shape: tuple[int, ...], lead: int = 0) -> Array | None:
-    """Return which outputs are censored as a boolean array.
+    """Return which outputs are censored, as a boolean array.
 
-    :raises TypeError: if it is not boolean; an event indicator, which means the opposite, usually is not.
-    :raises ValueError: if it does not broadcast to the ``shape`` of f(X).
+    :raises TypeError: if ``censored`` is not boolean. Event indicators, which mean the opposite, usually are not.
+    :raises ValueError: if ``censored`` does not broadcast to the ``shape`` of f(X).
     """
     if censored is None:
         return None
@@ -72,7 +72,7 @@ def check_censored(censored: Any, shape: tuple[int, ...], lead: int = 0) -> Arra
 
 
 def check_broadcasts(name: str, value: Array, shape: tuple[int, ...], lead: int = 0) -> Array:
-    """Return ``value`` if it broadcasts to the ``shape`` of f(X), but for axes of enumeration in front.
+    """Return ``value`` if it broadcasts to the ``shape`` of f(X), apart from leading enumeration axes.
 
     :raises ValueError: otherwise.
     """
@@ -83,7 +83,7 @@ def check_broadcasts(name: str, value: Array, shape: tuple[int, ...], lead: int 
 
 
 def real(y: Array, dtype: Any) -> Array:
-    """Integer labels or counts as real numbers: unsigned ones would wrap around, any would end in the default dtype."""
+    """Integer labels or counts as real numbers. Unsigned ones would wrap around, and results would have the default dtype."""
     return y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(dtype)
 
 
@@ -95,7 +95,7 @@ def signs(y: Array, dtype: Any) -> Array:
 def moment_of(given: dist.Distribution, which: str) -> Array:
     """The mean or variance of y given f.
 
-    :raises ValueError: if there is none that NumPyro knows.
+    :raises ValueError: if NumPyro does not know it.
     """
     message = (
         f"{type(given).__name__}, the distribution of y given f, has no {which} that NumPyro knows. Average draws of y, "

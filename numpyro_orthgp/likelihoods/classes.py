@@ -1,4 +1,4 @@
-"""Classes, with an order or without."""
+"""Ordered and unordered classes."""
 
 from __future__ import annotations
 
@@ -30,26 +30,24 @@ from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Categorical", "Ordinal"]
 
-# The integral of robustmax takes no standard deviation for less than this one times that of the class in question, nor than so many
-# times the rounding: nodes can be no denser.
+# In the integral of robustmax, standard deviations have a floor: this factor times that of the class in question, and so many
+# times the rounding error. Nodes cannot be denser.
 _SHARPEST, _ROUNDINGS = 1e-7, 128
 
 
 class Ordinal(ExpectedLikelihood):
     r"""Ordered classes 0, ..., K (ratings, grades): :math:`P(y \le k \mid f) = F(c_k - f)` with cutpoints :math:`c_0 < c_1 < \dots`
 
-    The cutpoints are learned as
-
-    ::
+    To learn the cutpoints::
 
         numpyro.param("cutpoints", jnp.arange(4.0), constraint=dist.constraints.ordered_vector)
 
     :param marginals: f(X), shape (B,) or (B, P).
-    :param cutpoints: shape (K,), increasing; in units of f, whose noise has scale 1.
-    :param link: F is the standard normal distribution function ("probit"; ``log_predictive`` and ``probs`` are in closed form) or
-        the logistic one ("logit").
+    :param cutpoints: shape (K,), increasing, in units of f. The noise of f has scale 1.
+    :param link: "probit": F is the standard normal distribution function, and ``log_predictive`` and ``probs`` have closed forms.
+        "logit": F is the logistic function.
     :param integrator: default 20 Gauss-Hermite nodes.
-    :raises ValueError: for another link; if ``cutpoints`` is no vector, or is concrete and does not increase.
+    :raises ValueError: for another link; if ``cutpoints`` is not a vector, or is concrete and not increasing.
     """
 
     pytree_data_fields: tuple[str, ...] = ("cutpoints",)
@@ -104,12 +102,12 @@ class Ordinal(ExpectedLikelihood):
 
     @property
     def probs(self) -> Array:
-        """The predictive probabilities of the classes, f integrated out, shape of f(X) + (K + 1,)."""
+        """Predictive probabilities of the classes, with f integrated out, shape of f(X) + (K + 1,)."""
         return _probs(self, self.cutpoints.shape[-1] + 1)
 
     @property
     def mean(self) -> Array:
-        """The mean of the class as a number."""
+        """The mean of the class index."""
         return self.probs @ jnp.arange(self.cutpoints.shape[-1] + 1, dtype=self.marginals.mean.dtype)
 
     @property
@@ -119,30 +117,30 @@ class Ordinal(ExpectedLikelihood):
 
 
 class Categorical(ExpectedLikelihood):
-    r"""Classes 0, ..., P-1, one latent function for each.
+    r"""Classes 0, ..., P-1, with one latent function for each.
 
-    "softmax": :math:`p(y = c \mid f) = e^{f_c} / \sum_j e^{f_j}`, by quasi-Monte Carlo.
+    "softmax": :math:`p(y = c \mid f) = e^{f_c} / \sum_j e^{f_j}`, integrated by quasi-Monte Carlo.
 
     "robustmax" (Hernandez-Lobato et al. 2011): the class of the largest function has probability :math:`1 - \epsilon`, each other
-    one :math:`\epsilon / (P - 1)`. Then all is a function of
+    class :math:`\epsilon / (P - 1)`. Everything is then a function of
 
     .. math:: P(f_c \text{ is the largest}) = E_{f_c}\Big[\prod_{j \ne c} \Phi\big((f_c - m_j) / s_j\big)\Big],
 
-    an integral in one dimension whatever P. The product is a step as narrow as the narrowest function beside f_c, which
-    Gauss-Hermite nodes pass over; by default 112 nodes lie about the step (``math.quadrature.rising_edge``).
+    an integral in one dimension for any P. The product is a step, as narrow as the narrowest function other than f_c, and
+    Gauss-Hermite nodes may miss it. So by default 112 nodes are placed around the step (``math.quadrature.rising_edge``).
 
-    In a fit the points of the quasi-Monte Carlo rule are drawn from a key taken when the distribution is made, other ones for each
-    data point. In predictions they are the same for every point and class: probabilities sum to one, and those of one point do not
-    depend on the points beside it.
+    In a fit, quasi-Monte Carlo points differ between data points. They are drawn with a key taken when the distribution is made. In
+    predictions they are the same for all data points and classes, so probabilities sum to one, and those of one point do not
+    depend on other points.
 
-    :param marginals: f(X) of shape (B, P): a gp with ``num_latents=P``, or single ones that are stacked or (for "softmax") mixed.
+    :param marginals: f(X) of shape (B, P): a gp with ``num_latents=P``, or single gps that are stacked or (for "softmax") mixed.
     :param link: "softmax" or "robustmax".
-    :param epsilon: the probability of a label that is not the largest function's, for "robustmax", shape () or (B,).
-    :param integrator: for "softmax" by default quasi-Monte Carlo with 128 points in a fit and 2048 in predictions, whose
-        probabilities are right to 1e-3 for ten classes and 2e-3 for a hundred, Gauss-Hermite for up to two latent functions;
-        for "robustmax" nodes about the step, right for any ratio of variances.
+    :param epsilon: for "robustmax", the probability of a label that is not the largest function's, shape () or (B,).
+    :param integrator: for "softmax", the default is Gauss-Hermite for up to two latent functions, and quasi-Monte Carlo for more,
+        with 128 points in a fit and 2048 in predictions; probabilities are then accurate to 1e-3 for ten classes and 2e-3 for a
+        hundred. For "robustmax", the default is nodes around the step, accurate for any ratio of variances.
     :raises ValueError: for another link; an ``epsilon`` of another shape, or a concrete one that is not between 0 and 1; if
-        ``marginals`` has no latent axis or one function only, or (for "robustmax") if its outputs mix latent functions.
+        ``marginals`` has no latent axis or only one function, or (for "robustmax") if its outputs mix latent functions.
     """
 
     pytree_data_fields: tuple[str, ...] = ("epsilon",)
@@ -173,7 +171,7 @@ class Categorical(ExpectedLikelihood):
         self.about_step = link == "robustmax" and integrator is None
         if link == "robustmax":
             _check_robustmax(marginals, self.epsilon)
-            integrator = integrator or GaussHermite()  # which needs no key
+            integrator = integrator or GaussHermite()  # needs no key
         super().__init__(marginals, integrator=integrator, validate_args=validate_args)
 
     def conditional(self, f: Array) -> dist.Distribution:
@@ -200,12 +198,12 @@ class Categorical(ExpectedLikelihood):
         return jnp.log(self._robust(self._probability_of_largest(y, rule), self.epsilon))
 
     def _robust(self, p: ArrayLike, epsilon: Array) -> Array:
-        """The probability of a class that is the largest with probability p."""
+        """The probability of a class whose function is the largest with probability p."""
         return (1 - epsilon) * p + epsilon / (self.marginals.shape[-1] - 1) * (1 - p)
 
     def _probability_of_largest(self, y: Array, rule: tuple[Array, Array] | None) -> Array:
         """
-        :param rule: nodes and weights of one dimension, of an ``integrator`` that was given; ``None`` for those about the step.
+        :param rule: one-dimensional nodes and weights of the user's ``integrator``; ``None`` for nodes around the step.
         """
         m, y = self.marginals, y.astype(int)
         y = jnp.broadcast_to(y, jnp.broadcast_shapes(y.shape, m.shape[:-1]))
@@ -227,7 +225,7 @@ class Categorical(ExpectedLikelihood):
         a, b = jnp.where(others, a, 1 / sharpest), jnp.where(others, b, 0)
         t, steps, weights = rising_edge(a, b)
         z = a + b * t[..., None] + b * steps[..., None]
-        # JAX's log Phi is faster than ours, which is for tails: where one factor is below 1e-32, nothing is left of the product.
+        # JAX's log Phi is faster than ours, which is for tails. Tails do not matter: a factor below 1e-32 makes the product vanish.
         log_values = jsp.log_ndtr(jnp.maximum(z, -12)).sum(-1) - (t + steps) ** 2 / 2 - LOG_ROOT_TWO_PI
         return (weights * jnp.exp(log_values)).sum(0)
 
@@ -237,9 +235,9 @@ class Categorical(ExpectedLikelihood):
 
     @property
     def probs(self) -> Array:
-        """The predictive probabilities of the classes, f integrated out, shape (B, P)."""
+        """Predictive probabilities of the classes, with f integrated out, shape (B, P)."""
         if self.link == "robustmax":
-            # One class after the other: each takes its own nodes, times all classes.
+            # One class after the other: each has its own nodes, and needs them for all classes.
             every = jnp.arange(self.marginals.shape[-1])
             every = jnp.broadcast_to(every.reshape(-1, *(1,) * len(self.batch_shape)), (len(every), *self.batch_shape))
             return jnp.moveaxis(jnp.exp(jax.lax.map(self.log_predictive, every)), 0, -1)
@@ -255,7 +253,7 @@ class Categorical(ExpectedLikelihood):
 
 
 def _entry(c: Array, at: Array) -> Array:
-    """``c[at]``; of cutpoints with axes of enumeration, (..., 1 or B, K), those of each."""
+    """``c[at]``; with enumeration axes, (..., 1 or B, K), from each row's own cutpoints."""
     return c[at] if c.ndim == 1 else of_rows(c, at)
 
 

@@ -1,4 +1,4 @@
-"""Real outputs with noise that is not Gaussian, and outputs between 0 and 1."""
+"""Real outputs with non-Gaussian noise, and outputs between 0 and 1."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class StudentT(ExpectedLikelihood):
     :param marginals: f(X), shape (B,) or (B, P).
     :param df: degrees of freedom; broadcasts to f(X).
     :param scale: scale of the noise, in units of y (its standard deviation times sqrt((df - 2) / df)).
-    :param integrator: default 20 Gauss-Hermite nodes. Where the posterior of f is much wider than the noise the integrand
-        is narrow: take more.
+    :param integrator: default 20 Gauss-Hermite nodes. Use more if the posterior of f is much wider than the noise: the
+        integrand is then narrow.
     :raises ValueError: if a concrete ``df`` or ``scale`` is not positive.
     """
 
@@ -58,26 +58,26 @@ class StudentT(ExpectedLikelihood):
         return dist.StudentT(self.df, f, self.scale)
 
     def log_density(self, f: Array, y: Array) -> Array:
-        # Not a difference of log Gamma functions, which for many degrees of freedom is a difference of large numbers.
+        # Avoids a difference of log Gamma functions, which are large numbers for many degrees of freedom.
         df, z = self.df, (y - f) / self.scale
         constant = log_rising(df / 2, jnp.asarray(0.5, df.dtype)) - jnp.log(df * math.pi) / 2 - jnp.log(self.scale)
         return constant - (df + 1) / 2 * jnp.log1p(z**2 / df)
 
     @property
     def variance(self) -> Array:
-        """Infinite for df up to 2; NumPyro's noise has none for df up to 1, where its mean is infinite."""
+        """Var[y]; infinite for df up to 2. For df up to 1 NumPyro gives an infinite mean and no variance."""
         df, heavy = self.df, self.df <= 2
         noise = jnp.where(heavy, jnp.inf, self.scale**2 * df / jnp.where(heavy, 1, df - 2))
         return self.marginals.variance + noise
 
 
 class Laplace(ExpectedLikelihood):
-    r"""y = f(x) + Laplace noise: median regression, and robust to outliers. Everything is in closed form:
+    r"""y = f(x) + Laplace noise: median regression, robust to outliers. Everything has a closed form:
 
     .. math:: E_q[\log p(y \mid f)] &= -\log 2b - \frac{1}{b} E_q|y - f|, \\
         p(y) &= \frac{1}{2b} e^{v / 2b^2} \sum_{\pm} e^{\mp d / b}\, \Phi\!\left(\frac{\pm d - v / b}{\sqrt v}\right),
 
-    with the mean of a folded normal, and d = y - m.
+    where :math:`E_q|y - f|` is the mean of a folded normal variable, and d = y - m.
 
     :param marginals: f(X), shape (B,) or (B, P).
     :param scale: b, in units of y (the standard deviation of the noise is :math:`\sqrt 2\, b`); broadcasts to f(X).
@@ -122,27 +122,28 @@ class Laplace(ExpectedLikelihood):
 
 
 class AsymmetricLaplace(ExpectedLikelihood):
-    r"""Quantile regression: f(x) is the quantile of y at a given probability :math:`\tau`, and not its middle.
+    r"""Quantile regression: f(x) is the quantile of y at a given probability :math:`\tau`.
 
     ::
 
         AsymmetricLaplace(f(X), scale, quantile=0.9)
 
-    The density is NumPyro's ``AsymmetricLaplaceQuantile`` (Yu and Moyeed 2001), whose logarithm is the loss of quantile regression
-    :math:`\rho(u) = \tau \max(u, 0) + (1 - \tau) \max(-u, 0)`, of :math:`u = y - f`; everything is in closed form:
+    The density is NumPyro's ``AsymmetricLaplaceQuantile`` (Yu and Moyeed 2001). Its logarithm is the loss of quantile regression
+    :math:`\rho(u) = \tau \max(u, 0) + (1 - \tau) \max(-u, 0)` with :math:`u = y - f`. Everything has a closed form:
 
     .. math:: E_q[\log p(y \mid f)] &= \log \frac{\tau (1 - \tau)}{s} - \frac1s E_q[\rho(y - f)], \\
         p(y) &= \frac{\tau (1 - \tau)}{s} \sum_\pm e^{a_\pm^2 v / 2 \mp a_\pm d}\,
         \Phi\!\left(\frac{\pm d - a_\pm v}{\sqrt v}\right),
 
-    with the mean of the positive part of a normal variable, d = y - m, :math:`a_+ = \tau / s` and :math:`a_- = (1 - \tau) / s`. The
-    integrand has a kink where f is y, which Gauss-Hermite nodes miss where s is small beside the standard deviation of f.
+    where :math:`E_q[\rho]` follows from the mean of the positive part of a normal variable, d = y - m, :math:`a_+ = \tau / s` and
+    :math:`a_- = (1 - \tau) / s`. The integrand has a kink at f = y. Gauss-Hermite nodes would miss it if s is small compared with
+    the standard deviation of f.
 
     :param marginals: f(X), shape (B,) or (B, P).
-    :param scale: s, in units of y; broadcasts to f(X). The loss is in units of it: with a small ``scale`` data say much. At
-        ``quantile`` 0.5 this is :class:`Laplace` of twice the scale.
-    :param quantile: :math:`\tau`, the probability that y lies below f, between 0 and 1; broadcasts to f(X), so that with outputs
-        (B, P) each may have one of its own.
+    :param scale: s, in units of y; broadcasts to f(X). It is the unit of the loss: the smaller it is, the more the data count. At
+        ``quantile`` 0.5 this likelihood is :class:`Laplace` with twice the scale.
+    :param quantile: :math:`\tau`, the probability that y is below f, between 0 and 1. It broadcasts to f(X), so each of P outputs
+        may have its own.
     :raises ValueError: if a concrete ``scale`` is not positive or a concrete ``quantile`` not between 0 and 1.
     """
 
@@ -180,7 +181,7 @@ class AsymmetricLaplace(ExpectedLikelihood):
 
     @property
     def _rates(self) -> tuple[Array, Array]:
-        """How fast the logarithm falls above f and below it."""
+        """Slopes at which the log density falls above and below f."""
         return self.quantile / self.scale, (1 - self.quantile) / self.scale
 
     @property
@@ -194,7 +195,7 @@ class AsymmetricLaplace(ExpectedLikelihood):
 
     @property
     def mean(self) -> Array:
-        """The mean of y, which is not the quantile f."""
+        """The mean of y; it is not the quantile f."""
         above, below = self._rates
         return self.marginals.mean + 1 / above - 1 / below
 
@@ -208,9 +209,9 @@ class Beta(ExpectedLikelihood):
     r"""Outputs in (0, 1) with mean :math:`\mu = p(f)` and precision c: :math:`y \sim \mathrm{Beta}(c \mu, c (1 - \mu))`.
 
     :param marginals: f(X), shape (B,) or (B, P).
-    :param concentration: c > 0, in pseudo-observations: the variance given f is :math:`\mu (1 - \mu) / (1 + c)`; broadcasts to
-        f(X).
-    :param link: from f to the mean: "logit", "probit" or "cloglog".
+    :param concentration: c > 0, in pseudo-observations; broadcasts to f(X). The variance given f is
+        :math:`\mu (1 - \mu) / (1 + c)`.
+    :param link: maps f to the mean: "logit", "probit" or "cloglog".
     :param integrator: default 20 Gauss-Hermite nodes.
     :raises ValueError: for another link, or if a concrete ``concentration`` is not positive.
     """
@@ -237,8 +238,8 @@ class Beta(ExpectedLikelihood):
         return dist.Beta(jnp.maximum(c * link.p(f), tiny), jnp.maximum(c * link.not_p(f), tiny))
 
     def log_density(self, f: Array, y: Array) -> Array:
-        # The density at mean y by Stirling's formula, times the divergence from there: log Gamma functions of c, c p and c (1 - p)
-        # would cancel. log(c p) is known where c p is too small to be a number.
+        # The density at mean y from Stirling's formula, and the divergence from there. log Gamma functions of c, c p and c (1 - p)
+        # would cancel. log(c p) is known even if c p underflows.
         link, c = PROBABILITY_LINKS[self.link], self.concentration
         a, b, log_p, log_not_p = c * link.p(f), c * link.not_p(f), link.log_p(f), link.log_not_p(f)
         log_y, log_rest, log_c = jnp.log(y), jnp.log1p(-y), jnp.log(c)

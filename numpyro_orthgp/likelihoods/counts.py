@@ -1,4 +1,4 @@
-"""Counts: without an upper limit, out of a total, and with more zeros than those explain."""
+"""Counts without an upper limit, and counts with additional zeros."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["NegativeBinomial", "Poisson", "ZeroInflated", "log_negative_binomial
 
 
 def log_poisson(log_rate: Array, extra: ArrayLike, y: Array) -> Array:
-    """y log rate - rate exp(extra) - log y!, whose terms cancel where y is large: beside their values at the rate y."""
+    """y log rate - rate exp(extra) - log y!, relative to its value at rate y: for large y the terms themselves cancel."""
     some = y > 0
     y = jnp.where(some, y, 1)
     log_y = jnp.log(y)
@@ -32,8 +32,8 @@ def log_poisson(log_rate: Array, extra: ArrayLike, y: Array) -> Array:
 
 
 def log_negative_binomial(log_mean: Array, extra: ArrayLike, k: Array, y: Array) -> Array:
-    """y log(mean / k) - (y + k) log(1 + mean exp(extra) / k) and the number of arrangements."""
-    # The density of y successes before k failures: k / (y + k) times that of y successes among y + k trials.
+    """y log(mean / k) - (y + k) log(1 + mean exp(extra) / k), plus the log of the number of arrangements."""
+    # The density of y successes before k failures is k / (y + k) times that of y successes among y + k trials.
     log_odds = log_mean + extra - jnp.log(k)
     return log_binomial(y, k, nn.log_sigmoid(log_odds), nn.log_sigmoid(-log_odds)) - jnp.log1p(y / k) - y * extra
 
@@ -80,14 +80,14 @@ class _Rate(ExpectedLikelihood):
 
 
 class Poisson(_Rate):
-    r"""Counts with rate :math:`c\, e^{f}`, whose expectation is in closed form, or :math:`c \log(1 + e^f)` ("softplus"):
+    r"""Counts with rate :math:`c\, e^{f}` or :math:`c \log(1 + e^f)` ("softplus"). For "exp" the expectation has a closed form:
 
     .. math:: E_q[\log p(y \mid f)] = y\,(m + \log c) - c\, e^{m + v / 2} - \log y!
 
     :param marginals: f(X), shape (B,) or (B, P).
-    :param exposure: c > 0, what the rate is per unit of (time, area, population); broadcasts to f(X).
-    :param link: "exp" or "softplus", which grows only linearly.
-    :param integrator: for "softplus" by default 20 Gauss-Hermite nodes; for ``log_predictive`` by default nodes about its peak.
+    :param exposure: c > 0, such as time, area or population; the rate is proportional to it. It broadcasts to f(X).
+    :param link: "exp", or "softplus", which grows only linearly.
+    :param integrator: for "softplus", by default 20 Gauss-Hermite nodes; for ``log_predictive``, by default nodes around the peak.
     :raises ValueError: for another link, or if a concrete ``exposure`` is not positive.
     """
 
@@ -122,11 +122,11 @@ class Poisson(_Rate):
 
 
 class NegativeBinomial(_Rate):
-    r"""Counts of mean :math:`\mu = c\, e^f` or :math:`c \log(1 + e^f)` and variance :math:`\mu + \mu^2 / k`, more than Poisson's.
+    r"""Overdispersed counts with mean :math:`\mu = c\, e^f` or :math:`c \log(1 + e^f)` and variance :math:`\mu + \mu^2 / k`.
 
     :param marginals: f(X), shape (B,) or (B, P).
-    :param concentration: k > 0; the larger, the closer to :class:`Poisson`; broadcasts to f(X).
-    :param exposure: c > 0, what the mean is per unit of (time, area, population); broadcasts to f(X).
+    :param concentration: k > 0; broadcasts to f(X). The larger it is, the closer to :class:`Poisson`.
+    :param exposure: c > 0, such as time, area or population; the mean is proportional to it. It broadcasts to f(X).
     :param link: "exp" or "softplus".
     :param integrator: default 20 Gauss-Hermite nodes.
     :raises ValueError: for another link, or if a concrete ``concentration`` or ``exposure`` is not positive.
@@ -168,20 +168,20 @@ class NegativeBinomial(_Rate):
 
 
 class ZeroInflated(ExpectedLikelihood):
-    r"""Counts that are 0 with probability ``gate`` and distributed as a given likelihood otherwise.
+    r"""Counts that are 0 with probability ``gate``, and follow a given likelihood otherwise.
 
     ::
 
         ZeroInflated(Poisson(f(X)), gate=0.2)
 
-    Above zero the wrapped likelihood's expectation (closed form or not) serves; at zero
+    For y > 0 the expectation is that of the wrapped likelihood (closed form or not). For y = 0,
     :math:`\log(\pi + (1 - \pi)\, p(0 \mid f))` is integrated.
 
-    :param likelihood: :class:`Poisson`, :class:`NegativeBinomial` or :class:`Binomial`, with marginals of its own.
+    :param likelihood: :class:`Poisson`, :class:`NegativeBinomial` or :class:`Binomial`, with its own marginals.
     :param gate: :math:`\pi`, at least 0 and less than 1; broadcasts to f(X).
     :param integrator: default that of ``likelihood``.
-    :raises TypeError: if ``likelihood`` is not one of counts.
-    :raises ValueError: if a concrete ``gate`` is outside.
+    :raises TypeError: if ``likelihood`` is not one of these.
+    :raises ValueError: if a concrete ``gate`` is out of range.
     """
 
     pytree_data_fields: tuple[str, ...] = ("likelihood", "gate")
@@ -219,7 +219,7 @@ class ZeroInflated(ExpectedLikelihood):
         return jnp.where(y == 0, zero, jnp.log1p(-self.gate) + self.likelihood.expected_log_density(y))
 
     def _log_zero(self, log_p: Array) -> Array:
-        """log(gate + (1 - gate) p), with a derivative at gate 0 as long as log p is not below -30."""
+        """log(gate + (1 - gate) p). At gate 0 it has a derivative if log p is not below -30."""
         tiny, low, near = branches(log_p, -30.0)
         log_gate = jnp.where(self.gate > 0, jnp.log(jnp.where(self.gate > 0, self.gate, 1)), -jnp.inf)
         far = jnp.logaddexp(log_gate, jnp.log1p(-self.gate) + low)

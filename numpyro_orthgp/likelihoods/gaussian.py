@@ -1,9 +1,9 @@
-"""Gaussian noise, of one size or of a size that is a function too.
+"""Gaussian noise with a constant or varying standard deviation.
 
-**Two kinds of likelihood on one tightened gp.** The closed form for Gaussian noise has a v per point, the other likelihoods
-share one. Used on one gp in one model these are two different q's of the residual: tighten such a model only with likelihoods
-of one kind. ``f(X)[..., p]`` picks outputs, not rows: each unmixed output of a tightened gp has its own residual and its own v,
-so different kinds of likelihood across outputs are fine. The closed form is kept for unmixed functions.
+**Two kinds of likelihood on one tightened gp.** The closed form for Gaussian noise has one v per point; other likelihoods share one
+v. On one gp in one model they imply two different q's of the residual, so tighten a model only if its likelihoods are of one kind.
+``f(X)[..., p]`` selects outputs, not rows. Each unmixed output of a tightened gp has its own residual and v, so different outputs
+may have different kinds of likelihoods. The closed form applies to unmixed functions.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = ["Gaussian", "HeteroskedasticGaussian"]
 
 
 class Gaussian(ExpectedLikelihood):
-    r"""y = f(x) + noise: everything in closed form, including the best tightening.
+    r"""y = f(x) + Gaussian noise. Everything has a closed form, including the best tightening.
 
     .. math:: E_q[\log N(y \mid f, s^2)] = \log N(y \mid m, s^2) - \frac{e + r}{2 s^2},
 
-    with mean m, explained variance e and residual variance r of f(x). Tightened, :math:`-r / (2 s^2)` becomes
-    :math:`-\tfrac12 \log(1 + r / s^2)`, the value at the best :math:`v = 1 / (1 + r / s^2)` of each point (Titsias 2025,
-    Eq. 19; the noise may differ from point to point, since scaling by it first leaves divergence and trace in closed form). In
-    groups of rows it becomes :math:`-\tfrac12 \log |I + S^{-1/2} D S^{-1/2}|` with the residual's covariance D of each group
-    (:mod:`numpyro_orthgp.functions.groups`), in equal parts on its rows.
+    with mean m, explained variance e and residual variance r of f(x). With a tightened residual, :math:`-r / (2 s^2)` becomes
+    :math:`-\tfrac12 \log(1 + r / s^2)`, the value at the best :math:`v = 1 / (1 + r / s^2)` of each point (Titsias 2025, Eq. 19).
+    The noise may differ between points: after scaling by it, divergence and trace still have closed forms. With groups of rows it
+    becomes :math:`-\tfrac12 \log |I + S^{-1/2} D S^{-1/2}|` with the residual covariance D of each group
+    (:mod:`numpyro_orthgp.functions.groups`), divided equally among the group's rows.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import Marginals
@@ -51,10 +51,10 @@ class Gaussian(ExpectedLikelihood):
     [-1.419 -1.919] [-1.419 -1.516]
 
     :param marginals: f(X), shape (B,) or (B, P).
-    :param scale: standard deviation of the noise, in units of y; a scalar, (P,), or one per point: any shape that
+    :param scale: standard deviation of the noise, in units of y: a scalar, shape (P,), one per point, or any shape that
         broadcasts to that of f(X).
-    :raises ValueError: if ``scale`` does not broadcast, or is concrete and not positive; in groups of rows, if it or a factor of f
-        depends on an enumerated site that may differ from row to row.
+    :raises ValueError: if ``scale`` does not broadcast, or is concrete and not positive; with groups of rows, if ``scale`` or a
+        factor of f depends on an enumerated site that may differ between rows.
     """
 
     pytree_data_fields: tuple[str, ...] = ("scale",)
@@ -80,15 +80,15 @@ class Gaussian(ExpectedLikelihood):
 
     @property
     def closed_form(self) -> bool:
-        """Whether it is tightened with a v of each point's own.
+        """Whether the residual is tightened with a separate v for each point.
 
-        Outputs that mix latent functions share each function's v: the learned one, at its cost.
+        Outputs that mix latent functions use each function's learned v, with its cost.
         """
         return self.marginals.tight and self.marginals.mixing is None
 
     @property
     def residual_scale(self) -> Array:
-        """The v of each point in that case, 1 / (1 + r / s^2), or of groups the diagonal of V; shape of f(X)."""
+        """The v of each point if ``closed_form``, 1 / (1 + r / s^2); for groups the diagonal of V. Shape of f(X)."""
         m = self.marginals
         if m.groups is None:
             return 1 / (1 + m.residual / self._noise**2)
@@ -136,20 +136,20 @@ class Gaussian(ExpectedLikelihood):
 
 
 class HeteroskedasticGaussian(ExpectedLikelihood):
-    r"""y = f(x) + noise whose standard deviation is a function of x too: :math:`e^{g(x)}` or :math:`\log(1 + e^{g(x)})`.
+    r"""y = f(x) + Gaussian noise. Its standard deviation depends on x: :math:`e^{g(x)}` or :math:`\log(1 + e^{g(x)})`.
 
-    With means :math:`m_f, m_g`, variances :math:`v_f, v_g` and covariance c of f(x) and g(x) (zero unless they mix latent
-    functions), the expectation under "exp" is in closed form (Lazaro-Gredilla and Titsias 2011, with a covariance):
+    Let f(x) and g(x) have means :math:`m_f, m_g`, variances :math:`v_f, v_g` and covariance c (zero unless they mix latent
+    functions). For "exp" the expectation has a closed form (Lazaro-Gredilla and Titsias 2011, with a covariance):
 
     .. math:: E_q[\log p(y \mid f, g)] = -\tfrac12 \log 2\pi - m_g
         - \tfrac12 \left((y - m_f + 2c)^2 + v_f\right) e^{2 v_g - 2 m_g}
 
-    Everything else integrates f in closed form and g by the integrator, in one dimension.
+    Otherwise f is integrated in closed form, and g by the integrator, in one dimension.
 
-    :param marginals: f(X) of shape (B, 2): ``stack([f(X), g(X)])``, a gp with ``num_latents=2``, or a mixture of others.
+    :param marginals: f(X) of shape (B, 2): ``stack([f(X), g(X)])``, a gp with ``num_latents=2``, or mixed latent functions.
     :param link: "exp" or "softplus", from g to the standard deviation of the noise, in units of y.
-    :param integrator: default 20 Gauss-Hermite nodes for g; for ``log_predictive`` nodes about the peak of what it integrates.
-    :raises ValueError: for another link, or if f(X) is not of shape (B, 2).
+    :param integrator: default 20 Gauss-Hermite nodes for g; for ``log_predictive``, nodes around the peak of the integrand.
+    :raises ValueError: for another link, or if f(X) does not have shape (B, 2).
     """
 
     pytree_aux_fields: tuple[str, ...] = ("link",)
@@ -215,7 +215,7 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
 
     @property
     def _moments(self) -> tuple[tuple[Array, Array], tuple[Array, Array], Array]:
-        """Means of f and g, their variances, and the covariance between them, shape (B,) each."""
+        """Means and variances of f and g, and their covariance, shape (B,) each."""
         m = self.marginals
         mean, variance = m.mean, m.variance
         covariance = jnp.zeros_like(mean[..., 0])
@@ -227,5 +227,5 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
         """Mean and variance of f(x) given values of g(x) at standard-normal ``nodes``, and those values."""
         (m_f, m_g), (v_f, v_g), c = self._moments
         s_g = safe_sqrt(v_g)
-        slope = c / jnp.where(s_g > 0, s_g, 1)  # no covariance with what does not vary
+        slope = c / jnp.where(s_g > 0, s_g, 1)  # no covariance with a constant
         return m_f + slope * nodes, jnp.maximum(v_f - slope**2, 0), m_g + s_g * nodes

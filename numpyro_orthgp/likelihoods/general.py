@@ -16,7 +16,7 @@ __all__ = ["Likelihood"]
 
 
 class Likelihood(ExpectedLikelihood):
-    """y given f is any NumPyro distribution.
+    """Any NumPyro distribution as the distribution of y given f.
 
     ::
 
@@ -32,11 +32,11 @@ class Likelihood(ExpectedLikelihood):
     [-2.1835] [-2.1835]
 
     :param marginals: f(X), shape (B,) or (B, P).
-    :param fn: from latent values of shape (..., B) or (..., B, P) to a distribution whose batch shape is the same, or
-        (..., B) where y depends on all P. The leading axes run over integration nodes: index latent functions from the
-        right, ``f[..., 0]``.
+    :param fn: maps latent values of shape (..., B) or (..., B, P) to a distribution with the same batch shape, or (..., B)
+        if y depends on all P. The leading axes are integration nodes, so index latent functions from the right:
+        ``f[..., 0]``.
     :param integrator: :class:`GaussHermite`, :class:`QuasiMonteCarlo` or :class:`MonteCarlo`; by default 20 Gauss-Hermite nodes for
-        one or two latent functions, 128 quasi-Monte Carlo points above.
+        one or two latent functions, and 128 quasi-Monte Carlo points for more.
     :raises TypeError: if ``fn`` does not return a distribution.
     """
 

@@ -1,7 +1,7 @@
-"""How expectations under Gaussians are integrated: nodes and weights for each latent function, or random ones.
+"""Integration rules for expectations under Gaussians: nodes and weights for each latent function, or random nodes.
 
-In a fit random nodes differ from data point to data point, so that errors average out over a batch. A prediction of one point must
-not depend on those beside it: there all points have the same nodes, which never change.
+In a fit, random nodes differ between data points, so errors average out over a batch. Predictions of one point must not depend on
+other points, so in predictions all points have the same fixed nodes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = [
     "FOR_PREDICTIONS", "GaussHermite", "Integrator", "MonteCarlo", "QuasiMonteCarlo", "by_blocks", "expectation", "log_expectation",
 ]  # fmt: skip
 
-FOR_PREDICTIONS = 2048  # quasi-Monte Carlo points, for probabilities of up to ten classes that are right to 1e-3
-_BLOCK = 128  # nodes looked at together, where there are many
+FOR_PREDICTIONS = 2048  # quasi-Monte Carlo points: probabilities of up to ten classes are accurate to 1e-3
+_BLOCK = 128  # nodes processed together, if there are many
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class GaussHermite:
         return jnp.asarray(nodes, dtype), jnp.asarray(weights, dtype)
 
     def shared_nodes(self, axes: int, dim: int | None, dtype: Any) -> tuple[Array, Array]:
-        """Nodes for predictions, with ``axes`` axes of size one in the place of the batch; those of a fit are no others."""
+        """Nodes for predictions, the same as in a fit, with ``axes`` axes of size one instead of the batch."""
         return self.nodes(None, (1,) * axes, dim, dtype)
 
 
@@ -47,9 +47,9 @@ class GaussHermite:
 class QuasiMonteCarlo:
     """Integrate by ``num_points`` Sobol points.
 
-    In a fit they are randomly shifted, with a shift of its own for each data point. In predictions, that is for moments,
-    probabilities and ``log_predictive``, all data points have the same points, in the middles of their cells: what is predicted for
-    one does not depend on those beside it.
+    In a fit they are randomly shifted, with a separate shift for each data point. In predictions (moments, probabilities and
+    ``log_predictive``) they are fixed, in the middle of their cells, and the same for all data points. So the prediction of one
+    data point does not depend on others.
     """
 
     num_points: int = 128
@@ -67,7 +67,7 @@ class QuasiMonteCarlo:
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """Integrate by ``num_points`` independent draws; in predictions by the same ones for all data points, and each time."""
+    """Integrate by ``num_points`` independent draws. In predictions the draws are fixed, and the same for all data points."""
 
     num_points: int = 128
 
@@ -88,23 +88,23 @@ Integrator = GaussHermite | QuasiMonteCarlo | MonteCarlo
 
 
 def expectation(weights: Array, values: Array) -> Array:
-    """The weighted sum over the leading axis of nodes, in the dtype of f: NumPyro may make values in its default dtype."""
+    """The weighted sum over the leading axis of nodes, in the dtype of f (NumPyro's values may have its default dtype)."""
     return jnp.tensordot(weights, values.astype(weights.dtype), 1)
 
 
 def log_expectation(weights: Array, log_values: Array) -> Array:
     """log of the weighted sum of exp(log_values) over the leading axis of nodes."""
-    # Weights enter as logarithms: in float32 their products with small densities would vanish.
+    # Weights enter as logarithms: in float32 their products with small densities would underflow.
     log_weights = jnp.log(weights).reshape((-1,) + (1,) * (log_values.ndim - 1))
     return logsumexp(log_values.astype(weights.dtype) + log_weights, axis=0)
 
 
 def by_blocks(function: Callable[[Array, Array], Array], nodes: Array, weights: Array) -> Array:
-    """``function`` of nodes and weights, for some of them at a time where there are many; one leading axis for these parts."""
+    """``function`` of nodes and weights. Many nodes are processed in blocks; the result has a leading axis of blocks."""
     S = len(weights)
     if S <= 4 * _BLOCK:
         return function(nodes, weights)[None]
-    padding = -S % _BLOCK  # nodes in the middle, of no weight
+    padding = -S % _BLOCK  # nodes in the middle, with weight zero
     nodes = jnp.pad(nodes, [(0, padding)] + [(0, 0)] * (nodes.ndim - 1)).reshape(-1, _BLOCK, *nodes.shape[1:])
     return jax.lax.map(lambda part: function(*part), (nodes, jnp.pad(weights, (0, padding)).reshape(-1, _BLOCK)))
 
@@ -117,5 +117,5 @@ def _shared(nodes: Array, axes: int, dim: int | None) -> tuple[Array, Array]:
 
 
 def _or_fixed(rng_key: PRNGKey | None) -> PRNGKey:
-    # Without randomness (NUTS) the same nodes each time: a deterministic objective.
+    # Without a random key (NUTS) the nodes are fixed, so the objective is deterministic.
     return jax.random.PRNGKey(0) if rng_key is None else rng_key

@@ -1,4 +1,4 @@
-"""Links: from a real function f to a probability, or to a positive number, and their logarithms."""
+"""Links from a real function f to probabilities or positive numbers, and their logarithms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["POSITIVE_LINKS", "PROBABILITY_LINKS", "PositiveLink", "ProbabilityLi
 
 
 class ProbabilityLink(NamedTuple):
-    """p(f), with log p and log(1 - p) as precise for large f of either sign as for small."""
+    """p(f), with log p and log(1 - p) that are precise for small and large f of either sign."""
 
     p: Callable[[Array], Array]
     not_p: Callable[[Array], Array]

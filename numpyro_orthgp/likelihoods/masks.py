@@ -1,8 +1,8 @@
-"""Masks that a likelihood has to know of: where the residual is tightened in groups of rows, rows are no longer by themselves.
+"""Masks for likelihoods whose residual is tightened in groups of rows, which are then no longer independent.
 
-NumPyro puts a mask around a distribution (``handlers.mask``, ``obs_mask``, ``.mask``), which sets log densities of rows to zero
-afterwards. What a group is charged for is no sum over its rows, so that would be no bound. Here the likelihood beneath is told
-which rows have no output, whatever is around it, and takes their residual out of the group.
+NumPyro puts a mask around a distribution (``handlers.mask``, ``obs_mask``, ``.mask``). It sets log densities of masked rows to zero
+afterwards. The tightening cost of a group is not a sum over rows, so the result would not be a bound. Here the wrapped likelihood
+is told which rows have no output, and removes their residual from the group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ToldOfMasks", "refuse_enumerated_groups", "refuse_groups"]
 
 
 class _RealOfGroups(_Real):
-    """Real numbers. A mask of NumPyro's asks them for values in the place of hidden ones, and nobody else does."""
+    """Real numbers. Only a NumPyro mask asks this constraint for values, to replace hidden ones."""
 
     def feasible_like(self, prototype: Any) -> NoReturn:
         raise ValueError(
@@ -40,14 +40,14 @@ biject_to.register(_RealOfGroups, lambda _: biject_to(constraints.real))
 
 
 class ToldOfMasks(dist.Distribution):
-    """A likelihood that is told of masks where the residual of its function is tightened in groups of rows."""
+    """A likelihood that is told of masks if its function's residual is tightened in groups of rows."""
 
     marginals: Marginals
-    told = False  # whether rows without an output are known, if there are any
+    told = False  # whether it knows which rows have no output, if any
 
     @property
     def real_of_groups(self) -> constraints.Constraint:
-        """The real numbers as its support, which refuse a mask that it was not told of."""
+        """The support: real numbers, which raise an error for a mask that the likelihood was not told of."""
         return constraints.real if self.told else _REAL_OF_GROUPS
 
     def mask(self, mask: Any) -> dist.Distribution:
@@ -66,9 +66,9 @@ class ToldOfMasks(dist.Distribution):
         return super().expand(batch_shape)
 
     def without(self, mask: Any) -> Any:
-        """The likelihood with the residual of those points alone that have an output.
+        """The likelihood with the residual of only those points that have an output.
 
-        :param mask: True where there is one, broadcasts to the batch shape.
+        :param mask: True where there is an output; broadcasts to the batch shape.
         """
         changed, m = copy(self), self.marginals
         assert m.groups is not None
@@ -82,7 +82,7 @@ class ToldOfMasks(dist.Distribution):
 
 def refuse_groups(likelihood: str) -> NoReturn:
     """
-    :raises ValueError: for groups of rows where the bound is not known.
+    :raises ValueError: always: the bound is not known for groups of rows with this likelihood.
     """
     raise ValueError(
         "A residual that is tightened in groups of rows (`group_size`) is known for Gaussian noise on functions that are not "
@@ -93,7 +93,7 @@ def refuse_groups(likelihood: str) -> NoReturn:
 
 def refuse_enumerated_groups() -> None:
     """
-    :raises ValueError: for groups whose charge would take the state of a discrete site for that of all rows of a group.
+    :raises ValueError: if a group's cost would use one state of a discrete site for all its rows.
     """
     if states_may_differ():
         raise ValueError(
@@ -105,7 +105,7 @@ def refuse_enumerated_groups() -> None:
 
 
 class _Told(dist.MaskedDistribution):
-    """A mask that the likelihood beneath knows of, and further ones too."""
+    """A mask that the wrapped likelihood knows of. It handles further masks too."""
 
     def mask(self, mask: Any) -> dist.Distribution:
         return _told(self, mask)
@@ -117,16 +117,16 @@ class _Told(dist.MaskedDistribution):
 
 
 class _Together(dist.Independent):
-    """``to_event`` of a likelihood that is to know of masks."""
+    """``to_event`` of a likelihood that must know of masks."""
 
     def mask(self, mask: Any) -> dist.Distribution:
         return _told(self, mask)
 
 
 def _told(fn: Any, mask: Any) -> dist.Distribution:
-    """``fn`` masked, and the likelihood beneath told so.
+    """Mask ``fn``, and tell the wrapped likelihood.
 
-    :param mask: broadcasts to the batch shape of ``fn``; a Python bool is for all rows.
+    :param mask: broadcasts to the batch shape of ``fn``. A Python bool applies to all rows.
     """
     return _Told(fn if isinstance(mask, bool) else _hidden(fn, mask), mask)
 

@@ -1,6 +1,6 @@
-"""Several draws of what a likelihood depends on: an average inside the logarithm.
+"""Average of a likelihood over several draws of its inputs, inside the logarithm.
 
-``Mixture`` is a likelihood of its own, not an option of each: it sees B S rows and gives B densities.
+``Mixture`` is a separate likelihood, not an option of others: it sees B S rows and returns B densities.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["Mixture"]
 
 
 class Mixture(dist.Distribution):
-    r"""The average of a likelihood over S draws of its inputs, for :class:`~numpyro_orthgp.DeepGP`; its module says what it bounds.
+    r"""Average of a likelihood over S draws of its inputs, for :class:`~numpyro_orthgp.DeepGP`. That module explains the bound.
 
     .. math:: \log \tfrac1S \sum_s w_s \exp\big( E_{q(f)}[\log p(y \mid f(h_s))] \big)
 
-    with the draws :math:`h_s` of one point and their importance weights :math:`w_s` as
-    :meth:`DeepGP.particles <numpyro_orthgp.DeepGP.particles>` gives them. :meth:`log_predictive` is the same with
-    :math:`\log E_{q(f)}[p(y \mid f(h_s))]` in the exponent: the density of new data, f and draws integrated out. Moments and draws
-    are those of this density divided by the mean weight, which is one on average only.
+    Here :math:`h_s` are the draws of one point and :math:`w_s` their importance weights, from
+    :meth:`DeepGP.particles <numpyro_orthgp.DeepGP.particles>`. :meth:`log_predictive` has
+    :math:`\log E_{q(f)}[p(y \mid f(h_s))]` in the exponent instead: the density of new data, with f and draws integrated out.
+    Moments and samples are those of this density divided by the mean weight, which is one only on average.
 
     ::
 
         f, log_weights = deep.particles(X, 10)
         numpyro.sample("y", likelihoods.Mixture(likelihoods.Gaussian(f, noise), log_weights), obs=y)
 
-    :param components: a likelihood of the marginals at B S inputs, the S draws of a point beside each other: batch shape (B S,)
-        after ``to_event`` for several outputs. Parameters that differ from point to point are repeated: ``jnp.repeat(noise, S)``.
+    :param components: a likelihood of the marginals at B S inputs, the S draws of a point consecutive. Its batch shape is (B S,),
+        after ``to_event`` for several outputs. Repeat parameters that differ between points: ``jnp.repeat(noise, S)``.
     :param log_weights: shape (B, S).
     :raises ValueError: if the shapes do not match.
     """
@@ -81,15 +81,15 @@ class Mixture(dist.Distribution):
 
     @property
     def residual_scale(self) -> Array:
-        """Their v of each draw of a point in that case, shape (B, S) or (B, S, P)."""
+        """The components' v for each draw of a point if ``closed_form``, shape (B, S) or (B, S, P)."""
         return self._split(unwrap(self.components)[0].residual_scale)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw y: each draw takes one particle, the same for all points whose particles have the same weights."""
+        """Draw y. Each draw uses one particle, the same for all points whose particles have the same weights."""
         key = check_key(key, "likelihoods")
         pick_key, y_key = jax.random.split(key)
         y = self._split(self.components.sample(y_key, sample_shape))
-        # One number for all points says where among the summed weights of its particles each of them looks.
+        # One uniform number for all points selects a particle from the cumulative weights of each point.
         shares = self._shares
         u = jax.random.uniform(pick_key, sample_shape, shares.dtype)[..., None, None]
         picked = (jnp.cumsum(shares[:, :-1], 1) <= u).sum(-1)
@@ -99,7 +99,7 @@ class Mixture(dist.Distribution):
 
     @property
     def mean(self) -> Array:
-        """E[y], particles in proportion to their weights, shape batch + event."""
+        """E[y], with particles in proportion to their weights, shape batch + event."""
         return self._averaged(self._split(self.components.mean))
 
     @property
@@ -123,7 +123,7 @@ class Mixture(dist.Distribution):
         return (self._shares.reshape(self.log_weights.shape + (1,) * (values.ndim - 2)) * values).sum(1)
 
     def _split(self, values: Array) -> Array:
-        """(..., B S, *event) to (..., B, S, *event)."""
+        """Reshape (..., B S, *event) to (..., B, S, *event)."""
         axis = values.ndim - len(self.event_shape) - 1
         return values.reshape(*values.shape[:axis], *self.log_weights.shape, *values.shape[axis + 1 :])
 

@@ -1,4 +1,4 @@
-"""Logarithms of probabilities, precise where the probabilities are not: in the tails, in float32, and in their derivatives."""
+"""Logarithms of probabilities that are precise even where probabilities are not: in tails, in float32, and in derivatives."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _SERIES = np.append(np.cumprod(-np.arange(1.0, 17, 2))[::-1], 0.0)
 
 
 def branches(x: Array, at: ArrayLike) -> tuple[Array, Array, Array]:
-    """Where x < ``at``, and x for the formula below and for the one above, each kept out of the other's range.
+    """Whether x < ``at``, and x for the formulas below and above ``at``, each clipped to its own range.
 
-    So no NaN of the formula that is not used reaches a derivative. ``minimum`` and ``maximum`` would do the same, but halve the
-    derivative at ``at`` itself.
+    So NaN from the formula that is not used cannot reach a derivative. ``minimum`` and ``maximum`` would do the same, but halve
+    the derivative at ``at`` itself.
     """
     below = x < at
     return below, jnp.where(below, x, at), jnp.where(below, at, x)
@@ -49,13 +49,13 @@ def _far(x: Array) -> float:
 
 
 def log_ndtr(x: Array) -> Array:
-    """log Phi(x). JAX has it too, but its derivative far below zero is a difference of two numbers of size x^2."""
+    """log Phi(x). In JAX's version the derivative far below zero is a difference of two numbers of size x^2."""
     below, far, near = branches(x, _far(x))
     return jnp.where(below, _log_mills(far) - far**2 / 2, jsp.log_ndtr(near))
 
 
 def log_ndtr_scaled(x: Array) -> Array:
-    """log(Phi(x) exp(x^2 / 2)): what is left of log Phi(x) below zero once its main part is taken out by hand."""
+    """log(Phi(x) exp(x^2 / 2)): the rest of log Phi(x) below zero after removing its main part, -x^2 / 2."""
     below, far, near = branches(x, _far(x))
     return jnp.where(below, _log_mills(far), jsp.log_ndtr(near) + near**2 / 2)
 
@@ -69,8 +69,8 @@ def log1mexp(x: Array) -> Array:
 def log_ndtr_difference(high: Array, width: Array, open_ended: Array) -> Array:
     """log(Phi(high) - Phi(high - width)) for width > 0; log Phi(high) where ``open_ended``.
 
-    A narrow interval is integrated by five Gauss-Legendre nodes. Others are mirrored to the side where distribution functions
-    are small, and the ratio of the two is taken by logarithms from which the large squares have been cancelled by hand.
+    A narrow interval is integrated with five Gauss-Legendre nodes. Other intervals are mirrored to the side with small
+    distribution functions. Their ratio is computed from logarithms in which the large squares cancel analytically.
     """
     middle = high - width / 2
     narrow = ~open_ended & (width * (1 + jnp.abs(middle)) < 1)
@@ -92,12 +92,12 @@ def _log_narrow(middle: Array, width: Array) -> Array:
 
 
 def standardize(distance: Array, variance: Array) -> tuple[Array, Array]:
-    """``distance`` in standard deviations, and the standard deviation; with finite derivatives at variance zero.
+    """``distance`` in standard deviations, and the standard deviation, with finite derivatives at variance zero.
 
-    The quotient is kept so small that its square is a number in float32 as well.
+    The quotient is clipped, so that its square is finite in float32 too.
     """
     scale = safe_sqrt(variance)
-    floor = float(jnp.finfo(scale.dtype).tiny) ** 0.25  # whose square still has a finite inverse
+    floor = float(jnp.finfo(scale.dtype).tiny) ** 0.25  # its square still has a finite inverse
     return jnp.clip(distance / jnp.maximum(scale, floor), -1e15, 1e15), scale
 
 
@@ -117,7 +117,7 @@ def log_half_laplace(mean: Array, variance: Array, rate: Array) -> Array:
     r"""log E[exp(-a x); x > 0] for :math:`x \sim N(m, v)`: of :math:`e^{a^2 v / 2 - a m}\, \Phi(m / \sqrt v - a \sqrt v)`."""
     z, scale = standardize(mean, variance)
     negative, low, high = branches(z - scale * rate, 0)
-    # Below zero, log Phi is mostly minus half its squared argument, and that leaves -z^2 / 2 of the other terms.
+    # Below zero, log Phi is mostly minus half its squared argument. With the other terms this leaves -z^2 / 2.
     below = log_ndtr_scaled(low) - z**2 / 2
     above = log_ndtr(high) - mean * rate + variance * rate**2 / 2
     return jnp.where(negative, below, above)
@@ -128,9 +128,9 @@ def _stirling_series(z: Array) -> Array:
 
 
 def stirling(z: Array, log_z: Array) -> Array:
-    r"""What Stirling's formula leaves of log z!: :math:`\log \Gamma(z + 1) - (z + 1/2) \log z + z - \log(2 \pi) / 2`, about 1/12z.
+    r"""The remainder of Stirling's formula: :math:`\log \Gamma(z + 1) - (z + 1/2) \log z + z - \log(2 \pi) / 2`, about 1/12z.
 
-    Counts that cancel are then never subtracted from one another. ``log_z`` is asked for since it may be a number where z is zero.
+    It avoids subtracting large counts that cancel. ``log_z`` is an argument because it may be finite even if z underflows to zero.
     """
     below, small, large = branches(z, 16.0)
     near = jsp.gammaln(small + 1) - (small + 0.5) * jnp.where(below, log_z, 0) + small - LOG_ROOT_TWO_PI
@@ -138,15 +138,15 @@ def stirling(z: Array, log_z: Array) -> Array:
 
 
 def log_tilted(y: Array, rest: Array, log_q: Array, log_not_q: Array, log_p: Array, log_not_p: Array) -> Array:
-    r"""log of :math:`(p/q)^y\, ((1 - p)/(1 - q))^r` where q is the share y / (y + r), given the logarithms.
+    r"""log of :math:`(p/q)^y\, ((1 - p)/(1 - q))^r`, where q is the share y / (y + r), given the logarithms.
 
-    Near q that is a small difference of large terms; there it is :math:`y \eta - (y + r) \log(1 - q + q e^\eta)` with the
+    For p near q this is a small difference of large terms. There :math:`y \eta - (y + r) \log(1 - q + q e^\eta)` is used, with the
     difference :math:`\eta` of the log odds.
     """
     apart = y * (log_p - log_q) + rest * (log_not_p - log_not_q)
     shift = log_p - log_not_p - (log_q - log_not_q)
     close = jnp.abs(shift) < 1
-    mirrored = rest < y  # by the smaller of the two shares
+    mirrored = rest < y  # use the smaller of the two shares
     low = jnp.where(mirrored, rest, y)
     shift = jnp.where(close, jnp.where(mirrored, -shift, shift), 0)
     return jnp.where(close, low * shift - (y + rest) * jnp.log1p(low / (y + rest) * jnp.expm1(shift)), apart)
@@ -155,7 +155,7 @@ def log_tilted(y: Array, rest: Array, log_q: Array, log_not_q: Array, log_p: Arr
 def binomial_top(y: Array, rest: Array) -> tuple[Array, Array, Array]:
     r"""log q and log(1 - q) of the share q = y / (y + r), and the logarithm of the binomial density of y at p = q (Loader 2000).
 
-    The last is :math:`-\log(2 \pi\, y\, r / (y + r)) / 2` plus what Stirling's formula leaves. Where y or r is zero all are zero.
+    The last is :math:`-\log(2 \pi\, y\, r / (y + r)) / 2` plus remainders of Stirling's formula. If y or r is zero, all are zero.
     """
     inner = (y > 0) & (rest > 0)
     y, rest = jnp.where(inner, y, 1), jnp.where(inner, rest, 1)
@@ -170,7 +170,7 @@ def binomial_top(y: Array, rest: Array) -> tuple[Array, Array, Array]:
 
 
 def log_binomial(y: Array, rest: Array, log_p: Array, log_not_p: Array) -> Array:
-    r"""log of :math:`\binom{y + r}{y} p^y (1 - p)^r` for real y and r, in float32 as right for millions as for a few.
+    r"""log of :math:`\binom{y + r}{y} p^y (1 - p)^r` for real y and r; in float32 as accurate for millions as for a few.
 
     It is :func:`log_tilted` from the share of y to p, plus :func:`binomial_top`.
     """
@@ -182,7 +182,7 @@ def log_binomial(y: Array, rest: Array, log_p: Array, log_not_p: Array) -> Array
 
 
 def log_rising(a: Array, n: Array) -> Array:
-    """log(Gamma(a + n) / Gamma(a)) for n >= 0, also where a is so large that the two cancel (Stirling's series)."""
+    """log(Gamma(a + n) / Gamma(a)) for n >= 0, also if a is so large that the two cancel (Stirling's series)."""
     below, small, large = branches(a, 30.0)
     remainder = _stirling_series(large + n) - _stirling_series(large)
     far = (large - 0.5) * jnp.log1p(n / large) - n + n * jnp.log(large + n) + remainder
@@ -190,9 +190,9 @@ def log_rising(a: Array, n: Array) -> Array:
 
 
 def log_gamma_spread(x: Array) -> Array:
-    r"""log(Gamma(1 + 2x) / Gamma(1 + x)^2) for x > 0, about :math:`\pi^2 x^2 / 6` where x is small.
+    r"""log(Gamma(1 + 2x) / Gamma(1 + x)^2) for x > 0, about :math:`\pi^2 x^2 / 6` for small x.
 
-    There by :math:`\log \Gamma(1 + x) = -\log(1 + x) + (1 - \gamma) x + \sum_{n \ge 2} (\zeta(n) - 1) (-x)^n / n`.
+    Small x use :math:`\log \Gamma(1 + x) = -\log(1 + x) + (1 - \gamma) x + \sum_{n \ge 2} (\zeta(n) - 1) (-x)^n / n`.
     """
     below, near, far = branches(x, 0.5)
     series = near**2 * jnp.polyval(jnp.asarray(_ZETA, x.dtype), near) + jnp.log1p(near**2 / (1 + 2 * near))
@@ -202,8 +202,8 @@ def log_gamma_spread(x: Array) -> Array:
 def log_gammaincc(a: Array, log_x: Array) -> Array:
     r"""The logarithm of the upper incomplete gamma function :math:`\Gamma(a, x) / \Gamma(a)`, with log x given.
 
-    In the tail, two standard deviations above the mean, by 32 steps of Legendre's continued fraction (DLMF 8.9.2), whose
-    derivatives hold where the function itself is no number any more; elsewhere its value is above 0.001.
+    In the tail, two standard deviations above the mean, it uses 32 steps of Legendre's continued fraction (DLMF 8.9.2), whose
+    derivatives are correct even if the function itself underflows. Elsewhere the function is above 0.001.
     """
     tail = a + 2 * jnp.sqrt(a) + 1
     finfo = jnp.finfo(jnp.result_type(a, log_x))
@@ -216,7 +216,7 @@ def log_gammaincc(a: Array, log_x: Array) -> Array:
         return far + 2 * n - 1 - a + n * (a - n) / value
 
     fraction = lax.fori_loop(0, 32, step, far + 65 - a)
-    # x^a e^-x / Gamma(a), whose terms cancel where a is large: beside their values at x = a
+    # x^a e^-x / Gamma(a), relative to its value at x = a: for large a the terms themselves cancel
     log_a = jnp.log(a)
     d = jnp.where(below, jnp.log(tail), log_x) - log_a
     log_far = a * (d - jnp.expm1(d)) + log_a / 2 - LOG_ROOT_TWO_PI - stirling(a, log_a) - jnp.log(fraction)

@@ -1,9 +1,9 @@
-"""Likelihoods made step by step inside ``numpyro.contrib.control_flow.scan``, seen from outside of it as one distribution.
+"""Likelihoods made step by step in ``numpyro.contrib.control_flow.scan``, combined to one distribution outside of it.
 
-``scan`` gives every array of a distribution a leading axis and calls NumPyro's ``promote_batch_shape``, after which a noise of
-shape (T,) would lie along the points of f, (T, B). :class:`Stacked` is registered there; for ``ExpandedDistribution`` too,
-which hands all but ours on to NumPyro's own. Under ``vmap`` itself nobody asks, so a likelihood whose f has an axis too many
-refuses.
+``scan`` gives every array of a distribution a leading axis and calls NumPyro's ``promote_batch_shape``. A noise of shape (T,) would
+then be aligned with the points of f, (T, B). So :class:`Stacked` is registered there. It is also registered for
+``ExpandedDistribution``; other distributions than ours are passed on to NumPyro's function. ``vmap`` alone does not call
+``promote_batch_shape``, so a likelihood raises an error if its f has an extra axis.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["Stacked"]
 
 
 class Stacked(dist.Distribution):
-    """T likelihoods of the same kind and shape, those of T steps; batch shape (T,) + that of one.
+    """The likelihoods of T steps, all of the same kind and shape. The batch shape is (T,) + that of one step.
 
-    ``scan`` gives each array of a likelihood a leading axis, whatever its rank: f(X) becomes (T, B) and a noise (T,), so they no
-    longer broadcast against each other. Each step is therefore worked on by itself, under ``vmap``.
+    ``scan`` gives each array of a likelihood a leading axis, whatever its rank. So f(X) becomes (T, B) and a noise (T,), and they
+    no longer broadcast against each other. Each step is therefore evaluated separately, under ``vmap``.
 
-    :param steps: a likelihood, expanded by a plate or not, whose arrays all have the leading axis.
+    :param steps: a likelihood, possibly expanded by a plate, whose arrays all have the leading axis.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -43,11 +43,11 @@ class Stacked(dist.Distribution):
         super().__init__((num_steps, *steps.batch_shape), steps.event_shape, validate_args=validate_args)
 
     def log_prob(self, value: ArrayLike) -> Array:
-        """That of each step, shape of the batch."""
+        """``log_prob`` of each step, shape of the batch."""
         return self._densities(lambda step, y: step.log_prob(y), value)
 
     def log_predictive(self, value: ArrayLike) -> Array:
-        """That of each step, shape of the batch."""
+        """``log_predictive`` of each step, shape of the batch."""
         return self._densities(log_predictive, value)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -69,7 +69,7 @@ class Stacked(dist.Distribution):
 
     @property
     def support(self) -> Any:
-        """That of the first step: what kind of values y has."""
+        """The support of the first step; all steps have the same kind of values."""
         return jax.tree.map(lambda leaf: leaf[0], self.steps).support
 
     def _densities(self, density: Callable[[Any, Array], Array], value: ArrayLike) -> Array:
@@ -80,7 +80,7 @@ class Stacked(dist.Distribution):
         return jax.vmap(density, in_axes=(0, leading), out_axes=leading)(self.steps, y)
 
 
-# What `scan` asks of each distribution that it has stacked; of those of a scan within a scan for the second time.
+# `scan` calls this for each distribution that it has stacked; for a scan within a scan it does so twice.
 for _kind in (ExpectedLikelihood, Mixture, Stacked):
     promote_batch_shape.register(_kind, Stacked)
 
@@ -89,5 +89,5 @@ _promote_expanded = promote_batch_shape.dispatch(dist.ExpandedDistribution)
 
 @promote_batch_shape.register(dist.ExpandedDistribution)
 def _(d: dist.ExpandedDistribution) -> dist.Distribution:
-    # NumPyro's own way gives the arrays of what is expanded more axes, and so would lay them along others, without asking above.
+    # NumPyro's own function would add axes to the expanded distribution's arrays, and misalign them, without calling the above.
     return Stacked(d) if is_expected(d) else _promote_expanded(d)

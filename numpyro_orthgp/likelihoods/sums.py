@@ -1,21 +1,21 @@
-r"""Counts of areas and of bins: one y that sees a positive function of f at several inputs, summed.
+r"""Counts of areas or bins: each y depends on a sum of a positive function of f over several inputs.
 
 The rate of y is :math:`\lambda = \sum_q w_q\, g(f(x_q))`, which is not linear in f. Its expected log density is an integral over
-the joint law of f at the Q nodes of its area: points of a quasi-Monte Carlo rule in Q dimensions, and the covariance within the
-area (``functions/within.py``). So B areas cost what B Q rows cost, and B Q^3 besides, without bias. What is linear in f about its
-mean is zero on average, and left out; so there is little noise.
+the joint distribution of f at the Q nodes of its area. It is computed with a quasi-Monte Carlo rule in Q dimensions and the
+covariance within the area (``functions/within.py``), without bias. So B areas cost as much as B Q rows, plus B Q^3. The part that
+is linear in f around its mean is zero on average and left out, so there is little noise.
 
 Marginals alone give a bound, since log-sum-exp is convex (Law et al. 2018, for :math:`g = \exp`):
 
 .. math:: E[\log \lambda] \ge \log \sum_q w_q\, e^{E[\log g(f(x_q))]}, \qquad E[\lambda] = \sum_q w_q\, E[g(f(x_q))]
 
-It is what Jensen's inequality gives with responsibilities, :math:`\sum_q r_q (E \log g_q + \log w_q - \log r_q)`, at the best ones,
-and what it loses is as if each node's share :math:`r_q y` of the count had been observed. So q is too sure of how f varies within
-an area, the more so the larger counts are. For one node it is exact. A log density that falls with the logarithm of a sum has
-Jensen's inequality in the other direction, :math:`-E \log(k + \lambda) \ge -\log(k + E \lambda)`.
+It is Jensen's inequality with the best responsibilities r, :math:`\sum_q r_q (E \log g_q + \log w_q - \log r_q)`. The loss is as if
+each node's share :math:`r_q y` of the count had been observed. So q underestimates the uncertainty of f within an area, the more so
+the larger counts are. For one node the bound is exact. A log density that falls with the logarithm of a sum has Jensen's
+inequality in the other direction, :math:`-E \log(k + \lambda) \ge -\log(k + E \lambda)`.
 
-Where the covariance within areas is not known, of several functions that are mixed, f is drawn at all inputs jointly. As if
-independent nodes would average out.
+If several functions are mixed, the covariance within areas is not known, and f is drawn jointly at all inputs. Independent draws
+would be wrong: variation would average out over nodes.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 __all__ = ["OfSum"]
 
 _NODES = 20  # of the one-dimensional rule for E[log g(f)] and E[g(f)], which are smooth
-_RULE = QuasiMonteCarlo(64)  # of a fit, for each area
+_RULE = QuasiMonteCarlo(64)  # in a fit, for each area
 
 
 class OfSum(ExpectedLikelihood):
-    """Counts that see weighted sums of g(f) over Q inputs each: f(X) of shape (B Q,), y of shape (B,)."""
+    """Counts that depend on weighted sums of g(f) over Q inputs each: f(X) of shape (B Q,), y of shape (B,)."""
 
     pytree_data_fields: tuple[str, ...] = ("weights",)
     pytree_aux_fields: tuple[str, ...] = ("link", "by_marginals")
@@ -65,7 +65,7 @@ class OfSum(ExpectedLikelihood):
         **of_areas: tuple[ArrayLike, Allowed],
     ) -> None:
         """
-        :param of_areas: parameters of each area, by their name, and what they may be.
+        :param of_areas: parameters of each area, by name, and their allowed values.
         """
         if not isinstance(integrator or _RULE, QuasiMonteCarlo | MonteCarlo):
             raise TypeError(
@@ -95,7 +95,7 @@ class OfSum(ExpectedLikelihood):
         self.weights = jnp.broadcast_to(w, shape)
 
     def _refuse_transposed(self, name: str, shape: tuple[int, ...]) -> None:
-        """Weights of shape (Q, B) fit f(X) as well; that areas are as many as their nodes should be tells of it."""
+        """Raise an error for weights of shape (Q, B), which also fit f(X). A parameter whose length is Q, not B, reveals them."""
         B, Q = self.weights.shape
         if shape and 1 < shape[-1] == Q != B:
             raise ValueError(
@@ -115,13 +115,13 @@ class OfSum(ExpectedLikelihood):
         return self.weights.shape[-2:-1]
 
     def _log_sum(self, log_values: Array) -> Array:
-        """log of the weighted sum of exp(log_values), (..., B Q) to (..., B)."""
+        """log of the weighted sum of exp(log_values), from (..., B Q) to (..., B)."""
         some = self.weights > 0
         log_w = jnp.where(some, jnp.log(jnp.where(some, self.weights, 1)), -jnp.inf)
         return logsumexp(log_values.reshape(*log_values.shape[:-1], *self.weights.shape) + log_w, axis=-1)
 
     def _at_nodes(self, function: Any) -> Array:
-        """E[function(f)] at each input, by a rule of one dimension; shape (..., B Q)."""
+        """E[function(f)] at each input, by a one-dimensional rule, shape (..., B Q)."""
         m = self.marginals
         nodes, weights = (jnp.asarray(a, m.mean.dtype) for a in gauss_hermite(_NODES, 1))
         nodes = nodes.reshape((-1,) + (1,) * m.mean.ndim)
@@ -129,7 +129,7 @@ class OfSum(ExpectedLikelihood):
 
     @abstractmethod
     def _bound(self, y: Array) -> Array:
-        """A lower bound of E[log p(y | f)] by means and variances."""
+        """A lower bound of E[log p(y | f)] from means and variances."""
 
     def expected_log_density(self, y: Array) -> Array:
         mean = self.marginals.mean
@@ -170,7 +170,7 @@ class OfSum(ExpectedLikelihood):
         return logsumexp(self._predicted(lambda f, w: log_expectation(w, log_value(f)), y), axis=0)
 
     def _predicted(self, function: Any, y: Array | None) -> Array:
-        """``function`` of values of f and weights, one leading axis for its parts."""
+        """``function`` of values of f and weights, with one leading axis for its blocks."""
         root, num = self._root(), FOR_PREDICTIONS if self.by_default else self.integrator.num_points
         if root is None:
             return function(*self._drawn(None, num, y))[None]
@@ -187,7 +187,7 @@ class OfSum(ExpectedLikelihood):
         return self.marginals.mean + f.reshape(*f.shape[:-2], -1)
 
     def _drawn(self, key: PRNGKey | None, num: int, y: Array | None) -> tuple[Array, Array]:
-        """Draws of f at all inputs of all areas; without a key the same ones each time."""
+        """Draws of f at all inputs of all areas. Without a key, draws are the same each time."""
         m = self.marginals
         f = m._draw(jax.random.PRNGKey(0) if key is None else key, (num,))
         samples = 0 if y is None else max(y.ndim - len(self.batch_shape), 0)

@@ -1,11 +1,8 @@
-r"""Times until an event, some of them censored: :math:`y = e^{f(x)}` times a standard variate.
+r"""Times until an event, possibly censored: :math:`y = e^{f(x)}` times a standard variate.
 
-In each class :math:`e^f` is the scale of time (an accelerated failure time model), so that one can be put in another's place. An
-output that is ``censored`` says only that the time is longer than y: there the density gives way to the survival function
-:math:`S(y \mid f) = P(\text{time} > y)`.
-
-So f means the same in all four families: :math:`e^f` is the unit of time. ``Exponential`` has mean :math:`e^f`, ``Gamma`` the
-scale :math:`e^f`.
+In all four families :math:`e^f` is the scale of time (accelerated failure time models), so one can replace another.
+``Exponential`` has mean :math:`e^f`, ``Gamma`` has scale :math:`e^f`. If an output is ``censored``, the time is only known to be
+longer than y. The survival function :math:`S(y \mid f) = P(\text{time} > y)` then replaces the density.
 """
 
 from __future__ import annotations
@@ -29,9 +26,9 @@ __all__ = ["Exponential", "Gamma", "LogNormal", "SurvivalLikelihood", "Weibull"]
 
 
 class SurvivalLikelihood(ExpectedLikelihood):
-    """What the times have in common; ``mean``, ``variance`` and ``sample`` are those of the uncensored time.
+    """The base class of times. ``mean``, ``variance`` and ``sample`` are those of the uncensored time.
 
-    A subclass says what a time's density is, what its survival function is, and the expectations it knows.
+    A subclass defines the density, the survival function, and the expectations with closed forms.
     """
 
     pytree_data_fields: tuple[str, ...] = ("censored",)
@@ -53,10 +50,10 @@ class SurvivalLikelihood(ExpectedLikelihood):
 
     @abstractmethod
     def expected_log_event(self, y: Array) -> Array:
-        """E_q(f)[log p(y | f)] of a time that was seen."""
+        """E_q(f)[log p(y | f)] of an observed event time."""
 
     def expected_log_survival(self, y: Array) -> Array:
-        """E_q(f)[log S(y | f)]; here by integration."""
+        """E_q(f)[log S(y | f)], by integration."""
         f, weights = self._values(y)
         return expectation(weights, self.log_survival(f, y))
 
@@ -70,7 +67,7 @@ class SurvivalLikelihood(ExpectedLikelihood):
         return event if self.censored is None else jnp.where(self.censored, self.log_survival(f, y), event)
 
     def _log_event(self, f: Array, y: Array) -> Array:
-        """log p(y | f) of a time that was seen."""
+        """log p(y | f) of an observed event time."""
         return self.conditional(f).log_prob(y)
 
     def expected_log_density(self, y: Array) -> Array:
@@ -102,7 +99,7 @@ class SurvivalLikelihood(ExpectedLikelihood):
 class Weibull(SurvivalLikelihood):
     r"""Weibull times, whose hazard grows (k > 1) or falls (k < 1) with time: :math:`S(y \mid f) = \exp(-(y e^{-f})^k)`.
 
-    The expectation is in closed form, censored or not:
+    The expectation has a closed form, censored or not:
 
     .. math:: E_q[\log S] = -y^k e^{-k m + k^2 v / 2}, \qquad
         E_q[\log p] = \log k + (k - 1) \log y - k m + E_q[\log S]
@@ -110,7 +107,7 @@ class Weibull(SurvivalLikelihood):
     :param marginals: f(X), shape (B,) or (B, P); :math:`e^f` is in the unit of y.
     :param concentration: k > 0; broadcasts to f(X).
     :param censored: boolean, broadcasts to f(X): where True, y is a lower bound of the time.
-    :param integrator: for ``log_predictive``; by default nodes about the peak of what it integrates.
+    :param integrator: for ``log_predictive``; by default nodes around the peak of the integrand.
     :raises ValueError: if a concrete ``concentration`` is not positive, or ``censored`` does not broadcast.
     :raises TypeError: if ``censored`` is not boolean.
     """
@@ -159,15 +156,15 @@ class Weibull(SurvivalLikelihood):
 
 
 class Exponential(Weibull):
-    r"""Times with a constant hazard :math:`e^{-f}`: :class:`Weibull` with k = 1, its expectation in closed form.
+    r"""Times with a constant hazard :math:`e^{-f}`: :class:`Weibull` with k = 1. The expectation has a closed form:
 
     .. math:: E_q[\log S] = -y\, e^{-m + v / 2}, \qquad E_q[\log p] = -m + E_q[\log S]
 
     :param marginals: f(X), shape (B,) or (B, P); :math:`e^f` is the mean of y.
     :param censored: boolean, broadcasts to f(X): where True, y is a lower bound of the time.
-    :param integrator: for ``log_predictive``; by default nodes about the peak of what it integrates.
+    :param integrator: for ``log_predictive``; by default nodes around the peak of the integrand.
     :raises ValueError: if ``censored`` does not broadcast.
-    :raises TypeError: if it is not boolean.
+    :raises TypeError: if ``censored`` is not boolean.
     """
 
     def __init__(
@@ -185,16 +182,16 @@ class Exponential(Weibull):
 
 
 class Gamma(SurvivalLikelihood):
-    r"""Gamma times of shape k and scale :math:`e^f`. Seen, their expectation is in closed form:
+    r"""Gamma times with shape k and scale :math:`e^f`. For observed events the expectation has a closed form:
 
     .. math:: E_q[\log p(y \mid f)] = (k - 1) \log y - k m - y\, e^{-m + v / 2} - \log \Gamma(k)
 
-    Censored, the logarithm of the incomplete gamma function is integrated.
+    For censored times the logarithm of the incomplete gamma function is integrated.
 
     :param marginals: f(X), shape (B,) or (B, P); :math:`k e^f` is the mean of y.
     :param concentration: k > 0; broadcasts to f(X).
     :param censored: boolean, broadcasts to f(X): where True, y is a lower bound of the time.
-    :param integrator: for censored times by default 20 Gauss-Hermite nodes; for ``log_predictive`` nodes about its peak.
+    :param integrator: for censored times, by default 20 Gauss-Hermite nodes; for ``log_predictive``, nodes around the peak.
     :raises ValueError: if a concrete ``concentration`` is not positive, or ``censored`` does not broadcast.
     :raises TypeError: if ``censored`` is not boolean.
     """
@@ -223,7 +220,7 @@ class Gamma(SurvivalLikelihood):
         return self._log_event(self.marginals.mean, y, self.marginals.variance / 2)
 
     def _log_event(self, f: Array, y: Array, extra: ArrayLike = 0.0) -> Array:
-        """(k - 1) log y - k f - y exp(extra - f) - log Gamma(k), whose terms cancel for large k: beside their values at k e^f."""
+        """(k - 1) log y - k f - y exp(extra - f) - log Gamma(k), relative to its value at k e^f: for large k its terms cancel."""
         k, log_y = self.concentration, jnp.log(y)
         log_k = jnp.log(k)
         d = log_y - f - log_k
@@ -237,13 +234,13 @@ class Gamma(SurvivalLikelihood):
 class LogNormal(SurvivalLikelihood):
     r"""Times whose logarithm has Gaussian noise: :math:`\log y \sim N(f, s^2)`.
 
-    Seen, everything is :class:`Gaussian`'s at log y, the best tightening included (Titsias 2025, Eq. 19). Censored, the expectation
-    of :math:`\log \Phi((f - \log y) / s)` is integrated, and ``log_predictive`` is in closed form.
+    For observed events everything is as in :class:`Gaussian` at log y, including the best tightening (Titsias 2025, Eq. 19). For
+    censored times the expectation of :math:`\log \Phi((f - \log y) / s)` is integrated; ``log_predictive`` has a closed form.
 
     :param marginals: f(X), shape (B,) or (B, P); :math:`e^f` is the median of y.
     :param scale: s > 0, the standard deviation of log y; broadcasts to f(X).
-    :param censored: boolean, broadcasts to f(X): where True, y is a lower bound of the time. With it the tightened residual is the
-        one that the guide learns.
+    :param censored: boolean, broadcasts to f(X): where True, y is a lower bound of the time. With it, a tightened residual uses
+        the v that the guide learns.
     :param integrator: for censored times; default 20 Gauss-Hermite nodes.
     :raises ValueError: if a concrete ``scale`` is not positive, or ``censored`` does not broadcast.
     :raises TypeError: if ``censored`` is not boolean.
@@ -288,12 +285,12 @@ class LogNormal(SurvivalLikelihood):
 
     @property
     def closed_form(self) -> bool:
-        """Whether it is tightened as :class:`Gaussian` is; with censored times it is not."""
+        """Whether the residual is tightened as in :class:`Gaussian`. With censored times it is not."""
         return self.censored is None and self._logarithm.closed_form
 
     @property
     def residual_scale(self) -> Array:
-        """The v of each point in that case."""
+        """The v of each point if ``closed_form``."""
         return self._logarithm.residual_scale
 
     @property

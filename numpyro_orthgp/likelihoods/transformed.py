@@ -1,4 +1,4 @@
-"""Outputs that are a known function of simpler ones."""
+"""Outputs that are a known transformation of simpler ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Transformed"]
 
 
 class Transformed(ExpectedLikelihood):
-    r"""y = T(z) with z distributed as a given likelihood: a warped Gaussian process if that is :class:`Gaussian`.
+    r"""y = T(z), where z follows a given likelihood. With :class:`Gaussian` this is a warped Gaussian process.
 
     ::
 
@@ -25,16 +25,16 @@ class Transformed(ExpectedLikelihood):
 
     .. math:: \log p(y) = \log p_z(T^{-1} y) - \log |T'(T^{-1} y)|,
 
-    for expectations too, since the Jacobian does not depend on f. What the likelihood has in closed form stays so, Gaussian's
-    best tightening included.
+    This also holds for expectations, since the Jacobian does not depend on f. The likelihood's closed forms remain, including
+    Gaussian's best tightening.
 
-    :param likelihood: any likelihood of real outputs, with marginals of its own.
-    :param transforms: NumPyro's transforms (:mod:`numpyro.distributions.transforms`) of single numbers, one or a list, the first
+    :param likelihood: any likelihood of real outputs, with its own marginals.
+    :param transforms: NumPyro transforms (:mod:`numpyro.distributions.transforms`) of single numbers, one or a list. The first is
         applied first. Their parameters may be learned.
-    :param integrator: for ``mean`` and ``variance``, which are there if ``likelihood`` is :class:`Gaussian`; default 20
+    :param integrator: for ``mean`` and ``variance``, which exist if ``likelihood`` is :class:`Gaussian`; default 20
         Gauss-Hermite nodes for z.
-    :raises TypeError: if ``likelihood`` is no likelihood of this package, or ``transforms`` are not transforms.
-    :raises ValueError: if likelihood or transforms are of vectors, or the likelihood is of discrete outputs.
+    :raises TypeError: if ``likelihood`` is not a likelihood of this package, or ``transforms`` are not transforms.
+    :raises ValueError: if likelihood or transforms are for vectors, or the likelihood has discrete outputs.
     """
 
     pytree_data_fields: tuple[str, ...] = ("likelihood", "transforms")
@@ -62,7 +62,7 @@ class Transformed(ExpectedLikelihood):
                 "Transformed changes each output on its own: likelihood and transforms must have event dimension 0; got "
                 f"{dims[2]} for the likelihood, and transforms from {dims[0]} to {dims[1]}."
             )
-        if likelihood.support.is_discrete:  # whose probabilities no Jacobian changes
+        if likelihood.support.is_discrete:  # no Jacobian for probabilities
             raise ValueError(
                 f"Transformed changes the density of real outputs; those of {type(likelihood).__name__} are discrete. Transform y "
                 "back and use the likelihood itself."
@@ -91,7 +91,7 @@ class Transformed(ExpectedLikelihood):
 
     @property
     def censored(self) -> Array | None:
-        """Which y are bounds only, as those of the likelihood of z; ``None`` where it knows of no such thing."""
+        """Which y are censored, from the likelihood of z; ``None`` if it has no censoring."""
         return getattr(self.likelihood, "censored", None)
 
     def without(self, mask: Any) -> Any:
@@ -101,16 +101,16 @@ class Transformed(ExpectedLikelihood):
 
     @property
     def closed_form(self) -> bool:
-        """Whether the likelihood of z is tightened in closed form, as :class:`Gaussian` is."""
+        """Whether the likelihood of z has the closed-form tightening, as in :class:`Gaussian`."""
         return self.likelihood.closed_form
 
     @property
     def residual_scale(self) -> Array:
-        """Its v of each point in that case."""
+        """The v of each point if ``closed_form``."""
         return self.likelihood.residual_scale
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw f, then z, and transform it."""
+        """Draw f, then z, and transform z."""
         return self._forward(self.likelihood.sample(key, sample_shape))
 
     @property
@@ -129,7 +129,7 @@ class Transformed(ExpectedLikelihood):
         return z
 
     def _inverse(self, y: Array) -> tuple[Array, Array]:
-        """z = T^-1(y) and log |T'(z)|; that is zero for a censored time, which has a probability and not a density."""
+        """z = T^-1(y) and log |T'(z)|. The latter is zero for a censored time, which has a probability, not a density."""
         log_slope: Any = 0.0
         for transform in reversed(self.transforms):
             z = jnp.asarray(transform.inv(y))
@@ -140,7 +140,7 @@ class Transformed(ExpectedLikelihood):
         return y, log_slope
 
     def _outputs(self) -> tuple[Array, Array]:
-        """y at the nodes of the marginal distribution of z, and the nodes' weights."""
+        """y at nodes of the marginal distribution of z, and the weights of the nodes."""
         z = self.likelihood
         if not isinstance(z, Gaussian):
             raise NotImplementedError(

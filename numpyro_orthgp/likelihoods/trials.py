@@ -20,9 +20,9 @@ __all__ = ["Bernoulli", "Binomial"]
 
 
 class _Trials(ExpectedLikelihood):
-    """Independent trials that succeed with a probability p(f) of one of three links.
+    """Independent trials with success probability p(f), for one of three links.
 
-    Under "cloglog" :math:`\\log(1 - p) = -e^f`, whose expectation is in closed form; so failures need no integration.
+    For "cloglog" :math:`\\log(1 - p) = -e^f`, whose expectation has a closed form, so failures need no integration.
     """
 
     pytree_aux_fields: tuple[str, ...] = ("link",)
@@ -42,7 +42,7 @@ class _Trials(ExpectedLikelihood):
         """Numbers of successes and of failures."""
 
     def _log_probabilities(self, f: Array, y: Array) -> tuple[Array, Array]:
-        """log p and log(1 - p); of zero where that did not happen, so that it does not bring in an infinite logarithm."""
+        """log p and log(1 - p). For an outcome that did not happen it uses f = 0, so that no logarithm is infinite."""
         successes, failures = self._outcomes(y)
         log_p = self._link.log_p(jnp.where(successes > 0, f, 0))
         return log_p, self._link.log_not_p(jnp.where(failures > 0, f, 0))
@@ -54,7 +54,7 @@ class _Trials(ExpectedLikelihood):
         if self.link != "cloglog":
             return super().expected_log_density(y)
         successes, failures = self._outcomes(y)
-        # Beside their values where p is the share of successes, lest large counts cancel against the number of arrangements.
+        # Relative to the value where p is the share of successes: large counts would cancel against the number of arrangements.
         log_share, log_other, top = binomial_top(successes, failures)
         f, weights = self._values(y)
         excess = expectation(weights, self._log_probabilities(f, y)[0] - log_share)
@@ -85,9 +85,9 @@ class Bernoulli(_Trials):
     ========= ==========================================
 
     :param marginals: f(X), shape (B,) or (B, P).
-    :param link: "logit", "probit" or "cloglog" (whether a count with rate :math:`e^f` is above zero). With "probit" ``mean`` and
-        ``log_predictive`` are in closed form, :math:`\Phi(m / \sqrt{1 + v})`; with "cloglog" the expectation for y = 0 is,
-        :math:`-e^{m + v / 2}`.
+    :param link: "logit", "probit" or "cloglog" (whether a count with rate :math:`e^f` is above zero). With "probit", ``mean`` and
+        ``log_predictive`` have the closed form :math:`\Phi(m / \sqrt{1 + v})`. With "cloglog", the expectation for y = 0 has the
+        closed form :math:`-e^{m + v / 2}`.
     :param integrator: default 20 Gauss-Hermite nodes.
     :raises ValueError: for another link.
     """
@@ -132,13 +132,13 @@ class Bernoulli(_Trials):
 
 
 class Binomial(_Trials):
-    r"""The number of successes among ``total_count`` trials, each with the probability of :class:`Bernoulli`.
+    r"""The number of successes in ``total_count`` trials. Each has the success probability of :class:`Bernoulli`.
 
     :param marginals: f(X), shape (B,) or (B, P).
     :param total_count: number of trials; broadcasts to f(X).
-    :param link: "logit", "probit" or "cloglog"; with "cloglog" failures enter the expectation in closed form.
+    :param link: "logit", "probit" or "cloglog". With "cloglog" the failures' part of the expectation has a closed form.
     :param integrator: default 20 Gauss-Hermite nodes.
-    :raises ValueError: for another link, or if a concrete ``total_count`` is negative or not whole.
+    :raises ValueError: for another link, or if a concrete ``total_count`` is negative or not a whole number.
     """
 
     pytree_data_fields: tuple[str, ...] = ("total_count",)
@@ -156,7 +156,7 @@ class Binomial(_Trials):
         super().__init__(marginals, link, integrator=integrator, validate_args=validate_args)
 
     def conditional(self, f: Array) -> dist.Distribution:
-        n = self.total_count.astype(int)  # NumPyro draws no other kind
+        n = self.total_count.astype(int)  # NumPyro needs integers to draw
         return dist.BinomialLogits(f, n) if self.link == "logit" else dist.BinomialProbs(self._link.p(f), n)
 
     def _outcomes(self, y: Array) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Likelihoods beneath what NumPyro wraps around them: masks, ``to_event``, expansions by plates."""
+"""Finds likelihoods inside NumPyro's wrappers: masks, ``to_event``, expansions by plates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from numpyro_orthgp.errors import refuse_masked
 from numpyro_orthgp.types import Array, ArrayLike
 
-# What to do about masked arrays.
+# Advice about masked arrays.
 MASK = (
     "Pass y.filled(0.0) and say which are there: numpyro.sample(..., obs=y, obs_mask=mask), or numpyro.handlers.mask."
 )
@@ -21,12 +21,12 @@ __all__ = ["MASK", "check_observed", "is_expected", "log_predictive", "refuse_ou
 
 
 def is_expected(fn: Any) -> bool:
-    """Whether a site's distribution is, beneath masks and such, a likelihood of this package."""
+    """Whether a site's distribution, without masks and other wrappers, is a likelihood of this package."""
     return getattr(unwrap(fn)[0], "integrates_function", False)
 
 
 def log_predictive(fn: Any, y: ArrayLike) -> Array:
-    """``log_predictive`` of a site's likelihood, whatever wraps it; of other distributions ``log_prob``.
+    """``log_predictive`` of a site's likelihood, with any wrappers; for other distributions ``log_prob``.
 
     :return: shape of the batch; zero where masked.
     """
@@ -47,7 +47,7 @@ def _log_predictive_masked(fn: dist.MaskedDistribution, y: Array) -> Array:
     if isinstance(fn._mask, bool):
         values = log_predictive(fn.base_dist, y) if fn._mask else jnp.zeros(y.shape[: y.ndim - fn.event_dim])
         return jnp.broadcast_to(values, jnp.broadcast_shapes(values.shape, fn.batch_shape))
-    # As NumPyro does for `log_prob`: what is masked may be no output at all, and its derivatives no numbers.
+    # As NumPyro does for `log_prob`: a masked entry may be no valid output, and its derivatives may be NaN.
     with suppress(NotImplementedError):
         allowed = fn.support.feasible_like(y)
         y = jnp.where(fn._mask.reshape(fn._mask.shape + (1,) * fn.event_dim), y, allowed)
@@ -55,7 +55,7 @@ def _log_predictive_masked(fn: dist.MaskedDistribution, y: Array) -> Array:
 
 
 def check_observed(name: str, fn: Any, value: Any) -> None:
-    """:meth:`~numpyro_orthgp.likelihoods.ExpectedLikelihood.check` for an observed site, whatever wraps its likelihood."""
+    """:meth:`~numpyro_orthgp.likelihoods.ExpectedLikelihood.check` for an observed site, with any wrappers."""
     likelihood, mask = unwrap(fn)
     if is_expected(likelihood) and hasattr(likelihood, "check"):
         refuse_masked(name, value, MASK)
@@ -63,7 +63,7 @@ def check_observed(name: str, fn: Any, value: Any) -> None:
 
 
 def unwrap(fn: Any) -> tuple[Any, Any]:
-    """A distribution beneath masks, expansions and ``to_event``, and what all the masks leave, True without one."""
+    """The distribution inside masks, expansions and ``to_event``, and the combined mask, True without masks."""
     masks: list[tuple[Any, int]] = []
     while isinstance(fn, (dist.MaskedDistribution, dist.Independent, dist.ExpandedDistribution)):
         if isinstance(fn, dist.MaskedDistribution):
@@ -71,7 +71,7 @@ def unwrap(fn: Any) -> tuple[Any, Any]:
         fn = fn.base_dist
     mask: Any = True
     for each, event_dim in masks:
-        if np.ndim(each):  # a mask of events is one of all their entries
+        if np.ndim(each):  # a mask of events covers all their entries
             each = each.reshape(each.shape + (1,) * (event_dim - fn.event_dim))
         mask = each if mask is True else mask & each
     return fn, mask
@@ -79,7 +79,7 @@ def unwrap(fn: Any) -> tuple[Any, Any]:
 
 def refuse_outside(likelihood: str, name: str, support: Any, y: Array, mask: Any) -> None:
     """
-    :raises ValueError: if observations that are not masked lie outside the support, with the first of them.
+    :raises ValueError: if unmasked observations are outside the support. The message shows the first one.
     """
     inside = np.asarray(support(np.asarray(y)))
     mask = np.asarray(mask).reshape(

@@ -1,13 +1,13 @@
-"""Growing a fit: new data, more inducing points or fewer, without the data of the past.
+"""Updates a fit with new data, or with more or fewer inducing points, without the past data.
 
-- :func:`condition`: a fitted function given new data, whose inputs become inducing points (online variational conditioning).
-- :func:`remember`: what a fitted function knows, as a factor in the model of new data (the streaming bound).
-- :func:`compress`: a fitted function seen through other inducing variables.
-- :func:`divergences`, :func:`drop_sets`: what each set does, and a function without those that do nothing.
-- :func:`start_from`: a function as parameters to begin a fit from.
+- :func:`condition`: condition a fitted function on new data. Their inputs become inducing points (online variational conditioning).
+- :func:`remember`: add a fitted function's knowledge to the model of new data, as a factor (the streaming bound).
+- :func:`compress`: replace the inducing variables of a fitted function.
+- :func:`divergences`, :func:`drop_sets`: the KL divergence of each set, and a function without the sets that do nothing.
+- :func:`start_from`: convert a function to initial parameters of a fit.
 
-To *add* points to a fit nothing is needed: a new orthogonal set begins at its prior, which leaves the posterior as it is. Give
-``SVI.init(..., init_params=old_params)`` to a model with one more set.
+To *add* points to a fit, give the model one more orthogonal set and use ``SVI.init(..., init_params=old_params)``. The new set
+starts at its prior, which does not change the posterior.
 """
 
 from numpyro_orthgp.online.condition import condition

@@ -1,4 +1,4 @@
-"""What is asked of a function whose Gaussians are to be compared with the prior."""
+"""Checks of a function whose Gaussians are compared with the prior."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["check_gaussians"]
 
 
 def check_gaussians(who: str, f: GPFunction) -> None:
-    """Refuse values of inducing variables, whose divergence from the prior is infinite.
+    """Raise an error for fixed values of inducing variables: their divergence from the prior is infinite.
 
-    :param who: what needs Gaussians, for the message.
-    :raises ValueError: if a set has values, or, where this can be looked at, a Gaussian without variance in some direction.
+    :param who: name of the function that needs Gaussians, for the message.
+    :raises ValueError: if a set has values or, if this is concrete, a Gaussian without variance in some direction.
     """
     if any(q.is_value for q in f.beliefs):
         raise ValueError(_message(who, "values of inducing variables"))
@@ -28,8 +28,8 @@ def check_gaussians(who: str, f: GPFunction) -> None:
 
 
 def _refuse_no_variance(who: str, q: Whitened) -> None:
-    # What `condition` makes of values and Gaussians is one set: rows of its root are zero, or singular values to rounding.
-    with jax.ensure_compile_time_eval():  # under `jit` a Gaussian may be known
+    # `condition` joins values and Gaussians to one set. Then rows of its root are zero, or singular values within rounding of zero.
+    with jax.ensure_compile_time_eval():  # a Gaussian may be concrete under `jit`
         pivots = np.abs(np.diagonal(q.lower_root(), axis1=-2, axis2=-1))
     rounding = 8 * float(jnp.finfo(pivots.dtype).eps) * pivots.max(-1, keepdims=True)
     fixed = int((pivots <= rounding).sum(-1).max())

@@ -1,19 +1,17 @@
-r"""A fitted function given new data: online variational conditioning (Maddox, Stanton, Wilson 2021).
+r"""Online variational conditioning: conditions a fitted function on new data (Maddox, Stanton, Wilson 2021).
 
-q(f) is a Gaussian process, so it can be the prior of new data. Their inputs become one more orthogonal set, which makes
-:math:`f(x_n) = A(x_n)^\top e`, and each observation a Gaussian factor :math:`\exp(\lambda_n f_n - \tfrac12 \pi_n f_n^2)`, whose
+q(f) is a Gaussian process, so it can be the prior for new data. The new inputs become one more orthogonal set, so
+:math:`f(x_n) = A(x_n)^\top e`. Each observation becomes a Gaussian factor :math:`\exp(\lambda_n f_n - \tfrac12 \pi_n f_n^2)`. Its
 parameters are those of conjugate-computation variational inference (Khan and Lin 2017):
 
 .. math:: \pi_n = -2\, \partial_{v_n} E, \qquad \lambda_n = \partial_{m_n} E + \pi_n m_n,
     \qquad E = E_{N(f_n; m_n, v_n)}[\log p(y_n \mid f_n)].
 
-With Gaussian noise they are known at once and the result is exact; else they are iterated to the best Gaussian posterior, on
-shorter ways where the bound would fall: far from the data, and where a likelihood mixes functions, each of which answers the
-same error.
+With Gaussian noise the first step gives them, and the result is exact. Otherwise they are iterated to the best Gaussian
+posterior. The full step overshoots far from the data, and if a likelihood mixes functions, each of which corrects the same error.
+So if the bound would fall, the step is halved. There is a warning if iterations end before they have converged.
 
-The new inputs are joined with all sets into one, since data correlate them. Iterations go half the way where the bound would
-fall, since the full way overshoots; a warning says if they end before they have settled. In the joined set each variable keeps
-the jitter of its own.
+Data correlate the new inputs with all sets, so all are joined into one set. In it each variable keeps its own jitter.
 """
 
 from __future__ import annotations
@@ -48,16 +46,16 @@ from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["condition"]
 
-# Standard deviations, of the function before it knows the data, by which the bound's gradient may still move a mean.
+# The bound's gradient may still move a mean by so many standard deviations of the function before the new data.
 _SETTLED = 0.01
 
 
 class _Grown(NamedTuple):
-    """A function with one more set, which knows nothing yet, its variables joined.
+    """A function with one more set, still at its prior, and the variables of all sets joined.
 
     :param points: inducing points of all sets.
-    :param blocks: of all sets.
-    :param mean: of the function at the new inputs, shape (..., B).
+    :param blocks: blocks of all sets.
+    :param mean: mean of the function at the new inputs, shape (..., B).
     :param A: projections of the new inputs on all sets, shape (..., M, B).
     :param loc: mean of all whitened variables, shape (..., M).
     :param scale: lower-triangular root of their covariance, shape (..., M, M).
@@ -81,13 +79,13 @@ class _Sites(NamedTuple):
 
 
 class _Iteration(NamedTuple):
-    """Where the search for the factors stands.
+    """The state of the search for the factors.
 
-    :param best: the factors of the highest bound so far.
-    :param target: what the marginals that they lead to make of them.
-    :param bound: expected log density less divergence, of ``best``, shape ().
-    :param size: the share of the way from ``best`` to ``target`` that is tried next, shape ().
-    :param move: what its gradient would do to each mean by itself, zero at the best Gaussian, shape (..., B).
+    :param best: the factors with the highest bound so far.
+    :param target: the full update of ``best``, from the marginals under ``best``.
+    :param bound: expected log density minus divergence, at ``best``, shape ().
+    :param size: the next step, as a share of the way from ``best`` to ``target``, shape ().
+    :param move: the change of each mean by the bound's gradient alone, zero at the best Gaussian, shape (..., B).
     """
 
     best: _Sites
@@ -110,15 +108,15 @@ def condition(
     step_size: float = 1.0,
     jitter: float | None = None,
 ) -> GPFunction:
-    """The function given new observations, with their inputs as further inducing points.
+    """Condition a function on new observations. Their inputs become further inducing points.
 
     ::
 
         f = condition(f, X_new, y_new, noise)  # the standard deviation of Gaussian noise
         f = condition(f, X_new, labels, likelihoods.Bernoulli)
 
-    Costs O((M + B)^3), and the result has M + B inducing points, in one set with a full covariance; :func:`compress` reduces
-    their number. Hyperparameters do not change, and neither do values of inducing variables (a draw of MCMC).
+    The cost is O((M + B)^3). The result has M + B inducing points, in one set with a full covariance; :func:`compress` reduces
+    their number. Hyperparameters do not change, nor do values of inducing variables (an MCMC draw).
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import CollapsedGP, kernels, likelihoods, online
@@ -129,14 +127,14 @@ def condition(
     >>> print(f(X_new).mean.round(2), g(X_new).mean.round(2), g.num_inducing)
     [0.] [1.49] 6
 
-    :param f: a fitted function, from :func:`~numpyro_orthgp.posterior` or from here, whose sets are inducing points.
+    :param f: a fitted function, from :func:`~numpyro_orthgp.posterior` or this module. Its sets must be inducing points.
     :param X: new inputs, shape (B, D).
-    :param y: their observations, of the likelihood's shape.
-    :param likelihood: from marginals f(X) to the likelihood of y, with each parameter it needs; or the standard deviation of
-        Gaussian noise, a number or what broadcasts to y.
-    :param num_steps: how often the factors are found anew; 1 is enough for Gaussian noise of known size, hundreds may be needed
-        where a likelihood mixes latent functions. Outside of ``jit`` a warning says if they still move.
-    :param step_size: how far they move each time, at most, in (0, 1]; halved by itself where the bound would fall.
+    :param y: their observations, with the likelihood's shape.
+    :param likelihood: a function from marginals f(X) to the likelihood of y, including all its parameters; or the standard
+        deviation of Gaussian noise, a number or an array that broadcasts to y.
+    :param num_steps: number of updates of the factors. 1 is enough for Gaussian noise of known size; a likelihood that mixes latent
+        functions may need hundreds. Outside of ``jit`` there is a warning if the factors have not converged.
+    :param step_size: largest step, in (0, 1]. Steps are halved automatically if the bound would fall.
     :param jitter: relative jitter of the new points, as for :func:`~numpyro_orthgp.gp`.
     :raises TypeError: if a set of ``f`` is not inducing points, ``X`` has another dtype, or the likelihood its marginals.
     :raises ValueError: if shapes do not match, y lies outside of the likelihood's support (NaN, which a mask may hide, does), or
@@ -164,7 +162,7 @@ def condition(
     nothing, size = _Sites(zeros, zeros), jnp.asarray(step_size, zeros.dtype)
     start = _Iteration(nothing, nothing, jnp.full_like(size, -jnp.inf), size, zeros)
     last = lax.fori_loop(0, num_steps, lambda _, state: _step(state, grown.mean, root, expected, step_size), start)
-    if num_steps > 1:  # the first one starts from nothing
+    if num_steps > 1:  # the first step starts without factors
         inspect(partial(_warn_unsettled, num_steps), last.move, jnp.sum(root**2, -2))
     return _given(f, grown, root, last.tried())
 
@@ -177,7 +175,7 @@ def _grow(f: GPFunction, points: Sequence[Array], X: Array, jitter: float) -> _G
     A, loc, shift = project(blocks, row), jnp.zeros(len(X), X.dtype), f.shift
     mean = f.mean([new], A[:-1])
     if shift is not None:
-        # What mean-only points do in the new set's directions is its variables' mean now.
+        # The effect of mean-only points in the new set's directions becomes the mean of its variables.
         loc = project_shift(f.kernel, features, blocks, shift.points, shift.weights)[-1]
         shift = replace(shift, projected=(*shift.projected, loc))
     beliefs = (*f.beliefs, Shifted(loc))
@@ -204,7 +202,7 @@ def _joint_root(beliefs: Sequence[Whitened], batch: tuple[int, ...]) -> Array:
 def _step(
     state: _Iteration, mean: Array, root: Array, expected: Callable[[Array, Array], Array], step_size: float
 ) -> _Iteration:
-    """Try the next factors: where they make the bound fall, the way to them was too long."""
+    """Try the next factors. If the bound falls, the step was too long."""
     sites = state.tried()
     pi = safe_sqrt(sites.precision)[..., None, :] * root  # (..., M, B)
     eye = jnp.eye(pi.shape[-1], dtype=pi.dtype)
@@ -216,15 +214,15 @@ def _step(
     moved = own - matmul(jnp.swapaxes(explained, -1, -2), matmul(explained, pull[..., None]))[..., 0]
     m = mean + moved
     fit, (slope, curvature) = jax.value_and_grad(expected, (0, 1))(m, variance)
-    # Log of the prior's mean of all factors, and their mean log.
+    # The log of the factors' mean under the prior, and the mean of their log.
     linear, square = jnp.sum(pull * moved), jnp.sum(sites.precision * (variance + moved**2)) / 2
     evidence = linear / 2 + jnp.sum(jnp.log(diagonal(W)))
     bound = lax.stop_gradient(fit - (linear - square - evidence))
-    # `moved` is a small difference of large terms, of which `own` is one.
+    # `moved` is a small difference of large terms; one of these is `own`.
     rounding = 100 * jnp.finfo(bound.dtype).eps * lax.stop_gradient(jnp.abs(fit) + jnp.sum(pull * own) + square)
-    # At first nothing is known: what is not finite then is the data's or the likelihood's, and to be seen.
+    # The first step has no factors yet: values that are not finite come from data or likelihood, and must be visible.
     better = (bound >= state.bound - rounding) | jnp.isneginf(state.bound)
-    # Where the likelihood is not log-concave the factor would have a negative precision; none then.
+    # If the likelihood is not log-concave, the factor's precision would be negative. It is then zero.
     precision = jnp.maximum(-2 * curvature, 0)
     target = _Sites(precision, slope + precision * m)
     move = variance * (slope - sites.slope + sites.precision * m)
@@ -248,7 +246,7 @@ def _warn_unsettled(num_steps: int, move: Array, variance: Array) -> None:
 
 
 def _given(f: GPFunction, grown: _Grown, root: Array, sites: _Sites) -> GPFunction:
-    """The function given the factors: one set of all points, whose S'^-1 is S^-1 + A diag(pi) A'."""
+    """The function given the factors, with one set of all points and S'^-1 = S^-1 + A diag(pi) A'."""
     pi = safe_sqrt(sites.precision)[..., None, :] * root
     Q = jnp.eye(pi.shape[-2], dtype=pi.dtype) + matmul(pi, jnp.swapaxes(pi, -1, -2))
     # T' = T F with F F' = Q^-1.

@@ -1,4 +1,4 @@
-"""Latent inputs of rows that a fitted GP-LVM has not seen, and what it makes of their missing entries."""
+"""Infers latent inputs of new rows for a fitted GP-LVM, and reconstructs their missing entries."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ROWS_AT_ONCE = 64
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class InferredLatents:
-    """What :func:`infer_latents` finds for n rows.
+    """The result of :func:`infer_latents` for n rows.
 
     :param loc: means of the latent inputs, shape (n, Q).
     :param scale: their standard deviations, shape (n, Q).
-    :param elbo: the bound on the log density of each row's observed entries given the training data, nats, shape (n,).
+    :param elbo: lower bound on the log density of each row's observed entries given the training data, nats, shape (n,).
     :param mean: reconstruction: posterior mean of the functions, averaged over the latent input, shape (n, D).
-    :param variance: its variance, of the functions and of the latent input together, without noise, shape (n, D).
+    :param variance: variance of the reconstruction, from functions and latent input, without noise, shape (n, D).
     """
 
     loc: Array
@@ -59,30 +59,31 @@ def infer_latents(
     learning_rate: float = 0.1,
     rng_key: PRNGKey | None = None,
 ) -> InferredLatents:
-    r"""Find the latent inputs of new rows, all or some of whose entries are observed, with the fitted functions frozen.
+    r"""Infer the latent inputs of new rows from their observed entries. The fitted functions do not change.
 
     For each row it maximizes, over a Gaussian :math:`q(x) = N(m, \mathrm{diag}(s^2))`,
 
     .. math:: E_{q(x)} \Big[ \sum_{d\ \text{observed}} E_{q(f_d(x))} \log p(y_d \mid f_d(x)) \Big] - KL[q(x) \,\|\, N(0, I)]
 
-    (Titsias and Lawrence 2010, Sec. 3.3, with the GP's posterior held fixed), by Adam on fixed quasi-random nodes, so that the
-    answer is deterministic. GP-LVMs are full of local optima: the best of many candidates begin, and the best of these ends.
+    (Titsias and Lawrence 2010, Sec. 3.3, with a fixed GP posterior). It runs Adam on fixed quasi-random nodes, so the result is
+    deterministic. GP-LVMs have many local optima, so the best of many candidates are optimized, and the best result is kept.
 
-    With noise as an array the next call for as many rows, functions and nodes compiles nothing; a likelihood is compiled anew.
+    If noise is an array, later calls with the same numbers of rows, functions and nodes do not compile again. A likelihood is
+    compiled in each call.
 
-    :param f: the fitted functions, :func:`posterior` of the model, D of them.
-    :param y: new rows, shape (n, D), less the prior mean if the model has one; missing entries may be NaN.
-    :param likelihood: the noise's standard deviation, shape () or (D,), for Gaussian outputs; else a function from marginals to a
-        likelihood, ``lambda m: likelihoods.Poisson(m)``.
+    :param f: the D fitted functions, :func:`posterior` of the model.
+    :param y: new rows, shape (n, D), minus the prior mean if the model has one. Missing entries may be NaN.
+    :param likelihood: for Gaussian outputs the noise's standard deviation, shape () or (D,); otherwise a function from marginals to
+        a likelihood, such as ``lambda m: likelihoods.Poisson(m)``.
     :param observed: True where an entry is observed, shape (n, D); by default where y is not NaN.
-    :param covariates: observed inputs beside the latent ones, shape (n, C).
-    :param starts: candidates for the means besides draws from the prior, shape (K, Q); those of the training data are good ones.
-    :param num_starts: how many candidates to optimize for each row.
-    :param num_samples: nodes for the expectation over x.
-    :param num_steps: steps of Adam.
-    :param learning_rate: its step size to begin with; it decays along a cosine.
-    :param rng_key: for nodes and candidates; default ``jax.random.PRNGKey(0)``.
-    :raises ValueError: for wrong shapes, a row without any observed entry, NaN that counts as observed, noise or a number that is
+    :param covariates: observed inputs in addition to the latent ones, shape (n, C).
+    :param starts: candidates for the means besides draws from the prior, shape (K, Q). Means of the training data are good ones.
+    :param num_starts: number of candidates to optimize for each row.
+    :param num_samples: number of nodes for the expectation over x.
+    :param num_steps: number of Adam steps.
+    :param learning_rate: initial step size of Adam. It decays along a cosine.
+    :param rng_key: key for nodes and candidates; default ``jax.random.PRNGKey(0)``.
+    :raises ValueError: for wrong shapes, a row without observed entries, NaN that counts as observed, or noise or a number that is
         not positive.
     :raises TypeError: for integer latent dimensions or a function without inducing points.
     """
@@ -100,7 +101,7 @@ def infer_latents(
         candidates = jnp.concatenate([given, candidates])
     row = _Row(f, make, nodes, candidates, num_starts, num_steps, float(learning_rate))
     parts = (y, observed, fixed)
-    if callable(likelihood):  # it may read what has changed since the last call: it is traced anew
+    if callable(likelihood):  # it may depend on what has changed since the last call, so it is traced again
         return jax.jit(lambda parts: _infer_rows(row, parts))(parts)
     return _infer_rows_compiled(row, parts)
 
@@ -119,7 +120,7 @@ class _Row:
     learning_rate: float = field(metadata={"static": True})
 
     def infer(self, y: Array, observed: Array, fixed: Array) -> InferredLatents:
-        # An entry that is there stands in for those that are not, so that every density and its gradient are finite.
+        # An observed entry replaces missing ones, so that every density and its gradient are finite.
         y = jnp.where(observed, y, y[jnp.argmax(observed)])
         fit = self._log_densities(self.candidates, y, observed, fixed) - jnp.sum(self.candidates**2, -1) / 2
         loc = self.candidates[lax.top_k(fit, self.num_starts)[1]]
@@ -144,7 +145,7 @@ class _Row:
         return InferredLatents(loc, scale, elbo[best], mean, variance)
 
     def _elbo(self, loc: Array, log_scale: Array, y: Array, observed: Array, fixed: Array) -> Array:
-        """The bound for each of K Gaussians, shape (K,)."""
+        """The bound of each of K Gaussians, shape (K,)."""
         scale = jnp.exp(log_scale)
         x = loc + scale * self.nodes[:, None]  # (S, K, Q)
         fit = self._log_densities(x.reshape(-1, x.shape[-1]), y, observed, fixed).reshape(x.shape[:2]).mean(0)
@@ -191,7 +192,7 @@ def _check_rows(y: ArrayLike, observed: ArrayLike | None, num_latents: int | Non
 
 
 def _check_covariates(f: GPFunction, covariates: ArrayLike | None, num: int) -> tuple[int, Array]:
-    """The number of latent dimensions, and the covariates, shape (n, C), C = 0 if there are none."""
+    """The number of latent dimensions, and the covariates, shape (n, C), with C = 0 if there are none."""
     total, dtype = input_dim(f.features), f.features[0].dtype
     if total is None:
         raise TypeError("`f` must have inducing points, which show how many latent dimensions there are.")

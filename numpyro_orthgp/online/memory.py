@@ -1,18 +1,18 @@
-r"""The streaming bound: what a fitted function knows, as a factor in the model of new data.
+r"""The streaming bound: adds a fitted function's knowledge to the model of new data, as a factor.
 
-Bui, Nguyen, Turner 2017 ("Streaming sparse Gaussian process approximations"): the old posterior over old inducing variables a
-stands for the data of the past through the ratio :math:`q_{old}(a) / p_{old}(a)`, and the bound for new data gains
+Bui, Nguyen, Turner 2017 ("Streaming sparse Gaussian process approximations"): the ratio :math:`q_{old}(a) / p_{old}(a)` of old
+posterior and old prior at the old inducing variables a replaces the past data. The bound for new data gains the term
 
 .. math:: E_{q(f)}\left[\log \frac{q_{old}(a)}{p_{old}(a)}\right]
     = \sum_i E_{q(f)}\left[\log \frac{N(e_i; m_i, S_i)}{N(e_i; 0, I)}\right],
 
-with :math:`e_i` the old function's whitened variables, linear in the new function's values at the old inducing variables. So
-sets of any number and kind are remembered alike, kernel and inducing points may change, and nothing is inverted but the factors
-of :math:`S_i`.
+where :math:`e_i` are the old function's whitened variables. They are linear in the new function's values at the old inducing
+variables. So this works for any number and kind of sets, kernel and inducing points may change, and only the factors of
+:math:`S_i` are inverted.
 
-In these variables the ratio q / p of each set is that of N(m, S) and N(0, I): no inverse of a difference of precisions, which
-need not be positive definite. A tightened gp is refused: the spherical argument would have to count the old inducing variables
-as points, and the one for Gaussian noise does not hold off the diagonal.
+In these variables the ratio q / p of each set is that of N(m, S) and N(0, I). No difference of precisions, which may not be
+positive definite, is inverted. A tightened gp raises an error: the spherical argument would have to count the old inducing
+variables as points, and the argument for Gaussian noise does not hold off the diagonal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["log_ratio", "remember"]
 
 
 def remember(name: str, f: GPFunction, past: GPFunction) -> Array:
-    """Add to the model what another function has learned from data that are no longer available.
+    """Add to the model what another function learned from data that are no longer available.
 
     ::
 
@@ -55,12 +55,12 @@ def remember(name: str, f: GPFunction, past: GPFunction) -> Array:
     >>> list(sites), log_ratio.shape
     (['f.u0', 'f_past'], ())
 
-    :param name: name of the factor that it declares.
+    :param name: name of the factor site.
     :param f: the model's function.
-    :param past: what :func:`~numpyro_orthgp.posterior` returned for the old data; hyperparameters and inducing points of its own.
+    :param past: result of :func:`~numpyro_orthgp.posterior` for the old data. Hyperparameters and inducing points may differ.
     :return: the factor's logarithm, shape ().
-    :raises ValueError: if ``past`` carries values (a draw of MCMC, conditioned or not), has mean-only points or another number of
-        latent functions; if the guide tightens ``f``, for which the bound is not known.
+    :raises ValueError: if ``past`` has values (an MCMC draw, conditioned or not), mean-only points or another number of latent
+        functions; if the guide tightens ``f``, since the bound is not known then.
     """
     if f.num_latents != past.num_latents:
         raise ValueError(
@@ -81,7 +81,7 @@ def remember(name: str, f: GPFunction, past: GPFunction) -> Array:
 def log_ratio(f: GPFunction, past: GPFunction) -> Array:
     """E_q(f)[log q_old(a) / p_old(a)], shape ()."""
     mean, covariance = moments_at(f, past.features)
-    # The old variables carry independent noise, their jitter.
+    # The old variables have independent noise: their jitter.
     noise = jnp.concatenate(
         [
             jnp.broadcast_to(b.jitter, (*b.jitter.shape[:-1], s.num))
@@ -100,7 +100,7 @@ def log_ratio(f: GPFunction, past: GPFunction) -> Array:
 
 
 def _expected_log_ratio(q: Whitened, mean: Array, covariance: Array) -> Array:
-    """E[log q(e) - log N(e; 0, I)] for e of the given moments, shape (...)."""
+    """E[log q(e) - log N(e; 0, I)] for e with the given moments, shape (...)."""
     centred, trace = mean - q.loc, jnp.trace(covariance, axis1=-2, axis2=-1)
     prior = jnp.sum(mean**2, -1) + trace
     second = covariance + centred[..., :, None] * centred[..., None, :]

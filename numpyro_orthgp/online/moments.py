@@ -1,4 +1,4 @@
-"""A function's distribution at inducing variables of any kind."""
+"""The distribution of a function at inducing variables of any kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["moments_at", "project_sets", "split"]
 
 
 def split(values: Array, features: Sequence[Feature], axis: int = -1) -> list[Array]:
-    """Values at all features, joined along ``axis``, as one array for each."""
+    """Split values at all features, joined along ``axis``, into one array for each feature."""
     return jnp.split(values, list(accumulate(s.num for s in features))[:-1], axis)
 
 
@@ -34,5 +34,5 @@ def moments_at(f: GPFunction, features: Sequence[Feature]) -> tuple[Array, Array
 
 
 def _covariance(f: GPFunction, s: Feature, features: Sequence[Feature]) -> Array:
-    """Prior covariance of one feature with all, shape (..., M_s, M)."""
+    """Prior covariance between one feature and all features, shape (..., M_s, M)."""
     return join([s.covariance(f.kernel, other) for other in features], -1, event_dim=2)

@@ -1,4 +1,4 @@
-"""What y is given a function: a likelihood, or the size of Gaussian noise for short."""
+"""The observation model of y: a likelihood, or the standard deviation of Gaussian noise as a shorthand."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["as_likelihood"]
 
 
 def as_likelihood(value: Any, dtype: Any) -> Callable[[Marginals], dist.Distribution]:
-    """A function from marginals to the likelihood of y; noise as an array makes one that compiles once for all values.
+    """A function from marginals to the likelihood of y. If ``value`` is noise as an array, it compiles once for all values.
 
-    :param value: that function, or the noise's standard deviation.
-    :raises TypeError: for a likelihood that has its marginals already.
+    :param value: such a function, or the noise's standard deviation.
+    :raises TypeError: for a likelihood that already has marginals.
     :raises ValueError: for noise that is not positive.
     """
     if isinstance(value, dist.Distribution):

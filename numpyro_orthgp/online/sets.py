@@ -1,4 +1,4 @@
-"""Fitted functions seen through other inducing variables."""
+"""Changes the inducing variables of fitted functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["compress", "divergences", "drop_sets", "start_from"]
 
 
 def divergences(f: GPFunction) -> Array:
-    """What each set costs the bound, KL[q(e_i) || N(0, I)] in nats: zero for a set that does nothing.
+    """The KL divergence of each set, KL[q(e_i) || N(0, I)] in nats. It is zero for a set that does nothing.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import CollapsedGP, kernels, online
@@ -35,18 +35,18 @@ def divergences(f: GPFunction) -> Array:
     [14.2  1.8]
 
     :param f: a fitted function with the Gaussians of a guide.
-    :return: shape (K,), one for each set; mean-only points are not among them.
-    :raises ValueError: if it carries values (a draw of MCMC, conditioned or not).
+    :return: shape (K,), one value for each set, without mean-only points.
+    :raises ValueError: if ``f`` has values (an MCMC draw, conditioned or not).
     """
     check_gaussians("`divergences`", f)
     return jnp.stack([q.kl_from_prior() for q in f.beliefs])
 
 
 def drop_sets(f: GPFunction, below: float = 0.01) -> GPFunction:
-    """The function without the sets that do nothing, each step with which costs less.
+    """Drop the sets that do nothing, so that later steps cost less.
 
-    Without sets at the end the function stays what it is but for what these knew; sets that follow a dropped one are seen anew in
-    the orthogonal complement of what is left (:func:`compress`).
+    If the last sets are dropped, the function loses only their contributions. Sets after a dropped one are computed again in the
+    orthogonal complement of the remaining sets (:func:`compress`).
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import CollapsedGP, kernels, online
@@ -58,9 +58,9 @@ def drop_sets(f: GPFunction, below: float = 0.01) -> GPFunction:
     (10, 5)
 
     :param f: a fitted function with the Gaussians of a guide.
-    :param below: sets of smaller divergence are dropped, in nats. The first set to be kept is that of the largest one.
-    :raises ValueError: if it carries values or, where a set is to be dropped, mean-only points; under ``jit``, where divergences
-        cannot be looked at.
+    :param below: sets with a smaller divergence are dropped, in nats. The set with the largest divergence is always kept.
+    :raises ValueError: if ``f`` has values or, if a set must be dropped, mean-only points; under ``jit``, where divergences are not
+        known.
     """
     cost = divergences(f)
     if not is_concrete(cost):
@@ -82,12 +82,12 @@ def drop_sets(f: GPFunction, below: float = 0.01) -> GPFunction:
 def compress(
     f: GPFunction, inducing: ArrayLike | Feature | Sequence[Any], *, jitter: float | None = None
 ) -> GPFunction:
-    r"""The function as other inducing variables see it: q at these, the prior given them elsewhere.
+    r"""Replace the inducing variables. At the new ones the function keeps q; elsewhere it follows the prior given these.
 
     .. math:: q(e') = N(W' E[u'], \; I + \sum_i V_i (S_i - I) V_i^\top), \qquad V_i = W' A_i(Z')^\top,
 
-    with W' the whitening of the new sets. Exact where the new variables determine the old ones; of several sets the covariance
-    between them is left out. To keep a stream's number of points, or to move a fit to better ones.
+    where W' whitens the new sets. The result is exact if the new variables determine the old ones. With several sets the covariance
+    between sets is left out. Use it to limit the number of points in a stream, or to move a fit to better points.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import CollapsedGP, kernels, online
@@ -98,8 +98,8 @@ def compress(
     (7, True)
 
     :param f: a fitted function.
-    :param inducing: points, features or a list of sets, as for :func:`~numpyro_orthgp.gp`; a last
-        :class:`~numpyro_orthgp.MeanOnly` is refused.
+    :param inducing: points, features or a list of sets, as for :func:`~numpyro_orthgp.gp`, but without
+        :class:`~numpyro_orthgp.MeanOnly`.
     :param jitter: relative jitter of the new sets, as for :func:`~numpyro_orthgp.gp`.
     :return: a function with the same kernel, Gaussians of full covariance and no mean-only points.
     :raises ValueError: for mean-only points, or as :func:`~numpyro_orthgp.gp` does.
@@ -110,7 +110,7 @@ def compress(
     blocks = decompose_sets(f.kernel, features, check_jitter(jitter, features[0].dtype))
     A = project_sets(f, features)
     means = project(blocks, split(f.mean(features, A)[..., None], features, -2))
-    # (M', M_i) of each old set, on each new one.
+    # Shape (M', M_i) for each old set and each new one.
     V = [project(blocks, split(jnp.swapaxes(Ai, -1, -2), features, -2)) for Ai in A]
     batch = () if f.num_latents is None else (f.num_latents,)
     beliefs = []
@@ -125,7 +125,7 @@ def compress(
 
 
 def start_from(name: str, f: GPFunction) -> dict[str, Array]:
-    """A function as the parameters of :func:`~numpyro_orthgp.gp_posterior`, for ``SVI.init(..., init_params=...)``.
+    """Convert a function to parameters of :func:`~numpyro_orthgp.gp_posterior`, for ``SVI.init(..., init_params=...)``.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import CollapsedGP, kernels, online
@@ -136,9 +136,9 @@ def start_from(name: str, f: GPFunction) -> dict[str, Array]:
 
     :param name: the name of the gp.
     :param f: a function with Gaussians, from :func:`~numpyro_orthgp.posterior`, :func:`condition` or :func:`compress`.
-    :return: ``{name}.u{i}_loc`` with ``{name}.u{i}_scale_tril``, ``{name}.u{i}_scale`` or what else the family of q has; for
+    :return: ``{name}.u{i}_loc`` with ``{name}.u{i}_scale_tril``, ``{name}.u{i}_scale`` or other parameters of q's family; for
         mean-only points ``{name}.u{i}_weights``.
-    :raises ValueError: if it carries values (a draw of MCMC, conditioned or not), or comes from ``f.diagonalized()``.
+    :raises ValueError: if ``f`` has values (an MCMC draw, conditioned or not), or comes from ``f.diagonalized()``.
     """
     if not all(block.triangular for block in f.blocks):
         raise ValueError(

@@ -1,11 +1,11 @@
-"""Training of any NumPyro ``SVI``, by the loop :func:`fit` or by :func:`fit_lbfgs`: it knows nothing of Gaussian processes.
+"""Training of any NumPyro ``SVI``, by the loop :func:`fit` or by :func:`fit_lbfgs`. Nothing here depends on Gaussian processes.
 
-``batches`` says which rows a step sees, in the orders of ``orders``; ``columns`` are arrays of which slices are read, and
-``streams`` loaders that give batches themselves; ``local`` puts together the rows of several processes. ``devices`` says where
-rows are put, ``steps`` makes many steps one program, ``kept`` keeps it, ``plan`` says how many of them are taken at once,
-``stopping`` what was best so far, ``checkpoint`` what a run needs to go on after a crash; ``run`` puts these together and ``loop``
-checks what the user handed in. ``objective`` is the loss of all the data as a function of one vector, and ``lbfgs`` finds its
-least value. ``lazy_rows`` is an optimizer whose steps see rows of ``tables`` only.
+``batches`` chooses the rows of a step, in the orders of ``orders``. ``columns`` contains arrays that are read in slices,
+``streams`` loaders that provide batches, and ``local`` combines rows of several processes. ``devices`` places rows on devices.
+``steps`` compiles many steps to one program, ``kept`` caches it, and ``plan`` chooses the number of steps per call. ``stopping``
+tracks the best state, and ``checkpoint`` stores what a run needs to continue after a crash. ``run`` combines these, and ``loop``
+checks the user's arguments. ``objective`` is the loss of all data as a function of one vector, and ``lbfgs`` minimizes it.
+``lazy_rows`` is an optimizer that updates only the batch's rows of ``tables``.
 """
 
 from numpyro_orthgp.training.columns import columns as columns

@@ -1,13 +1,13 @@
 """Which rows of the data a step sees, and how they are read from host memory.
 
-The rows of all steps are one endless sequence: the numbers 0..N-1 in an order drawn for epoch 0, then in one drawn for epoch 1, and
-so on. Step t takes the positions B t to B (t + 1) - 1, so it may span two epochs. Every epoch sees each row exactly once, and
-the row at any one position is uniformly distributed, which keeps minibatch losses unbiased. The order of an epoch depends on
-nothing but the seed and its number, so any step can be read without those before it.
+The rows of all steps are one endless sequence: the numbers 0..N-1 in a random order for epoch 0, then in another for epoch 1, and
+so on. Step t takes positions B t to B (t + 1) - 1, so it may span two epochs. Every epoch has each row exactly once, and the row
+at any one position is uniformly distributed, which keeps minibatch losses unbiased. The order of an epoch depends only on the
+seed and the epoch number.
 
-Orders are drawn by ``numpy.random.Philox`` (``training/orders.py``), so a run goes on from any step without replaying those before
-it, and processes agree on rows without talking. Batches run over the ends of epochs: a short last batch would either compile again
-or weigh its rows more.
+Orders are drawn by ``numpy.random.Philox`` (``training/orders.py``), so a run can continue from any step without replaying earlier
+ones, and processes agree on rows without communication. Batches cross the ends of epochs, because a short last batch would
+either need another compilation or give its rows more weight.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from numpyro_orthgp.training.orders import BlockOrder, Blocks, RowOrder, parts_o
 
 __all__ = ["Batch", "Batches", "as_arguments", "as_array", "check_range", "on_disk"]
 
-MAX_ROWS = 2**31 - 1  # whose numbers fit into JAX's int32
+MAX_ROWS = 2**31 - 1  # row numbers must fit into JAX's int32
 
-# Puts rows on devices, given their shape, dtype, batch axis, and what reads the part of them at an index.
+# Puts rows on devices, given their shape, dtype, batch axis, and a function that reads the rows at an index.
 Put = Callable[[tuple[int, ...], Any, int, Callable[[tuple[slice, ...]], np.ndarray]], jax.Array]
 
 
 class Batch(NamedTuple):
     """
-    :param data: rows of the data, as the user gave them.
-    :param rows: their numbers, shape (B,); None of a stream, which does not say them.
+    :param data: rows of the data, in the structure that the user gave.
+    :param rows: row numbers, shape (B,); ``None`` for a stream, whose row numbers are not known.
     """
 
     data: Any
@@ -44,22 +44,22 @@ class Batch(NamedTuple):
 
 
 def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of the model: a dict is keywords, a tuple is not."""
+    """Positional and keyword arguments of the model. A dict becomes keyword arguments, a tuple positional ones."""
     return ((), batch) if isinstance(batch, dict) else (tuple(batch), {})
 
 
 class Batches:
     """Data in host memory or on disk, cut into batches.
 
-    :param data: a tuple or dict of arrays with a first axis of length N; memory maps, and what has ``chunks`` as arrays of h5py and
-        zarr have, are read only where rows are needed.
-    :param batch_size: B; None or N for all the data at every step, in the order that they have.
-    :param seed: words that the orders are drawn from.
-    :param group_size: rows that follow each other and stay together, or ``None``.
-    :param shuffle: how blocks are shuffled; ``None`` for single rows where arrays are in memory or mapped.
+    :param data: a tuple or dict of arrays with a first axis of length N. Memory maps, and arrays with ``chunks`` (as in h5py and
+        zarr), are read only where rows are needed.
+    :param batch_size: B; ``None`` or N for all data at every step, in their own order.
+    :param seed: words that seed the orders.
+    :param group_size: number of consecutive rows that stay together, or ``None``.
+    :param shuffle: how blocks are shuffled; ``None`` shuffles single rows if arrays are in memory or mapped.
     :raises TypeError: for data that are not numeric arrays in a tuple or dict.
-    :raises ValueError: if first axes differ or are empty, ``batch_size`` is not one of 1..N, or numbers do not fit into the dtype
-        that JAX casts them to.
+    :raises ValueError: if first axes differ or are empty, ``batch_size`` is not in 1..N, or numbers do not fit into the dtype
+        to which JAX casts them.
     """
 
     is_stream = is_part = False
@@ -108,10 +108,10 @@ class Batches:
             )
         self.seed = seed
         self.order = self._order(shuffle)
-        self.end = 0  # of the positions that are wanted: none are read ahead unless it is said
+        self.end = 0  # of the positions needed; nothing is read ahead until it is set
         self._windows: dict[tuple[int, int], list[np.ndarray]] = {}
-        self._pool = ThreadPoolExecutor(1)  # has a thread once it is asked, and ends with this object
-        self._ahead: dict[tuple[int, int], Future[list[np.ndarray]]] = {}  # the window that is being read
+        self._pool = ThreadPoolExecutor(1)  # starts its thread on first use, and ends with this object
+        self._ahead: dict[tuple[int, int], Future[list[np.ndarray]]] = {}  # the window being read
 
     def _order(self, shuffle: Blocks | None) -> RowOrder | BlockOrder:
         if not (shuffle is None or isinstance(shuffle, Blocks)):
@@ -141,11 +141,11 @@ class Batches:
 
     @property
     def row_shapes(self) -> list[tuple[int, ...]]:
-        """Of each array, without the axis of rows."""
+        """Shape of each array without the axis of rows."""
         return [a.shape[1:] for a in self.arrays]
 
     def row_numbers(self, step: int, num: int) -> np.ndarray:
-        """Rows of ``num`` steps from ``step`` on, shape (num, B)."""
+        """Row numbers of ``num`` steps from ``step`` on, shape (num, B)."""
         return self._numbers(step * self.batch_size, (step + num) * self.batch_size).reshape(num, self.batch_size)
 
     def _numbers(self, start: int, stop: int) -> np.ndarray:
@@ -153,7 +153,7 @@ class Batches:
         return np.concatenate(rows) if rows else np.zeros(0, np.int32)
 
     def between(self, start: int, stop: int) -> tuple[list[np.ndarray], np.ndarray]:
-        """Of each array the rows at these positions of the endless sequence, and their numbers, shape (stop - start,)."""
+        """Rows of each array at these positions of the endless sequence, and row numbers, shape (stop - start,)."""
         numbers = self._numbers(start, stop)
         if isinstance(self.order, BlockOrder) and numbers.size:
             return self._from_blocks(start, stop), numbers
@@ -161,7 +161,7 @@ class Batches:
         return [np.asarray(a, d) for a, d in zip(wanted, self.dtypes, strict=True)], numbers
 
     def stacked(self, step: int, num: int, capacity: int, put: Put) -> Batch:
-        """Batches of ``num`` steps from ``step`` on, arrays of shape (capacity, B, ...) of which the rest is zeros."""
+        """Batches of ``num`` steps from ``step`` on, in arrays of shape (capacity, B, ...) filled up with zeros."""
         rows = self.row_numbers(step, num)
         gathered = None
         if isinstance(self.order, BlockOrder):
@@ -186,7 +186,7 @@ class Batches:
         return self._batch([*arrays, put((capacity, self.batch_size), np.int32, 1, numbers)])
 
     def _from_blocks(self, start: int, stop: int) -> list[np.ndarray]:
-        """Of each array the rows at these positions, shape (stop - start, ...)."""
+        """Rows of each array at these positions, shape (stop - start, ...)."""
         found = [
             [np.take(a, places, axis=0) for a in self._window(epoch, window)]
             for part in parts_of(start, stop, self.order.length)
@@ -196,10 +196,10 @@ class Batches:
         return [np.concatenate(p) if len(p) > 1 else p[0] for p in zip(*found, strict=True)]
 
     def _window(self, epoch: int, window: int) -> list[np.ndarray]:
-        """The blocks of a window; an error of the thread that reads is raised here."""
+        """The blocks of a window. An error in the reading thread is raised here."""
         key = (epoch, window)
         if key not in self._windows:
-            self._windows.clear()  # one is held, and one more may be read ahead
+            self._windows.clear()  # one window is held, and one more may be read ahead
             ahead, self._ahead = self._ahead, {}
             wait(ahead.values())  # files are read by one thread at a time
             blocks = self.order.blocks(epoch, window)  # type: ignore[union-attr]
@@ -207,7 +207,7 @@ class Batches:
         return self._windows[key]
 
     def _read_ahead(self, position: int) -> None:
-        """Let a thread read the window that comes after a position, unless no step wants it."""
+        """Let a thread read the window after a position, unless no step needs it."""
         key, end = self.order.window_at(position)  # type: ignore[union-attr]
         if key in self._windows:
             position = end
@@ -216,7 +216,7 @@ class Batches:
             self._ahead[key] = self._pool.submit(self._read_blocks, self.order.blocks(*key))  # type: ignore[union-attr]
 
     def _read_blocks(self, blocks: list[slice]) -> list[np.ndarray]:
-        """One after the other, all arrays of each."""
+        """Read the blocks one after the other, all arrays of each."""
         num = sum(block.stop - block.start for block in blocks)
         held = [np.empty((num, *a.shape[1:]), d) for a, d in zip(self.arrays, self.dtypes, strict=True)]
         start = 0
@@ -228,11 +228,11 @@ class Batches:
         return held
 
     def until(self, step: int) -> None:
-        """Say how many steps there will be, so that what they want may be read ahead."""
+        """Set the number of steps, so that their rows can be read ahead."""
         self.end = step * self.batch_size
 
     def everything(self, put: Put) -> Batch:
-        """All the data, in the order that they have."""
+        """All data, in their own order."""
         arrays = [
             put(a.shape, d, 0, lambda index, n=n, a=a, d=d: read_rows(n, a, d, index[0]))  # type: ignore[misc]
             for n, a, d in zip(self.names, self.arrays, self.dtypes, strict=True)
@@ -256,7 +256,7 @@ class Batches:
 
 
 def read_rows(name: str, array: Any, dtype: Any, rows: slice) -> np.ndarray:
-    """A slice of rows, cast; of what is read by slices this is where it is known whether numbers fit."""
+    """A slice of rows, cast. For arrays that are read in slices, numbers are checked here to fit the dtype."""
     part = array[rows]
     if isinstance(array, Column):
         check_range(name, part, dtype)
@@ -264,9 +264,9 @@ def read_rows(name: str, array: Any, dtype: Any, rows: slice) -> np.ndarray:
 
 
 def as_array(name: str, leaf: Any) -> Any:
-    """An array of rows of numbers: NumPy's, or a :class:`~numpyro_orthgp.training.columns.Column` of what is read by slices.
+    """A numeric array of rows: NumPy's, or a :class:`~numpyro_orthgp.training.columns.Column` if it is read in slices.
 
-    :raises TypeError: for what is none, has masked entries, or holds no numbers.
+    :raises TypeError: for other objects, masked entries, or entries that are not numbers.
     :raises ValueError: without a first axis.
     """
     if not is_lazy(leaf) and not hasattr(leaf, "__array__"):
@@ -285,7 +285,7 @@ def as_array(name: str, leaf: Any) -> Any:
 
 
 def check_range(name: str, array: Any, dtype: Any) -> None:
-    """Refuse integers that JAX would wrap around when it casts them, and numbers that it would make infinite."""
+    """Raise an error if JAX's cast would wrap integers around or make numbers infinite."""
     if (
         array.dtype == dtype
         or array.dtype.kind not in "fiu"
@@ -305,7 +305,7 @@ def check_range(name: str, array: Any, dtype: Any) -> None:
 
 
 def on_disk(array: np.ndarray) -> str | None:
-    """The file that a memory map, or a view of one, reads from; None for what is in memory."""
+    """The file of a memory map, or of a view of one; ``None`` for arrays in memory."""
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap):
             return None if array.filename is None else str(array.filename)

@@ -1,10 +1,9 @@
-"""Files from which a run goes on: written in one piece or not at all, and refused if they are another run's.
+"""Checkpoint files. They are written atomically, and refused if they belong to another run.
 
-A file is an ``npz`` without pickled objects: the leaves of the state and of the best state so far, the losses, and a header in
-JSON with the step, the scores of windows and a fingerprint of the run.
+A file is an ``npz`` without pickled objects. It contains the leaves of the state and of the best state so far, the losses, and a
+JSON header with the step, the scores of windows and a fingerprint of the run: all that later steps depend on.
 
-Writing is tried out before the first step, if there is no file yet; a file that cannot be written later is a warning, not the
-end of the fit. A file holds all that later steps depend on.
+If there is no file yet, writing is tested before the first step. If a later write fails, the fit warns and continues.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from numpyro_orthgp.training.stopping import Windows
 
 __all__ = ["Snapshot", "dump", "load", "mark_in", "prepare", "read", "write"]
 
-FORMAT = 2  # 1 did not say which data and which program it was of
+FORMAT = 2  # 1 did not record data and program
 
 
 class Snapshot(NamedTuple):
-    """Where a run stands after ``step`` steps."""
+    """The state of a run after ``step`` steps."""
 
     step: int
     state: Any
@@ -55,7 +54,7 @@ def dump(snapshot: Snapshot, losses: np.ndarray, mark: dict[str, Any]) -> bytes:
 
 
 def mark_in(content: bytes) -> Any:
-    """What a source's batch before the file's step was known by."""
+    """The mark of the source's last batch before the file's step."""
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         return json.loads(str(file["header"]))["fingerprint"].get("last batch")
 
@@ -65,12 +64,12 @@ def load(
 ) -> tuple[Snapshot, np.ndarray]:
     """The inverse of :func:`dump`.
 
-    :param name: of the file, for messages.
+    :param name: name of the file, for messages.
     :param like: a state of the same structure.
-    :param mark: the fingerprint that it must have.
-    :param anyway: whether other data and another program are no reason to refuse it.
+    :param mark: the required fingerprint.
+    :param anyway: whether to accept other data and another program.
     :return: the run, and its losses.
-    :raises ValueError: if the bytes are not a checkpoint, or one of a run with another fingerprint.
+    :raises ValueError: if the bytes are not a checkpoint, or belong to a run with another fingerprint.
     """
     leaves, tree = jax.tree.flatten(like)
     with _damaged(name):
@@ -106,7 +105,7 @@ def load(
 def _damaged(name: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # of the many that a zip file or its arrays raise if bytes have changed
+    except Exception as error:  # damaged zip files and arrays raise many kinds of errors
         raise ValueError(
             f"`checkpoint` {name} is damaged or was not written by `fit` ({type(error).__name__}: {error}). Delete it, or pass "
             "resume=False to begin anew and overwrite it."
@@ -114,7 +113,7 @@ def _damaged(name: str) -> Iterator[None]:
 
 
 def _plain(x: Any) -> np.ndarray:
-    """In a dtype that NumPy can store: others, such as bfloat16, as integers of the same size."""
+    """The array in a dtype that NumPy can store. Others, such as bfloat16, become integers of the same size."""
     array = to_host(x)
     return array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array
 
@@ -131,9 +130,9 @@ def _temporary(path: Path) -> Path:
 
 
 def prepare(path: Path) -> None:
-    """Make the folder and try to write there, rather than fail after an hour; remove what a crash while writing may have left.
+    """Make the folder and test writing now, not after an hour. Remove what a crash during writing may have left.
 
-    A file that is there may be all that is wanted of a folder that cannot be written any more.
+    A folder that cannot be written is accepted if the file already exists: reading it may be enough.
 
     :raises ValueError: if ``path`` is itself a folder, or can neither be read nor written.
     """
@@ -150,15 +149,15 @@ def prepare(path: Path) -> None:
 
 
 def _is_file(path: Path) -> bool:
-    with suppress(OSError):  # of a name that is too long
+    with suppress(OSError):  # the name may be too long
         return path.is_file()
     return False
 
 
 def read(path: Path) -> bytes | None:
-    """The file's content, None if there is none.
+    """The file's content; ``None`` if there is no file.
 
-    :raises ValueError: if it may not be read.
+    :raises ValueError: if the file cannot be read.
     """
     try:
         return path.read_bytes()
@@ -169,7 +168,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace the file at once: whoever looks, at whatever time, finds the old one or the new one, whole."""
+    """Replace the file atomically: at any time a reader finds the complete old or new file."""
     temporary = _temporary(path)
     try:
         with open(temporary, "wb") as file:
@@ -179,7 +178,7 @@ def write(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    with suppress(OSError):  # not every system lets a folder be opened; then the new name may be lost with the power
+    with suppress(OSError):  # some systems cannot open a folder; there a power failure may lose the new name
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

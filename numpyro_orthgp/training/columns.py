@@ -1,7 +1,7 @@
-"""Arrays that are read where rows are needed: datasets of h5py, arrays of zarr, columns of parquet and arrow tables.
+"""Lazy arrays, read only where rows are needed: h5py datasets, zarr arrays, columns of parquet and arrow tables.
 
-One is known by its ``chunks``, as h5py, zarr and dask have it; beside that it needs ``shape``, ``dtype`` and slices of rows. What
-reads fast is a slice, so batches of these come in block shuffles (``training/orders.py``).
+An array is lazy if it has ``chunks``, as in h5py, zarr and dask. It also needs ``shape``, ``dtype`` and slices of rows. Slices
+are fast to read, so batches of lazy arrays come from block shuffles (``training/orders.py``).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ HELD, HELD_BYTES = 64, 2**27
 
 
 def is_lazy(leaf: Any) -> bool:
-    """Whether an array is to be read by slices."""
+    """Whether an array is read in slices."""
     return not isinstance(leaf, np.ndarray) and all(hasattr(leaf, name) for name in ("chunks", "shape", "dtype"))
 
 
 class Column:
-    """An array of which slices of rows are read, and nothing else.
+    """An array that is read only in slices of rows.
 
-    :param leaf: h5py's, zarr's, or another with ``shape``, ``dtype``, ``chunks`` and slices.
+    :param leaf: an array of h5py, zarr or another library, with ``shape``, ``dtype``, ``chunks`` and slices.
     """
 
     def __init__(self, leaf: Any) -> None:
@@ -43,21 +43,21 @@ class Column:
 
     @property
     def chunk(self) -> int:
-        """Rows that are stored together."""
+        """Number of rows that are stored together."""
         first = self.leaf.chunks[0] if self.leaf.chunks else 1
         return max(1, int(np.max(first)))
 
     @property
     def file(self) -> str | None:
-        """Of h5py and parquet, the file that it is in."""
+        """The array's file, for h5py and parquet."""
         name = getattr(getattr(self.leaf, "file", None), "filename", getattr(self.leaf, "filename", None))
         return name if isinstance(name, str) and os.path.exists(name) else None
 
 
 def rows_of(leaf: Any, rows: Any = None) -> np.ndarray:
-    """Rows of an array, read in slices where it is lazy.
+    """Rows of an array. A lazy array is read in slices.
 
-    :param rows: a slice or sorted numbers; by default all of them.
+    :param rows: a slice or sorted row numbers; by default all rows.
     """
     if not is_lazy(leaf):
         return np.asarray(leaf) if rows is None else np.asarray(leaf[rows])
@@ -68,13 +68,13 @@ def rows_of(leaf: Any, rows: Any = None) -> np.ndarray:
     rows = np.asarray(rows)
     if not rows.size:
         return column[:0]
-    # Few slices, of about as many rows as are stored together, and from each the rows that are wanted.
+    # Reads few slices, each about as long as the rows stored together, and takes the wanted rows from each.
     pieces = np.split(rows, np.flatnonzero(np.diff(rows // max(column.chunk, 1024))) + 1)
     return np.concatenate([column[int(p[0]) : int(p[-1]) + 1][p - p[0]] for p in pieces])
 
 
 def default_blocks(arrays: Sequence[Any], size: int | None, held: int | None) -> tuple[int, int]:
-    """Rows of a block and blocks in memory, where the user did not say."""
+    """Default number of rows in a block, and of blocks in memory."""
     num_rows = max(1, len(arrays[0]))
     row_bytes = max(1, sum(a.nbytes for a in arrays) // num_rows)
     if size is None:
@@ -85,7 +85,7 @@ def default_blocks(arrays: Sequence[Any], size: int | None, held: int | None) ->
 
 
 def columns(table: Any, **names: str | Sequence[str]) -> dict[str, Any]:
-    """Columns of a parquet file or of an arrow table as ``data`` for a fit, read where rows are needed.
+    """Columns of a parquet file or an arrow table, as ``data`` for a fit. They are read only where rows are needed.
 
     ::
 
@@ -93,16 +93,16 @@ def columns(table: Any, **names: str | Sequence[str]) -> dict[str, Any]:
         data = ogp.training.columns(file, X=["a", "b"], y="y")  # arguments of the model: X and y
         result = ogp.fit(svi, rng_key, data, batch_size=1024, num_epochs=10, N=len(data["y"]), Z=Z)
 
-    Row groups of a parquet file are what is read at once: blocks of a block shuffle are as long as the longest of them. Write row
-    groups of some ten thousand rows; with one of a million rows, 64 of them are too much to hold.
+    A parquet file is read in whole row groups. Blocks of a block shuffle are as long as the longest row group. Write row groups of
+    some ten thousand rows: 64 row groups of a million rows do not fit into memory.
 
-    :param table: a ``pyarrow.parquet.ParquetFile``, its path, a list of paths whose rows follow each other, or a
-        ``pyarrow.Table``, which may be of a memory map. Needs pyarrow.
-    :param names: for each argument of the model the name of its column, shape (N,), or a list of names, shape (N, number).
+    :param table: a ``pyarrow.parquet.ParquetFile``, its path, a list of paths whose rows are concatenated, or a
+        ``pyarrow.Table``, which may be memory-mapped. Needs pyarrow.
+    :param names: for each argument of the model, the name of its column, shape (N,), or a list of names, shape (N, number).
     :return: lazy arrays by argument, with ``shape``, ``dtype``, ``chunks`` and slices.
     :raises ImportError: without pyarrow.
-    :raises TypeError: for other objects, or columns that hold no numbers.
-    :raises ValueError: for columns that are not there; when rows are read, for missing values.
+    :raises TypeError: for other objects, or columns that are not numeric.
+    :raises ValueError: for columns that do not exist; when rows are read, for missing values.
     """
     reader = _Reader(table)
     wanted = {name: [given] if isinstance(given, str) else list(given) for name, given in names.items()}
@@ -118,7 +118,7 @@ def columns(table: Any, **names: str | Sequence[str]) -> dict[str, Any]:
 
 
 class _Reader:
-    """Slices of the rows of files or of a table, of which the last is kept: several arguments of the model read the same."""
+    """Reads slices of rows from files or a table. Keeps the last slice, since several arguments of the model read the same one."""
 
     def __init__(self, table: Any) -> None:
         try:

@@ -1,8 +1,8 @@
-"""Where batches and states are put: on one device, or on those of a mesh, be it of one process or of several.
+"""Places batches and states on one device, or on the devices of a mesh, in one process or several.
 
-Several devices are JAX's matter: batches are sharded along their rows, states replicated, and XLA adds up what is to be added.
-Everything that decides something (losses, metrics, the content of a checkpoint) is the first process's, or equal in all.
-Metrics and callbacks see arrays of their own process, as does whoever uses the result.
+JAX handles several devices: batches are sharded along their rows, states are replicated, and XLA adds up the parts of sums.
+Everything that decisions depend on (losses, metrics, the content of a checkpoint) comes from the first process, or is equal in
+all. Metrics, callbacks and results have arrays of their own process.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ __all__ = ["Devices", "from_host", "gathered", "to_host", "together"]
 
 
 class Devices:
-    """The default device, or a mesh all of whose axes divide the rows of a batch, each device having a copy of the state.
+    """The default device, or a mesh. All axes of the mesh divide the rows of a batch, and each device has a copy of the state.
 
-    :param mesh: None for the default device.
-    :param by_process: whether each process has rows of its own.
+    :param mesh: ``None`` for the default device.
+    :param by_process: whether each process has its own rows.
     :raises TypeError: if ``mesh`` is something else.
-    :raises ValueError: if rows of a process's own have no device.
+    :raises ValueError: if a process has its own rows but no device.
     """
 
     def __init__(self, mesh: Mesh | None, by_process: bool = False) -> None:
         if not (mesh is None or isinstance(mesh, Mesh)):
             raise TypeError(f"`mesh` must be a jax.sharding.Mesh; got {type(mesh).__name__}.")
-        # Axes are `Auto`: models are written for arrays that do not say how they are sharded.
+        # Axes are `Auto`: models are written for arrays without explicit sharding.
         self.mesh = mesh and Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
         if by_process:
             self.mesh = _by_process(mesh)
         self.was_interrupted = False
         self.is_distributed = mesh is not None and len({d.process_index for d in mesh.devices.flat}) > 1
-        # How a state is laid out: one sharding, or a tree of them. Of several processes each has all of it, for its own use.
+        # Layout of a state: one sharding, or a tree of them. With several processes, each has the whole state for its own use.
         self.of_state: Any = self.replicated
         self.is_first = not self.is_distributed or jax.process_index() == 0
 
     def check_shares(self, batch_size: int, is_full: bool) -> None:
-        """Refuse batches that the devices of the mesh cannot share evenly.
+        """Check that the devices of the mesh can share a batch evenly.
 
         :param is_full: whether a batch is all the data.
-        :raises ValueError: if so.
+        :raises ValueError: if they cannot.
         """
         if self.mesh is not None and batch_size % self.mesh.size:
             got = f"all N = {batch_size} rows" if is_full else batch_size
@@ -61,38 +61,38 @@ class Devices:
 
     @property
     def replicated(self) -> NamedSharding | None:
-        """Sharding of what every device has a copy of; None on the default device."""
+        """Sharding for arrays that every device has a copy of; ``None`` on the default device."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
     def put_rows(self, shape: tuple[int, ...], dtype: Any, axis: int, read: Callable[[Any], np.ndarray]) -> jax.Array:
-        """An array whose rows, along ``axis``, are shared out; ``read`` is asked for the rows of this process only."""
+        """An array that is sharded by rows along ``axis``. ``read`` is called only for the rows of this process."""
         if self.mesh is None:
             return jnp.asarray(read((slice(None),) * len(shape)), dtype)
         spec = PartitionSpec(*[None] * axis, self.mesh.axis_names)
         return jax.make_array_from_callback(shape, NamedSharding(self.mesh, spec), read)
 
     def put_state(self, state: Any) -> Any:
-        """The state, copied to every device, or shared out where ``of_state`` says so."""
+        """The state, copied to every device, or sharded as ``of_state`` says."""
         return state if self.mesh is None else jax.device_put(state, self.of_state)
 
     def local(self, state: Any) -> Any:
-        """The state as ordinary arrays of this process, which mix with any others."""
+        """The state as ordinary arrays of this process, which can be combined with any others."""
         return state if self.mesh is None else jax.tree.map(lambda x: from_host(to_host(x), x), state)
 
     def agree(self, value: float) -> float:
-        """The first process's value, in all of them: what they decide from it must not differ by rounding."""
+        """The first process's value, in all processes, so that rounding cannot lead to different decisions."""
         if not self.is_distributed:
             return value
-        words = np.asarray([value], np.float64).view(np.uint32)  # float64 would not get through where JAX has 32 bits
+        words = np.asarray([value], np.float64).view(np.uint32)  # JAX with 32 bits would round a float64
         return float(np.asarray(multihost_utils.broadcast_one_to_all(words), np.uint32).view(np.float64)[0])
 
     def check_equal(self, make: Callable[[], str], num_rows: int, are_own: bool = False) -> None:
-        """Refuse processes whose data differ, of which each would take the rows of a batch from its own.
+        """Check that all processes have equal data: each reads its share of a batch from its own data.
 
-        :param make: what must be equal, in a few words.
+        :param make: returns a short text that must be equal in all processes.
         :param num_rows: N, for the message.
-        :param are_own: whether the rows of each are its own.
-        :raises ValueError: in all processes, if it is not.
+        :param are_own: whether each process has its own rows.
+        :raises ValueError: in all processes, if texts differ.
         """
         if not self.is_distributed:
             return
@@ -112,7 +112,7 @@ class Devices:
         )
 
     def together(self, make: Callable[[], Any]) -> Any:
-        """:func:`together`, which Ctrl-C in any process ends too."""
+        """:func:`together`; Ctrl-C in any process also ends it."""
 
         def made() -> Any:
             if self.was_interrupted:
@@ -123,9 +123,9 @@ class Devices:
 
     @contextmanager
     def interrupts_wait(self) -> Iterator[None]:
-        """Ctrl-C waits for the next :meth:`together`, where all processes end: between two of them the others would wait for ever.
+        """Ctrl-C waits for the next :meth:`together`, where all processes end. If one ended earlier, the others would wait forever.
 
-        A second one does not wait.
+        A second Ctrl-C does not wait.
         """
         if not (self.is_distributed and threading.current_thread() is threading.main_thread()):
             yield
@@ -142,14 +142,14 @@ class Devices:
             signal.signal(signal.SIGINT, before)
 
     def of_first(self, make: Callable[[], Any]) -> Any:
-        """What the first process makes, in all of them: something that JSON can hold."""
+        """The value that ``make`` returns in the first process, in all processes. It must be JSON-serializable."""
         if not self.is_distributed:
             return make()
         content = self.share(self.together(lambda: json.dumps(make()).encode() if self.is_first else None))
         return json.loads(content or b"null")
 
     def share(self, content: bytes | None) -> bytes | None:
-        """The first process's bytes, in all of them."""
+        """The first process's bytes, in all processes."""
         if not self.is_distributed:
             return content
         size = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if content is None else len(content))))
@@ -160,7 +160,7 @@ class Devices:
 
 
 def _by_process(mesh: Mesh | None) -> Mesh:
-    """All its devices, with an axis for the processes that they belong to and one within these."""
+    """A mesh of the same devices, with one axis for processes and one for the devices of a process."""
     num = jax.process_count()
     devices = [] if mesh is None else sorted(mesh.devices.flat, key=lambda d: (d.process_index, d.id))
     if [d.process_index for d in devices] != [i for i in range(num) for _ in range(len(devices) // num)] or not devices:
@@ -172,7 +172,7 @@ def _by_process(mesh: Mesh | None) -> Mesh:
 
 
 def gathered(text: str) -> list[str]:
-    """Texts of all processes, in each of them."""
+    """The texts of all processes, in each process."""
     content = text.encode()
     size = int(np.max(multihost_utils.process_allgather(np.int32(len(content)))))
     found = multihost_utils.process_allgather(np.frombuffer(content.ljust(size), np.uint8))
@@ -180,10 +180,10 @@ def gathered(text: str) -> list[str]:
 
 
 def together(make: Callable[[], Any]) -> Any:
-    """What ``make`` returns, unless it raises in any process: then all raise, where they would else wait for it for ever.
+    """Return ``make()``. If it raises in one process, all raise; otherwise the others would wait forever.
 
-    :raises KeyboardInterrupt: if it is that what another process raised.
-    :raises RuntimeError: if it is anything else.
+    :raises KeyboardInterrupt: if another process raised it.
+    :raises RuntimeError: if another process raised any other error.
     """
     error, result = None, None
     try:
@@ -208,13 +208,13 @@ def _is_key(x: Any) -> bool:
 
 
 def to_host(x: Any) -> np.ndarray:
-    """An array that every device has whole, in NumPy; of a typed PRNG key, its words."""
+    """A replicated array as a NumPy array; for a typed PRNG key, its words."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         x = x.addressable_data(0)
     return np.asarray(jax.random.key_data(x) if _is_key(x) else x)
 
 
 def from_host(array: np.ndarray, like: Any) -> jax.Array:
-    """The inverse of :func:`to_host`, ``like`` being of the kind wanted."""
+    """The inverse of :func:`to_host`. The result is of the same kind as ``like``."""
     x = jnp.asarray(array)
     return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like)) if _is_key(like) else x

@@ -1,4 +1,4 @@
-"""Short names for what arrays hold: equal names, equal contents."""
+"""Digests of array contents: equal digests mean equal contents."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from numpyro_orthgp.training.columns import Column
 __all__ = ["digest", "digest_of_array", "digest_of_data"]
 
 PIECE = 2**24  # bytes that one thread digests at a time
-LARGE = 2**28  # bytes of a memory map of which only some rows are read
-ROWS = 1024  # of these
-SLICE = 64  # rows that are read at once where only slices are
+LARGE = 2**28  # bytes; of a larger memory map only some rows are read
+ROWS = 1024  # number of these rows
+SLICE = 64  # rows read at once from arrays that are read in slices
 
 
 def digest(content: bytes | np.ndarray) -> str:
-    """Of bytes, 32 hexadecimal digits."""
+    """Digest of bytes, 32 hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def digest_of_array(array: np.ndarray, dtype: Any = None) -> str:
-    """Of all entries, with shape and dtype.
+    """Digest of all entries, shape and dtype.
 
-    Threads share the pieces of a large array, since hashing is slower than memory.
+    Several threads hash the pieces of a large array, since hashing is slower than reading memory.
 
-    :param dtype: to cast to before; by default the array's own.
+    :param dtype: dtype to cast to first; by default the array's own.
     """
     dtype = array.dtype if dtype is None else np.dtype(dtype)
     rows = array.reshape(1) if array.ndim == 0 else array
@@ -51,10 +51,10 @@ def digest_of_array(array: np.ndarray, dtype: Any = None) -> str:
 
 
 def digest_of_data(array: Any, dtype: Any) -> str:
-    """Of an array of the data: all of it, but of more than 256 MiB on disk 1024 rows, with the file's size and time if it has one.
+    """Digest of an array of the data: of all rows, or, above 256 MiB on disk, of 1024 rows and the file's size and time, if any.
 
     :param array: NumPy's, or a :class:`~numpyro_orthgp.training.columns.Column`.
-    :param dtype: that JAX casts to.
+    :param dtype: the dtype to which JAX casts.
     """
     is_column = isinstance(array, Column)
     file = array.file if is_column else on_disk(array)

@@ -1,8 +1,9 @@
-"""What tells a run from others: two runs with the same fingerprint solve the same problem in the same steps.
+"""Fingerprints of runs: two runs with the same fingerprint solve the same problem in the same steps.
 
-It is of what must not change: the data, and the program, which is a digest of the loss's dataflow with sums in any order and
-without the optimizer (``training/program.py``). The learning rate may change, as the likely fix after divergence. Starting
-values are compared to 1e-3 and warned of only, as k-means on a GPU is not repeatable to the bit.
+A fingerprint covers what must not change: the data and the program. The program's digest is of the loss's dataflow, without the
+optimizer and regardless of the order of sums (``training/program.py``). The learning rate may change: that is the likely fix
+after divergence. Starting values are compared to 1e-3 and differences give only a warning, as k-means on a GPU is not bitwise
+repeatable.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from numpyro_orthgp.training.steps import update_of
 
 __all__ = ["check_same", "fingerprint", "sample_of"]
 
-# Said as they are, and then nothing of what follows from them.
+# If any of these differ, the message names them with both values, and omits differences that follow from them.
 PLAIN = ("N", "batch_size", "group_size", "blocks", "seed", "every", "score", "data", "state")
 FEW = 16  # rows that processes compare
-TOLERANCE = 1e-3  # of starting values: where they are computed from data not all devices repeat the last bits
+TOLERANCE = 1e-3  # of starting values: if they are computed from data, not all devices repeat the last bits
 
 
 def fingerprint(
@@ -42,16 +43,16 @@ def fingerprint(
     starts: bool,
     values: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What must be equal in two runs for one to go on from the other.
+    """What must be equal in two runs, so that one can continue the other.
 
-    The optimizer counts by the shapes of its state only: its rates may change.
+    Of the optimizer only the shapes of its state count: its rates may change.
 
-    :param state: that the run starts from.
+    :param state: the state at the start of the run.
     :param kwargs: further keyword arguments of model and guide.
     :param window: steps in a window of early stopping.
-    :param score: what a window is judged by.
-    :param starts: whether the state is one that ``svi.init`` made.
-    :param values: digests of the data; by default they are made here.
+    :param score: how a window is scored.
+    :param starts: whether ``svi.init`` made the state.
+    :param values: digests of the data; by default they are computed here.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     arrays = list(zip(batches.names, batches.arrays, batches.dtypes, strict=True))
@@ -72,7 +73,7 @@ def fingerprint(
         "score": score,
         "data": [f"{name}: {dtype}{list(a.shape[1:])}" for name, a, dtype in arrays],
         "state": [f"{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves],
-        # Of a stream the first batch: of later ones `Streamed.mark`.
+        # For a stream this covers the first batch; `Streamed.mark` covers later ones.
         "values": values or {name: digest_of_data(a, dtype) for name, a, dtype in arrays},
         "operations": program.operations,
         "constants": program.constants,
@@ -83,7 +84,7 @@ def fingerprint(
 
 
 def sample_of(batches: Feed) -> str:
-    """What processes must agree on, cheap: numbers of rows, dtypes, the key's words and, as a digest, a few rows of the data."""
+    """What processes must agree on, computed cheaply: row counts, dtypes, the key's words and a digest of a few rows."""
     parts = [f"batch_size={batches.batch_size}, key {batches.seed}"]
     for name, array, dtype in zip(batches.names, batches.arrays, batches.dtypes, strict=True):
         parts.append(f"{name}: {dtype}{list(array.shape[1:])}")
@@ -94,12 +95,12 @@ def sample_of(batches: Feed) -> str:
 
 
 def check_same(name: str, found: dict[str, Any], wanted: dict[str, Any], anyway: bool = False) -> None:
-    """Refuse a run to go on from a file of another one.
+    """Raise an error if a run would continue from another run's file.
 
-    :param name: of the file.
+    :param name: name of the file.
     :param found: the file's fingerprint.
-    :param anyway: whether other data and another program are no reason to, but to a warning.
-    :raises ValueError: naming what differs.
+    :param anyway: whether other data and another program give only a warning.
+    :raises ValueError: if something differs. The message names it.
     """
     differences = [text for key in PLAIN if (text := _difference(key, found.get(key), wanted.get(key)))]
     same_shapes = not differences
@@ -160,7 +161,7 @@ def _of_program(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # a copy that was not installed
+    except PackageNotFoundError:  # not installed
         return "unknown"
 
 
@@ -172,7 +173,7 @@ def _in_words(x: Any) -> str:
 
 
 def _summary(params: Any) -> dict[str, list[float]]:
-    """Of each parameter its size and a projection onto a fixed direction, which hardly any change leaves as it is."""
+    """Size of each parameter and its projection onto a fixed direction, which nearly every change alters."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     found = {}
     for path, leaf in leaves:

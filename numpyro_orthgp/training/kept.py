@@ -1,10 +1,10 @@
-"""Compiled programs that are kept, so that a fit that goes on, grows or begins anew does not compile anew.
+"""A cache of compiled programs. A fit that continues, grows or starts again does not compile again.
 
-``jit`` keeps programs by the function that it is given, and each call of ``fit`` makes a new one. Here a program is known by what
-it does: JAX traces it (a fifth of a second), its numbers and arrays become arguments, and what is left gets a digest
-(:mod:`~numpyro_orthgp.training.program`). Programs with equal digests are one function of their arguments. So the number of rows,
-rates and values may change, which stand as numbers in the traced program itself. Numbers in loops and branches within it count as
-part of it, and so do 0, 1, -1 and infinity, which compilers make use of.
+``jit`` caches programs by function, and each call of ``fit`` makes a new function. Here a program is identified by its content:
+JAX traces it (a fifth of a second), its numbers and arrays become arguments, and the rest gets a digest
+(:mod:`~numpyro_orthgp.training.program`). Programs with equal digests are the same function of their arguments. So the number of
+rows, rates and values may change: they are numbers in the traced program itself. Numbers in its loops and branches are part of
+the digest, and so are 0, 1, -1 and infinity, which compilers use for simplifications.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpyro_orthgp.training.program import Unnamed, exact_digest
 
 __all__ = ["MOST_KEPT", "Traced", "compiled", "run_checked", "traced"]
 
-MOST_KEPT = 64  # programs, of which those used last stay
+MOST_KEPT = 64  # programs; those used last stay
 
 _kept: OrderedDict[Hashable, Any] = OrderedDict()
 
@@ -33,10 +33,10 @@ _kept: OrderedDict[Hashable, Any] = OrderedDict()
 class Traced(NamedTuple):
     """A function whose numbers are arguments.
 
-    :param key: equal for equal functions; None if that cannot be known, as of a callback to Python.
-    :param leaves: from numbers and the function's own arguments to the arrays that it returns.
+    :param key: equal for equal functions; ``None`` if equality cannot be known, such as with a callback to Python.
+    :param leaves: maps numbers and the function's own arguments to the arrays that it returns.
     :param numbers: arrays and numbers that were constants.
-    :param tree: the structure of what the function returns.
+    :param tree: the structure of the function's result.
     """
 
     key: str | None
@@ -70,8 +70,7 @@ def traced(function: Callable[..., Any], *args: Any) -> Traced:
 
 
 def run_checked(function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)`` as one program, whose values are checked as they would be without ``jit``, but at its end. It is compiled
-    to run once.
+    """Run ``function(*args)`` as one program, compiled to run once. Its values are checked as without ``jit``, but at the end.
 
     :param args: pytrees of arrays.
     """
@@ -83,9 +82,9 @@ def run_checked(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def compiled(key: Hashable | None, make: Callable[[], Any]) -> Any:
-    """What ``make`` returned when it was called first with this key.
+    """The result of the first call of ``make`` with this key.
 
-    :param key: None for what is not kept.
+    :param key: ``None`` to keep nothing.
     """
     if key is None:
         return make()
@@ -98,7 +97,7 @@ def compiled(key: Hashable | None, make: Callable[[], Any]) -> Any:
 
 
 def _with_numbers_as_arguments(closed: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, list[Any]]:
-    """The program with its constants as first arguments, and these."""
+    """The program with its constants as first arguments, and the constants."""
     jaxpr = closed.jaxpr
     numbers, invars = list(closed.consts), list(jaxpr.constvars)
 
@@ -121,7 +120,7 @@ def _may_differ(value: Any) -> bool:
 
 
 def _uncommitted(x: Any) -> Any:
-    """As a constant it could go to any device."""
+    """The array, not committed to a device, as a constant would be."""
     if isinstance(x, jax.Array) and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and x.committed:
         return np.asarray(x)
     return x

@@ -1,12 +1,12 @@
-"""The optimizer that steps, of parameters that every row of the data has for itself, those of the rows of a batch only.
+"""The optimizer that updates parameters of single rows only for the rows of the batch.
 
-The gradient by a table of N rows is zero but for the B rows of the batch, and yet automatic differentiation makes all of it, and
-Adam steps all of it, so a step grows with N. Here rows are taken out of the table before the loss is differentiated and put
-back after the step, in place within the loop of ``fit``; so are the rows of what the optimizer remembers.
+The gradient with respect to a table of N rows is zero except for the B rows of the batch. Automatic differentiation and Adam still
+process all N rows, so the cost of a step grows with N. Here rows are taken out of the table before the loss is differentiated and
+put back after the step, in place within the loop of ``fit``. Rows of the optimizer's state are treated in the same way.
 
-**A row has an optimizer of its own**, which counts its own steps. With one count for all, as in SparseAdam of PyTorch and LazyAdam
-of TensorFlow, the bias of the moments is taken for corrected when a row is seen first: Adam's step would be 3 times as long as
-its rate then, and up to 6.5 times in the next steps. Schedules count the steps of the fit.
+**Each row has its own optimizer**, which counts its own steps. With one count for all, as in PyTorch's SparseAdam and TensorFlow's
+LazyAdam, the bias of the moments counts as corrected when a row is seen first. Adam's first step would then be 3 times as long as
+its rate, and the next steps up to 6.5 times. Schedules count the steps of the fit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from numpyro_orthgp.types import Array
 
 __all__ = ["LazyRows", "bytes_of_tables", "lazy_rows", "params_have_nan", "rows_of", "sharding_of"]
 
-# Of an optimizer's state what counts the steps of the fit, whatever rows they see.
+# Parts of an optimizer's state that count the steps of the fit, whatever rows these see.
 _SCHEDULES = (optax.ScaleByScheduleState,)
 _INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 
@@ -37,7 +37,7 @@ _INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 def lazy_rows(
     others: optax.GradientTransformation | _NumPyroOptim, rows: optax.GradientTransformation | None = None
 ) -> LazyRows:
-    r"""An optimizer for :func:`fit` whose steps cost the same whatever the number of rows that have parameters of their own.
+    r"""An optimizer for :func:`fit` whose cost per step does not grow with the number of rows that have their own parameters.
 
     ::
 
@@ -51,19 +51,19 @@ def lazy_rows(
         svi = SVI(model, guide, lazy_rows(optax.adam(1e-2), rows=optax.adam(5e-2)), TraceMeanField_ELBO())
         result = fit(svi, key, (Y,), batch_size=256, num_epochs=20)
 
-    Means and scales of latent inputs are tables of N rows, of which a step sees B. Of these it takes gradients, and it steps these;
-    the others stay where they are, with all that the optimizer knows of them. Every row has an optimizer of its own, so Adam's
-    moments and their correction for bias follow the steps that this row has taken: with :math:`t_n` of them,
+    Means and scales of latent inputs are tables of N rows, and a step sees B of them. It computes gradients for these rows and
+    updates only them. Other rows and their optimizer states do not change. Every row has its own optimizer, so Adam's moments and
+    their bias correction follow the steps that this row has taken. After :math:`t_n` steps of row n,
 
     .. math:: x_n \leftarrow x_n - \eta \frac{m_n / (1 - \beta_1^{t_n})}{\sqrt{v_n / (1 - \beta_2^{t_n})} + \epsilon}.
 
-    Where a step sees all rows this is Adam. On minibatches it is not: Adam also moves rows that are not in the batch, along what is
-    left of their last gradients, and lets their moments decay. Schedules of optax count the steps of the fit. What looks at
-    several entries at once, such as clipping by a norm, looks at one row.
+    If a step sees all rows, this is Adam. On minibatches it is not: Adam also moves rows outside of the batch, along the rest of
+    their last gradients, and lets their moments decay. Schedules of optax count the steps of the fit. Transformations that combine
+    several entries, such as clipping by a norm, combine the entries of one row.
 
     Tables are ``numpyro.param`` sites with ``event_dim`` inside the plate of the data: those of :func:`latent_inputs` under
     :class:`AutoSparseGP`, those of random effects of single rows under it or ``AutoNormal``, and your own, in model or
-    guide. A parameter that has N rows and is none of these is warned of, and stepped as a whole.
+    guide. For any other parameter with N rows there is a warning, and it is updated as a whole.
 
     >>> import jax, jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -82,13 +82,13 @@ def lazy_rows(
     >>> int((result.params["X_scale"] != 0.3).sum())  # rows of three batches
     12
 
-    :param others: optimizer, of optax or ``numpyro.optim``, of all other parameters; :func:`natural_gradient` too. Where that takes
-        a step back, rows wait.
-    :param rows: optimizer of optax for each row; by default ``others``. A row takes one step an epoch, so it likes a larger rate:
-        five times that of ``others``, say.
-    :return: an optimizer for ``SVI``. Its states begin and go on within ``fit``, which knows the rows of a batch.
-    :raises TypeError: if they are no such optimizers.
-    :raises ValueError: from ``fit``, if no parameter is a table; if one is also read outside of the plate, or its constraint
+    :param others: optimizer for all other parameters, from optax or ``numpyro.optim``, or :func:`natural_gradient`. When
+        :func:`natural_gradient` takes a step back, rows wait.
+    :param rows: optax optimizer for each row; by default ``others``. A row takes one step per epoch, so use a larger rate, such as
+        five times that of ``others``.
+    :return: an optimizer for ``SVI``. It works only within ``fit``, which knows the rows of a batch.
+    :raises TypeError: if ``others`` or ``rows`` are not such optimizers.
+    :raises ValueError: from ``fit``, if no parameter is a table, a table is also read outside of the plate, or its constraint
         differs from row to row; from ``SVI.init`` and ``SVI.update`` outside of ``fit``.
     """
     rows = others if rows is None else rows
@@ -103,10 +103,10 @@ def lazy_rows(
 @dataclass(frozen=True)
 class _State:
     """
-    :param params: that are no tables, unconstrained, by name.
-    :param tables: those that are.
-    :param of_others, of_rows: what the optimizers remember; of rows along a first axis of N, but schedules.
-    :param has_nan: whether a row that has been stepped, or that was there at the start, is NaN.
+    :param params: parameters that are not tables, unconstrained, by name.
+    :param tables: parameters that are tables.
+    :param of_others, of_rows: states of the optimizers; the state of rows has a first axis of N, except for schedules.
+    :param has_nan: whether an updated row, or any row at the start, is NaN.
     :param axes: name of each table, and the axis of its rows.
     """
 
@@ -119,7 +119,7 @@ class _State:
 
 
 class LazyRows(_NumPyroOptim):
-    """What :func:`lazy_rows` returns: an optimizer of NumPyro is given the loss, and so may choose what to differentiate it by."""
+    """The result of :func:`lazy_rows`. NumPyro passes the loss to its optimizers, so this one can choose what to differentiate."""
 
     def __init__(self, others: optax.GradientTransformationExtraArgs, rows: Any) -> None:
         super().__init__(lambda: (self._start, _refuse_update, _all_params))
@@ -138,7 +138,7 @@ class LazyRows(_NumPyroOptim):
     def eval_and_update(
         self, fn: Callable[[Any], tuple[Any, Any]], state: Any, forward_mode_differentiation: bool = False
     ) -> tuple[tuple[Any, Any], Any]:
-        """A step that differentiates by rows of the batch and by all that is no table."""
+        """A step that differentiates with respect to rows of the batch and to all parameters that are not tables."""
         step, now = state[0], _lazy(state)
         batch, axes = known_rows("SVI.update"), dict(now.axes)
         picked = batch.picked(next(now.tables[name].shape[axis] for name, axis in now.axes))
@@ -173,7 +173,7 @@ class LazyRows(_NumPyroOptim):
         value: Any,
         waits: Array | None,
     ) -> tuple[dict[str, Array], Any]:
-        """Rows after their step, and what is remembered of all rows."""
+        """Rows after their step, and the optimizer state of all rows."""
 
         def step(gradient: Any, state: Any, row: Any) -> tuple[Any, Any]:
             update, of_row = self.rows.update(gradient, state, row, value=value)
@@ -189,14 +189,14 @@ class LazyRows(_NumPyroOptim):
         return new, _by_rows(lambda x, y: picked.put(x, y, 0), of_state, state, after)
 
     def eval_and_stable_update(self, *_: Any, **__: Any) -> Any:
-        """Not for rows: ``fit`` finds the last good state."""
+        """Not supported for rows: ``fit`` itself finds the last good state."""
         raise ValueError(
             "lazy_rows has no `stable_update`: ogp.fit takes its steps, and goes back where a loss is not finite."
         )
 
 
 def params_have_nan(svi: Any, state: Any) -> Array:
-    """Whether any entry of the parameters is NaN, shape (); of tables only rows that have been stepped are looked at."""
+    """Whether any entry of the parameters is NaN, shape (). In tables only updated rows are checked."""
     if not isinstance(getattr(svi, "optim", None), LazyRows):
         return _has_nan(svi.get_params(state))
     now = _lazy(state.optim_state)
@@ -204,10 +204,10 @@ def params_have_nan(svi: Any, state: Any) -> Array:
 
 
 def sharding_of(svi: Any, state: Any, everywhere: NamedSharding | None) -> Any:
-    """How a state is laid out on a mesh: tables are shared out by rows, if their number allows it; every device has the rest.
+    """Layout of a state on a mesh. Tables are sharded by rows, if their number allows it; every device has a copy of the rest.
 
-    :param everywhere: sharding of what every device has a copy of; None on one device.
-    :return: this, or a tree of the state's structure.
+    :param everywhere: sharding for arrays that every device has a copy of; ``None`` on one device.
+    :return: ``everywhere``, or a tree with the state's structure.
     """
     if everywhere is None or not isinstance(getattr(svi, "optim", None), LazyRows):
         return everywhere
@@ -226,7 +226,7 @@ def sharding_of(svi: Any, state: Any, everywhere: NamedSharding | None) -> Any:
 
 
 def bytes_of_tables(svi: Any, state: Any) -> int:
-    """Size of all that a state has for every row, which a call to the device copies once; 0 without :func:`lazy_rows`."""
+    """Size of a state's arrays with one entry per row. Each call to the device copies them once. 0 without :func:`lazy_rows`."""
     if not isinstance(getattr(svi, "optim", None), LazyRows):
         return 0
     now = _lazy(state.optim_state)
@@ -236,12 +236,12 @@ def bytes_of_tables(svi: Any, state: Any) -> int:
 def rows_of(
     svi: Any, size: int, batch_size: int, rows: Array | None = None, everywhere: Sharding | None = None
 ) -> AbstractContextManager[Any]:
-    """Within it :func:`lazy_rows` knows the rows of the batch; nothing for other optimizers.
+    """A context that tells :func:`lazy_rows` the rows of the batch. It has no effect on other optimizers.
 
-    :param size: of the plate whose rows have parameters.
-    :param batch_size: how many of them the plate picks.
-    :param rows: their numbers, shape (B,); None for all, in order.
-    :param everywhere: sharding of what every device has a copy of, on a mesh.
+    :param size: size of the plate whose rows have parameters.
+    :param batch_size: how many rows the plate picks.
+    :param rows: their numbers, shape (B,); ``None`` for all, in order.
+    :param everywhere: sharding for arrays that every device has a copy of, on a mesh.
     """
     if not isinstance(getattr(svi, "optim", None), LazyRows):
         return nullcontext()
@@ -249,7 +249,7 @@ def rows_of(
 
 
 def _axes_of_state(state: Any) -> Any:
-    """The axis of rows, 0, of what an optimizer remembers; None for schedules, which count the steps of the fit."""
+    """The row axis of an optimizer's arrays, 0; ``None`` for schedules, which count the steps of the fit."""
 
     def axis(node: Any) -> Any:
         if isinstance(node, _INJECTED):
@@ -261,7 +261,7 @@ def _axes_of_state(state: Any) -> Any:
 
 
 def _by_rows(function: Callable[..., Any], axes: Any, first: Any, *rest: Any) -> Any:
-    """A function of those arrays of a state that have rows; others as the last one has them."""
+    """Apply a function to the arrays of states that have rows. Other arrays are taken from the last state."""
 
     def at(axis: int | None, *nodes: Any) -> Any:
         return nodes[-1] if axis is None else jax.tree.map(function, *nodes)

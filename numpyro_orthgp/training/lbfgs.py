@@ -1,11 +1,11 @@
 """Training by a quasi-Newton method, :func:`fit_lbfgs`.
 
-The optimizer is SciPy's L-BFGS-B without bounds. Beside ``optax.lbfgs`` on three sets of data (``benchmarks/lbfgs.py``) they end
-within a few nats of each other, either way, after about as many evaluations, and SciPy's takes half the time or less.
+The optimizer is SciPy's L-BFGS-B without bounds. On three data sets (``benchmarks/lbfgs.py``) it and ``optax.lbfgs`` end within
+a few nats of each other, either way, after about as many evaluations. SciPy's takes half the time or less.
 
-Three things make its ends trustworthy. Its rule is in nats and not relative to the loss, which holds a constant of no meaning.
-Every end but that of the steps is doubted: it begins anew from the best point without its memory of curvatures, and only when
-that gains nothing is it over. And a value that is not finite stands for a wall, from which the line search turns back.
+Three things make convergence reliable. The stopping rule is in nats, not relative to the loss, which contains an arbitrary
+constant. After every stop, unless the steps are used up, the search restarts from the best point with an empty curvature memory; it
+ends only when this gains nothing. And values that are not finite act as a wall, from which the line search turns back.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from numpyro_orthgp.training.result import FitResult, Fitted, Progress, Status
 __all__ = ["fit_lbfgs"]
 
 WINDOW = 10  # steps over which the loss must fall
-MEMORY = 20  # pairs of steps and gradients that make up the curvature
+MEMORY = 20  # pairs of steps and gradients in the curvature memory
 MOST_EVALUATIONS = 20  # of one line search
-FLAT = 1.0  # nats per unit of the parameters: with a shorter gradient it is no failure to find nothing lower
+FLAT = 1.0  # nats per unit of the parameters. With a shorter gradient a failed line search does not count as stalled
 
 
 def fit_lbfgs(
@@ -48,7 +48,7 @@ def fit_lbfgs(
     callback: Callable[[Progress], Any] | None = None,
     **kwargs: Any,
 ) -> FitResult:
-    r"""Train an ``SVI`` whose loss is a function, by L-BFGS: no learning rate, and it says when it is done.
+    r"""Train an ``SVI`` with a deterministic loss by L-BFGS. It needs no learning rate, and detects convergence.
 
     ::
 
@@ -56,19 +56,19 @@ def fit_lbfgs(
         result = ogp.fit_lbfgs(svi, random.PRNGKey(0), (X, y), Z=Z)
         print(result.message)
 
-    For models with :class:`~numpyro_orthgp.CollapsedGP` under ``AutoDelta`` (or with ``param`` sites only), and for
-    ``AutoSparseGP`` with likelihoods whose expectation is in closed form or by quadrature. Each evaluation sees all the data: there
-    are no minibatches, and a loss that draws anything is refused. It works on the unconstrained parameters of the ``SVI``, so
-    :func:`~numpyro_orthgp.fit` can go on from ``result.state``.
+    Use it for models with :class:`~numpyro_orthgp.CollapsedGP` under ``AutoDelta`` (or with ``param`` sites only), and for
+    ``AutoSparseGP`` with likelihoods whose expectation has a closed form or uses quadrature. Each evaluation uses all data: there
+    are no minibatches, and a loss with random draws raises an error. The search is over the unconstrained parameters of the
+    ``SVI``, so :func:`~numpyro_orthgp.fit` can continue from ``result.state``.
 
-    **When it ends.** It has *converged* when ten steps lower the loss by less than ``tolerance`` nats, or a line search finds
-    nothing lower, and this is so again when it begins anew from there, with its memory of curvatures empty. It has *stalled* when
-    line searches find nothing lower though the gradient says that there is: then there is a ``RuntimeWarning``, and 64-bit
-    floats (``numpyro.enable_x64()``) are the likely fix. They are worth having anyway: in float32 a loss of some thousand nats is
-    known to a few thousandths, which is what late steps gain.
+    **When it ends.** A search stops when ten steps lower the loss by less than ``tolerance`` nats, or a line search finds no lower
+    loss. It then restarts from there with an empty curvature memory. If it stops again in the same way, it has *converged*. It has
+    *stalled* when line searches find no lower loss although the gradient says that there is one. Then there is a
+    ``RuntimeWarning``, and 64-bit floats (``numpyro.enable_x64()``) are the likely fix. They are useful anyway: in float32 a loss
+    of some thousand nats is known to a few thousandths, which is as much as late steps gain.
 
-    It finds the optimum at whose foot it starts, and may be trapped where all is noise: start from several places
-    (``init_params``) and keep the lowest loss.
+    It finds a local optimum near the start, and may be trapped where the model explains everything as noise. Start from several
+    places (``init_params``) and keep the lowest loss.
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -86,23 +86,22 @@ def fit_lbfgs(
     >>> result.status, round(float(result.params["lengthscale_auto_loc"]), 1)
     ('converged', 0.3)
 
-    :param svi: a NumPyro ``SVI``; its optimizer takes no part, but makes the state that is returned.
-    :param rng_key: a key, for ``svi.init``.
-    :param data: a tuple of arrays, positional arguments of model and guide, or a dict of them, keyword arguments.
-    :param num_steps: the most steps. A step takes one evaluation of loss and gradient, or a few.
-    :param tolerance: nats.
-    :param restarts: the most times to begin anew.
+    :param svi: a NumPyro ``SVI``. Its optimizer is not used, except to make the returned state.
+    :param rng_key: a key for ``svi.init``.
+    :param data: a tuple of arrays (positional arguments of model and guide) or a dict of arrays (keyword arguments).
+    :param num_steps: largest number of steps. A step takes one or a few evaluations of loss and gradient.
+    :param tolerance: least decrease of the loss over ten steps, in nats.
+    :param restarts: largest number of restarts.
     :param stands_for: as for :func:`~numpyro_orthgp.fit`.
     :param init_params: values of parameters to start from.
     :param init_state: an ``SVIState`` to start from.
-    :param callback: called with a :class:`~numpyro_orthgp.training.Progress` after each step. A ``KeyboardInterrupt``, which it may
-        raise, ends the fit with the status "interrupted".
+    :param callback: called with a :class:`~numpyro_orthgp.training.Progress` after each step. It may raise ``KeyboardInterrupt``,
+        which ends the fit with the status "interrupted".
     :param kwargs: further keyword arguments of model and guide.
     :return: parameters, state, the loss after each step, status ("converged", "finished" when the steps are used up, "stalled",
         "interrupted"), the number of steps, and why it ended.
-    :raises ValueError: if the loss depends on the random key, or on a mutable state; for a minibatch; for options that are not
-        what they should be.
-    :raises TypeError: if ``svi`` or ``data`` are not what they should be.
+    :raises ValueError: if the loss depends on the random key or on a mutable state; for a minibatch; for invalid options.
+    :raises TypeError: if ``svi`` or ``data`` have the wrong type.
     :raises FloatingPointError: if the first loss or gradient is not finite.
 
     **References:**
@@ -127,12 +126,12 @@ def fit_lbfgs(
 
 
 class _Enough(Exception):
-    """The rule says that this search is over."""
+    """Raised to end a search when the stopping rule is met."""
 
 
 @dataclass
 class _Search:
-    """One fit: where it is, and what was best."""
+    """One fit: its current and best points."""
 
     objective: Objective
     svi: Any
@@ -161,7 +160,7 @@ class _Search:
             return self.result("interrupted", "Interrupted.")
 
     def search(self) -> tuple[Status, str]:
-        """Search, and begin anew until that gains nothing."""
+        """Search, and restart until a restart gains nothing."""
         for turn in range(self.restarts + 1):
             before, self.begun = self.best[0], len(self.losses)
             by_rule = self.one_search()
@@ -190,7 +189,7 @@ class _Search:
         )
 
     def one_search(self) -> bool:
-        """L-BFGS from the best point; whether it ended by the rule, and not because a line search found nothing lower."""
+        """L-BFGS from the best point. Return whether the stopping rule ended it; else a line search found no lower loss."""
         scale = {"maxcor": MEMORY, "maxls": MOST_EVALUATIONS, "maxiter": self.num_steps - len(self.losses)}
         options = {**scale, "maxfun": 100 * self.num_steps, "ftol": 0.0, "gtol": 0.0}
         try:
@@ -207,7 +206,7 @@ class _Search:
         return float(value), np.asarray(gradient, np.float64)
 
     def guarded(self, vector: Any) -> tuple[float, Any]:
-        """The loss and its gradient; where they are not finite, a wall that rises with the distance from the best point."""
+        """The loss and its gradient. If they are not finite, a wall that rises with distance from the best point."""
         value, gradient = self.evaluate(vector)
         if np.isfinite(value) and np.isfinite(gradient).all():
             if value < self.best[0]:
@@ -218,7 +217,7 @@ class _Search:
         return self.best[0] + height, 2 * height * away / max(float(away @ away), float(np.finfo(float).tiny))
 
     def step(self, intermediate_result: Any) -> None:
-        """What SciPy calls after each step."""
+        """Called by SciPy after each step."""
         self.losses.append(float(intermediate_result.fun))
         if self.callback is not None:
             params = partial(self.params, self.best[1])

@@ -1,9 +1,9 @@
-"""Rows that each of several processes has for itself: :class:`Local`, and the batches that are made of them.
+"""Data whose rows are divided among several processes: :class:`Local`, and batches of these rows.
 
-A step takes of each process as many rows as its turn is (:class:`~numpyro_orthgp.training.orders.Turns`), which all know without
-talking; which rows these are only their owner knows. Every row then weighs the same, so a batch is one of the whole data, and
-models, plates and optimizers need not know of it. Devices share a batch evenly, whoever read it, so rows move from where there are
-too many: each process puts its own at their places among zeros, and the sum over processes is the batch.
+How many rows a step takes from each process follows from :class:`~numpyro_orthgp.training.orders.Turns`, without communication.
+Which rows they are, only their owner knows. Every row has the same weight, so a batch is a batch of the whole data, and models,
+plates and optimizers need no changes. Devices share a batch evenly, whichever process read it, so rows must move between
+processes: each process puts its rows at their places among zeros, and the sum over processes is the batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Feed", "Local", "Shards"]
 
 
 class Local:
-    """Rows of this process alone, as the ``data`` of a fit by several: the data are those of all processes together.
+    """This process's own rows, as ``data`` for a fit by several processes. The data are the rows of all processes together.
 
     ::
 
@@ -38,26 +38,26 @@ class Local:
         mesh = jax.make_mesh((jax.device_count(),), ("data",))
         result = ogp.fit(svi, rng_key, data, batch_size=8192, num_epochs=10, mesh=mesh, N=data.num_rows)
 
-    Every row weighs the same, however many a process has, and every epoch has each row once: a batch takes of a process its share
-    of all rows, up to one. Without ``batch_size`` every step sees all rows, those of the first process first. One process alone
-    fits as without ``Local``.
+    Every row has the same weight, however many rows a process has, and every epoch has each row once. Each process contributes
+    its share of all rows to a batch, to within one row. Without ``batch_size`` every step sees all rows, those of the first process
+    first. A single process fits as without ``Local``.
 
-    All processes must make it at once, as it asks them for their number of rows.
+    All processes must create it at the same time, because they exchange their numbers of rows.
 
-    :param data: what ``fit`` takes: a tuple or dict of arrays, in memory or read lazily, or a :class:`Stream` or other
-        :class:`Source`, whose ``num_rows`` are those of this process. Each process has the same arguments, dtypes and shapes of
-        rows.
-    :raises TypeError: for what is no such data.
+    :param data: as for ``fit``: a tuple or dict of arrays, in memory or lazy, or a :class:`Stream` or other
+        :class:`Source`, whose ``num_rows`` counts the rows of this process. All processes have the same arguments, dtypes and row
+        shapes.
+    :raises TypeError: for other data.
     :raises ValueError: for arrays of different lengths, or without rows.
     :raises RuntimeError: if another process has raised.
 
     .. attribute:: lengths
 
-        Rows of each process.
+        Number of rows of each process.
 
     .. attribute:: num_rows
 
-        N: rows of all processes, which the model's plate has.
+        N: number of rows of all processes, the size of the model's plate.
     """
 
     def __init__(self, data: Any) -> None:
@@ -72,13 +72,13 @@ def _length(data: Any) -> int:
 
 
 class Shards:
-    """Batches of rows that processes have for themselves: the same interface as :class:`~numpyro_orthgp.training.batches.Batches`.
+    """Batches of :class:`Local` rows, with the same interface as :class:`~numpyro_orthgp.training.batches.Batches`.
 
     :param local: the rows.
-    :param batch_size: rows of a step, of all processes together; None for all rows.
-    :param seed: words that orders are drawn from.
+    :param batch_size: rows of a step, of all processes together; ``None`` for all rows.
+    :param seed: words that seed the orders.
     :param shuffle: how blocks are shuffled.
-    :param devices: of all processes.
+    :param devices: devices of all processes.
     :raises ValueError: for a ``batch_size`` that does not fit.
     :raises RuntimeError: if another process has raised.
     """
@@ -100,11 +100,11 @@ class Shards:
         )  # fmt: skip
         self.row_shapes = self.own.row_shapes
         self.turns = Turns(local.lengths, seed)
-        self.recent: dict[int, Batch] = {}  # to which a fit may return, and not every source can
+        self.recent: dict[int, Batch] = {}  # a fit may return to these, and not every source can
         self._first: list[np.ndarray] = []
 
     def begin(self) -> None:
-        """Put together the first batch, in all processes; before, they must have been found to agree on shapes and dtypes."""
+        """Assemble the first batch, in all processes. Call it only once they are known to agree on shapes and dtypes."""
         found = self.all_rows(True) if self.is_full else self.steps(0, 1, 1, True)
         self._first = [to_host(a) if self.is_full else to_host(a)[0] for a in found[: len(self.arrays)]]
 
@@ -138,7 +138,7 @@ class Shards:
         return jax.tree.map(jnp.asarray, self.kept())
 
     def kept(self) -> Any:
-        """The same in host memory, as the data that a result is asked about."""
+        """The data of the first step in host memory, as the data of the result."""
         return jax.tree.unflatten(self.tree, self._first)
 
     def until(self, step: int) -> None:
@@ -146,7 +146,7 @@ class Shards:
         self.own.until(int(self.turns.before([step * self.batch_size])[0, self.process]) // self.own.batch_size)
 
     def values(self) -> dict[str, str]:
-        """Digests of the rows of each process, with the blocks that they are read in."""
+        """Digests of the rows of each process, and the blocks in which they are read."""
         arrays = zip(self.names, self.arrays, self.dtypes, strict=True)
         own = {name: digest_of_data(array, dtype) for name, array, dtype in arrays} | {"blocks": str(self.own.blocks)}
         return {
@@ -156,13 +156,13 @@ class Shards:
         }
 
     def mark(self, step: int) -> list[str] | None:
-        """Of a stream, for each process a digest of a row of the last batch that it read before a step."""
+        """For a stream, for each process a digest of one row of the last batch that it read before a step."""
         if not isinstance(self.own, Streamed):
             return None
         return gathered(self.own.mark(self._batches_before(step)) or "")
 
     def expect(self, step: int, marks: list[str], name: str) -> None:
-        """As for :class:`Streamed`, each process for itself."""
+        """As for :class:`Streamed`, in each process separately."""
         if isinstance(self.own, Streamed):
             self.own.expect(self._batches_before(step), marks[self.process] or None, name)
 
@@ -171,7 +171,7 @@ class Shards:
         return int(-(-rows // self.own.batch_size))
 
     def stacked(self, step: int, num: int, capacity: int, put: Put) -> Batch:
-        """Batches of ``num`` steps from ``step`` on, arrays of shape (capacity, B, ...) of which the rest is zeros."""
+        """Batches of ``num`` steps from ``step`` on, in arrays of shape (capacity, B, ...) filled up with zeros."""
         if step not in self.recent:
             found = self.steps(step, num, capacity)
             self.recent = dict(list(self.recent.items())[-2:])
@@ -187,11 +187,11 @@ class Shards:
         return Batch(jax.tree.unflatten(self.tree, arrays[:num]), None if self.is_stream else arrays[num])
 
     def steps(self, step: int, num: int, capacity: int, everywhere: bool = False) -> list[jax.Array]:
-        """Rows of steps and, if they have any, their numbers, as :meth:`exchanged` them."""
+        """Rows of steps after :meth:`exchanged`, and their row numbers if they have any."""
         return self.exchanged(self.devices.together(partial(self._read, step, num, capacity)), 1, everywhere)
 
     def _read(self, step: int, num: int, capacity: int) -> list[np.ndarray]:
-        """Of each array (capacity, B, ...), zero but for rows of this process at their places."""
+        """Each array with shape (capacity, B, ...): rows of this process at their places, zeros elsewhere."""
         me, size = self.process, self.batch_size
         before = self.turns.before([(step + i) * size for i in range(num + 1)])
         start, counts = int(before[0, me]), np.diff(before, axis=0).astype(int)
@@ -199,7 +199,7 @@ class Shards:
         if numbers is not None:
             arrays = [*arrays, (numbers + sum(self.local.lengths[:me])).astype(np.int32)]
         of_step = np.repeat(np.arange(num), counts[:, me])
-        begins = (counts[:, :me].sum(1) - (before[:-1, me] - start)).astype(int)  # places of owners follow each other
+        begins = (counts[:, :me].sum(1) - (before[:-1, me] - start)).astype(int)  # the owners' places are consecutive
         place = np.arange(len(of_step)) + np.repeat(begins, counts[:, me])
         found = [np.zeros((capacity, size, *a.shape[1:]), a.dtype) for a in arrays]
         for out, array in zip(found, arrays, strict=True):
@@ -218,7 +218,7 @@ class Shards:
         return [*found, np.arange(self.num_rows, dtype=np.int32) * (self.process == 0)]
 
     def exchanged(self, arrays: list[np.ndarray], axis: int, everywhere: bool) -> list[jax.Array]:
-        """Sums over processes, shared out along ``axis``, or whole for each device."""
+        """Sums over processes, sharded along ``axis``, or copied to each device (``everywhere``)."""
         mesh = self.devices.mesh
         assert mesh is not None
         axes = [None] * axis
@@ -239,4 +239,4 @@ def _added(arrays: list[jax.Array]) -> list[jax.Array]:
     return [a.any(0) if a.dtype == bool else a.sum(0, dtype=a.dtype) for a in arrays]
 
 
-Feed = Batches | Streamed | Shards  # what gives a fit the rows of its steps
+Feed = Batches | Streamed | Shards  # the rows of a fit's steps come from one of these

@@ -66,34 +66,34 @@ def fit(
         result = ogp.fit(svi, random.PRNGKey(0), (X, y), **steps, N=len(X), Z=Z)
         f = ogp.posterior(model, guide, result.params, X[:1], N=len(X), Z=Z)["f"]
 
-    Each step is one ``svi.update(state, *batch, **kwargs)``. The model says itself how many points a batch stands for, in
-    ``numpyro.plate("data", N, subsample_size=len(X))``; a model that forgets gets a warning, and so does one whose N is not the
-    number of rows (see ``stands_for``). Plates of that kind pick the rows of the batch, so latent variables of single rows
-    (``latent_inputs``) are those of the batch too. Rates that change are optax's schedules.
+    Each step is one ``svi.update(state, *batch, **kwargs)``. The model itself says how many points a batch stands for, with
+    ``numpyro.plate("data", N, subsample_size=len(X))``. If it does not, or if its N is not the number of rows (see ``stands_for``),
+    there is a warning. Such plates pick the rows of the batch, so latent variables of single rows (``latent_inputs``) belong to
+    the batch too. For learning rates that change, use optax's schedules.
 
-    **What a step sees.** Every epoch is all N rows once, in an order of its own; batches follow each other without regard to the
-    ends of epochs, so none is smaller. Without ``batch_size`` every step sees all the data, in the order that they have, and the
-    fit takes the same steps as ``SVI.run``.
+    **What a step sees.** Every epoch has all N rows once, in its own random order. Batches cross the ends of epochs, so all have
+    the same size. Without ``batch_size`` every step sees all data, in their own order, and the fit takes the same steps as
+    ``SVI.run``.
 
-    **What is guaranteed.** With ``checkpoint="run.npz"`` the same call, repeated after a crash, a kill or Ctrl-C, goes on from the
-    last checkpoint and ends with the same bits as a run without interruption; after it has ended it returns its result at
-    once, and more steps may be asked for. A file is replaced as a whole or not at all, and it is refused by another problem: it
-    holds digests of the data (all of them; of a memory map of more than 256 MiB 1024 rows, its size and its time) and of the
-    program of the loss (model, guide, objective, and every number and array that is a constant of them), not of the optimizer's
-    rates, which may change. Nothing but the data, ``rng_key``, ``batch_size`` and the start has a say in parameters and losses: not
-    where calls to the device end, nor the progress bar, nor callbacks. Another ``steps_per_call`` is another program: on a CPU the
-    last bits are the same too. NumPyro's ``Trace_ELBO`` adds up sites in the order of a set of names, so that between processes the
-    last bits of losses may depend on ``PYTHONHASHSEED``.
+    **What is guaranteed.** With ``checkpoint="run.npz"``, repeat the same call after a crash, a kill or Ctrl-C: it continues from
+    the last checkpoint and ends with the same bits as a run without interruption. After the run has ended, the call returns its
+    result at once, and you may ask for more steps. A file is replaced atomically, and refused for another problem. It contains
+    digests of the data (all rows; for a memory map of more than 256 MiB, 1024 rows, its size and its time) and of the program of
+    the loss: model, guide, objective, and all their constant numbers and arrays. The optimizer's rates are not included and may
+    change. Parameters and losses depend only on the data, ``rng_key``, ``batch_size`` and the start: not on where calls to the
+    device end, the progress bar or callbacks. Another ``steps_per_call`` is another program, with the same last bits on a CPU.
+    NumPyro's ``Trace_ELBO`` adds up sites in the order of a set of names, so the last bits of losses may depend on
+    ``PYTHONHASHSEED`` between processes.
 
-    **If a loss is not finite** the fit stops with a RuntimeWarning and returns the last state whose loss was finite. **Ctrl-C** (a
-    ``KeyboardInterrupt``, which ``callback`` may raise too) returns the best state so far and leaves a checkpoint of the last.
+    **If a loss is not finite**, the fit stops with a RuntimeWarning and returns the last state with a finite loss. **Ctrl-C** (a
+    ``KeyboardInterrupt``, which ``callback`` may also raise) returns the best state so far and leaves a checkpoint of the last.
 
-    **Several devices.** With ``mesh``, each batch is divided among all its devices, along all its axes, and every device has a
-    copy of the state; losses are the same up to rounding. After ``jax.distributed.initialize()`` these may be devices of
-    several processes: each calls ``fit`` with the same arguments and reads its share of the rows only, or has rows of its own
-    (:class:`~numpyro_orthgp.training.Local`). The first one writes checkpoints, and what it finds in its file is sent to the
-    others. Results are ordinary arrays in every process. Ctrl-C in one process, and what its reader, metric or callback raises,
-    ends all of them after the call to the device.
+    **Several devices.** With ``mesh``, each batch is divided among all devices of the mesh, along all its axes, and every device
+    has a copy of the state. Losses are the same up to rounding. After ``jax.distributed.initialize()`` the devices may belong to
+    several processes. Each process calls ``fit`` with the same arguments and reads only its share of the rows, or has its own rows
+    (:class:`~numpyro_orthgp.training.Local`). The first process writes checkpoints, and sends the content of its file to the
+    others. Results are ordinary arrays in every process. Ctrl-C in one process, or an error in its reader, metric or callback,
+    ends all processes after the call to the device.
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -110,42 +110,42 @@ def fit(
     >>> result.status, result.num_steps, result.losses.shape
     ('finished', 20, (20,))
 
-    :param svi: a NumPyro ``SVI``, or anything with its ``init``, ``update`` and ``get_params``.
-    :param rng_key: a key, for ``svi.init`` and for the order of rows.
-    :param data: a tuple of arrays, positional arguments of model and guide, or a dict of them, keyword arguments. Arrays (NumPy,
-        ``np.memmap``, JAX; nested tuples and dicts of them too) have a first axis of length N, and are cast as JAX would. Datasets
+    :param svi: a NumPyro ``SVI``, or any object with its ``init``, ``update`` and ``get_params``.
+    :param rng_key: a key for ``svi.init`` and for the order of rows.
+    :param data: a tuple of arrays (positional arguments of model and guide) or a dict of arrays (keyword arguments). Arrays (NumPy,
+        ``np.memmap``, JAX; also nested tuples and dicts of them) have a first axis of length N, and are cast as JAX would. Datasets
         of h5py, arrays of zarr and :func:`~numpyro_orthgp.training.columns` of parquet and arrow tables are read where rows are
-        needed, in block shuffles. Or what gives the batches itself: a :class:`~numpyro_orthgp.training.Stream` of a loader, or
-        any :class:`~numpyro_orthgp.training.Source`. Or :class:`~numpyro_orthgp.training.Local` rows of each process.
+        needed, in block shuffles. For batches from a loader, use a :class:`~numpyro_orthgp.training.Stream` or any other
+        :class:`~numpyro_orthgp.training.Source`. If each process has its own rows, use :class:`~numpyro_orthgp.training.Local`.
     :param batch_size: rows of a step; by default all N, or those of the source's batches.
-    :param group_size: rows that follow each other in the data and come together in batches: whole groups in random order, for a
-        guide with ``group_size``. It divides ``batch_size``. Of N rows that are no whole number of groups as many as there are
-        too many are left out of each epoch, each row as often as any other.
-    :param shuffle: :class:`~numpyro_orthgp.training.Blocks` for rows in blocks that are read as one piece, as data on disk need it;
-        by default for lazy arrays, while rows of NumPy's, ``np.memmap`` among them, come each from its own place.
-    :param num_epochs: how often to go through the data: ceil(num_epochs N / batch_size) steps.
-    :param num_steps: number of steps; exactly one of the two is given.
-    :param stands_for: number of observations that the N rows stand for, if it is not N: the size of the model's plate, then. A
-        plate that takes the rows of a batch for another number of them is warned of.
-    :param init_params: values of parameters to start from, as for ``SVI.init``; names that no parameter has are warned of.
-    :param init_state: an ``SVIState`` to start from; a checkpoint comes before it.
-    :param steps_per_call: the most steps that the device takes before Python looks after checkpoints, the bar and Ctrl-C. By
-        default about half a second's, at most 1000, and at most 16 MB of batches.
-    :param progress_bar: show one, with minus the mean loss of the last call as ELBO; on the first process only.
-    :param early_stopping: when to give up; see :class:`~numpyro_orthgp.EarlyStopping`.
-    :param checkpoint: a file to go on from and to write to: every ``checkpoint_every`` steps and whenever the fit ends.
+    :param group_size: number of consecutive rows that stay together: batches contain whole groups in random order, for a guide
+        with ``group_size``. It must divide ``batch_size``. If N is not a multiple of it, each epoch leaves out as many rows
+        as exceed a multiple, each row equally often.
+    :param shuffle: :class:`~numpyro_orthgp.training.Blocks` to read rows in blocks, each in one piece, as is best for data on disk.
+        This is the default for lazy arrays. NumPy arrays, including ``np.memmap``, are by default read row by row.
+    :param num_epochs: number of passes through the data: ceil(num_epochs N / batch_size) steps.
+    :param num_steps: number of steps; give either this or ``num_epochs``.
+    :param stands_for: number of observations that the N rows stand for, if it is not N. The model's plate must have this size;
+        otherwise there is a warning.
+    :param init_params: initial values of parameters, as for ``SVI.init``. For names that no parameter has there is a warning.
+    :param init_state: an ``SVIState`` to start from; a checkpoint takes precedence.
+    :param steps_per_call: largest number of steps on the device before Python handles checkpoints, the progress bar and Ctrl-C. By
+        default about half a second's steps, at most 1000, and at most 16 MB of batches.
+    :param progress_bar: show a progress bar, with minus the mean loss of the last call as ELBO; on the first process only.
+    :param early_stopping: when to stop early; see :class:`~numpyro_orthgp.EarlyStopping`.
+    :param checkpoint: a file to continue from, and to write every ``checkpoint_every`` steps and whenever the fit ends.
     :param checkpoint_every: steps between checkpoints.
-    :param resume: False begins anew, and overwrites the file. "anyway" goes on from a file of another problem, if all shapes are
-        the same: other data, a model that was changed, or a newer JAX.
-    :param mesh: devices to divide batches among; their number must divide ``batch_size``.
+    :param resume: ``False`` starts again and overwrites the file. "anyway" continues from a file of another problem, if all shapes
+        are equal: other data, a changed model, or a newer JAX.
+    :param mesh: devices that share each batch; their number must divide ``batch_size``.
     :param callback: called with a :class:`~numpyro_orthgp.training.Progress` after each call to the device.
-    :param kwargs: further keyword arguments of model and guide, as they are: constants of a step.
-        For a model whose argument has a name of those above use ``functools.partial``.
-    :return: parameters, state, losses, how it ended, and after how many steps.
-    :raises TypeError: if ``svi``, ``data`` or ``mesh`` are not what they should be.
-    :raises ValueError: if not exactly one of ``num_epochs`` and ``num_steps`` is given; for sizes that do not fit each other; for
-        numbers that do not fit into the dtype that JAX casts them to; for a checkpoint that is damaged, a folder, cannot be
-        written, or is of another run: other data, program, ``batch_size``, key, parameters or windows.
+    :param kwargs: further keyword arguments of model and guide, unchanged: constants of a step.
+        If the model has an argument with one of the names above, use ``functools.partial``.
+    :return: parameters, state, losses, how the fit ended, and after how many steps.
+    :raises TypeError: if ``svi``, ``data`` or ``mesh`` have the wrong type.
+    :raises ValueError: if not exactly one of ``num_epochs`` and ``num_steps`` is given; if sizes do not fit each other; if numbers
+        do not fit into the dtype to which JAX casts them; for a checkpoint that is damaged, a folder, cannot be written, or belongs
+        to another run: other data, program, ``batch_size``, key, parameters or windows.
     :raises FloatingPointError: if the very first loss is not finite.
     """
     check_types(svi, early_stopping, callback, init_params, init_state, resume)
@@ -204,10 +204,10 @@ def _batches(
     has_checkpoint: bool,
     devices: Devices,
 ) -> Feed:
-    """What gives the rows of a step.
+    """The object that provides the rows of each step.
 
     :raises TypeError: for a loader that is not wrapped.
-    :raises ValueError: for options that a source's batches do not have, and a checkpoint of what cannot go on.
+    :raises ValueError: for options that a source does not support, and for a checkpoint with a source that cannot resume.
     """
     is_local = isinstance(data, Local)
     if isinstance(data, (tuple, dict)) or not (is_local or isinstance(data, Source)):
@@ -226,7 +226,7 @@ def _batches(
 
 
 def _agree(batches: Feed, devices: Devices) -> None:
-    """Refuse what devices cannot share and processes do not agree on, before they put anything together."""
+    """Check that devices can share batches and that processes agree, before they exchange anything."""
     devices.check_shares(batches.batch_size, batches.is_full)
     devices.check_equal(partial(sample_of, batches), batches.num_rows, isinstance(batches, Shards))
     if isinstance(batches, Shards):
@@ -236,7 +236,7 @@ def _agree(batches: Feed, devices: Devices) -> None:
 def seed_of(rng_key: Any) -> tuple[int, ...]:
     """The words of a PRNG key.
 
-    :raises TypeError: if it is none.
+    :raises TypeError: if ``rng_key`` is not a key.
     """
     try:
         return tuple(int(word) for word in np.asarray(jax.random.key_data(rng_key)).ravel())
@@ -290,7 +290,7 @@ def start_of(
     state: Any,
     kwargs: dict[str, Any],
 ) -> Any:
-    """The state to start from. Guides look at the model while they are initialised, even if the state is given."""
+    """The initial state. Guides trace the model while they are initialised, even if the state is given."""
     if state is None or getattr(svi, "constrain_fn", None) is None:
         made = initial_state(svi, rng_key, batches.first(), init_params, kwargs)
         state = made if state is None else state

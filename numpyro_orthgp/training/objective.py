@@ -1,7 +1,7 @@
-"""The loss of an ``SVI`` on all the data as a function of one vector, for optimizers that evaluate it where they like.
+"""The loss of an ``SVI`` on all data as a function of one vector, for optimizers that evaluate it at any point.
 
-It is the loss that ``svi.update`` steps along, of the same unconstrained parameters, so what is found there is a state of the
-``SVI``. A loss that is an estimate by draws is another function at each call, and is refused.
+It is the same loss, of the same unconstrained parameters, that ``svi.update`` minimizes, so a minimum is a state of the ``SVI``.
+A loss that is estimated from random draws is a different function at each call, and raises an error.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from numpyro_orthgp.training.plates import PlatesOfBatch
 
 __all__ = ["Objective", "objective_of"]
 
-ROUNDINGS = 100  # by which two evaluations of the same function may differ, on devices that add up in any order
+ROUNDINGS = 100  # by which two evaluations of one function may differ, as devices may add up in any order
 
 
 class Objective(NamedTuple):
     """
-    :param start: where it starts, a vector.
-    :param value_and_grad: from a vector to the loss and its gradient; one compiled program.
-    :param state_at: from a vector to an ``SVIState``.
+    :param start: the initial vector.
+    :param value_and_grad: maps a vector to the loss and its gradient; one compiled program.
+    :param state_at: maps a vector to an ``SVIState``.
     """
 
     start: np.ndarray
@@ -38,12 +38,12 @@ class Objective(NamedTuple):
 
 
 def objective_of(svi: Any, state: Any, batches: Batches, stands_for: int, kwargs: dict[str, Any]) -> Objective:
-    """The loss at all rows.
+    """The loss of all rows.
 
-    :param state: where to start, of ``svi.init``.
+    :param state: the initial state, from ``svi.init``.
     :param stands_for: number of observations that the rows stand for.
     :param kwargs: further keyword arguments of model and guide.
-    :raises ValueError: if it depends on the random key, or on a mutable state.
+    :raises ValueError: if the loss depends on the random key or on a mutable state.
     """
     if getattr(state, "mutable_state", None) is not None:
         raise ValueError(
@@ -79,7 +79,7 @@ def objective_of(svi: Any, state: Any, batches: Batches, stands_for: int, kwargs
 
 def _refuse_draws(value_and_grad: Callable[..., tuple[Any, Any]], start: jax.Array, key: Any) -> None:
     """
-    :raises ValueError: if another key gives another value.
+    :raises ValueError: if the value depends on the key.
     """
     one, other = (float(value_and_grad(start, k)[0]) for k in jax.random.split(key))
     few = ROUNDINGS * float(jnp.finfo(start.dtype).eps)

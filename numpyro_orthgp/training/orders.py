@@ -1,9 +1,9 @@
-"""In which order an epoch has the rows: permutations of rows, of groups of them, and of blocks on disk.
+"""Orders of the rows in an epoch: permutations of rows, of groups of rows, and of blocks on disk.
 
-The rows of all steps are one endless sequence of epochs, and every order here answers for any position in it without those
-before. Each epoch has every row once, and the row at any one position is uniformly distributed, which keeps minibatch losses
-unbiased; of more than ``LARGE`` single rows as nearly as the permutation, computed and not drawn, is random. Orders depend on
-nothing but the seed and the number of the epoch (``numpy.random.Philox``).
+The rows of all steps are one endless sequence of epochs. Every order finds the row at any position without going through earlier
+positions. Each epoch has every row once, and the row at any one position is uniformly distributed, which keeps minibatch losses
+unbiased. For more than ``LARGE`` single rows the permutation is computed, not drawn, and the distribution is as uniform as this
+pseudo-random permutation. Orders depend only on the seed and the epoch number (``numpy.random.Philox``).
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from numpyro_orthgp.errors import check_integer
 
 __all__ = ["BlockOrder", "Blocks", "Part", "RowOrder", "Turns", "generator_of", "parts_of", "permuted", "spread"]
 
-LARGE = 2**24  # rows from which on an order is computed where it is asked for, and not drawn as a whole
-ROUNDS = 6  # of a Feistel network; four leave neighbours together more often than chance does
+LARGE = 2**24  # from this many rows on, an order is computed position by position, not drawn as a whole
+ROUNDS = 6  # of a Feistel network. With four, neighbours stay together more often than by chance
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Block shuffles, for data on disk: blocks of rows that follow each other, in random order, a few of them in memory.
+    """Block shuffles, for data on disk: blocks of consecutive rows are read in random order, and a few are held in memory.
 
-    Each epoch reads every block once, as one piece. The rows of ``held`` blocks, which lie anywhere in the data, are shuffled
-    together, and batches are cut from them; then come the next ``held`` blocks. The order of an epoch costs as much as there are
-    blocks. Rows of a batch come from ``held`` places of the data: of rows that are sorted, by time say, a batch sees fewer
-    places than one of random rows, and its gradient has more variance, though no bias. The remedy is smaller blocks and more
-    of them, or data that were shuffled once when they were written.
+    Each epoch reads every block once, in one piece. The rows of ``held`` random blocks are shuffled together and cut into batches;
+    then come the next ``held`` blocks. The cost of an epoch's order grows with the number of blocks. The rows of a batch come from
+    ``held`` places in the data. If rows are sorted, for example by time, a batch covers fewer places than random rows would, and
+    its gradient has more variance, but no bias. To reduce the variance, use more and smaller blocks, or shuffle the data once when
+    they are written.
 
-    :param size: rows of a block; by default about a megabyte, and a whole number of the chunks that the data are stored in.
-    :param held: blocks that are shuffled together; by default 64, but fewer if that is more than 128 MB.
-    :raises ValueError: for what is no positive integer.
+    :param size: rows of a block; by default about a megabyte, rounded to whole chunks of the stored data.
+    :param held: blocks that are shuffled together; by default 64, or fewer if these exceed 128 MB.
+    :raises ValueError: if one is not a positive integer.
     """
 
     size: int | None = None
@@ -71,10 +71,10 @@ def generator_of(seed: tuple[int, ...], *key: int) -> np.random.Generator:
 
 
 def spread(generator: np.random.Generator, num: int, size: int) -> np.ndarray:
-    """All of ``num`` items in a random order in which each ``size`` that follow each other come from as many stretches of them.
+    """A random order of ``num`` items in which each run of ``size`` items has one from each of ``size`` stretches.
 
-    Groups that follow each other are near, and losses of near rows are alike. A batch with one of each stretch has a mean of less
-    variance than one of items drawn at random (stratified sampling), and each item still comes once.
+    Consecutive groups are near each other, and nearby rows have similar losses. So the mean of a batch with one item per stretch
+    has less variance than with items drawn at random (stratified sampling). Each item still comes once.
     """
     order = generator.permutation(num)
     stretch = np.arange(num) * size // num
@@ -84,12 +84,12 @@ def spread(generator: np.random.Generator, num: int, size: int) -> np.ndarray:
 
 
 def permuted(index: np.ndarray, num: int, keys: np.ndarray) -> np.ndarray:
-    """Where a pseudo-random permutation of 0..num-1 takes ``index``, at a cost and in a memory that do not depend on ``num``.
+    """The image of ``index`` under a pseudo-random permutation of 0..num-1. Cost and memory do not depend on ``num``.
 
-    A Feistel network permutes the numbers of the least even number of bits that ``num`` fits in; what falls beyond ``num`` goes
-    through it again until it does not (cycle walking, Black and Rogaway 2002), fewer than four times on average.
+    A Feistel network permutes all numbers with the least even number of bits that ``num`` fits into. Images beyond ``num`` go
+    through it again until they are not (cycle walking, Black and Rogaway 2002), fewer than four times on average.
 
-    :param keys: of the rounds, uint64.
+    :param keys: keys of the rounds, uint64.
     """
     half = np.uint64(max(1, ((num - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
@@ -112,7 +112,7 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 
 
 class RowOrder:
-    """Rows, or groups of rows that follow each other, in random order.
+    """Rows, or groups of consecutive rows, in random order.
 
     :param num_rows: N.
     :param batch_size: rows of a step.
@@ -121,7 +121,7 @@ class RowOrder:
 
     def __init__(self, num_rows: int, batch_size: int, seed: tuple[int, ...], group_size: int = 1) -> None:
         self.num_rows, self.batch_size, self.seed, self.group_size = num_rows, batch_size, seed, group_size
-        # Of an epoch: a short last group would not fit into batches of whole groups.
+        # Rows of an epoch. A short last group would not fit into batches of whole groups.
         self.length = num_rows // group_size * group_size
         self._orders: dict[int, np.ndarray] = {}
 
@@ -134,7 +134,7 @@ class RowOrder:
     def order(self, epoch: int) -> np.ndarray:
         """All row numbers in the order of an epoch, shape (N,); with groups all but those of a short one."""
         if epoch not in self._orders:
-            # Two are kept, since steps run over the end of an epoch.
+            # Two orders are kept, since steps may cross the end of an epoch.
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1}
             generator = generator_of(self.seed, epoch)
             self._orders[epoch] = self._rows(generator) if self.group_size == 1 else self._groups(generator)
@@ -146,7 +146,7 @@ class RowOrder:
         return order
 
     def _groups(self, generator: np.random.Generator) -> np.ndarray:
-        """Whole groups in random order. What is left of the rows takes the place of as many of a random group, or is left out.
+        """Whole groups in random order. The surplus rows replace as many rows of a random group, or are left out.
 
         Each row is left out with the same probability, so that losses are unbiased.
         """
@@ -159,14 +159,14 @@ class RowOrder:
 
 
 class Turns:
-    """Whose rows come where in an epoch, if each of several owners has rows of its own.
+    """Assigns the positions of an epoch to owners, each of which has its own rows.
 
-    Owners take turns as evenly as whole numbers allow, in proportion to their rows, so a batch holds of each nearly its share of
-    the data (proportional stratified sampling). The sequence of an epoch is shifted around by a random number, so each of its
-    positions is an owner's with the probability that a row of the data is: with rows of the owner in random order, every row is as
-    likely there as any other. How many turns an owner had before a position is computed without those before it.
+    Owners take turns in proportion to their rows, as evenly as whole numbers allow. So each owner's share of a batch is nearly its
+    share of the data (proportional stratified sampling). The sequence of an epoch is rotated by a random number. So each position
+    belongs to an owner with a probability equal to the owner's share of rows. As an owner's rows are in random order, every row is
+    equally likely at a position. An owner's turns before a position are counted directly, without going through earlier positions.
 
-    :param lengths: rows of each owner.
+    :param lengths: number of rows of each owner.
     """
 
     def __init__(self, lengths: Sequence[int], seed: tuple[int, ...]) -> None:
@@ -177,7 +177,7 @@ class Turns:
 
         :param positions: whole numbers.
         """
-        # Products of two numbers of rows must fit in.
+        # Products of two row counts must fit in.
         positions = np.asarray(positions, np.int64 if self.num_rows < 2**31 else object)
         epoch, position = positions // self.num_rows, positions % self.num_rows
         shifts = {e: int(generator_of(self.seed, int(e)).integers(self.num_rows)) for e in set(epoch.tolist())}
@@ -185,11 +185,11 @@ class Turns:
         return epoch[:, None] * np.asarray(self.lengths) + self._cyclic(position + shift) - self._cyclic(shift)
 
     def _cyclic(self, position: np.ndarray) -> np.ndarray:
-        """The same of the sequence that is not shifted, again and again."""
+        """The same for the sequence without rotation, repeated endlessly."""
         turns, rest = position // self.num_rows, position % self.num_rows
         found, left = [], self.num_rows
         for length in self.lengths:
-            # Of what is left over for this owner and those after it; it never falls.
+            # This owner's share of the positions left for it and later owners. It never falls as the position grows.
             own = rest * length // left
             found.append(own + turns * length)
             rest, left = rest - own, left - length
@@ -203,7 +203,7 @@ class _Epoch(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Where rows are: in the window ``window`` of an epoch, at ``places`` of its blocks one after the other."""
+    """Location of rows: the window of an epoch, and the ``places`` in the concatenated blocks of the window."""
 
     epoch: int
     window: int
@@ -211,10 +211,10 @@ class Slot(NamedTuple):
 
 
 class BlockOrder:
-    """Blocks in random order, and the rows of ``held`` blocks, a window, shuffled together.
+    """Blocks in random order. The rows of ``held`` blocks (a window) are shuffled together.
 
-    The sequence of windows is then shifted around by a random number: a last block may be shorter, and without the shift its
-    rows would be at some positions more often than others.
+    The sequence of windows is then rotated by a random number. Without the rotation, the rows of a shorter last block would be at
+    some positions more often than at others.
 
     :param num_rows: N.
     :param size: rows of a block; the last one may have fewer.
@@ -238,7 +238,7 @@ class BlockOrder:
         return self._epochs[number]
 
     def window_at(self, position: int) -> tuple[tuple[int, int], int]:
-        """The epoch and window of a position of the endless sequence, and the position from which on they are others."""
+        """The epoch and window of a position of the endless sequence, and the position where the next window starts."""
         number, place = divmod(position, self.length)
         _, ends, shift = self.epoch(number)
         shifted = (place + shift) % self.length
@@ -251,11 +251,11 @@ class BlockOrder:
         return [slice(int(start), min(int(start) + self.size, self.length)) for start in chosen]
 
     def slots(self, part: Part) -> Iterator[Slot]:
-        """Where the rows at these positions are."""
+        """Locations of the rows at these positions."""
         _, ends, shift = self.epoch(part.epoch)
         for turn in parts_of(
             part.first + shift, part.last + shift, self.length
-        ):  # over the end of the shifted sequence
+        ):  # across the end of the rotated sequence
             position = turn.first
             while position < turn.last:
                 window = int(np.searchsorted(ends, position, "right"))

@@ -1,7 +1,7 @@
-"""What plates know of the rows of a batch, which ``fit`` picks and not they.
+"""Tells plates the rows of a batch: ``fit`` picks the rows, not the plates.
 
-``fit`` gives them the numbers of the batch by a handler around ``svi.update``, which costs no random key. The same handler sees
-observations that nothing scales up from a batch, and warns; and refuses a model that observes nothing.
+``fit`` passes the row numbers of the batch through a handler around ``svi.update``, which uses no random key. The same handler
+warns of observations that are not scaled up from the batch, and raises an error for a model without observations.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["PlatesOfBatch"]
 
 
 class PlatesOfBatch(Messenger):
-    """Lets the plates of the data pick the rows that a batch holds, so that what is local to a row is that row's.
+    """Makes the plates of the data pick the rows of the batch, so that latent variables of single rows belong to the batch's rows.
 
-    Left alone a plate of size N with ``subsample_size`` B draws numbers of its own, and latent variables of other rows would meet
-    the batch. Warns of observations that stand for the batch alone, or for another number of them than the data have. Where
-    plates of the same site differ, one that has the right size is enough: another may pick as many of something else.
+    By itself, a plate of size N with ``subsample_size`` B draws its own row numbers, and the batch would get latent variables of
+    other rows. There is a warning if observations count for the batch alone, or for a number other than that of the data. If a
+    site has several plates, one of the right size is enough: another may pick B of something else.
 
-    :param rows: numbers of the batch's rows, shape (B,); None if they are not known, as of a stream. Then latent variables of
-        single rows are refused.
+    :param rows: row numbers of the batch, shape (B,); ``None`` if they are not known, as for a stream. Then latent variables of
+        single rows raise an error.
     :param size: B.
     :param num_rows: N.
     :param stands_for: number of observations that the N rows stand for.
@@ -35,16 +35,16 @@ class PlatesOfBatch(Messenger):
     def __init__(self, rows: Array | None, size: int, num_rows: int, stands_for: int) -> None:
         super().__init__(None)
         self.rows, self.size, self.num_rows, self.stands_for = rows, size, num_rows, stands_for
-        self.sizes: dict[str, tuple[int, int | None]] = {}  # of all plates so far, and how many rows each picks
+        self.sizes: dict[str, tuple[int, int | None]] = {}  # sizes of all plates so far, and how many rows each picks
         self.latents: list[str] = []
         self.observes = False
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         """
-        :raises ValueError: if latent sites were seen, and nothing that is observed.
+        :raises ValueError: if there were latent sites, but no observed ones.
         """
         super().__exit__(exc_type, exc_value, traceback)
-        # An objective of NumPyro's looks up what the guide draws, and finds no output there.
+        # One objective of NumPyro looks up sites in the guide's trace, and finds no output there.
         is_drawn = exc_type is None or (exc_type is KeyError and exc_value.args[0] in self.latents)
         if is_drawn and self.latents and not self.observes:
             raise ValueError(
@@ -61,7 +61,7 @@ class PlatesOfBatch(Messenger):
         if msg["type"] == "plate":
             self.sizes[msg["name"]] = msg["args"]
             if msg["args"] == (self.stands_for, size) and msg["value"] is None:
-                # Of a stream any numbers will do, as nothing may depend on them.
+                # For a stream any numbers will do, as nothing may depend on them.
                 msg["value"] = jnp.arange(size) if self.rows is None else self.rows
         elif self.rows is None and not msg.get("is_observed") and self.is_of_rows(msg):
             raise ValueError(
@@ -75,7 +75,7 @@ class PlatesOfBatch(Messenger):
                 warnings.warn(self.words(msg, counted), UserWarning, stacklevel=2)
 
     def is_of_rows(self, msg: dict[str, Any]) -> bool:
-        """Whether a site belongs to the rows of the batch, of which others wait."""
+        """Whether a site has a value for each row, of which the batch's rows are selected."""
         if msg["type"] not in ("sample", "param", "subsample"):
             return False
         if msg["type"] != "sample" and msg["kwargs"].get("event_dim") is None:
@@ -86,7 +86,7 @@ class PlatesOfBatch(Messenger):
         return (self.stands_for, self.size) in plates
 
     def counted(self, msg: dict[str, Any]) -> float | None:
-        """How many observations a site takes the batch for; None if that is not known, or if it is not a batch that it sees."""
+        """For how many observations the batch counts at a site; ``None`` if unknown, or if the site does not see a batch."""
         size, scale = self.size, msg["scale"]
         picking = [
             whole
@@ -95,7 +95,7 @@ class PlatesOfBatch(Messenger):
         ]
         if picking:
             return self.stands_for if self.stands_for in picking else picking[0]
-        # Of all the data at once a part of the weight may be meant: a power of the likelihood.
+        # With all data at once a smaller weight may be intended: a power of the likelihood.
         if size == self.stands_for or size not in jnp.shape(msg["value"])[:1]:
             return None
         if scale is None:
@@ -103,7 +103,7 @@ class PlatesOfBatch(Messenger):
         return round(size * scale, 6) if isinstance(scale, (int, float)) else None
 
     def words(self, msg: dict[str, Any], counted: float) -> str:
-        """The warning."""
+        """The text of the warning."""
         size, wanted = self.size, self.stands_for
         say = f"numpyro.plate('data', {wanted}, subsample_size={size})"
         if counted == size:

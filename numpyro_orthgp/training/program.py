@@ -1,9 +1,9 @@
-"""A short name for what a step computes: equal in two processes if, and as good as only if, model, guide and objective are.
+"""A digest of what a step computes. It is equal in two processes if (and almost only if) model, guide and objective are.
 
-JAX traces the loss to a jaxpr, a graph of primitive operations. Every value in it gets a digest of the operation that makes it and
-of the digests of what it is made from; that of the loss stands for all of it. So neither names and numbers that differ from process
-to process (addresses, source lines, the order of operations that do not depend on each other) nor operations whose result
-nobody uses have a say. Nor has the order of the terms of a sum: NumPyro adds up sites in that of a set of names.
+JAX traces the loss to a jaxpr, a graph of primitive operations. The digest of a value covers the operation that makes it and the
+digests of the operation's inputs; the digest of the loss covers all of them. So it does not depend on what differs between
+processes (addresses, source lines, the order of independent operations) or on unused results. It does not depend on the order of
+a sum's terms either, since NumPyro adds up sites in the order of a set of names.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from numpyro_orthgp.training.digest import digest, digest_of_array
 
 __all__ = ["Program", "Unnamed", "exact_digest", "loss_only", "program_of"]
 
-# Parameters of operations that say where or under what name they run, or how they are differentiated, but not what they are.
+# Parameters of operations for where or under what name they run, or how they are differentiated, but not for what they compute.
 NOT_MATHEMATICS = re.compile(
     "name|.*sharding.*|.*layouts?|donated_invars|.*mesh|keep_unused|inline|compiler_options.*|backend|device|debug.*|"
     "jvp_jaxpr_fun|fwd_jaxpr_thunk|bwd|out_trees|memory_kinds?"
 )
-# Of these those that have no say in what is compiled.
+# Those among them that do not affect what is compiled.
 NO_SAY = re.compile("name|debug.*|jvp_jaxpr_fun|fwd_jaxpr_thunk|bwd|out_trees")
 
 SUMS: dict[str, tuple[int, ...]] = {
@@ -38,13 +38,13 @@ SUMS: dict[str, tuple[int, ...]] = {
     "sub": (1, -1),
     "neg": (-1,),
 }  # signs of the terms
-MAX_TERMS = 1024  # of a sum whose order has no say
+MAX_TERMS = 1024  # of a sum whose order does not count
 
 
 class Program(NamedTuple):
     """
-    :param operations: digest of the operations, whatever the numbers in them.
-    :param constants: digest of them with all numbers and arrays that are constants.
+    :param operations: digest of the operations, without the numbers in them.
+    :param constants: digest of the operations with all constant numbers and arrays.
     """
 
     operations: str
@@ -53,30 +53,30 @@ class Program(NamedTuple):
 
 def program_of(function: Callable[..., Any], *args: Any) -> Program:
     """
-    :param args: pytrees of arrays or of their shapes and dtypes; their values have no say.
+    :param args: pytrees of arrays or of their shapes and dtypes. Values do not count.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiled step says it
+        warnings.simplefilter("ignore")  # the compiled step gives them
         closed = jax.make_jaxpr(function)(*args)
     return Program(*(digest("".join(_Digests(values).closed(closed)).encode()) for values in (False, True)))
 
 
 class Unnamed(Exception):
-    """Of an operation with a parameter that has no name of its own, such as a function of Python's."""
+    """Raised for an operation whose parameter has no digest, such as a Python function."""
 
 
 def exact_digest(closed: core.ClosedJaxpr) -> str:
-    """Equal for programs that are the same operation by operation, so that one may run for the other.
+    """A digest that is equal for programs with exactly the same operations, so that one can replace the other.
 
-    :raises Unnamed: if that cannot be known.
+    :raises Unnamed: if this cannot be known.
     """
     return digest("".join(_ExactDigests(values=True).closed(closed)).encode())
 
 
 def loss_only(svi: Any) -> Any:
-    """An SVI whose steps compute the loss and leave the parameters, so that the optimizer's rates have no say.
+    """An SVI whose steps compute the loss but do not change parameters, so that the optimizer's rates do not count.
 
-    What is not an ``SVI`` is returned as it is, with all that its ``update`` does.
+    An object that is not an ``SVI`` is returned unchanged, with its whole ``update``.
     """
     optim = getattr(svi, "optim", None)
     if not hasattr(optim, "eval_and_update"):
@@ -87,7 +87,7 @@ def loss_only(svi: Any) -> Any:
 
 
 class _NoOptimizer:
-    """An optimizer without its step; what else a subclass of ``SVI`` may ask of it is as it was."""
+    """An optimizer without its step. All else that a subclass of ``SVI`` may use is unchanged."""
 
     def __init__(self, optim: Any) -> None:
         self._optim = optim
@@ -100,7 +100,7 @@ class _NoOptimizer:
 
 
 class _Digests:
-    """Digests of the values in jaxprs, each jaxpr once, wherever it is called.
+    """Digests of the values in jaxprs. Each jaxpr is digested once, however often it is called.
 
     :param values: whether constants count by their values, or by shapes and dtypes only.
     """
@@ -110,11 +110,11 @@ class _Digests:
 
     def __init__(self, values: bool) -> None:
         self.values = values
-        self.done: dict[int, tuple[Any, list[str]]] = {}  # the object too, so that its address stays its own
+        self.done: dict[int, tuple[Any, list[str]]] = {}  # holds the object too, so that no other gets its address
         self.terms: dict[str, list[tuple[int, str]]] = {}  # of sums
 
     def closed(self, closed: core.ClosedJaxpr) -> list[str]:
-        """Of what a jaxpr returns."""
+        """Digests of a jaxpr's results."""
         if id(closed) not in self.done:
             self.done[id(closed)] = closed, self.outputs(closed.jaxpr, closed.consts)
         return self.done[id(closed)][1]
@@ -155,7 +155,7 @@ class _Digests:
         return f"constant {_type(aval)} " + (digest_of_array(array) if array.size > 1 else repr(array.tolist()))
 
     def parameter(self, x: Any) -> str:
-        """Of a parameter of an operation, without addresses and in an order of its own where it has none."""
+        """Digest of an operation's parameter, without addresses. Unordered parameters are sorted."""
         if isinstance(x, core.ClosedJaxpr):
             return str(self.closed(x))
         if isinstance(x, core.Jaxpr):
@@ -173,14 +173,14 @@ class _Digests:
         return self.name(x)
 
     def name(self, x: Any) -> str:
-        """Of any other object."""
+        """Digest of any other object."""
         if callable(x) and hasattr(x, "__qualname__"):
             return f"{x.__module__}.{x.__qualname__}"
         return re.sub(r"0x[0-9a-fA-F]+", "", str(x))
 
 
 class _ExactDigests(_Digests):
-    """Of which equal ones mean the same operations, in sums too in the same order."""
+    """Digests that are equal only for the same operations in the same order, also in sums."""
 
     ignored = NO_SAY
     sums: dict[str, tuple[int, ...]] = {}

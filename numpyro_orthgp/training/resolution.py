@@ -1,4 +1,4 @@
-"""Numbers that lie so far from zero that their dtype cannot tell neighbours apart, as unix seconds in float32."""
+"""Finds numbers so far from zero that their dtype cannot resolve neighbours, such as unix seconds in float32."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 __all__ = ["REMEDY", "Coarse", "coarse_columns", "warn_of_coarse"]
 
-MAX_ROWS = 2**20  # that are looked at
-FEW_ROWS = 2**14  # of what is read from disk for it
-FAR = 4  # magnitude over range: nearer to zero a shift gains nothing
-FEW = 4  # units between neighbours, as a rule
+MAX_ROWS = 2**20  # that are checked
+FEW_ROWS = 2**14  # rows read from disk for the check
+FAR = 4  # magnitude over range. Nearer to zero a shift gains nothing
+FEW = 4  # dtype units between typical neighbours
 
 REMEDY = (
     "Subtract an offset and divide by a scale in NumPy's float64, before JAX casts them: X = (X - X.mean(0)) / X.std(0). Or use "
@@ -22,9 +22,9 @@ REMEDY = (
 
 
 class Coarse(NamedTuple):
-    """A column whose distinct values are hardly further apart than the dtype's unit, which a shift would make finer.
+    """A column whose distinct values are hardly further apart than the dtype's unit. A shift would make the unit finer.
 
-    :param column: its number; None if there is only one.
+    :param column: its number; ``None`` if there is only one.
     :param num: number of rows.
     :param distinct: number of distinct values.
     :param magnitude: the largest absolute value.
@@ -38,7 +38,7 @@ class Coarse(NamedTuple):
     unit: float
 
     def words(self, name: str, dtype: Any) -> str:
-        """What was found, as a sentence without its full stop."""
+        """The finding, as a sentence without a full stop."""
         where = name if self.column is None else f"{name}, column {self.column}"
         return (
             f"{where}: {self.num} rows hold {self.distinct} distinct values, since near {self.magnitude:.3g} the next number of "
@@ -49,11 +49,11 @@ class Coarse(NamedTuple):
 def coarse_columns(array: np.ndarray) -> list[Coarse]:
     """The columns of an array that its dtype does not resolve.
 
-    Values that repeat are no fault by themselves: repeated measurements do. So distinct values must be a few units of the dtype
-    apart and lie far from zero beside their range; whole numbers whose unit is at most 1 are taken to be meant.
+    Repeated values alone are no problem: repeated measurements have them. A column is reported if its distinct values are only a
+    few units of the dtype apart and far from zero compared with their range. Whole numbers with a unit of at most 1 are accepted.
 
-    :param array: as the model sees it, shape (N,) or (N, ...); the first 2^20 rows are looked at. Other dtypes than NumPy's
-        floating ones have none.
+    :param array: the array that the model sees, shape (N,) or (N, ...). Only the first 2^20 rows are checked. Columns of other
+        dtypes than NumPy's floating ones are not reported.
     """
     if array.dtype.kind != "f" or not array.size:
         return []
@@ -74,7 +74,7 @@ def coarse_columns(array: np.ndarray) -> list[Coarse]:
 
 
 def warn_of_coarse(names: Sequence[str], arrays: Sequence[Any], dtypes: Sequence[Any]) -> None:
-    """Warn of columns that the dtypes to which arrays will be cast do not resolve."""
+    """Warn of columns that are not resolved after arrays are cast to these dtypes."""
     for name, array, dtype in zip(names, arrays, dtypes, strict=True):
         if array.dtype.kind not in "fiu" or np.dtype(dtype).kind != "f":
             continue

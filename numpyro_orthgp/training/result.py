@@ -1,4 +1,4 @@
-"""What a fit returns, and what it tells while it runs."""
+"""The result of a fit, and its progress reports."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["FitResult", "Fitted", "Progress", "Status", "answer_with"]
 
 Status = Literal["finished", "stopped early", "interrupted", "diverged", "converged", "stalled"]
 
-# What a result can be asked, by name: functions of the rooms below, which this one does not know (`answer_with`).
+# Functions that a result's methods call, by name. Modules that this one does not import set them (`answer_with`).
 _answers: dict[str, Callable[..., Any]] = {}
 
 
 def answer_with(**functions: Callable[..., Any]) -> None:
-    """Let results answer by these functions of a :class:`Fitted`, the parameters, and what the user gave."""
+    """Register the functions behind a result's methods. Arguments: a :class:`Fitted`, the parameters, and the user's arguments."""
     _answers.update(functions)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What was fitted, and to what: references, no copies. A memory map remains one.
+    """The model that was fitted, and its data: references, no copies. A memory map remains one.
 
     :param svi: the ``SVI``.
-    :param data: as the user gave them, a tuple or a dict.
+    :param data: the user's data, a tuple or a dict.
     :param batch_size: rows of a step.
     :param num_rows: N.
     :param kwargs: further keyword arguments of the model.
-    :param is_part: whether ``data`` are one batch, of a stream or of rows of several processes, and no other is kept.
+    :param is_part: whether ``data`` are only one batch, from a stream or from rows of several processes.
     """
 
     svi: Any
@@ -54,7 +54,7 @@ class Fitted:
     def arguments(self, rows: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of the model.
 
-        :param rows: of the data, a slice or sorted numbers; by default all of them.
+        :param rows: rows of the data, a slice or sorted numbers; by default all.
         """
         if self.is_part and rows is None:
             raise ValueError(
@@ -63,13 +63,13 @@ class Fitted:
                 "ogp.to_arviz, ogp.check."
             )
         data = jax.tree.map(lambda a: rows_of(a, rows), self.data)
-        # Cast and put where JAX has its arrays, as the fit does.
+        # Cast and placed on JAX's default device, as in the fit.
         data = jax.tree.map(jax.numpy.asarray, data)
         return ((), data | self.constants) if isinstance(data, dict) else (tuple(data), self.constants)
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Keyword arguments of the model that are no data: of the ``SVI``, and of ``fit``."""
+        """Keyword arguments of the model other than data, from the ``SVI`` and from ``fit``."""
         return getattr(self.svi, "static_kwargs", {}) | self.kwargs
 
 
@@ -85,7 +85,7 @@ class _Fields(NamedTuple):
 
 
 class FitResult(_Fields):
-    """What :func:`~numpyro_orthgp.fit` and :func:`~numpyro_orthgp.fit_lbfgs` return; the first three as in
+    """The result of :func:`~numpyro_orthgp.fit` and :func:`~numpyro_orthgp.fit_lbfgs`. The first three fields are as in
     NumPyro's ``SVIRunResult``.
 
     ::
@@ -96,56 +96,55 @@ class FitResult(_Fields):
         print(result.check(held_out=(X_test, y_test)))
         data = result.to_arviz()
 
-    It remembers model, guide, data and constants (``N``, ``Z``), so these need not be written again; what is passed to a method
-    comes in their place. It holds references to the data, not copies. A copy made by ``pickle`` or ``jax.tree.map`` has the six
-    fields only: ask ``ogp.posterior(model, guide, result.params, ...)`` and its like then.
+    It remembers model, guide, data and constants (``N``, ``Z``), so methods do not need them again. Arguments passed to a method
+    replace the remembered ones. It has references to the data, not copies. Copies made by ``pickle`` or ``jax.tree.map`` have only
+    the six fields; for these use ``ogp.posterior(model, guide, result.params, ...)`` and similar functions.
 
     :param params: constrained parameters, by name.
-    :param state: the ``SVIState`` that they are read from; ``init_state=`` of another fit goes on from it.
-    :param losses: the losses of all steps that were taken, NumPy, shape (number of steps,); for "diverged" those that were
-        finite.
-    :param status: "finished" (``params`` are those after the last step), "stopped early" or "interrupted" (those of the best window
-        so far, see :class:`~numpyro_orthgp.EarlyStopping`), "diverged" (the last whose loss was finite). Of
-        :func:`~numpyro_orthgp.fit_lbfgs` also "converged" and "stalled"; ``params`` are those of the lowest loss.
+    :param state: the ``SVIState`` of ``params``; another fit continues from it with ``init_state=``.
+    :param losses: losses of all steps, NumPy, shape (number of steps,); for "diverged" the finite ones.
+    :param status: "finished" (``params`` are from the last step), "stopped early" or "interrupted" (from the best window so far,
+        see :class:`~numpyro_orthgp.EarlyStopping`), "diverged" (from the last state with a finite loss).
+        :func:`~numpyro_orthgp.fit_lbfgs` also has "converged" and "stalled"; its ``params`` have the lowest loss.
     :param num_steps: the number of steps after which ``params`` were reached.
-    :param message: of :func:`~numpyro_orthgp.fit_lbfgs`: why it ended, in words.
+    :param message: why :func:`~numpyro_orthgp.fit_lbfgs` ended, in words.
     """
 
     _fitted: Fitted | None = None
 
     def of(self, fitted: Fitted) -> FitResult:
-        """This result, which knows what was fitted from now on."""
+        """This result, with model and data attached."""
         self._fitted = fitted
         return self
 
     def posterior(self, **options: Any) -> dict[str, Any]:
         """The fitted functions, by name: :func:`numpyro_orthgp.posterior`.
 
-        After a fit by minibatches the model is run on as many rows as a batch has, since functions do not depend on rows.
+        After a fit on minibatches the model is run on one batch of rows, since functions do not depend on rows.
 
-        :param options: of that function, and constants of the model to change.
+        :param options: options of that function, and constants of the model to change.
         """
         return self._ask("posterior", options)
 
     def predict(self, *args: Any, num_samples: int = 1000, rng_key: Any = None, **kwargs: Any) -> dict[str, Any]:
-        """Draws of new outputs, by name of the site; each has ``mean``, ``sd``, ``quantile``, ``interval``.
+        """Draws of new outputs, by site name. Each has ``mean``, ``sd``, ``quantile``, ``interval``.
 
-        :param args: arguments of the model in the place of the data: inputs, without outputs. What is not given has its default,
-            or, if it is the last one and has none, is ``None``. Constants are those of the fit.
-        :param num_samples: draws of the guide, one of the outputs for each.
+        :param args: arguments of the model that replace the data: inputs, without outputs. Missing arguments get their defaults. If
+            the last one has no default, it is ``None``. Constants are those of the fit.
+        :param num_samples: number of draws from the guide, with one draw of the outputs for each.
         :param rng_key: default ``jax.random.PRNGKey(0)``.
-        :param kwargs: the same by name.
-        :return: outputs of rows that are independent given what the guide draws: of several outputs of one function, or for joint
-            draws, use ``numpyro.infer.Predictive``.
-        :raises TypeError: if the model needs more of its arguments.
+        :param kwargs: the same arguments, by name.
+        :return: draws of outputs, independent between rows given the guide's draw. For several outputs of one function, or for
+            joint draws, use ``numpyro.infer.Predictive``.
+        :raises TypeError: if the model needs more arguments.
         """
         return self._ask("predict", {"args": args, "num_samples": num_samples, "rng_key": rng_key, "given": kwargs})
 
     def check(self, num_rows: int | None = None, **options: Any) -> Any:
-        """One look at the fit: :func:`numpyro_orthgp.check`, with its losses.
+        """Check the fit with :func:`numpyro_orthgp.check`, including its losses.
 
-        :param num_rows: how many rows of the data to look at, evenly spread; by default all, or 5000 of more. The page says so.
-        :param options: of that function: ``held_out=(X_test, y_test)``, ``nuts=200``.
+        :param num_rows: how many rows to use, evenly spread; by default all, but at most 5000. The page says if it used a sample.
+        :param options: options of that function, such as ``held_out=(X_test, y_test)``, ``nuts=200``.
         """
         return self._ask("check", {"num_rows": num_rows, "losses": self.losses, **options})
 
@@ -175,7 +174,7 @@ class FitResult(_Fields):
         return copy
 
     def __getstate__(self) -> None:
-        """A model is a function, and its data may be large: a pickled result has its fields only."""
+        """A pickled result has only its fields: a model is a function, and data may be large."""
 
     def __repr__(self) -> str:
         loss = f"last loss {self.losses[-1]:.6g}, " if len(self.losses) else ""
@@ -185,10 +184,10 @@ class FitResult(_Fields):
 
 @dataclass(frozen=True)
 class Progress:
-    """What a ``callback`` sees after each call to the device.
+    """The argument of ``callback``, after each call to the device.
 
-    :param step: number of steps taken so far.
-    :param epoch: how many times the data have been seen, a fraction.
+    :param step: number of steps so far.
+    :param epoch: number of passes through the data so far, a fraction.
     :param losses: losses of the steps since the last call, NumPy, shape (number of steps,).
     """
 
@@ -203,5 +202,5 @@ class Progress:
         return -float(np.mean(self.losses, dtype=np.float64))
 
     def params(self) -> dict[str, Any]:
-        """The constrained parameters after ``step`` steps; nothing is computed unless this is called."""
+        """The constrained parameters after ``step`` steps, computed only when this is called."""
         return self._params()

@@ -1,20 +1,20 @@
-"""A run: what happens between calls to the device.
+"""A run: the work between calls to the device.
 
-**Reading ahead.** While the device computes, Python reads the rows of the next call, since JAX does not wait for what it starts.
-Blocks on disk take longer than one call: a thread reads the next window of them (``Batches``).
+**Reading ahead.** JAX computes asynchronously, so Python reads the rows of the next call while the device computes. Blocks on disk
+take longer than one call, so a thread reads their next window (``Batches``).
 
 **States are never overwritten** (no donated buffers), and a call is a pure function of its start. When a loss is not finite,
-the last good state is found by repeating the call for fewer steps, from its start or from that of the call before, so steps pay
-nothing for it. The last good state is the last one whose own loss was finite: the one after it came from a gradient that may
-not have been.
+the call is repeated for fewer steps, from its start or from that of the call before, to find the last good state. So steps have no
+extra cost. The last good state is the last one whose own loss was finite: the next one came from a gradient that may not have
+been finite.
 
-**NaN among the parameters** counts as a failed loss of the next step, so neither a checkpoint nor a result holds it. At which
-step it came, where no loss saw it, is found by bisection, so the answer does not depend on where calls end.
+**NaN among the parameters** counts as a failed loss of the next step, so checkpoints and results never contain it. If no loss saw
+it, bisection finds the step at which it appeared, so the answer does not depend on where calls end.
 
-**Ctrl-C** saves the last state and returns the best one. A process that goes on from a file whose next loss fails has no
-earlier state and returns that one.
+**Ctrl-C** saves the last state and returns the best one. If a process continues from a file and the next loss fails, there is no
+earlier state, and it returns the file's state.
 
-**Several processes end together**: what one raises, be it its reader, a callback or Ctrl-C, all raise at the end of the call.
+**Several processes end together**: an error in one (in its reader, a callback, or Ctrl-C) is raised in all at the end of the call.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Keeper:
 
     :param path: the file.
     :param every: steps between checkpoints.
-    :param fingerprint: what tells this run from others.
-    :param devices: where the run is; only its first process has a file.
-    :param batches: of which a stream must be where it was when a run goes on.
-    :param saved: the number of steps after which the file was written, if it is known.
+    :param fingerprint: identifies this run.
+    :param devices: devices of the run; only the first process has a file.
+    :param batches: the run's batches. If they are a stream, it must be at the same place when a run continues.
+    :param saved: the number of steps after which the file was written, if known.
     """
 
     path: Path
@@ -68,10 +68,10 @@ class Keeper:
     saved: int | None = None
 
     def begin(self, like: Any, resume: bool | str) -> tuple[Snapshot, np.ndarray] | None:
-        """The run so far and its losses; None if there is no file, or if it is not to be read.
+        """The run so far and its losses; ``None`` if there is no file, or it should not be read.
 
-        :param like: a state of the structure that the file's has.
-        :param resume: False not to read it, "anyway" to go on even from another problem's.
+        :param like: a state with the structure of the file's state.
+        :param resume: ``False`` to ignore the file, "anyway" to continue even from another problem's file.
         """
 
         def read() -> bytes | None:
@@ -93,8 +93,8 @@ class Keeper:
         return Snapshot(snapshot.step, state, windows._replace(best_state=best)), losses
 
     def save(self, snapshot: Snapshot, losses: np.ndarray) -> None:
-        """Write the run so far, unless the file holds just that. A disk that is full, say, is no reason to lose the fit."""
-        # Processes ask each other for it, and whether all have saved the step only the first knows.
+        """Write the run so far, unless the file is up to date. Errors, such as a full disk, do not end the fit."""
+        # All processes exchange the mark, before the check below: only the first knows whether this step is saved.
         last = None if isinstance(self.batches, Batches) else self.batches.mark(snapshot.step)
         if snapshot.step == self.saved:
             return
@@ -116,12 +116,12 @@ class Keeper:
 
 @dataclass
 class Run:
-    """All that a fit needs once it runs.
+    """Everything that a running fit needs.
 
-    ``now`` is where it stands and ``before`` where it stood one call earlier, if that was in this process. States are never
-    overwritten, so that a call can be repeated for fewer steps.
+    ``now`` is the current state, and ``before`` the state one call earlier, if that was in this process. States are never
+    overwritten, so a call can be repeated for fewer steps.
 
-    :param full: the data if every step sees all of them.
+    :param full: the data, if every step sees all rows.
     :param losses: shape (number of steps,), filled up to ``num_losses``.
     :param window: steps in a window.
     """
@@ -143,7 +143,7 @@ class Run:
     before: Snapshot | None = None
 
     def fit(self) -> FitResult:
-        """Take the steps, whatever comes between."""
+        """Run the fit, and handle interruptions."""
         bar = tqdm.tqdm(total=self.plan.num_steps, initial=self.now.step, disable=not self.show)
         try:
             status = self.train(bar)
@@ -154,7 +154,7 @@ class Run:
         if self.keeper is not None:
             try:
                 self.keeper.save(self.now, self.losses)
-            except KeyboardInterrupt:  # asked to stop, which it does once the file is whole
+            except KeyboardInterrupt:  # asked to stop: it stops once the file is complete
                 self.keeper.save(self.now, self.losses)
         step, state, windows = self.now
         if status in ("stopped early", "interrupted") and windows.best_state is not None:
@@ -163,7 +163,7 @@ class Run:
         return FitResult(self.svi.get_params(state), state, self.losses[: self.num_losses].copy(), status, step)
 
     def train(self, bar: Any) -> Status:
-        """Take all steps that are left, in calls to the device, and say how it ended.
+        """Take all remaining steps, in calls to the device, and return how the run ended.
 
         While the device computes, the rows of the next call are read from host memory.
         """
@@ -192,13 +192,13 @@ class Run:
         return "stopped early" if self.has_waited() else "finished"
 
     def sound_steps(self, batches: Any, losses: np.ndarray, nan: bool) -> int | None:
-        """Of a call's steps those before the first whose loss is not finite, or that starts with a parameter that is NaN.
+        """The number of a call's steps before the first one with a loss that is not finite or a NaN parameter at its start.
 
-        A parameter that not every loss sees may be NaN long before a loss is, so the call is repeated for fewer steps: the answer
-        must not depend on where calls end.
+        If not every loss depends on a parameter, it may be NaN long before a loss is. So the call is repeated for fewer steps:
+        the answer must not depend on where calls end.
 
         :param nan: whether a parameter is NaN at the end.
-        :return: their number; None if there is no such step.
+        :return: the number of steps; ``None`` if all are good.
         """
         bad = np.flatnonzero(~np.isfinite(losses))
         if not bad.size and not nan:
@@ -219,14 +219,14 @@ class Run:
         return self.early_stopping is not None and self.now.windows.waited >= self.early_stopping.patience
 
     def fetch(self, step: int, num: int) -> Any:
-        """What the device needs for ``num`` steps from ``step`` on."""
+        """The batches for ``num`` steps from ``step`` on."""
         if self.batches.is_full or not num:
             return self.full
         read = partial(self.batches.stacked, step, num, self.plan.capacity, self.devices.put_rows)
         return read() if isinstance(self.batches, Shards) else self.devices.together(read)
 
     def score(self, step: int, state: Any) -> Windows:
-        """The windows, with the one that ends at this step if one does."""
+        """The windows so far, including one that ends at this step, if any."""
         if step % self.window:
             return self.now.windows
         rule = self.early_stopping
@@ -256,10 +256,10 @@ class Run:
     def roll_back(self, bad: int, end: int) -> None:
         """Return to the last state whose loss was finite.
 
-        :param bad: the step, counted from 0, whose loss is the first that is not, or that is the first to start with a parameter
-            that is NaN; in that case perhaps ``end``.
+        :param bad: the first step, counted from 0, with a loss that is not finite or a NaN parameter at its start. For a NaN
+            parameter it may be ``end``.
         :param end: the step at which the call to the device ended.
-        :raises FloatingPointError: if there is none, because ``bad`` is 0.
+        :raises FloatingPointError: if there is no such state, because ``bad`` is 0.
         """
         is_loss = bad < end and not np.isfinite(self.losses[bad])
         what = f"loss of step {bad + 1} is {self.losses[bad]}" if is_loss else f"parameters after step {bad} are nan"
@@ -272,7 +272,7 @@ class Run:
         good = bad - 1
         start = self.now if good >= self.now.step else self.before
         if start is None:
-            # This process began here, so the state before, one step earlier, is not known; its parameters are not NaN.
+            # This process began here, so the state one step earlier is not known. The parameters here are not NaN.
             start, good = self.now, self.now.step
         state = start.state
         if good > start.step:

@@ -1,13 +1,13 @@
-"""Where training starts: the state that ``svi.init`` makes, by one compiled program where the guide allows it.
+"""The initial state of training, from ``svi.init``. It is computed by one compiled program if the guide allows it.
 
-Two things stand in the way of compiling ``svi.init``. Checks of values see none under ``jit``: ``inspect`` in ``errors.py``
-keeps them until the program has run. And NumPyro's guides keep arrays of their first call. Those of ``AutoDelta`` are known, and
-the program returns them too (``KeptArrays``). The ``hyper`` guide of ``AutoSparseGP`` is started first, by a call of ``svi.init``
-that ends there (``AutoSparseGP.prepared``).
+Two things prevent simple compilation of ``svi.init``. First, checks see no values under ``jit``: ``inspect`` in ``errors.py``
+delays the checks until the program has run. Second, NumPyro's guides keep arrays of their first call. The arrays of ``AutoDelta``
+are known, and the program returns them too (``KeptArrays``). The ``hyper`` guide of ``AutoSparseGP`` is started first, by a call
+of ``svi.init`` that ends there (``AutoSparseGP.prepared``).
 
-If anything raises, ``svi.init`` is called as NumPyro means it: whatever is wrong is said where it is, and models that cannot be
-compiled start as before. NumPyro's own checks of its distributions' arguments then see Python numbers and priors only. Of other
-arguments that are wrong the first loss is not finite as a rule, and ``fit`` says so.
+If anything raises, ``svi.init`` is called without compilation. The error then points to its cause, and models that cannot be
+compiled still start. In compiled programs, NumPyro checks distribution arguments only if they are Python numbers or belong to
+priors. Other wrong arguments usually make the first loss infinite or NaN, and ``fit`` reports that.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def initial_state(
 ) -> Any:
     """``svi.init`` for a batch of data.
 
-    Outside of ``jit`` it is compiled operation by operation, which takes longer than to compile a step. NumPyro's guides keep
-    arrays of their first call, which must not be under ``jit``; a guide with a method ``prepared`` can be made ready for it.
+    Without ``jit``, each operation is compiled separately, which takes longer than compiling a step. NumPyro's guides keep arrays
+    of their first call, so that call must not be under ``jit``. A guide with a method ``prepared`` can be prepared for ``jit``.
     """
     options = {} if init_params is None else {"init_params": init_params}
 
@@ -47,7 +47,7 @@ def initial_state(
     if (compiled := _way_to_compile(getattr(svi, "guide", None))) is not None:
         try:
             return compiled(svi, init, *jax.tree.map(jnp.asarray, given))
-        except Exception:  # an error, which is said best where it is, or what `jit` cannot do
+        except Exception:  # an error, best reported where it occurs, or something that `jit` cannot do
             logger.debug("svi.init is not compiled as a whole:", exc_info=True)
     return init(*given)
 
@@ -80,7 +80,7 @@ def _with_kept_arrays(svi: Any, init: Callable[..., Any], *given: Any) -> Any:
 
 def _checked(svi: Any, state: Any) -> Any:
     """
-    :raises TypeError: if the ``SVI`` has kept what only the program knows.
+    :raises TypeError: if the ``SVI`` has kept tracers of the program.
     """
     if not all(is_concrete(leaf) for leaf in jax.tree.leaves(svi.constrain_fn.args)):
         raise TypeError("Bounds that the model computes would be kept as tracers.")

@@ -1,8 +1,8 @@
 """Many steps of an SVI as one compiled program.
 
-Up to K steps are a ``fori_loop`` with a bound that is not known to the compiler: calls can end at a checkpoint, at the end of a
-window or earlier without compiling again. The body of the loop is the same for every K but K = 1, where XLA drops the axis of
-length one and rounds differently; arrays have room for two steps then.
+Up to K steps are a ``fori_loop`` whose bound the compiler does not know. So calls can end at a checkpoint, at the end of a window
+or earlier without another compilation. The body of the loop is the same for every K except K = 1, for which XLA drops the axis of
+length one and rounds differently. Arrays then have room for two steps.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from numpyro_orthgp.training.plates import PlatesOfBatch
 
 __all__ = ["Steps", "Update", "compile_steps", "strongly_typed", "update_of"]
 
-# From a state, batches and a number of steps: the state after them, their losses in an array of fixed length, and whether a
+# Maps a state, batches and a number of steps to the state after them, their losses in an array of fixed length, and whether a
 # parameter is NaN.
 Steps = Callable[[Any, Any, int], tuple[Any, jax.Array, jax.Array]]
 
-# From a state and a batch: the state after a step, and its loss.
+# Maps a state and a batch to the state after a step, and its loss.
 Update = Callable[[Any, Batch], tuple[Any, jax.Array]]
 
 
@@ -38,10 +38,10 @@ def update_of(
 ) -> Update:
     """One step of ``svi.update``.
 
-    :param num_rows: of all the data.
-    :param stands_for: number of observations that they stand for.
+    :param num_rows: number of rows of all data.
+    :param stands_for: number of observations that these rows stand for.
     :param kwargs: further keyword arguments of model and guide, constants of the program.
-    :param everywhere: sharding of what every device has a copy of, on a mesh.
+    :param everywhere: sharding for arrays that every device has a copy of, on a mesh.
     """
 
     def update(state: Any, batch: Batch) -> tuple[Any, jax.Array]:
@@ -55,13 +55,13 @@ def update_of(
 
 
 def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, devices: Devices) -> Steps:
-    """Up to ``capacity`` steps, whose number is not known to the compiler.
+    """A program for up to ``capacity`` steps. The compiler does not know their number.
 
-    It is a pure function and gives the same bits however steps are grouped into calls: the body of its loop is one step.
+    It is a pure function, and its results are bitwise equal however steps are grouped into calls: its loop body is one step.
 
     :param update: one step.
     :param is_full: whether every step sees the same rows; otherwise batches are stacked along a first axis.
-    :param devices: where what comes out is to be.
+    :param devices: devices for the results.
     """
 
     def run(state: Any, batches: Any, num: int) -> tuple[Any, jax.Array, jax.Array]:
@@ -78,7 +78,7 @@ def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, device
         key = (
             (step.key, nan.key, str(step.tree), capacity, is_full, everywhere, str(devices.of_state)) if known else None
         )
-        # What is kept must not hold on to arrays, which may be all the data.
+        # The cached program must not refer to arrays, which may be all the data.
         program = partial(_run, step.without_numbers(), nan.without_numbers(), capacity, is_full)
         options = {} if everywhere is None else {"out_shardings": (devices.of_state, everywhere, everywhere)}
         return compiled(key, partial(jax.jit, program, **options)), (step.numbers, nan.numbers)
@@ -97,14 +97,14 @@ def _run(
     batches: Any,
     num: jax.Array,
 ) -> tuple[Any, jax.Array, jax.Array]:
-    """The program: the numbers of both functions are its first argument."""
+    """The program. Its first argument contains the numbers of both functions."""
 
     def step(i: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
         state, losses = carry
         batch = batches
         if not is_full:
             batch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), batches)
-            # Without it the reading may be fused into the step, differently for different capacities.
+            # Otherwise XLA may fuse reading into the step, differently for different capacities.
             batch = lax.optimization_barrier(batch)
         state, loss = update(numbers[0], state, batch)
         return state, losses.at[i].set(jnp.asarray(loss, losses.dtype))
@@ -114,7 +114,7 @@ def _run(
 
 
 def strongly_typed(state: Any) -> Any:
-    """The state with the dtypes that steps return, where optimizers start from Python numbers: else it compiles twice."""
+    """The state with the dtypes that steps return. If an optimizer starts from Python numbers, this avoids a second compilation."""
 
     def convert(x: Any) -> Any:
         is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

@@ -1,4 +1,4 @@
-"""What was best so far, and when to stop for lack of anything better."""
+"""Early stopping, and the best state so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpyro_orthgp.errors import check_integer
 
 __all__ = ["EarlyStopping", "Windows", "default_window"]
 
-FEWEST_STEPS = 50  # of a window, unless the user says so
+FEWEST_STEPS = 50  # of a window, unless the user sets it
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class EarlyStopping:
         ogp.fit(..., early_stopping=ogp.EarlyStopping(patience=10))
         ogp.fit(..., early_stopping=ogp.EarlyStopping(5, metric=minus_held_out_log_density))
 
-    Steps are grouped into windows of equal length. The score of a window is the mean of its losses; the state at the end of the
-    window with the lowest score is the best one.
+    Steps are grouped into windows of equal length. The score of a window is the mean of its losses. The best state is that at the
+    end of the window with the lowest score.
 
-    :param patience: number of windows in a row without improvement that ends the run.
-    :param min_delta: by how much a score must be below the last one that counted as an improvement, in units of the loss or metric.
+    :param patience: the run ends after this many windows in a row without improvement.
+    :param min_delta: how far a score must be below the last improvement to count as another, in units of the loss or metric.
     :param every: steps in a window; by default one epoch, or as many epochs as make at least 50 steps.
-    :param metric: ``metric(params) -> float``, lower is better, is the score instead: evaluated at the end of each window, at the
-        constrained parameters. NaN counts as no improvement.
+    :param metric: a score to use instead: ``metric(params) -> float``, lower is better. It is evaluated at the end of each window
+        with the constrained parameters. NaN counts as no improvement.
     :raises ValueError: if ``patience`` or ``every`` is not a positive integer or ``min_delta`` is negative.
     """
 
@@ -50,7 +50,7 @@ class EarlyStopping:
 
 
 def default_window(num_rows: int, batch_size: int) -> int:
-    """Steps of one epoch, or of as many as make at least 50 steps."""
+    """Steps of one epoch, or of as many epochs as make at least 50 steps."""
     epoch = math.ceil(num_rows / batch_size)
     return epoch * math.ceil(FEWEST_STEPS / epoch)
 
@@ -58,11 +58,11 @@ def default_window(num_rows: int, batch_size: int) -> int:
 class Windows(NamedTuple):
     """Scores of the windows so far.
 
-    :param best_score: the lowest.
-    :param best_step: steps at the end of that window, 0 if there is none.
+    :param best_score: the lowest score.
+    :param best_step: number of steps at the end of the best window, 0 if there is none.
     :param best_state: the state there.
     :param mark: the last score that counted as an improvement.
-    :param waited: windows since then.
+    :param waited: number of windows since then.
     """
 
     best_score: float = math.inf
@@ -72,7 +72,7 @@ class Windows(NamedTuple):
     waited: int = 0
 
     def after(self, score: float, step: int, state: Any, min_delta: float = 0.0) -> Windows:
-        """With one more window, that ends after ``step`` steps in ``state``."""
+        """The windows with one more, which ends after ``step`` steps in ``state``."""
         windows = self._replace(mark=score, waited=0)
         if not score < self.mark - min_delta:
             windows = self._replace(waited=self.waited + 1)

@@ -1,4 +1,4 @@
-"""Batches of a source, as the loop asks for them."""
+"""Batches of a source, with the interface that the loop needs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from numpyro_orthgp.training.streams import Source, Stream, plain, size_of
 
 __all__ = ["Streamed"]
 
-MARKS = 4096  # steps back of which digests are kept: more than two calls to the device have
+MARKS = 4096  # digests are kept for this many steps, more than in two calls to the device
 
 
 class Streamed:
-    """Batches of a source, as the loop asks for them: the same interface as :class:`~numpyro_orthgp.training.batches.Batches`.
+    """Batches of a source, with the same interface as :class:`~numpyro_orthgp.training.batches.Batches`.
 
     :param source: a :class:`Source`.
-    :param batch_size: that the user said; None for the source's.
-    :param seed: words of the run's key, which have no say in the rows.
+    :param batch_size: the user's; ``None`` for the source's.
+    :param seed: words of the run's key, which do not affect the rows.
     :raises TypeError: for batches that are not numeric arrays in a tuple or dict.
-    :raises ValueError: for a ``batch_size`` that is not the source's, and a source that gives nothing.
+    :raises ValueError: if ``batch_size`` is not the source's, or the source has no batches.
     """
 
     is_full = False
@@ -44,10 +44,10 @@ class Streamed:
         self.counts.clear()
         self.steps, self.at = iter(source.batches(0)), 0
         self.recent: dict[int, Batch] = {}
-        self.held: dict[int, list[np.ndarray]] = {}  # batches, for what asks for rows
+        self.held: dict[int, list[np.ndarray]] = {}  # batches, for calls of `between`
         self.marks: dict[int, str] = {}
         self.expected: tuple[int, str, str] | None = None
-        # The first batch is looked at before it is taken, and not every source can give it twice.
+        # The first batch is inspected before its step, and not every source can give it twice.
         first = next(self.steps, None)
         if first is None:
             raise ValueError("The source of `data` gave no batch.")
@@ -78,14 +78,14 @@ class Streamed:
         return jax.tree.unflatten(self.tree, [jnp.asarray(a) for a in cast])
 
     def kept(self) -> Any:
-        """The first batch, as the data that a result is asked about."""
+        """The first batch, as the data of the result."""
         return jax.tree.unflatten(self.tree, self.arrays)
 
     def everything(self, put: Put) -> Batch:
         raise ValueError("A source of `data` gives batches, not all rows at once.")
 
     def go_to(self, step: int) -> None:
-        """Be at a step, by the source or, where it has begun and a new beginning may differ, by dropping what comes before."""
+        """Go to a step, by the source itself. If it has begun and a new start may differ, drop the batches before the step."""
         if step == self.at:
             return
         if step > self.at and isinstance(self.source, Stream) and not self.source.is_even():
@@ -95,24 +95,24 @@ class Streamed:
         self.at = step
 
     def until(self, step: int) -> None:
-        """Reading ahead is the loader's."""
+        """Does nothing: the loader reads ahead."""
 
     def mark(self, step: int) -> str | None:
-        """A digest of the first row of the batch before a step; None if it was not read here."""
+        """A digest of the first row of the batch before a step; ``None`` if it was not read here."""
         return self.marks.get(step)
 
     def expect(self, step: int, mark: str | None, name: str) -> None:
-        """Where a run goes on, the batch before its next step must be the one that it was: looked at if a step is taken.
+        """When a run continues, the batch before its next step must be the same as before. Checked only if a step is taken.
 
-        :param mark: of that batch when the file was written.
-        :param name: of the file.
+        :param mark: mark of that batch when the file was written.
+        :param name: name of the file.
         """
         if step and mark is not None:
             self.expected = step, mark, name
 
     def _check_expected(self) -> None:
         """
-        :raises ValueError: if it is another one.
+        :raises ValueError: if the batch differs.
         """
         if self.expected is None:
             return
@@ -128,11 +128,11 @@ class Streamed:
             )
 
     def stacked(self, step: int, num: int, capacity: int, put: Put) -> Batch:
-        """Batches of ``num`` steps from ``step`` on, arrays of shape (capacity, B, ...) of which the rest is zeros.
+        """Batches of ``num`` steps from ``step`` on, in arrays of shape (capacity, B, ...) filled up with zeros.
 
-        Those of the last calls are kept, to which a fit may return, since not every source can.
+        Batches of the last calls are kept, because a fit may return to them, and not every source can.
 
-        :raises ValueError: for a source that ends, or whose batches change their shapes.
+        :raises ValueError: if the source ends, or its batches change their shapes.
         """
         if step in self.recent:
             return self.recent[step]
@@ -148,7 +148,7 @@ class Streamed:
         return self.recent[step]
 
     def between(self, start: int, stop: int) -> tuple[list[np.ndarray], None]:
-        """The rows at these positions of all that the source gives, of each array shape (stop - start, ...)."""
+        """The rows at these positions of the source's whole sequence, shape (stop - start, ...) for each array."""
         first, last = start // self.batch_size, -(-stop // self.batch_size)
         shapes = [(last - first, self.batch_size, *shape) for shape in self.row_shapes]
         stacks = [np.zeros(shape, dtype) for shape, dtype in zip(shapes, self.dtypes, strict=True)]
@@ -180,7 +180,7 @@ class Streamed:
         self._warn_of_counts()
 
     def _warn_of_counts(self) -> None:
-        """Once: loaders that leave a short last batch out are meant to, as are generators of several epochs."""
+        """Warn only once: some loaders leave out a short last batch, and some generators span several epochs, on purpose."""
         N = self.num_rows
         wrong = [count for count in self.counts if count % N and not N - self.batch_size < count < N]
         if wrong:

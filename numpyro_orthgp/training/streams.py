@@ -1,7 +1,7 @@
-"""Data that a loader gives batch by batch: the protocol :class:`Source`, and :class:`Stream`, which makes loaders sources.
+"""Data from loaders, batch by batch: the protocol :class:`Source`, and :class:`Stream`, which turns a loader into a source.
 
-Shuffling, decoding, workers and reading ahead are the loader's. What is here is what a fit needs beside: batches of one size, the
-number of rows, and the same batches again when a run goes on.
+The loader does the shuffling, decoding, workers and reading ahead. This module adds what else a fit needs: batches of one size, the
+number of rows, and the same batches again when a run continues.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["Source", "Stream", "plain", "size_of"]
 
 @runtime_checkable
 class Source(Protocol):
-    """What may be the ``data`` of a fit beside arrays: anything with these two.
+    """The protocol for ``data`` of a fit other than arrays. It has two members.
 
-    The class of the source need not derive from this one. For kill and resume to stay exact, ``batches`` must give the same for the
-    same step, in any process. A source that cannot sets ``is_resumable = False``, and ``checkpoint=`` is refused.
+    A source need not derive from this class. To resume exactly, ``batches`` must give the same batches for the same step, in any
+    process. If a source cannot do so, set its ``is_resumable = False``; ``checkpoint=`` then raises an error.
     """
 
     num_rows: int
@@ -47,23 +47,23 @@ class Stream:
     ========================================  ========================================================================
     indexed: ``grain.MapDataset``, a list     by the index, at once
     of batches
-    iterable: ``grain.IterDataset`` or        by reading and dropping what was seen; exact if a loader that is made anew
+    iterable: ``grain.IterDataset`` or        by reading and dropping what was seen; exact if a newly made loader
     ``DataLoader``, torch ``DataLoader``,     gives the same batches (seed it: ``generator=``, ``seed=``)
     ``tf.data.Dataset``
-    function without arguments that makes     the same, and a second fit in one process begins anew too
+    function without arguments that makes     the same, and a second fit in one process starts again too
     one of these, or a generator
-    iterator                                  not: refused with ``checkpoint=``
+    iterator                                  not: ``checkpoint=`` raises an error
     ========================================  ========================================================================
 
-    A loader that ends is begun anew: that is an epoch. Its batches may be of any size, a short last one too: they are cut anew into
-    batches of one size, over the ends of epochs. A generator's function that ends is called again and gives the same order, unless
-    it shuffles by a random number that it keeps. Where an epoch gives fewer or more rows than ``num_rows`` says, a fit warns.
+    When a loader ends, an epoch ends, and the loader starts again. Its batches may have any size, and the last may be short: they
+    are cut into batches of one size, across the ends of epochs. When a generator ends, its function is called again. It gives the
+    same order, unless it keeps the state of its random numbers. If an epoch has fewer or more rows than ``num_rows``, a fit warns.
 
-    :param loader: see the table; its batches are tuples, lists or dicts of arrays (of NumPy, torch, TensorFlow, JAX).
-    :param num_rows: N; by default ``len(loader.dataset)``, which loaders of torch have.
+    :param loader: see the table. Its batches are tuples, lists or dicts of arrays (NumPy, torch, TensorFlow, JAX).
+    :param num_rows: N; by default ``len(loader.dataset)``, which torch loaders have.
     :param batch_size: rows of a step; by default those of the loader's first batch.
-    :raises TypeError: for what is no loader.
-    :raises ValueError: if the number of rows is not said and not known.
+    :raises TypeError: for objects that are not loaders.
+    :raises ValueError: if the number of rows is not given and not known.
     """
 
     def __init__(self, loader: Any, num_rows: int | None = None, batch_size: int | None = None) -> None:
@@ -86,24 +86,24 @@ class Stream:
         self.counts: list[int] = []  # rows of the epochs that ended
 
     def batches(self, step: int) -> Iterator[Any]:
-        """The batches from a step on; those before are dropped unless the loader is indexed by them."""
+        """The batches from a step on. Earlier ones are read and dropped, unless the loader is indexed by steps."""
         first = 0
         if step and self.is_even():
             first, step = step, 0
         return itertools.islice(_cut(self._pieces(first), self.batch_size), step, None)
 
     def is_even(self) -> bool:
-        """Whether the loader is indexed by batches of one size, which are those of the steps."""
+        """Whether the loader is indexed by batches, all of the size of a step."""
         if callable(self.loader) or not _is_indexed(self.loader):
             return False
         sizes = {size_of(plain(self.loader[i])) for i in (0, len(self.loader) - 1)}
         return len(sizes) == 1 and self.batch_size in (None, *sizes)
 
     def _pieces(self, first: int) -> Iterator[Any]:
-        """What the loader gives, epoch after epoch."""
+        """The loader's batches, epoch after epoch."""
         loader = self.loader() if callable(self.loader) and not _is_loader(self.loader) else self.loader
         if _is_indexed(loader) and type(loader).__module__.partition(".")[0] == "grain":
-            # Of an index beyond its length it draws the order of the next epoch.
+            # For an index beyond its length the loader draws the order of the next epoch.
             yield from (plain(loader[i]) for i in itertools.count(first))
         if _is_indexed(loader):
             yield from (plain(loader[i]) for i in range(first % len(loader), len(loader)))
@@ -152,7 +152,7 @@ def plain(batch: Any) -> Any:
 def size_of(batch: Any) -> int:
     """Rows of a batch.
 
-    :raises ValueError: if its arrays have different numbers of them.
+    :raises ValueError: if its arrays have different numbers of rows.
     """
     lengths = {len(a) if np.ndim(a) else 0 for a in jax.tree.leaves(batch)}
     if len(lengths) != 1 or not min(lengths):
@@ -173,7 +173,7 @@ def _cut(pieces: Iterator[Any], size: int | None) -> Iterator[Any]:
         if not held and num == size:
             yield piece
             continue
-        # Copies, as a loader may use its arrays again; in two calls, as tensors of torch do not know of a copy.
+        # Copies, as a loader may reuse its arrays. Two calls, as torch tensors do not support a copy argument.
         held.append([np.array(np.asarray(leaf)) for leaf in leaves])
         count += num
         if count >= size:

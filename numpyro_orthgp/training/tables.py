@@ -1,10 +1,10 @@
-"""Which parameters have a row for each of the data, and which rows of them a step sees, for :func:`lazy_rows`.
+"""For :func:`lazy_rows`: which parameters have one row per row of the data (tables), and which rows a step sees.
 
-The messages of NumPyro say it: a ``param`` site with an ``event_dim`` in a plate that picks the rows of the batch. That plate takes
-rows out of it. A table that has been reduced to the batch already is handed on without ``event_dim``, so that the plate leaves
-it as it is.
+NumPyro's messages show it: a table is a ``param`` site with an ``event_dim`` in a plate that picks the rows of the batch. The plate
+takes rows out of the table. A table already reduced to the batch is passed on without ``event_dim``, so the plate does not change
+it.
 
-**Batches may hold a row twice**, where an epoch ends within one: the gradients of both add up, as they do in a dense one.
+**A batch may contain a row twice**, if an epoch ends within it. The gradients of both add up, as in a dense gradient.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def known_rows(method: str) -> RowsOfBatch:
 
 
 class RowsOfBatch(Messenger):
-    """Finds the tables among parameters while a state begins, and hands rows of them on while a step is taken.
+    """Finds the tables among parameters when a state is made, and passes their rows on during a step.
 
-    As an outer handler it sees a parameter before the plate around it takes rows out of it.
+    It is an outer handler, so it sees a parameter before the parameter's plate takes rows out of it.
 
     :param size, batch_size, rows, everywhere: as for :func:`rows_of`.
     """
@@ -52,9 +52,9 @@ class RowsOfBatch(Messenger):
     def __init__(self, size: int, batch_size: int, rows: Array | None, everywhere: Sharding | None) -> None:
         super().__init__(None)
         self.size, self.batch_size, self.rows, self.everywhere = size, batch_size, rows, everywhere
-        self.sizes: dict[str, tuple[int, int]] = {}  # of plates, and how many rows each picks
-        self.tables: dict[str, int] = {}  # found, and the axis of their rows
-        self.given: frozenset[str] | None = None  # handed on, while a step is taken
+        self.sizes: dict[str, tuple[int, int]] = {}  # sizes of plates, and how many rows each picks
+        self.tables: dict[str, int] = {}  # tables found, and the axis of their rows
+        self.given: frozenset[str] | None = None  # tables passed on during a step
         self._token: Token[Any] | None = None
 
     def __enter__(self) -> RowsOfBatch:
@@ -85,7 +85,7 @@ class RowsOfBatch(Messenger):
             msg["kwargs"] = {name: value for name, value in msg["kwargs"].items() if name != "event_dim"}
 
     def _frame(self, msg: dict[str, Any]) -> Any:
-        """The plate of the data, if a parameter is in it and its rows are the plate's."""
+        """The plate of the data, if the parameter is in it and has one row per element."""
         frames = msg["cond_indep_stack"]
         own = [frame for frame in frames if self.sizes.get(frame.name) == (self.size, self.batch_size)]
         if not own or msg["kwargs"].get("event_dim") is None:
@@ -141,7 +141,7 @@ class RowsOfBatch(Messenger):
 
     @contextmanager
     def handed(self, rows: dict[str, Any]) -> Iterator[None]:
-        """Meanwhile these tables have the rows of the batch only."""
+        """A context in which these tables have only the rows of the batch."""
         self.given = frozenset(rows)
         try:
             yield
@@ -150,23 +150,23 @@ class RowsOfBatch(Messenger):
 
     def picked(self, num: int) -> Picked:
         """
-        :param num: rows of the tables.
+        :param num: number of rows of the tables.
         """
         if self.rows is None:
             return Picked(None, None, self.everywhere)
         rows = _constrained(self.rows, self.everywhere)
-        # Places that are left over get a number that no row has, so that nothing is put there.
+        # Unused places get a number that no row has, so that nothing is put there.
         unique, inverse = jnp.unique(rows, return_inverse=True, size=self.batch_size, fill_value=num)
         return Picked(unique, inverse, self.everywhere)
 
 
 @dataclass(frozen=True)
 class Picked:
-    """Rows of a batch, each once; None for all rows, in order.
+    """The distinct rows of a batch; ``None`` for all rows, in order.
 
-    :param unique: numbers of them, shape (B,), padded by one that no row has.
-    :param inverse: where each row of the batch stands among them, shape (B,).
-    :param sharding: of what every device has a copy of.
+    :param unique: their numbers, shape (B,), padded with a number that no row has.
+    :param inverse: index of each row of the batch in ``unique``, shape (B,).
+    :param sharding: sharding for arrays that every device has a copy of.
     """
 
     unique: Array | None
@@ -174,19 +174,19 @@ class Picked:
     sharding: Sharding | None
 
     def everywhere(self, x: Array) -> Array:
-        """On a mesh a copy for every device: else XLA may make as many tables as there are devices, and add them up."""
+        """On a mesh, copy ``x`` to every device. Otherwise XLA may make one table per device and add them up."""
         return x if self.unique is None else _constrained(x, self.sharding)
 
     def take(self, table: Array, axis: int) -> Array:
-        """Rows of a table; of places left over some row."""
+        """Rows of a table. Unused places get an arbitrary row."""
         return table if self.unique is None else self.everywhere(jnp.take(table, self.unique, axis, mode="clip"))
 
     def in_batch(self, rows: Array, axis: int) -> Array:
-        """As the batch has them."""
+        """Distinct rows, expanded to the rows of the batch."""
         return rows if self.inverse is None else jnp.take(rows, self.inverse, axis, mode="clip")
 
     def put(self, table: Array, rows: Array, axis: int) -> Array:
-        """The table with these rows; in place within a loop."""
+        """The table with these rows replaced; in place within a loop."""
         if self.unique is None:
             return rows
         at = (slice(None),) * axis + (self.unique,)
