@@ -25,7 +25,7 @@ In groups they add :math:`\alpha R_b` to the noise, which is then no longer diag
 :math:`|I + \alpha S_b^{-1/2} R_b S_b^{-1/2}|`. fitc becomes the objective of the partially independent conditional (Snelson and
 Ghahramani 2007), pep that of power expectation propagation with blocks (Bui and Titsias 2025).
 
-All bounds need :math:`\Lambda = I + A S^{-1} A^\top` and a few sums (:class:`Statistics`), which add up over blocks of data. With
+All of these need :math:`\Lambda = I + A S^{-1} A^\top` and a few sums (:class:`Statistics`), which add up over data blocks. With
 several orthogonal sets and mean-field over sets, the best Gaussians have the diagonal blocks :math:`\Lambda_{ii}` as precisions and
 the exact joint mean :math:`\Lambda^{-1} A S^{-1} y`. Then :math:`\sum_i \log |\Lambda_{ii}|` replaces :math:`\log |\Lambda|`, which
 for two sets is Eq. 21 of Shi et al. 2020 at its best q(v).

@@ -8,8 +8,8 @@ first two moments of f(x) are
 which are sums of the psi statistics of :mod:`numpyro_orthgp.kernels.expectations`. Under Gaussian noise the expected log density
 depends only on these moments. So the bound of the Bayesian GP-LVM, with q(u) kept rather than integrated out, is exact on
 minibatches, without draws (Damianou, Titsias, Lawrence 2016, Sec. 3.3, before the optimization over q(u)). The same holds for its
-tightened form, if v of each point (Titsias 2025, App. B.5), or V of each group (:mod:`numpyro_orthgp.functions.groups`), does not
-depend on x.
+tightened form, whose v of each point (Titsias 2025, App. B.5), or V of each group (:mod:`numpyro_orthgp.functions.groups`), does
+not depend on x.
 
 At the best q(u) the bound equals the collapsed one, loose or tight, up to rounding. Other likelihoods refuse these moments. Mixing
 refuses them too, since functions that are independent at each input are not independent on average.

@@ -58,9 +58,7 @@ class Marginals:
     groups: Array | None = None
     lead: int = field(default=0, metadata={"static": True})
 
-    __array_ufunc__ = (
-        None  # so that numpy array + Marginals calls `__radd__`, and does not add us to each of its entries
-    )
+    __array_ufunc__ = None  # numpy array + Marginals calls `__radd__`, instead of adding us to each entry
 
     @property
     def shape(self) -> tuple[int, ...]:

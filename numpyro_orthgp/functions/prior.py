@@ -55,9 +55,7 @@ def joint_root(kernel: Any, features: Sequence[Feature], blocks: Sequence[Block]
     """
     K, unit = covariance_of_rows(kernel, X), scale_of_rows(kernel, X)
     with_sets = [covariance_with_rows(kernel, s, X) for s in features]
-    if (
-        unit is not None
-    ):  # jitter is relative to the mean variance, and variances of values and slopes may differ widely
+    if unit is not None:  # jitter is relative to the mean variance; values and slopes may differ by orders of magnitude
         K, with_sets = K / unit[..., :, None] / unit[..., None, :], [C / unit[..., None, :] for C in with_sets]
     scale = jitter_scale(diagonal(K))
     rows = [[other.covariance(kernel, s) for other in features[: i + 1]] for i, s in enumerate(features)]

@@ -70,7 +70,7 @@ class Block:
         posterior paths) needs it.
     :param carrier: zeros that carry the whitener's derivative to its products, shape (..., M_i, M_i), see
         :func:`~numpyro_orthgp.math.cholesky.relative_carrier`; or ``None`` if the whitener does so itself.
-    :param triangular: whether the whitener is lower triangular, as from :func:`decompose`; after :func:`turn` it is not.
+    :param triangular: whether the whitener is lower triangular, as from :func:`decompose`; :func:`turn` does not keep this.
     """
 
     whitener: Array

@@ -25,7 +25,7 @@ __all__ = ["EvenRows", "InModelOrder", "KeysUsed", "OutputsByRow", "SamePlates",
 
 
 def hidden_by_mask(name: str, names: Container[str]) -> bool:
-    """Whether a site is the hidden part of a site with `obs_mask`; NumPyro calls both {site}_unobserved and {site}_observed."""
+    """Whether a site is the hidden part of a site with `obs_mask`, {site}_unobserved; the other part is {site}_observed."""
     return name.endswith("_unobserved") and name.removesuffix("_unobserved") + "_observed" in names
 
 

@@ -23,7 +23,7 @@ __all__ = ["Chosen", "Tasks"]
 
 
 class Chosen(NamedTuple):
-    """The K functions that each row sees: those that all rows see, and possibly one that the row names.
+    """The K functions that each row sees: K - 1 that all rows see and one that the row names, or K that all rows see.
 
     :param shared: number of functions that all rows see, which are the first ones of f.
     :param own: index of the further function of each row, shape (B,), integers; ``None`` if there is none.
