@@ -10,7 +10,7 @@ variables u,
     \ge E_{h} \log \tfrac1S \sum_s w_s e^{E_{q(u_L)} \ell_s}
 
 The second step takes the last layer's expectation in closed form; it holds because log-sum-exp is convex. The draws of a point
-share the inducing variables of all layers.
+share the inducing variables of all layers that they pass.
 
 With one draw this is a bound for the deep GP itself. With more draws it is a bound for another model: there, as in FITC, residuals
 of inner layers are independent between data points given the inducing variables. The reason is that the average is taken point by

@@ -230,9 +230,7 @@ class Marginals:
         """
         which = arithmetic.check_rows(which, self.mean, self.lead)
         inspect(partial(arithmetic.refuse_no_output, self.shape[-1]), which)
-        which = jnp.where(
-            which < 0, self.shape[-1], which
-        )  # under `jit` negative indices give NaN, not the last output
+        which = jnp.where(which < 0, self.shape[-1], which)  # under `jit` negative indices give NaN
         if self.groups is not None:
             raise ValueError(
                 "Rows of one group would be of different functions. Leave `group_size` out for what `pick` chooses from."
