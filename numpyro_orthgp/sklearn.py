@@ -1,8 +1,8 @@
 """scikit-learn estimators for :func:`numpyro_orthgp.regression` and :func:`numpyro_orthgp.classification`. The library itself does
 not import this module, which needs scikit-learn::
 
-from numpyro_orthgp.sklearn import GPClassifier, GPRegressor
-scores = cross_val_score(GPRegressor(M=100), X, y)
+    from numpyro_orthgp.sklearn import GPClassifier, GPRegressor
+    scores = cross_val_score(GPRegressor(M=100), X, y)
 """
 
 from __future__ import annotations

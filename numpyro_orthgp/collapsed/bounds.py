@@ -164,7 +164,7 @@ def statistics(
 
 
 def _whitened_by_groups(moments: Moments, Y: Array, precision: Array, C: Array) -> tuple[Moments, Array, Array, Array]:
-    """Points, outputs and precisions whitened from non-diagonal to unit noise, and the addition to log |noise|.
+    """Points, outputs and precisions whitened from non-diagonal to unit noise, and the addition to the noise's log determinant.
 
     :param C: the noise covariance of each group, scaled by ``precision``.
     """
