@@ -1,8 +1,8 @@
-"""scikit-learn's protocol for :func:`numpyro_orthgp.regression` and :func:`numpyro_orthgp.classification`. Nothing imports this
-module but those who have scikit-learn::
+"""scikit-learn estimators for :func:`numpyro_orthgp.regression` and :func:`numpyro_orthgp.classification`. The library itself does
+not import this module, which needs scikit-learn::
 
-from numpyro_orthgp.sklearn import GPClassifier, GPRegressor
-scores = cross_val_score(GPRegressor(M=100), X, y)
+    from numpyro_orthgp.sklearn import GPClassifier, GPRegressor
+    scores = cross_val_score(GPRegressor(M=100), X, y)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["GPClassifier", "GPRegressor"]
 
 
 class _Estimator(BaseEstimator):
-    """What the two have in common: options, and tables or arrays with missing entries."""
+    """Base class of both estimators: options, and tables or arrays with missing entries."""
 
     def __init__(
         self, time: float | None = 60.0, M: int | None = None, num_steps: int | None = None, random_state: int = 0
@@ -53,10 +53,10 @@ class _Estimator(BaseEstimator):
 
 
 class GPRegressor(RegressorMixin, _Estimator):
-    """A Gaussian-process regression with nothing to choose, as a scikit-learn estimator.
+    """Gaussian-process regression as a scikit-learn estimator; all options have defaults.
 
-    It is :func:`numpyro_orthgp.regression`, which ``gp_`` holds after ``fit``; ``score`` is R^2. Arrays of numbers with missing
-    entries (NaN) are taken as they are; text and categories need a pandas table.
+    After ``fit``, ``gp_`` holds the result of :func:`numpyro_orthgp.regression`. ``score`` is R^2. Arrays of numbers may have
+    missing entries (NaN). Text and categories need a pandas table.
 
     >>> import numpy as np
     >>> from numpyro_orthgp.sklearn import GPRegressor
@@ -66,10 +66,10 @@ class GPRegressor(RegressorMixin, _Estimator):
     >>> mean.round(0), std.shape
     (array([105.,  95.]), (2,))
 
-    :param time: seconds, as for :func:`numpyro_orthgp.regression`.
+    :param time: time limit in seconds, as for :func:`numpyro_orthgp.regression`.
     :param M: number of inducing points, likewise.
-    :param num_steps: the most steps of each search, likewise.
-    :param random_state: an integer, for which rows are held out.
+    :param num_steps: maximum number of steps of each search, likewise.
+    :param random_state: an integer seed, which decides which rows are held out.
     """
 
     def fit(self, X: Any, y: Any) -> GPRegressor:
@@ -77,13 +77,13 @@ class GPRegressor(RegressorMixin, _Estimator):
 
         :param X: shape (N, D).
         :param y: shape (N,).
-        :return: itself.
+        :return: the estimator.
         :raises ValueError: as :func:`numpyro_orthgp.regression`.
         """
         return self._fit(regression, X, y, y_numeric=True)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Means of new outputs, and with ``return_std`` their standard deviations, noise included, as a second array.
+        """Means of new outputs. With ``return_std`` their standard deviations, noise included, are a second array.
 
         :param X: shape (N, D).
         """
@@ -92,10 +92,10 @@ class GPRegressor(RegressorMixin, _Estimator):
 
 
 class GPClassifier(ClassifierMixin, _Estimator):
-    """A Gaussian-process classification with nothing to choose, as a scikit-learn estimator.
+    """Gaussian-process classification as a scikit-learn estimator; all options have defaults.
 
-    It is :func:`numpyro_orthgp.classification`, which ``gp_`` holds after ``fit``; ``score`` is the share of right labels. Arrays
-    of numbers with missing entries (NaN) are taken as they are; text and categories among the columns need a pandas table.
+    After ``fit``, ``gp_`` holds the result of :func:`numpyro_orthgp.classification`. ``score`` is the accuracy. Arrays of numbers
+    may have missing entries (NaN). Columns of text and categories need a pandas table.
 
     >>> import numpy as np
     >>> from numpyro_orthgp.sklearn import GPClassifier
@@ -106,10 +106,10 @@ class GPClassifier(ClassifierMixin, _Estimator):
     >>> estimator.predict(new), estimator.predict_proba(new).shape
     (array(['up', 'down'], dtype='<U4'), (2, 2))
 
-    :param time: seconds, as for :func:`numpyro_orthgp.classification`.
+    :param time: time limit in seconds, as for :func:`numpyro_orthgp.classification`.
     :param M: number of inducing points, likewise.
-    :param num_steps: the steps of each search, likewise.
-    :param random_state: an integer, for which rows are held out.
+    :param num_steps: number of steps of each search, likewise.
+    :param random_state: an integer seed, which decides which rows are held out.
     """
 
     def fit(self, X: Any, y: Any) -> GPClassifier:
@@ -117,7 +117,7 @@ class GPClassifier(ClassifierMixin, _Estimator):
 
         :param X: shape (N, D).
         :param y: shape (N,).
-        :return: itself, with ``classes_``, the labels in order.
+        :return: the estimator, with the labels in order as ``classes_``.
         :raises ValueError: as :func:`numpyro_orthgp.classification`.
         """
         if y is not None:

@@ -1,11 +1,11 @@
-r"""Collapsed bounds of Gaussian-process regression: q(u) is integrated out, and what is left are sums over data points.
+r"""Collapsed bounds of Gaussian-process regression: with q(u) integrated out they are sums over data points.
 
 With the projections :math:`A` of the inputs (:mod:`numpyro_orthgp.functions.projection`), :math:`Q_{ff} = A^\top A`, noise
-variances :math:`\sigma_i^2` in :math:`S`, and the variance :math:`r_i = k_{ii} - q_{ii}` that no inducing variable explains,
+variances :math:`\sigma_i^2` in :math:`S`, and the residual variance :math:`r_i = k_{ii} - q_{ii}`,
 
 .. math:: \log p(y) \ge \log N(y \mid 0, Q_{ff} + S) - \tfrac12 \sum_i c(r_i / \sigma_i^2).
 
-Bounds differ in the charge c for what is not explained:
+Bounds differ in the cost c of the residual:
 
 =============  ==================================================================  ==========================================
 ``bound``      :math:`\sum_i c(\rho_i)`, with :math:`\rho_i = r_i / \sigma_i^2`      source
@@ -15,26 +15,26 @@ artemev2021    :math:`N \log(1 + \tfrac1N \sum_i \rho_i)`                       
 titsias2025    :math:`\sum_i \log(1 + \rho_i)`                                     Titsias 2025, Eq. 16
 =============  ==================================================================  ==========================================
 
-"titsias2025" has a charge for groups of rows too: with the covariance :math:`R_b` of what is not explained of group b, and the
-noise :math:`S_b`, :math:`\sum_b \log |I + S_b^{-1/2} R_b S_b^{-1/2}|` (:mod:`numpyro_orthgp.functions.groups`).
+"titsias2025" also has a cost for groups of rows. With the residual covariance :math:`R_b` of group b and the noise :math:`S_b`, it
+is :math:`\sum_b \log |I + S_b^{-1/2} R_b S_b^{-1/2}|` (:mod:`numpyro_orthgp.functions.groups`).
 
-For comparison there are approximations that are no bounds: "dtc" charges nothing; "fitc" adds :math:`r_i` to the noise; "pep"
-(power expectation propagation, Bui, Yan and Turner 2017) adds :math:`\alpha r_i` and charges
+Other approximations are no bounds, and serve for comparison. "dtc" has no cost. "fitc" adds :math:`r_i` to the noise. "pep"
+(power expectation propagation, Bui, Yan and Turner 2017) adds :math:`\alpha r_i` and has the cost
 :math:`\tfrac{1 - \alpha}{\alpha} \log(1 + \alpha \rho_i)` (Titsias 2025, Eq. 25): titsias2009 as alpha goes to 0, fitc at 1.
-In groups they add :math:`\alpha R_b` to the noise, which then is no longer diagonal, and charge the logarithm of
-:math:`|I + \alpha S_b^{-1/2} R_b S_b^{-1/2}|`: fitc becomes the objective of the partially independent conditional (Snelson and
+In groups they add :math:`\alpha R_b` to the noise, which is then no longer diagonal, and the cost has the logarithm of
+:math:`|I + \alpha S_b^{-1/2} R_b S_b^{-1/2}|`. fitc becomes the objective of the partially independent conditional (Snelson and
 Ghahramani 2007), pep that of power expectation propagation with blocks (Bui and Titsias 2025).
 
-All of it needs :math:`\Lambda = I + A S^{-1} A^\top` and a few sums (:class:`Statistics`), which add up over blocks of data. With
-several orthogonal sets, mean-field over sets, the best Gaussians have precisions :math:`\Lambda_{ii}`, the diagonal blocks, and the
-exact joint mean :math:`\Lambda^{-1} A S^{-1} y`; then :math:`\log |\Lambda|` becomes :math:`\sum_i \log |\Lambda_{ii}|`, which for
-two sets is Eq. 21 of Shi et al. 2020 at its best q(v).
+All of these need :math:`\Lambda = I + A S^{-1} A^\top` and a few sums (:class:`Statistics`), which add up over data blocks. With
+several orthogonal sets and mean-field over sets, the best Gaussians have the diagonal blocks :math:`\Lambda_{ii}` as precisions and
+the exact joint mean :math:`\Lambda^{-1} A S^{-1} y`. Then :math:`\sum_i \log |\Lambda_{ii}|` replaces :math:`\log |\Lambda|`, which
+for two sets is Eq. 21 of Shi et al. 2020 at its best q(v).
 
-**The default is "titsias2025"**: the tightest of those that cost O(N M^2).
+**The default is "titsias2025"**, the tightest bound that costs O(N M^2).
 
-**Several sets.** With sets independent under q the collapsed SOLVE-GP at its best q(v) is this one formula for any number of
-sets. It costs the joint factor of all sets, as much as one set of all points, which gives the better bound: it is there to
-compare with. The cheaper form of Shi et al. 2020, Eq. 21, takes q(v) as given (:func:`~numpyro_orthgp.orthogonal`).
+**Several sets.** With sets independent under q, the collapsed SOLVE-GP at its best q(v) is this one formula for any number of
+sets. It costs the joint Cholesky factor of all sets, as much as one set of all points, which gives the better bound. So it serves
+for comparison. The cheaper form of Shi et al. 2020, Eq. 21, takes q(v) as given (:func:`~numpyro_orthgp.orthogonal`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ GROUPED = ("titsias2025", "fitc", "pep")
 
 
 class Bound(NamedTuple):
-    """Which bound is meant.
+    """A bound and its options.
 
     :param name: one of ``BOUNDS``.
     :param alpha: the power of "pep".
@@ -83,15 +83,15 @@ class Bound(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    r"""Sums over points for C outputs that share covariances; leading axes (...) where outputs have their own.
+    r"""Sums over points for C outputs that share covariances; with leading axes (...) if outputs have their own.
 
     :param gram: :math:`A S^{-1} A^\top`, shape (..., M, M).
     :param product: :math:`A S^{-1} y`, shape (..., M, C).
     :param square: :math:`\sum y^2 / \sigma^2` over points and outputs, shape (...).
     :param log_noise: :math:`\sum_i \log \sigma_i^2`, for each output, shape (...).
-    :param charge: the sum for which the residual is charged, for each output, shape (...).
+    :param charge: the sum of residual costs, for each output, shape (...).
     :param num: number of points with an observation, shape (...).
-    :param offset: where given, :math:`m_0`, shape (..., M, C): ``product`` and ``square`` are those of :math:`y - A^\top m_0`.
+    :param offset: :math:`m_0`, shape (..., M, C): if given, ``product`` and ``square`` are those of :math:`y - A^\top m_0`.
     """
 
     gram: Array
@@ -104,16 +104,16 @@ class Statistics(NamedTuple):
 
 
 class Moments(NamedTuple):
-    r"""What the points of one block contribute before noise comes in.
+    r"""Contributions of the points of one block, without noise.
 
-    :param first: :math:`A`, or its expectation where inputs are uncertain, shape (..., M, B).
+    :param first: :math:`A`, or its expectation if inputs are uncertain, shape (..., M, B).
     :param residual: (expected) residual variances, shape (..., B).
-    :param second: where inputs are uncertain :math:`E[k_i k_i^\top]` for each point, :math:`A_i = W k_i`, shape (B, M, M).
-    :param whitener: that :math:`W`, shape (M, M).
-    :param factors: where given, F, shape (S, B, M), and F F' - R F F' R' belongs to the second moment too.
-    :param kept: that R, shape (M, M).
-    :param spread: the covariance of :math:`A_i`, shape (B, M, M), where there is no ``second``.
-    :param groups: the covariance of what is not explained within groups of points, shape (..., n, G, G).
+    :param second: for uncertain inputs, :math:`E[k_i k_i^\top]` of each point, with :math:`A_i = W k_i`, shape (B, M, M).
+    :param whitener: the matrix :math:`W`, shape (M, M).
+    :param factors: F, shape (S, B, M): if given, the second moment also contains F F' - R F F' R'.
+    :param kept: the matrix R, shape (M, M).
+    :param spread: the covariance of :math:`A_i`, shape (B, M, M), if there is no ``second``.
+    :param groups: the residual's covariance within groups of points, shape (..., n, G, G).
     """
 
     first: Array
@@ -131,11 +131,11 @@ def statistics(
 ) -> Statistics:
     r"""The sums over one block of points.
 
-    :param Y: outputs, shape (..., B, C); anything finite where there is no observation.
-    :param precision: :math:`1 / \sigma_i^2`, zero where there is no observation, shape (..., B).
-    :param explained: variance of each point and output under a q of orthogonal sets that is not optimized here, summed over
+    :param Y: outputs, shape (..., B, C); any finite values where missing.
+    :param precision: :math:`1 / \sigma_i^2`, zero where missing, shape (..., B).
+    :param explained: variance of each point under a given q of orthogonal sets, which is not optimized here, summed over
         outputs, shape (..., B).
-    :param offset: :math:`m_0`, shape (..., M, C), where outputs are to be those less :math:`A^\top m_0`.
+    :param offset: :math:`m_0`, shape (..., M, C), to subtract :math:`A^\top m_0` from outputs.
     """
     if offset is not None:
         Y = Y - matmul(jnp.swapaxes(moments.first, -1, -2), offset)
@@ -164,9 +164,9 @@ def statistics(
 
 
 def _whitened_by_groups(moments: Moments, Y: Array, precision: Array, C: Array) -> tuple[Moments, Array, Array, Array]:
-    """Points, outputs and precisions with noise that is not diagonal, as those of unit noise; and what log |noise| has more.
+    """Points, outputs and precisions whitened from non-diagonal to unit noise, and the addition to the noise's log determinant.
 
-    :param C: the noise of each group in units of ``precision``.
+    :param C: the noise covariance of each group, scaled by ``precision``.
     """
     W, size = inverse_cholesky(C, jnp.ones(C.shape[:-2], C.dtype)), C.shape[-1]
     root = jnp.sqrt(precision)[..., None, :]
@@ -198,7 +198,7 @@ def _outer(moments: Moments, precision: Array) -> Array:
 
 def _charge(ratio: Array, bound: Bound, log_one_plus: Callable[[Array], Array]) -> Array:
     """
-    :param ratio: of the residual to the noise, shape (..., B), or (..., n, G, G) for groups.
+    :param ratio: ratio of the residual to the noise, shape (..., B), or (..., n, G, G) for groups.
     :param log_one_plus: log(1 + ratio), shape (..., B) or (..., n).
     """
     if bound.name in ("titsias2009", "artemev2021", "conditional"):
@@ -228,7 +228,7 @@ def log_evidence(sums: Statistics, sizes: Sequence[int], bound: str) -> Array:
 def optimum(sums: Statistics, sizes: Sequence[int]) -> list[tuple[Array, Array]]:
     r"""The best q of each set's whitened variables: :math:`N(\Lambda^{-1} A S^{-1} y, \Lambda_{ii}^{-1})`.
 
-    For one set Titsias 2025, Eqs. 29-30, whitened.
+    For one set these are Titsias 2025, Eqs. 29-30, whitened.
 
     :return: for each set the means, shape (..., M_i, C), and the lower-triangular factor of the covariance, (..., M_i, M_i).
     """
@@ -245,7 +245,7 @@ def best_mean(sums: Statistics) -> Array:
 
 
 def log_upper_bound(sums: Statistics) -> Array:
-    r"""An upper bound of log p(y) (Titsias 2014, "Variational inference for Gaussian and determinantal point processes").
+    r"""An upper bound on log p(y) (Titsias 2014, "Variational inference for Gaussian and determinantal point processes").
 
     .. math:: \log p(y) \le -\tfrac12 \log |2 \pi (Q_{ff} + S)| - \tfrac12 \tilde y^\top (\tilde Q_{ff} + (1 + t) I)^{-1} \tilde y
 
@@ -261,13 +261,13 @@ def log_upper_bound(sums: Statistics) -> Array:
 
 
 def conditional_gain(sums: Statistics, A: Array, residual: Array, precision: Array) -> Array:
-    r"""What the bound of Shi et al. 2020, App. B (Eqs. 11-12), adds to titsias2009 for each output: O(N^2 M).
+    r"""The gain of the bound of Shi et al. 2020, App. B (Eqs. 11-12), over titsias2009 for each output, at cost O(N^2 M).
 
     .. math:: \tfrac12 \mathrm{tr}(S^{-1} R) - \tfrac12 \mathrm{tr}\big((Q_{ff} + S)^{-1} R\big)
         = \tfrac12 \mathrm{tr}\big(\Lambda^{-1} A S^{-1} R S^{-1} A^\top\big)
 
     :param A: projections on the first set, shape (..., M, N).
-    :param residual: R, covariance of what it does not explain, shape (..., N, N).
+    :param residual: R, the residual's covariance, shape (..., N, N).
     :param precision: shape (..., N).
     """
     W, _ = _factors(sums.gram, (sums.gram.shape[-1],))
@@ -278,8 +278,8 @@ def conditional_gain(sums: Statistics, A: Array, residual: Array, precision: Arr
 def _least_square(sums: Statistics, W: Array, noise: Array | None = None) -> Array:
     r""":math:`\min_m \sum_i (y_i - a_i^\top m)^2 / \sigma_i^2 + c |m|^2`, shape (...).
 
-    Without an offset this is a small difference of two large numbers, where the signal is far above the noise. With
-    :math:`m = m_0 + \delta` it is the same minimum over :math:`\delta`; if :math:`m_0` is near the best m, both numbers are small.
+    Without an offset this is a small difference of two large numbers, if the signal is far above the noise. With
+    :math:`m = m_0 + \delta` the minimum over :math:`\delta` is the same. If :math:`m_0` is near the best m, both numbers are small.
 
     :param W: inverse Cholesky factor of :math:`A S^{-1} A^\top + c I`.
     :param noise: c, shape (...); by default 1.
@@ -301,7 +301,7 @@ def _factors(outer: Array, sizes: Sequence[int]) -> tuple[Array, Array]:
     r"""The inverse Cholesky factor of :math:`\Lambda` and :math:`\sum_i \log |\Lambda_{ii}|`."""
     precision = added_identity(outer)
     W = _inverse_cholesky(precision)
-    # The factor of the first block is the first block of the factor.
+    # The first block of the factor is the factor of the first block.
     diagonals = [diagonal(W)[..., : sizes[0]]]
     for part in _parts(sizes)[1:]:
         diagonals.append(diagonal(_inverse_cholesky(precision[..., part, part])))
@@ -313,7 +313,7 @@ def _parts(sizes: Sequence[int]) -> list[slice]:
 
 
 def _inverse_cholesky(precision: Array) -> Array:
-    # At least the identity in exact arithmetic, but rounding of sums over millions of points may say otherwise.
+    # In exact arithmetic it is at least the identity, but rounding in sums over millions of points may break this.
     return inverse_cholesky(precision, _scale(precision))
 
 

@@ -1,4 +1,4 @@
-"""What `CollapsedGP` accepts: options that go together, noise and outputs of the right shape."""
+"""Checks of the arguments of `CollapsedGP`: compatible options, and shapes of noise and outputs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MAX_CONDITIONAL = 5000
 
 
 def check_bound(bound: str, alpha: Any, N: int, num_sets: int, given: bool, uncertain: bool) -> float:
-    """Whether the bound goes with the rest; return alpha (1 where there is no choice).
+    """Check the bound against the other options; return alpha (1 for bounds without alpha).
 
-    :raises ValueError: if it does not.
+    :raises ValueError: if they are incompatible.
     """
     check_option("bound", bound, BOUNDS)
     if (bound == "pep") != (alpha is not None):
@@ -60,7 +60,7 @@ def check_bound(bound: str, alpha: Any, N: int, num_sets: int, given: bool, unce
 def check_group_size(group_size: Any, bound: str, N: int) -> int | None:
     """The number of points in a group, at most N; or ``None``.
 
-    :raises ValueError: for anything else, or where the bound has no groups.
+    :raises ValueError: for anything else, or if the bound has no groups.
     """
     if group_size is None:
         return None
@@ -70,9 +70,9 @@ def check_group_size(group_size: Any, bound: str, N: int) -> int | None:
 
 
 def check_given(given: Sequence[Whitened] | None, features: Sequence[Feature]) -> None:
-    """Whether what is given of further sets fits them.
+    """Check that the given Gaussians match the further sets.
 
-    :raises ValueError, TypeError: if it does not.
+    :raises ValueError, TypeError: if they do not.
     """
     if given is None:
         return
@@ -113,7 +113,7 @@ def _refuse_no_noise(noise: Array) -> None:
 def check_observed(observed: Any, N: int) -> Array | None:
     """The mask of observations, shape (N, 1) or (N, D), or ``None``.
 
-    :raises TypeError, ValueError: if it is no boolean array of such a shape.
+    :raises TypeError, ValueError: if it is not a boolean array of such a shape.
     """
     if observed is None:
         return None
@@ -139,7 +139,7 @@ def check_loc(loc: Any, N: int) -> Array:
 
 
 def check_columns(num_outputs: int | None, parts: dict[str, Array | None]) -> int | None:
-    """The number D of outputs, as far as it is known: what the user says, or what a part has columns for.
+    """The number D of outputs, if known, from the user or from the columns of a part.
 
     :raises ValueError: if these disagree.
     """
@@ -154,7 +154,7 @@ def check_columns(num_outputs: int | None, parts: dict[str, Array | None]) -> in
 def check_block_size(block_size: Any) -> int | None:
     """A positive number of rows, or ``None``.
 
-    :raises ValueError: if it is something else.
+    :raises ValueError: for anything else.
     """
     if block_size is None:
         return None

@@ -1,7 +1,7 @@
 """`CollapsedGP`: outputs of Gaussian-process regression as a NumPyro distribution whose log density is a collapsed bound.
 
-It learns the number of outputs from y. So its ``shape()`` says (N, 1) where that is not known, with which NumPyro's comparison
-of shapes lets both (N,) and (N, D) pass. ``num_outputs`` is needed only to draw.
+It learns the number of outputs from y. Until this is known, its ``shape()`` is (N, 1), so that NumPyro's comparison of shapes
+accepts both (N,) and (N, D). ``num_outputs`` is needed only to draw.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from numpyro_orthgp.types import Array, ArrayLike, KernelLike, PRNGKey
 
 __all__ = ["CollapsedGP"]
 
-# Matrices with more entries than this are computed in blocks of rows, unless the user says otherwise: what stays in a processor's
-# cache is computed twice in less time than it is written to memory and read again. Of kernel expectations, more is worth keeping.
+# Matrices with more entries are computed in blocks of rows, unless the user says otherwise: computing a block twice in the cache
+# takes less time than writing it to memory and reading it again. Kernel expectations are worth keeping up to a larger size.
 MAX_ENTRIES = 2**22
 MAX_ENTRIES_EXPECTATIONS = 2**25
 
@@ -57,8 +57,8 @@ class CollapsedGP(dist.Distribution):
     for comparison.
 
     Time is O(N M^2). With several sets [Z, O, ...] it is the collapsed SOLVE-GP (Shi et al. 2020, Eq. 21), at the best q(v) in
-    closed form or, with ``orthogonal``, at the q(v) that a guide gives. Outputs (N, D) are independent functions that share
-    kernel and noise, or have their own where these have an axis for it.
+    closed form or, with ``orthogonal``, at a guide's q(v). Outputs (N, D) are independent functions. They share kernel and noise,
+    unless these have an axis of outputs.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import CollapsedGP, kernels
@@ -71,28 +71,26 @@ class CollapsedGP(dist.Distribution):
     [1.]
 
     :param kernel: covariance function; hyperparameters may have a leading axis of D, one for each output.
-    :param X: inputs, shape (N, Q), or :func:`latent_inputs`: where the guide gives those a Gaussian, the bound is that of the
+    :param X: inputs, shape (N, Q), or :func:`latent_inputs`: if the guide gives these a Gaussian, the bound is that of the
         Bayesian GP-LVM (Titsias and Lawrence 2010; Titsias 2025, App. B.5), through kernel expectations.
     :param inducing: inducing points, shape (M, Q), a feature, or a list of sets.
-    :param noise_scale: standard deviation of the noise, units of y, shape (), (N,) for known noise of each point, (1, D) or
-        (N, D).
+    :param noise_scale: standard deviation of the noise, units of y, shape (), (N,) for noise of each point, (1, D) or (N, D).
     :param bound: one of "titsias2009", "titsias2025", "artemev2021", "conditional" (at most 5000 points), "fitc", "dtc", "pep".
     :param alpha: the power of "pep", in (0, 1].
-    :param group_size: G, for "titsias2025", "fitc" and "pep": what inducing variables leave is accounted for in groups of G
-        consecutive points, not point by point. Larger groups of near points give better bounds, at a cost of N G (M + G); sort the
-        data by :func:`numpyro_orthgp.init.groups`.
-    :param orthogonal: what :func:`orthogonal` returns for the sets after the first; ``None`` takes the best Gaussians.
+    :param group_size: G, for "titsias2025", "fitc" and "pep": the residual is treated in groups of G consecutive points, not point
+        by point. Larger groups of nearby points give better bounds, at a cost of N G (M + G). Sort the data by
+        :func:`numpyro_orthgp.init.groups`.
+    :param orthogonal: the result of :func:`orthogonal` for the sets after the first; ``None`` uses the best Gaussians.
     :param loc: prior mean at X, shape (), (N,), (N, D) or (1, D).
-    :param observed: True where y is observed, shape (N,) or (N, D); ``None`` if everywhere. Other entries of y may be NaN.
+    :param observed: True where y is observed, shape (N,) or (N, D); by default everywhere. Other entries of y may be NaN.
     :param num_outputs: D, needed only to draw outputs of shape (N, D).
     :param jitter: as for :func:`gp`; with latent inputs by default 1e-4 in float32 and 1e-6 in float64, since rounding errors of
         kernel expectations are magnified more. Use float64 for the Bayesian GP-LVM.
-    :param block_size: points per block, for memory O(M^2 + block_size M) at the price of computing each block twice for a
-        gradient. By default all at once while matrices have at most 2^22 entries, beyond that blocks of 2^20; larger ones suit
-        accelerators.
+    :param block_size: points per block, for memory O(M^2 + block_size M); a gradient computes each block twice. By default there is
+        one block if matrices have at most 2^22 entries, and otherwise blocks of 2^20 entries; larger blocks suit accelerators.
     :param num_points: quadrature nodes per dimension for kernel expectations without closed form.
     :raises ValueError: for wrong shapes or values, unknown or contradictory options; in a fit after
-        ``f(X).independent().sample()``, whose rows are no joint draw.
+        ``f(X).independent().sample()``, whose rows are not drawn jointly.
     :raises TypeError: for integer inputs or outputs.
 
     **References:**
@@ -155,7 +153,7 @@ class CollapsedGP(dist.Distribution):
         super().__init__((), shape, validate_args=validate_args)
 
     def shape(self, sample_shape: tuple[int, ...] = ()) -> tuple[int, ...]:
-        # What NumPyro compares the shape of y with, which may be (N,) or (N, D): one that both go with.
+        # NumPyro compares it with the shape of y, (N,) or (N, D); this shape accepts both.
         return tuple(sample_shape) + (self.event_shape if self.num_outputs else (*self.event_shape, 1))
 
     @property
@@ -179,12 +177,12 @@ class CollapsedGP(dist.Distribution):
         return evidence + self._conditional_gain(prior, rows, sums) if self.bound == "conditional" else evidence
 
     def upper_bound(self, value: ArrayLike) -> Array:
-        """An upper bound on log p(y) (Titsias 2014), in nats, shape (): with ``log_prob`` it brackets the exact value.
+        """An upper bound on log p(y) (Titsias 2014), in nats, shape (). With ``log_prob`` it brackets the exact value.
 
         The gap measures the quality of the inducing points at these hyperparameters.
 
         :param value: y, shape (N,) or (N, D).
-        :raises ValueError: for latent inputs that have a Gaussian, where none is known.
+        :raises ValueError: for latent inputs with a Gaussian, for which no upper bound is known.
         """
         if self._uncertain:
             raise ValueError("`upper_bound` needs inputs that are known; with latent inputs none is known.")
@@ -196,17 +194,17 @@ class CollapsedGP(dist.Distribution):
         return jnp.sum(log_upper_bound(sum_over_points(prior, rows, Bound("titsias2009"), self._rows_at_once(rows))))
 
     def posterior(self, value: ArrayLike) -> GPFunction:
-        """The function given y, under the best q(u): as :func:`numpyro_orthgp.posterior` gives after ``SVI``.
+        """The function given y, under the best q(u), as from :func:`numpyro_orthgp.posterior` after ``SVI``.
 
-        With ``loc`` it is the function around that mean: f(X) + loc predicts. For "conditional" q(u) is that of "titsias2009",
-        the best that is independent of the residual.
+        With ``loc`` it is the function without this mean; predict with f(X) + loc. For "conditional" q(u) is that of
+        "titsias2009", the best that is independent of the residual.
 
         :param value: y, shape (N,) or (N, D).
         :return: one function, or D of them (``num_latents`` = D).
         """
         y = self._checked(value)
         blocks, moments = self._optimum(y)
-        # Latent axes of size 1 are axes all the same.
+        # Latent axes of size 1 count too.
         latent = self._separate is not None or any(q.loc.ndim == 2 for q in self.orthogonal or ())
         single = y.ndim == 1 and not latent
         beliefs = []
@@ -225,7 +223,7 @@ class CollapsedGP(dist.Distribution):
         return prior.blocks, optimum(sums, self._sizes)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draws of y from the exact prior N(loc, K + noise), whatever the bound, at the draw of latent inputs.
+        """Draws of y from the exact prior N(loc, K + noise), for any bound, at the draw of latent inputs.
 
         :raises ValueError: for more than 8192 points, whose covariance matrix is too large.
         """
@@ -272,7 +270,7 @@ class CollapsedGP(dist.Distribution):
 
     @property
     def _sizes(self) -> tuple[int, ...]:
-        """Numbers of inducing variables of the sets that are integrated out."""
+        """Number of inducing variables of each set that is integrated out."""
         sizes = tuple(s.num for s in self.features)
         return sizes if self.orthogonal is None else sizes[:1]
 

@@ -1,10 +1,10 @@
 """From data to the sums that a collapsed bound needs, at once or block by block.
 
-Sums are computed over blocks of rows, by ``lax.scan`` one by one and again for the gradient, so that memory is that of a block.
-The total stays outside of what is checkpointed, or every block's total would be kept. Missing entries and noise per entry are
-precisions, zero where nothing was observed. Beyond 2^22 entries per matrix (2^25 of expectations) blocks are the default on all
-devices: on two CPU cores they took less time than one big block, since what stays in the cache is computed twice faster than it
-is written and read again.
+``lax.scan`` computes the sums over blocks of rows, one by one and again for the gradient, so memory is that of one block.
+The total is not part of the checkpointed function, or every block's total would be kept. Missing entries and noise per entry are
+precisions, zero where missing. Beyond 2^22 entries per matrix (2^25 for expectations) blocks are the default on all devices. On two
+CPU cores they took less time than one big block: computing a block twice in the cache is faster than writing it to memory and
+reading it again.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Prior", "Rows", "project_inputs", "sum_over_points", "without_orthogonal"]
 
-# Values of A kept for the gradient, 64 MB in float32: with more the memory would be that of all data.
+# Most values of A kept for the gradient, 64 MB in float32; beyond this, memory would grow with the data.
 MAX_KEPT = 2**24
 
-# Dtypes in which sums of squares over many rows are off by nats.
+# Dtypes in which sums of squares over many rows have errors of nats.
 _COARSE = (jnp.float32, jnp.bfloat16, jnp.float16)
 
-# Rows for each inducing variable from which outputs are explained beforehand.
+# Rows per inducing variable for the offset.
 _ROWS_PER_POINT = 1
 
-# Rounding errors, in float32, of sums over all rows times this are what directions must exceed to be seen beyond Hermite factors.
+# In float32 a direction beyond Hermite factors counts if it exceeds rounding errors of sums over all rows times this.
 _SMALLEST_SEEN = 10.0
 
 
 class Prior(NamedTuple):
-    """The prior as seen through the sets, and what is known of those that are not integrated out.
+    """The prior with its sets, and the Gaussians of sets that are not integrated out.
 
-    :param given: Gaussians or values of all sets but the first; ``None`` where all sets are optimized.
-    :param num_points: nodes for kernel expectations without closed form.
+    :param given: Gaussians or values of all sets except the first; ``None`` if all sets are optimized.
+    :param num_points: quadrature nodes for kernel expectations without closed form.
     :param magnified: as for :func:`~numpyro_orthgp.functions.prior.expect_covariances`.
     """
 
@@ -66,7 +66,7 @@ class Rows(NamedTuple):
     :param X: inputs or their means, shape (B, D).
     :param scale: standard deviations of uncertain inputs, shape (B, D), or ``None``.
     :param Y: outputs, shape (B, C).
-    :param precision: 1 / noise variance, zero where there is no observation, shape (B,), or (B, C) for each output its own.
+    :param precision: 1 / noise variance, zero where missing, shape (B,), or (B, C) if outputs differ.
     """
 
     X: Array
@@ -76,18 +76,18 @@ class Rows(NamedTuple):
 
 
 def sum_over_points(prior: Prior, rows: Rows, bound: Bound, block_size: int | None) -> Statistics:
-    """The sums over all points; ``block_size`` rows at a time, each block computed again for the gradient.
+    r"""The sums over all points, ``block_size`` rows at a time; each block is computed again for the gradient.
 
-    Memory is then that of one block, O(M^2 + block_size M), in both directions; projections are kept for the gradient where
-    those of all rows are few. Blocks are of whole groups, if there are any.
+    Memory is then that of one block, O(M^2 + block_size M), in both directions. If the projections of all rows are few, they are
+    kept for the gradient. Blocks consist of whole groups, if there are any.
 
     In float32 the sums are those of :math:`y - A^\top m_0`, with :math:`m_0` fitted to a few rows. The bound is the same for any
-    :math:`m_0`, so it needs no derivative. With :math:`m_0 = 0` the bound would be a small difference of two large sums, off by
-    nats where the signal is far above the noise (``benchmarks/float32_sums.py``).
+    :math:`m_0`, so it needs no derivative. With :math:`m_0 = 0` the bound would be a small difference of two large sums, with
+    errors of nats if the signal is far above the noise (``benchmarks/float32_sums.py``).
     """
     entries = rows.X.shape[0] * sum(math.prod(block.whitener.shape[:-1]) for block in prior.blocks)
     if rows.scale is not None:
-        # Of all rows: errors of all blocks add up.
+        # The variance of all rows, since errors of all blocks add up.
         variance = jnp.mean(psi0(prior.kernel, rows.X, rows.scale, num_points=prior.num_points))
         prior = prior._replace(magnified=_SMALLEST_SEEN * (1 + variance * jnp.max(jnp.sum(rows.precision, 0))))
     offset = _offset(prior, rows, bound, block_size) if rows.scale is None and rows.Y.dtype in _COARSE else None
@@ -105,7 +105,7 @@ def _offset(prior: Prior, rows: Rows, bound: Bound, block_size: int | None) -> A
 def _sums(
     prior: Prior, rows: Rows, bound: Bound, block_size: int | None, offset: Array | None, *, keep_large: bool = False
 ) -> Statistics:
-    # What fills the last block has precision zero: no observation.
+    # Padding of the last block has precision zero: no observation.
     def of(rows: tuple[Array, Array | None, Array], precision: Array) -> Statistics:
         return _block(prior, Rows(*rows, precision), bound, offset)
 
@@ -116,7 +116,7 @@ def _sums(
     if group_size is None:
         return sum_blocks(of, rows[:3], rows.precision, size, keep_large=keep_large)
     points, precision = jax.tree.map(lambda a: _by_groups(a, group_size, "edge"), rows[:3]), rows.precision
-    precision = _by_groups(precision, group_size, "constant")  # what fills the last group has no observation
+    precision = _by_groups(precision, group_size, "constant")  # padding of the last group has no observation
     return sum_blocks(of_groups, points, precision, -(-size // group_size), keep_large=keep_large)
 
 
@@ -131,7 +131,7 @@ def project_inputs(prior: Prior, X: Array) -> tuple[Array, ...]:
 
 
 def without_orthogonal(given: Sequence[Whitened], A: Sequence[Array], Y: Array) -> tuple[Array, Array]:
-    """Outputs less what the means of the given sets explain of them, (B, C), and the variance they explain, (B, 1) or (B, C)."""
+    """Outputs minus the means of the given sets, (B, C), and the variance that these sets explain, (B, 1) or (B, C)."""
     explained = jnp.zeros((Y.shape[0], 1), Y.dtype)
     for q, Ai in zip(given, A, strict=True):
         mean = jnp.einsum("...mb,...m->...b", Ai, q.loc, precision=PRECISION)
@@ -158,7 +158,7 @@ def _block(prior: Prior, rows: Rows, bound: Bound, offset: Array | None) -> Stat
     explained = jnp.broadcast_to(explained, Y.shape)
     if precision.ndim == 1 and moments.residual.ndim == 1:
         return statistics(moments, Y, precision, explained.sum(-1), bound, offset)
-    # Outputs with a noise, a mask or a kernel of their own: a leading axis instead of columns.
+    # If noise, mask or kernel differ between outputs, these get a leading axis instead of columns.
     precision = jnp.broadcast_to(precision.T, (Y.shape[1], Y.shape[0]))
     return statistics(moments, Y.T[..., None], precision, explained.T, bound, offset)
 

@@ -1,8 +1,8 @@
-"""What arithmetic on marginals asks of its operands, and how it draws.
+"""Arithmetic on marginals: checks of operands, and draws.
 
-**Axes of enumeration.** While NumPyro enumerates a discrete site its value has an axis to the left of all plates, and so have
-arrays that it picks, ``offset[z]`` of shape (K, 1). Marginals and likelihoods take them, and get these axes in front of their own.
-Nowhere else may an operand have more axes than f(X): (B, 1) beside (B,) is a mistake then, and would make (B, B).
+**Axes of enumeration.** While NumPyro enumerates a discrete site, its value has an axis to the left of all plates. So have arrays
+that it indexes, such as ``offset[z]`` of shape (K, 1). Marginals and likelihoods accept these axes in front of their own. Otherwise
+an operand may not have more axes than f(X): (B, 1) with (B,) would broadcast to (B, B), which is a mistake.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = [
 
 
 def broadcasts(shape: tuple[int, ...], own: tuple[int, ...], lead: int = 0) -> bool:
-    """Whether an array goes with f(X) of shape ``own``: broadcasts to it, but for axes of enumeration in front.
+    """Whether an array broadcasts to the shape ``own`` of f(X), apart from axes of enumeration in front.
 
-    :param lead: the number of such axes that f(X) is known to have, also when the model has ended.
+    :param lead: number of axes of enumeration that f(X) is known to have, also after the model has ended.
     """
     try:
         together = jnp.broadcast_shapes(shape, own)
@@ -38,9 +38,9 @@ def broadcasts(shape: tuple[int, ...], own: tuple[int, ...], lead: int = 0) -> b
 
 
 def operand(symbol: str, value: Any, dtype: Any) -> Array:
-    """An operand of arithmetic on marginals as a real array.
+    """An operand of arithmetic on marginals, as a real array.
 
-    :raises TypeError: if it is other marginals.
+    :raises TypeError: if the operand is marginals too.
     """
     if hasattr(value, "explained"):
         raise TypeError(
@@ -57,7 +57,7 @@ def check_operand(symbol: str, value: Array, mean: Array, lead: int) -> int:
     """The number of axes of enumeration in the result of ``f(X) symbol value``.
 
     :param lead: their number in f(X).
-    :raises ValueError: if the shapes do not go together.
+    :raises ValueError: if the shapes do not match.
     """
     own = mean.shape[lead:]
     extra = value.ndim - len(own)
@@ -71,9 +71,9 @@ def check_operand(symbol: str, value: Array, mean: Array, lead: int) -> int:
 
 
 def check_weights(W: Array, mean: Array, lead: int) -> int:
-    """The number of axes of enumeration of ``f(X) @ W``; W may have them in front of an axis of rows, (K, 1, P, Q).
+    """The number of axes of enumeration of ``f(X) @ W``. W may have them in front of an axis of rows, (K, 1, P, Q).
 
-    :raises ValueError: if the shapes do not go together.
+    :raises ValueError: if the shapes do not match.
     """
     own = mean.shape[lead:]
     per_row = W.ndim > 2 and enumerating() and W.shape[-3] in (1, own[0])
@@ -86,7 +86,7 @@ def check_weights(W: Array, mean: Array, lead: int) -> int:
 
 
 def check_rows(which: Any, mean: Array, lead: int) -> Array:
-    """What picks one output of each row: integers of shape (B,) or (), with axes of enumeration in front of (B,) or (1,).
+    """Checked indices of one output per row: integers of shape (B,) or (), with axes of enumeration in front of (B,) or (1,).
 
     :raises TypeError: if they are not integers.
     :raises ValueError: for another shape, or a single output.
@@ -99,7 +99,7 @@ def check_rows(which: Any, mean: Array, lead: int) -> Array:
         raise ValueError(
             f"`f(X).pick(which)` needs f(X) of shape (B, P) and one output for each row, shape (B,); got {own} and {which.shape}."
         )
-    return jnp.broadcast_to(which, (*which.shape[:-1], own[0]))  # rows, also where all have the same
+    return jnp.broadcast_to(which, (*which.shape[:-1], own[0]))  # an axis of rows, also if all have the same index
 
 
 def mix_rows(values: Array, W: Array) -> Array:
@@ -123,7 +123,7 @@ def weighted(latent: Array, weights: Array) -> Array:
 
 
 def of_outputs(factor: Array, own: tuple[int, ...]) -> Array:
-    """What weights (L, P) or (..., B, L, P) are multiplied by where outputs are by ``factor``."""
+    """The factor of weights (L, P) or (..., B, L, P) if outputs are multiplied by ``factor``."""
     if factor.ndim < len(own):  # () or (P,)
         return factor
     factor = jnp.broadcast_to(factor, factor.shape[: -len(own)] + own)
@@ -131,13 +131,13 @@ def of_outputs(factor: Array, own: tuple[int, ...]) -> Array:
 
 
 def outputs_first(values: Array, own: tuple[int, ...]) -> Array:
-    """(..., B, P) to (..., P, B), as groups have their axes; (..., B) as it is."""
+    """(..., B, P) to (..., P, B), the order of axes of groups; (..., B) unchanged."""
     return values if len(own) == 1 else jnp.swapaxes(values, -1, -2)
 
 
 def refuse_no_output(P: int, which: Array) -> None:
     """
-    :raises ValueError: if one of the outputs is none of P.
+    :raises ValueError: if an index is outside of 0..P-1.
     """
     values = np.asarray(which)
     outside = values[(values < 0) | (values >= P)]
@@ -146,7 +146,7 @@ def refuse_no_output(P: int, which: Array) -> None:
 
 
 def _lifted(values: Array, samples: int, axes: int) -> Array:
-    """Draws with axes of size one after those of samples, so that what follows has as many axes as an operand."""
+    """Draws with axes of size one after the sample axes, so that the remaining axes are as many as an operand's."""
     shape = values.shape
     extra = max(axes - (values.ndim - samples), 0)
     return values.reshape(shape[:samples] + (1,) * extra + shape[samples:]) if extra and samples else values
@@ -175,24 +175,24 @@ def draw_of_rows(draw: Any, which: Array, rng_key: PRNGKey, shape: tuple[int, ..
 def draw_of_tasks(
     draw: Any, functions: Array, weights: Array | None, rng_key: PRNGKey | None, shape: tuple[int, ...]
 ) -> Array:
-    """Weighted sums of the functions (B, K) that each row sees; of one function, whatever it is, for weights of ``None``."""
+    """Weighted sums of the functions (B, K) that each row sees; for weights ``None``, the one function of each row."""
     seen = jnp.take_along_axis(draw(rng_key, shape), jnp.broadcast_to(functions, (*shape, *functions.shape)), -1)
     return seen[..., 0] if weights is None else jnp.sum(weights * seen, -1)
 
 
-# What `Marginals.joint` may be made of: each draws what its first argument draws, and changes it.
+# Functions that `Marginals.joint` may consist of: each takes the draw of its first argument, and changes it.
 _ARITHMETIC = (draw_shifted, draw_scaled, draw_mixed, draw_columns, draw_of_rows, draw_of_tasks)
 
 
 def rows_drawn(joint: Any) -> Any:
-    """The inputs or functionals at which ``Marginals.joint`` draws one function; ``None`` where they are not so simple."""
+    """The inputs or functionals at which ``Marginals.joint`` draws one function; ``None`` in other cases."""
     joint, _ = drawn_from(joint)
     args: tuple[Any, ...] = getattr(joint, "args", ())
     return args[1] if len(args) == 2 else None
 
 
 def drawn_from(joint: Any) -> tuple[Any, tuple[int, ...]]:
-    """What draws beneath arithmetic, of all that ``Marginals.joint`` may be made of, and the columns that were picked last."""
+    """The underlying draw of ``Marginals.joint`` without arithmetic, and the columns that were picked last."""
     picked: tuple[int, ...] = ()
     while isinstance(joint, Partial) and joint.func in _ARITHMETIC:
         if joint.func is draw_columns:

@@ -1,34 +1,33 @@
 r"""Deep Gaussian processes: functions of functions.
 
-The doubly stochastic bound of Salimbeni and Deisenroth 2017 needs marginals only: draw the first layer at the data, evaluate the
-second at the draw, and so on. In a model that is ``f2(f1(X).independent().sample())``. :class:`DeepGP` says it for any number of
-layers, and draws several values for each point, whose average inside the logarithm is a tighter bound (as in Salimbeni, Dutordoir,
-Hensman, Deisenroth 2019). With :math:`\ell_s(u)` the expected log density at the draw :math:`h_s`, given the inducing variables u,
+The doubly stochastic bound of Salimbeni and Deisenroth 2017 needs only marginals: draw the first layer at the data, evaluate the
+second layer at the draw, and so on. In a model this is ``f2(f1(X).independent().sample())``. :class:`DeepGP` does this for any
+number of layers. It can draw several values for each point; their average inside the logarithm gives a tighter bound (Salimbeni,
+Dutordoir, Hensman, Deisenroth 2019). With :math:`\ell_s(u)` the expected log density at the draw :math:`h_s` given the inducing
+variables u,
 
 .. math:: \log p(y) + \mathrm{KL} \ge E_{q(u)} E_{h_1, \dots, h_S \mid u} \log \tfrac1S \sum_s w_s e^{\ell_s(u)}
     \ge E_{h} \log \tfrac1S \sum_s w_s e^{E_{q(u_L)} \ell_s}
 
-where the second step, taking the last layer's expectation in closed form, holds since log-sum-exp is convex. The draws of a point
-share the inducing variables of the layers that they pass: with inducing variables of their own the average would hide the
-uncertainty about these in the logarithm, and would be no bound.
+The second step takes the last layer's expectation in closed form; it holds because log-sum-exp is convex. The draws of a point
+share the inducing variables of all layers that they pass.
 
-With one draw this is a bound for the deep GP itself. With more it is one for the model whose inner layers have residuals that are
-independent between data points given the inducing variables, as FITC's are: the average is taken point by point, and residuals of
-nearby inputs are correlated. Where inducing variables leave much of an inner layer, the value can exceed the deep GP's evidence.
+With one draw this is a bound for the deep GP itself. With more draws it is a bound for another model: there, as in FITC, residuals
+of inner layers are independent between data points given the inducing variables. The reason is that the average is taken point by
+point, while residuals of nearby inputs are correlated. If inducing variables explain little of an inner layer, the value can
+exceed the deep GP's evidence (docs/theory/deep.md, with a test).
 
-Draws from the marginals, each with inducing variables of its own, would be no bound because the average over q(u) would move
-into the logarithm without the divergence that pays for it. So each point has one e ~ q(e) for each layer, and its draws have
-residuals of their own (``functions/shared_draws.py``). That the value can exceed the evidence is in
-docs/theory/deep.md, with a test that shows it. Where an inner layer is tightened, its residuals are drawn with variance v r and
-weighted by the ratio of the two densities, which depends on v and on the standardized draw alone; with many draws v stops to
-matter, as a test shows.
+Draws from the marginals, each with other inducing variables, would give no bound: the average over q(u) would move into the
+logarithm without the KL divergence that pays for it. So each point has one e ~ q(e) for each layer, and its draws differ in their
+residuals (``functions/shared_draws.py``). In a tightened inner layer, residuals are drawn with variance v r and weighted by the
+ratio of both densities, which depends only on v and the standardized draw. With many draws v no longer matters, as a test shows.
 
-**Groups of rows.** The last layer's residual may be tightened in groups of rows (:mod:`numpyro_orthgp.functions.groups`). What a
-group is charged for depends on the draws at all its rows, so inner layers are drawn jointly within groups, at a cost of N G (M + G)
-for each function.
+**Groups of rows.** The last layer's residual may be tightened in groups of rows (:mod:`numpyro_orthgp.functions.groups`). The cost
+of a group in the bound depends on the draws at all its rows, so inner layers are drawn jointly within groups. This takes
+N G (M + G) for each function.
 
-**Predictions** are mixtures: :meth:`~numpyro_orthgp.DeepGP.particles` draws independently where the functions come from
-``posterior``, and ``likelihoods.Mixture`` averages.
+**Predictions** are mixtures: with functions from ``posterior``, :meth:`~numpyro_orthgp.DeepGP.particles` draws independently, and
+``likelihoods.Mixture`` averages.
 """
 
 from __future__ import annotations
@@ -70,9 +69,9 @@ class DeepGP:
         with numpyro.plate("data", N, subsample_size=len(X)):
             numpyro.sample("y", likelihoods.Gaussian(deep(X), noise), obs=y)
 
-    A pytree of functions that are declared as usual. So every layer may have orthogonal sets, mean-only points or its own guide. If
-    a guide tightens an inner layer, each evaluation adds the price of its v at each point. To predict, build it again from what
-    :func:`posterior` returns and average over draws: :meth:`particles` with :class:`likelihoods.Mixture`.
+    It is a pytree of functions that are declared as usual. So every layer may have orthogonal sets, mean-only points or its own
+    guide. If a guide tightens an inner layer, each evaluation adds the cost of v at each point. To predict, build the stack again
+    from the functions of :func:`posterior` and average over draws, :meth:`particles` with :class:`likelihoods.Mixture`.
 
     >>> import jax.numpy as jnp, numpyro
     >>> from numpyro_orthgp import DeepGP, gp, kernels
@@ -84,13 +83,13 @@ class DeepGP:
     ...     print(deep(X).shape)
     (5,)
 
-    :param layers: functions, the first at the data's inputs; or, but for :meth:`particles`, anything that is called with inputs
-        and returns :class:`Marginals`.
+    :param layers: functions, the first at the data's inputs; or, except for :meth:`particles`, any callables that map inputs to
+        :class:`Marginals`.
     :param means: the mean function of each inner layer: a matrix W of shape (D, P) for ``X @ W`` (:func:`init.linear_mean`), a
-        callable, or ``None``; by default none has any. Without one, draws from many layers lose their inputs (Duvenaud et al.
+        callable, or ``None``; by default there are none. Without means, draws from many layers lose their inputs (Duvenaud et al.
         2014).
-    :raises ValueError: if there is no layer, or not one mean for each inner layer; when called, if a mean has another number of
-        columns than its layer has functions.
+    :raises ValueError: if there is no layer, or not one mean for each inner layer; when called, if the number of a mean's columns
+        is not that of its layer's functions.
     """
 
     layers: Sequence[Any]
@@ -118,7 +117,7 @@ class DeepGP:
     def __call__(self, X: ArrayLike, *, rng_key: PRNGKey | None = None) -> Marginals:
         """The last layer's marginals at one draw of the layers before it.
 
-        While fitting rows are drawn by themselves; within groups jointly, where the last layer is tightened in groups of rows.
+        While fitting, each row is drawn separately; if the last layer is tightened in groups of rows, jointly within groups.
 
         :param X: inputs, shape (B, D).
         :param rng_key: by default one of the model's (:func:`numpyro.prng_key`).
@@ -140,23 +139,23 @@ class DeepGP:
     def particles(self, X: ArrayLike, num_samples: int, *, rng_key: PRNGKey | None = None) -> tuple[Marginals, Array]:
         """The last layer's marginals at several draws for each point, for :class:`likelihoods.Mixture`.
 
-        While fitting, the draws of a point share inducing variables, so that the mixture is a bound, tighter with more draws, of
-        the model whose inner residuals are independent between points (see the module).
-        Of functions that :func:`posterior` returns they are independent draws of the posterior: the mixture is the predictive
+        While fitting, the draws of a point share inducing variables. The mixture is then a bound for the model whose inner
+        residuals are independent between points (see the module); more draws make it tighter.
+        With functions from :func:`posterior` these are independent draws of the posterior, and the mixture is the predictive
         distribution of each point.
 
         :param X: inputs, shape (B, D).
-        :param num_samples: number of draws S of each point.
+        :param num_samples: number of draws S for each point.
         :param rng_key: by default one of the model's (:func:`numpyro.prng_key`).
-        :return: marginals of shape (B S,) or (B S, P), the draws of a point beside each other, and the logarithms of their
-            importance weights, shape (B, S), zero unless an inner layer is tightened.
+        :return: marginals of shape (B S,) or (B S, P), with the draws of a point next to each other, and their log importance
+            weights, shape (B, S), zero unless an inner layer is tightened.
         :raises TypeError: if a layer is not a :class:`GPFunction`.
         :raises ValueError: if ``num_samples`` is not positive, or without a key.
         """
         rng_key, H = self._checked(X, num_samples, rng_key), check_inputs("X", X)
         B = len(H)
         log_weights = jnp.zeros((B, num_samples), H.dtype)
-        # The first layer's inputs are the same for all draws of a point: project them once.
+        # All draws of a point have the same inputs in the first layer: project them once.
         H, repeats = H[:, None], num_samples
         for i, layer in enumerate(self.layers[:-1]):
             key = jax.random.fold_in(rng_key, i)
@@ -167,13 +166,13 @@ class DeepGP:
             log_weights, repeats = log_weights + weights.reshape(B, num_samples), 1
             H = H.reshape(B, num_samples, H.shape[-1])
         H = jnp.broadcast_to(H, (B, num_samples, H.shape[-1]))
-        # Draws of one point are none of one function.
+        # The rows of one point are not draws of one function.
         return self.layers[-1](H.reshape(B * num_samples, -1)).independent(), log_weights
 
     def sample_paths(self, rng_key: PRNGKey, num: int, *, num_features: int = 1024) -> Callable[[ArrayLike], Array]:
-        """Functions drawn from the whole stack: paths of each layer, evaluated at those of the layer before.
+        """Draw functions from the whole stack: paths of each layer, evaluated at the paths of the layer before.
 
-        :param num: how many.
+        :param num: number of functions.
         :param num_features: random features of each path, see :meth:`GPFunction.sample_paths`.
         :return: ``paths(X)`` of shape (num, B), or (num, B, P) if the last layer has P functions, at inputs of shape (B, D).
         :raises TypeError, ValueError: as :meth:`GPFunction.sample_paths` does, and for layers that are not functions.
@@ -184,7 +183,7 @@ class DeepGP:
         return Partial(_run_paths, self, paths)
 
     def _mean(self, i: int, H: Array, num: int) -> Array | None:
-        """The mean of layer i, of ``num`` functions, at inputs H: shape (n, num), or ``None``."""
+        """The mean of layer i, with ``num`` functions, at inputs H: shape (n, num), or ``None``."""
         mean = None if self.means is None else self.means[i]
         if mean is None:
             return None
@@ -254,9 +253,9 @@ def _particles(layer: GPFunction, H: Array, rng_key: PRNGKey, repeats: int) -> t
 
 
 def _by_groups(layer: Any, H: Array, size: int) -> Marginals:
-    """Marginals whose draws are those of one function within each group: what is charged for a group sees all its rows.
+    """Marginals that are drawn jointly within each group, since the cost of a group depends on all its rows.
 
-    :raises TypeError: for a layer whose joint draws are not known.
+    :raises TypeError: for a layer without joint draws.
     """
     if not isinstance(layer, GPFunction):
         raise TypeError(
@@ -267,7 +266,7 @@ def _by_groups(layer: Any, H: Array, size: int) -> Marginals:
 
 
 def _row_by_row(marginals: Marginals) -> Marginals:
-    """Marginals whose draws, while fitting, are those of each row by itself: what y sees of a layer is its own row."""
+    """Marginals that are drawn row by row while fitting, since each y depends on its own row of a layer."""
     fitting = any(f.fitting for f, _ in drawn_functions(marginals.joint))
     return marginals.independent() if fitting else marginals
 

@@ -1,6 +1,6 @@
-"""Draws of a function at inputs, or at functionals of it: in a run of a model of its one function, elsewhere of q(f).
+"""Draws of a function at inputs or functionals. In a run of a model they belong to one function, elsewhere they come from q(f).
 
-What a run is, and why its draws go together, is in ``functions/runs.py``.
+``functions/runs.py`` explains runs, and why their draws belong together.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["MAX_JOINT_DRAW", "JointInRun", "draw_process", "drawn_functions", "in_run", "moments_in_run"]
 
-# A joint draw at B points needs a B x B Cholesky factor; beyond this size the user should say what is meant. In a fit each step has
-# one, and its gradient.
+# A joint draw at B points needs a B x B Cholesky factor. Beyond this size the user should choose another way. In a fit each step
+# has one, with its gradient.
 MAX_JOINT_DRAW = 8192
 MAX_FITTED_DRAW = 2048
 
 
 def draw_process(f: Any, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    """Draws of f(X), shape ``shape`` + (B,) or (B, P): in a run of a model of its one function, elsewhere of q(f)."""
+    """Draws of f(X), shape ``shape`` + (B,) or (B, P): of the run's one function, or of q(f) outside of a run."""
     _check_joint_draw(len(X), fitting=f.fitting)
     if f.run is not None:
         known = f.run.values_at(X)
         if known is None:
             return _draw_in_run(f, f.run, X, rng_key, shape)
-        # Where S draws are asked for they are all of the one function.
+        # All S draws are of the one function.
         return jnp.broadcast_to(known, (*shape, *known.shape)) if shape else known
-    # NumPyro draws in the default dtype, whatever that of the function.
+    # NumPyro draws in the default dtype, not in that of the function.
     draws = f.joint(X).sample(rng_key, shape).astype(X.dtype)
     return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
 
 
 def _draw_in_run(f: Any, run: Run, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    """Draws given this run's inducing variables and what it has drawn before, shape ``shape`` + (B,) or (B, P)."""
+    """Draws given this run's inducing variables and earlier draws, shape ``shape`` + (B,) or (B, P)."""
     mean, L = moments_in_run(f, run, X)
     noise = jax.random.normal(rng_key, (*shape, *mean.shape), X.dtype)
     if f.residual_scale is not None:  # spherical in the residual's whitened coordinates (Titsias 2025, Sec. 3.3)
@@ -58,12 +58,12 @@ def _draw_in_run(f: Any, run: Run, X: Rows, rng_key: PRNGKey, shape: tuple[int, 
 
 
 def in_run(f: Any) -> bool:
-    """Whether a function is that of a model which is running."""
+    """Whether a function belongs to a running model."""
     return f.run is not None and f.run.going
 
 
 def moments_in_run(f: Any, run: Run, X: Rows) -> tuple[Array, Array]:
-    """Mean of f(X), (B,) or (P, B), and a root of its covariance, given the inducing variables of this run and all it has drawn."""
+    """Mean of f(X), (B,) or (P, B), and a root of its covariance, given this run's inducing variables and earlier draws."""
     f, drawn, B = f._at_values(), run.drawn, len(X)
     all_drawn = X if drawn is None else join_rows([drawn.X, X])
     L = joint_root(f.kernel, f.features, f.blocks, all_drawn)[..., -B:, :]
@@ -73,13 +73,13 @@ def moments_in_run(f: Any, run: Run, X: Rows) -> tuple[Array, Array]:
 
 
 class JointInRun(dist.MultivariateNormal):
-    """f(X) in a run of a model, given all that the run has drawn; its draws are draws of the run.
+    """f(X) in a run of a model, given the run's earlier draws. Its own draws are draws of the run.
 
-    :param f, X: the function and inputs. No data: whatever rebuilds the distribution draws it by itself.
+    :param f, X: the function and inputs. They are not pytree data: a rebuilt distribution draws outside of the run.
     """
 
     def __init__(self, f: Any, X: Rows) -> None:
-        # What scales the residual is charged for at sites, and here is none.
+        # The cost of a scaled residual is charged at sites, and there is no site here.
         self._of: tuple[Any, Rows] | None = replace(f, residual_scale=None), X
         mean, L = moments_in_run(f, f.run, X)
         super().__init__(mean, scale_tril=L if f.num_latents is None else f._per_latent(L, event_dim=2))
@@ -94,7 +94,7 @@ class JointInRun(dist.MultivariateNormal):
 
 
 def drawn_functions(joint: Any) -> Iterator[tuple[Any, Rows]]:
-    """What ``Marginals.joint`` draws: each function beneath, and its inputs or functionals."""
+    """The functions that ``Marginals.joint`` draws, each with its inputs or functionals."""
     if not isinstance(joint, Partial | DrawInRun) or joint.func is None:
         return
     if joint.func is draw_process:
@@ -103,13 +103,13 @@ def drawn_functions(joint: Any) -> Iterator[tuple[Any, Rows]]:
         (marginals,) = joint.args
         for m in marginals:
             yield from drawn_functions(m.joint)
-    else:  # arithmetic on marginals; patches are no function at the inputs themselves
+    else:  # arithmetic on marginals; functions of patches are not evaluated at the inputs themselves
         yield from drawn_functions(joint.args[0])
 
 
 def _check_joint_draw(B: int, *, fitting: bool = False) -> None:
     """
-    :raises ValueError: if so many inputs are too many for a factor of their covariance.
+    :raises ValueError: if there are too many inputs for a Cholesky factor of their covariance.
     """
     limit = min(MAX_FITTED_DRAW, MAX_JOINT_DRAW) if fitting else MAX_JOINT_DRAW
     if B <= limit:

@@ -6,14 +6,13 @@ first two moments of f(x) are
 .. math:: E[f] = E[m], \qquad \mathrm{Var}[f] = \mathrm{Var}[m] + E[e] + E[r],
 
 which are sums of the psi statistics of :mod:`numpyro_orthgp.kernels.expectations`. Under Gaussian noise the expected log density
-depends on nothing else: so the bound of the Bayesian GP-LVM, with q(u) kept rather than integrated out, can be computed exactly on
-minibatches (Damianou, Titsias, Lawrence 2016, Sec. 3.3, before the optimization over q(u)), and so can its tightened form, whose
-v of each point does not depend on x (Titsias 2025, App. B.5), or whose V of each group does not
-(:mod:`numpyro_orthgp.functions.groups`).
+depends only on these moments. So the bound of the Bayesian GP-LVM, with q(u) kept rather than integrated out, is exact on
+minibatches, without draws (Damianou, Titsias, Lawrence 2016, Sec. 3.3, before the optimization over q(u)). The same holds for its
+tightened form, whose v of each point (Titsias 2025, App. B.5), or V of each group (:mod:`numpyro_orthgp.functions.groups`), does
+not depend on x.
 
-So minibatches of the Bayesian GP-LVM need no draws. The bound equals the collapsed one, loose or tight, at the best q(u) to
-rounding. Other likelihoods refuse these moments, and so does mixing, since functions that are independent at each input are not
-so on average.
+At the best q(u) the bound equals the collapsed one, loose or tight, up to rounding. Other likelihoods refuse these moments. Mixing
+refuses them too, since functions that are independent at each input are not independent on average.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["AveragedMarginals", "average"]
 
-# Rounding errors, in float32, times |m|^2 and this are what directions must exceed to be seen beyond Hermite factors.
+# In float32 a direction beyond Hermite factors counts if it exceeds rounding errors times |m|^2 times this.
 _SMALLEST_SEEN = 50.0
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AveragedMarginals(Marginals):
-    """Means and variances averaged over uncertain inputs: the exact moments of mixtures that are not Gaussian.
+    """Means and variances averaged over uncertain inputs: the exact moments of non-Gaussian mixtures.
 
-    For likelihoods that need two moments only, :class:`~numpyro_orthgp.likelihoods.Gaussian`. ``explained`` holds the variance
-    of the mean too.
+    They serve likelihoods that need only two moments, :class:`~numpyro_orthgp.likelihoods.Gaussian`. ``explained`` includes the
+    variance of the mean.
     """
 
     def _draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> NoReturn:
@@ -74,7 +73,7 @@ def average(
     num_points: int,
     group_size: int | None = None,
 ) -> tuple[Array, Array, Array, Array | None]:
-    """Mean, explained variance (that of the mean with it) and residual variance at Gaussian inputs.
+    """Mean, explained variance (with the variance of the mean) and residual variance at Gaussian inputs.
 
     :param loc: means of the inputs, shape (B, D).
     :param scale: their standard deviations, shape (B, D).
@@ -103,7 +102,7 @@ def _explained(beliefs: Sequence[Whitened], m: Array, mean: Array, psi: Expectat
         return explained + _contract(_square(beliefs, m, eye), psi.spread)
     assert psi.factors is not None and psi.raw is not None and psi.second is not None
     explained = explained + _contract(_square(beliefs, m, eye), _outer_products(psi.factors[1:]))
-    # Subtracted before anything large multiplies them.
+    # Subtracted before large factors multiply them.
     return explained + _contract(_square(beliefs, m, psi.outer), psi.second - _outer_products(psi.raw))
 
 
@@ -114,7 +113,7 @@ def _square(beliefs: Sequence[Whitened], m: Array, W: Array) -> Array:
 
 
 def _contract(forms: Array, second: Array) -> Array:
-    """Quadratic forms averaged, shape (..., B), of forms (..., M, M) and second moments (B, M, M)."""
+    """Averages of quadratic forms, shape (..., B), from forms (..., M, M) and second moments (B, M, M)."""
     return jnp.einsum("...mn,bmn->...b", forms, second, precision=PRECISION)
 
 

@@ -1,7 +1,7 @@
 """Runs of a model in which draws of f, and expectations over f, are constants.
 
-What still varies with q there takes moments of f as numbers. That is how ``check`` finds sites such as
-``numpyro.sample("y", dist.Normal(f(X).mean, s))``, whose density is none that a bound is made of.
+If a site's density still varies with q, the site takes moments of f as numbers. So ``check`` finds sites such as
+``numpyro.sample("y", dist.Normal(f(X).mean, s))``, whose density gives no bound.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _frozen: ContextVar[bool] = ContextVar("frozen", default=False)
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Within it draws and expectations have no derivative."""
+    """Context in which draws and expectations have no derivative."""
     token = _frozen.set(True)
     try:
         yield
@@ -30,5 +30,5 @@ def frozen() -> Iterator[None]:
 
 
 def constant_if_frozen(values: Array) -> Array:
-    """``values``, within :func:`frozen` without a derivative."""
+    """``values``, without a derivative inside of :func:`frozen`."""
     return lax.stop_gradient(values) if _frozen.get() else values

@@ -46,16 +46,16 @@ from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["GPFunction"]
 
-# Rows worked on at once are no fewer than that, or products of matrices turn into products with vectors.
+# Least number of rows in a block: with fewer, products of matrices turn into products with vectors.
 MIN_BLOCK = 256
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GPFunction:
-    """A function with a Gaussian-process prior and what is known about its inducing variables.
+    """A function with a Gaussian-process prior, and Gaussians or values for its inducing variables.
 
-    ``f(X)`` returns the marginals at inputs, ``f.joint(X)`` the full covariance. It is a pytree: you can return it from ``jit``,
+    ``f(X)`` returns the marginals at inputs, ``f.joint(X)`` the joint distribution. It is a pytree: you can return it from ``jit``,
     map over it with ``vmap``, save and restore it.
 
     :param kernel: the covariance function.
@@ -64,12 +64,12 @@ class GPFunction:
     :param beliefs: a Gaussian or a value for the whitened inducing variables of each set.
     :param shift: mean-only points, or ``None``.
     :param residual_scale: see :class:`Marginals`.
-    :param group_size: G, where the residual is tightened in groups of G consecutive inputs; else ``None``.
+    :param group_size: G, if the residual is tightened in groups of G consecutive inputs; else ``None``.
     :param num_latents: P, or ``None`` for a single function.
-    :param fitting: whether a guide of this package is being fitted, whose draw of the inducing variables is ``values``.
-    :param values: what the whitened inducing variables of each set are in this run of the model, for draws; ``None`` where there is
-        no run, and draws are of q(f).
-    :param run: what this run of the model has drawn of the function.
+    :param fitting: whether a guide of this package is being fitted; ``values`` are then its draw of the inducing variables.
+    :param values: values of each set's whitened inducing variables in this run of the model, for draws; ``None`` outside of a run,
+        where draws are from q(f).
+    :param run: the function's draws in this run of the model.
     """
 
     kernel: Any
@@ -87,20 +87,20 @@ class GPFunction:
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """Positions of the sets that are known by a value, a draw or a point, not by a Gaussian: variances lack what it would add.
+        """Positions of the sets that have a value (a draw or a point) and no Gaussian; variances lack the Gaussian's contribution.
 
-        Empty for a :func:`posterior` whose guide has a Gaussian of each set.
+        Empty for a :func:`posterior` whose guide has a Gaussian for each set.
         """
         return tuple(i for i, q in enumerate(self.beliefs) if q.is_value)
 
     def __call__(self, X: ArrayLike | LatentInputs | Functional | Tasks) -> Marginals:
-        """Marginals of the function at inputs, or of a linear functional of it for each row: a derivative, an average.
+        """Marginals of the function at inputs, or of a linear functional of it for each row, such as a derivative or an average.
 
-        Costs O(B M^2) per set and never forms a B x B matrix. Outside of a fit many inputs are worked on block by block, in
+        Costs O(B M^2) per set and never forms a B x B matrix. Outside of a fit, many inputs are processed in blocks, in
         memory O(M^2 + B).
 
-        :param X: inputs, shape (B, D), same units as the inducing points; or a functional, such as ``Derivative(X, 0)``; or either
-            with the task of each row, ``Tasks(X, task)``.
+        :param X: inputs, shape (B, D), same units as the inducing points; or a functional, such as ``Derivative(X, 0)``; or one of
+            these with the task of each row, ``Tasks(X, task)``.
         :return: marginals of shape (B,), or (B, P) with P latent functions.
         :raises TypeError: if ``X`` is not floating, or of another dtype than the inducing points.
         :raises ValueError: if ``X`` has another shape or holds NaN or infinity.
@@ -122,7 +122,7 @@ class GPFunction:
         size = max(MAX_ENTRIES // (self.num_inducing * (self.num_latents or 1)), MIN_BLOCK)
         if isinstance(X, Functional):
             size = max(size // X.width, 1)
-        # While fitting a batch is small, and may be spread over devices.
+        # While fitting, a batch is small, and may be distributed over devices.
         if self.group_size is not None and not self.fitting and not isinstance(X, Functional):
             return moments_of_groups(self._moments_at_once, jnp.asarray(X), self.group_size, size)
         return map_blocks(self._moments_at_once, X, len(X) if self.fitting else size)
@@ -139,27 +139,26 @@ class GPFunction:
         return mean, explained, residual, total, None if groups is None else self._per_latent(groups, event_dim=3)
 
     def expected(self, X: LatentInputs, *, num_points: int = 20) -> Marginals:
-        r"""Moments at latent inputs averaged over their Gaussian in closed form, for Gaussian noise.
+        r"""Moments at latent inputs, averaged over their Gaussian in closed form, for Gaussian noise.
 
-        With :class:`~numpyro_orthgp.likelihoods.Gaussian` the bound is that of the Bayesian GP-LVM, on minibatches too, without the
-        noise of draws::
+        With :class:`~numpyro_orthgp.likelihoods.Gaussian` this gives the bound of the Bayesian GP-LVM, also on minibatches, without
+        the noise of draws::
 
             with numpyro.plate("rows", N, subsample_size=B) as rows:
                 X = latent_inputs("X", N, 2)
                 numpyro.sample("y", likelihoods.Gaussian(f.expected(X), noise).to_event(1), obs=Y[rows])
 
-        Formulas in :mod:`numpyro_orthgp.functions.expected`. In float64 rounding errors grow with the inverse of the jitter: give
-        :func:`gp` a ``jitter`` of 1e-6 there. In float32 second moments are whitened as sums of squares
-        (:mod:`numpyro_orthgp.kernels.hermite`), and standard deviations are right to about 2 % of themselves or 0.001 at the
-        default jitter, for kernels of variance one. Where no guide has told a Gaussian (NUTS, ``Predictive``),
-        this is f at the draw.
+        Formulas are in :mod:`numpyro_orthgp.functions.expected`. In float64 rounding errors grow with the inverse of the jitter:
+        give :func:`gp` a ``jitter`` of 1e-6. In float32 second moments are whitened as sums of squares
+        (:mod:`numpyro_orthgp.kernels.hermite`); at the default jitter and a kernel variance of one, standard deviations are
+        accurate to about 2 % or 0.001. Without a Gaussian from a guide (NUTS, ``Predictive``), this is f at the draw.
 
-        :param X: what :func:`latent_inputs` returns, B points.
+        :param X: the result of :func:`latent_inputs`, B points.
         :param num_points: quadrature nodes per dimension for kernels without closed-form expectations.
-        :return: moments of shape (B,) or (B, P); other likelihoods refuse them, since they need more than moments.
+        :return: moments of shape (B,) or (B, P); likelihoods that need more than moments refuse them.
         :raises TypeError: if ``X`` is not latent inputs, or inducing variables are not points.
-        :raises ValueError: for mean-only points, or hyperparameters or points of each latent function's own; with `group_size`,
-            for kernels whose expectations are not in closed form.
+        :raises ValueError: for mean-only points, and for hyperparameters or points that differ between latent functions; with
+            `group_size`, for kernels without closed-form expectations.
         """
         if not isinstance(X, LatentInputs):
             raise TypeError(f"f.expected(X) needs what latent_inputs() returns; got {type(X).__name__}. Use f(X).")
@@ -176,15 +175,15 @@ class GPFunction:
         return AveragedMarginals(mean, explained, residual, None, self.residual_scale, None, self.names, None, groups)
 
     def term(self, which: str | int | Any) -> Term:
-        """One term of a function whose kernel is a sum, or several together: its posterior, exact given q.
+        """Posterior of one term, or of several together, of a function whose kernel is a sum; exact given q.
 
         ::
 
             f = gp("f", k1.named("trend") + k2.named("season"), Z)
             f.term("trend")(X).mean, f.term("trend")(X).variance
 
-        :param which: a name given by ``kernel.named``; a position in the sum; a kernel that is part of it; or a list of these.
-        :raises TypeError: if it is none of these.
+        :param which: a name given by ``kernel.named``; a position in the sum; a kernel that is part of the sum; or a list of these.
+        :raises TypeError: if ``which`` is none of these.
         :raises ValueError: if there is no such term.
         """
         return Term(self, find_summands(self.kernel, which))
@@ -192,9 +191,9 @@ class GPFunction:
     def joint(self, X: ArrayLike | Functional | Tasks) -> dist.MultivariateNormal:
         r"""Joint distribution at inputs, with the full B x B covariance (Shi et al. 2020, Eqs. 23-24).
 
-        In a model that is running: given the inducing variables of this run and what it has drawn.
+        In a running model it is conditional on the inducing variables and earlier draws of this run.
 
-        :param X: inputs, shape (B, D); or a functional, of several kinds too (:func:`concatenate`).
+        :param X: inputs, shape (B, D); or a functional, also one of several kinds (:func:`concatenate`).
         :return: event shape (B,); batch shape (P,) with P latent functions.
         :raises TypeError, ValueError: as for ``f(X)``.
         """
@@ -213,20 +212,20 @@ class GPFunction:
         return self.mean([as_feature(X)], A), self._per_latent(L, event_dim=2)
 
     def _at_values(self) -> GPFunction:
-        """The function of this run: given the values that its inducing variables have in it."""
+        """The function given the values that its inducing variables have in this run."""
         return self if self.values is None else replace(self, beliefs=tuple(map(Value, self.values)))
 
     def diagonalized(self) -> GPFunction:
-        r"""The same function in coordinates in which q's covariances are diagonal: faster at very many inputs.
+        r"""The same function in coordinates with diagonal covariances of q: faster at very many inputs.
 
         With :math:`S_i = V_i \, \mathrm{diag}(s_i^2) V_i^\top` the explained variance :math:`\sum_i |S_i^{1/2} A_i(x)|^2` is
-        a weighted sum of the squares of :math:`V_i^\top A_i(x)`, so each set needs one matrix product instead of two. Unlike
-        a cache of :math:`L^{-\top} (I - S) L^{-1}` this loses no digits in float32.
+        a weighted sum of the squares of :math:`V_i^\top A_i(x)`. So each set needs one matrix product instead of two. Unlike
+        a cache of :math:`L^{-\top} (I - S) L^{-1}`, this loses no digits in float32.
 
-        Costs one singular value decomposition per set. It is for predictions: derivatives for parameters do not exist where S has
-        equal eigenvalues, those for inputs do.
+        It costs one singular value decomposition per set. Use it for predictions: if S has equal eigenvalues, derivatives with
+        respect to parameters do not exist, but those with respect to inputs do.
 
-        :return: a function whose marginals, joint distributions and paths are those of this one.
+        :return: a function with the same marginals, joint distributions and paths.
         """
         turned = [q.principal_axes() for q in self.beliefs]
         rotations, beliefs = [V for V, _ in turned], tuple(q for _, q in turned)
@@ -237,21 +236,21 @@ class GPFunction:
         return replace(self, blocks=turn(self.blocks, rotations), beliefs=beliefs, shift=shift)
 
     def sample_paths(self, rng_key: PRNGKey, num: int, *, num_features: int = 1024) -> Paths:
-        r"""Draw functions that you can evaluate at any inputs, as often as needed: pathwise conditioning [1, 2].
+        r"""Draw functions that can be evaluated at any inputs, any number of times: pathwise conditioning [1, 2].
 
         .. math:: f(x) = g(x) + \sum_i A_i(x)^\top (e_i - \hat e_i), \qquad e_i \sim q(e_i)
 
-        with :math:`g` a prior function made of random features and :math:`\hat e_i` its own whitened inducing variables. Mean and
-        covariance are exactly those of :meth:`joint` for any number of features; the law of one path becomes Gaussian as it
-        grows (:mod:`numpyro_orthgp.kernels.random_features`).
+        with :math:`g` a prior function of random features and :math:`\hat e_i` its whitened inducing variables. For any number of
+        features, mean and covariance are exactly those of :meth:`joint`. With more features the law of one path approaches a
+        Gaussian (:mod:`numpyro_orthgp.kernels.random_features`).
 
-        A path costs O(M (L D + M)) to draw and O((L + M) D) at each input, M the size of all sets together; a draw from ``joint``
-        costs O(B^3) for B inputs, and others cannot follow.
+        A path costs O(M (L D + M)) to draw and O((L + M) D) at each input, with M the size of all sets together. A draw from
+        ``joint`` costs O(B^3) for B inputs, and cannot be extended to others.
 
-        The first draw outside of ``jax.jit`` compiles many small operations; inside it is one.
+        Outside of ``jax.jit`` the first draw compiles many small operations; inside, it is one program.
 
-        :param num: how many.
-        :param num_features: random features L of each path, for each term of a sum of kernels.
+        :param num: number of paths.
+        :param num_features: number L of random features of each path, for each term of a sum of kernels.
         :return: :class:`~numpyro_orthgp.functions.paths.Paths`; ``paths(X)`` has shape (num, B), or (num, B, P) with P latent
             functions.
         :raises TypeError: for kernels without random features (`White`, tinygp's, functions), or sets that are neither inducing
@@ -281,7 +280,7 @@ class GPFunction:
         )
 
     def checked(self, X: Any) -> Array:
-        """Inputs as an array, refused if they do not go with the inducing variables."""
+        """Inputs as an array; they are refused if they do not match the inducing variables."""
         dim, dtype = self._kind
         return check_same_dtype("X", check_inputs("X", X, dim=dim), dtype)
 
@@ -297,7 +296,7 @@ class GPFunction:
 
     @property
     def _kind(self) -> tuple[int | None, Any]:
-        """Number of input dimensions, if that is known, and dtype."""
+        """Number of input dimensions, if known, and dtype."""
         return input_dim(self.features), self.features[0].dtype
 
     @property
@@ -310,25 +309,25 @@ class GPFunction:
         return project(self.blocks, [covariance_with_rows(self.kernel, s, X) for s in self.features])
 
     def mean(self, features: Sequence[Feature], A: Sequence[Array]) -> Array:
-        """Mean of variables whose projections are A: at inputs X, ``[InducingPoints(X)]``; shape (..., B)."""
+        """Mean of variables with projections A, shape (..., B); for inputs X, features are ``[InducingPoints(X)]``."""
         return sum(
             (combine(q.loc, Ai) for q, Ai in zip(self._without_shift(), A, strict=True)), start=self._shift_at(features)
         )
 
     def _without_shift(self) -> list[Whitened]:
-        """The beliefs, from whose means that part is taken which mean-only points add at :meth:`_shift_at`."""
+        """The beliefs, with means reduced by the part that mean-only points add in :meth:`_shift_at`."""
         if self.shift is None:
             return list(self.beliefs)
         return [replace(q, loc=q.loc - a) for q, a in zip(self.beliefs, self.shift.projected, strict=True)]
 
     def _shift_at(self, features: Sequence[Feature]) -> Array:
-        """Weighted prior covariances with the mean-only points, shape (..., B); zero without these."""
+        """Weighted prior covariances with the mean-only points, shape (..., B); zero without such points."""
         if self.shift is None:
             return jnp.zeros((), self.features[0].dtype)
         return join(weigh_points(self.kernel, features, self.shift.points, self.shift.weights), -1, event_dim=1)
 
     def covariance(self, K: Array, A: Sequence[Array]) -> Array:
-        """Covariance of variables with prior covariance K whose projections are A, shape (..., B, B)."""
+        """Covariance of variables with prior covariance K and projections A, shape (..., B, B)."""
         covariance = residual_covariance(K, A, A)
         for q, Ai in zip(self.beliefs, A, strict=True):
             W = q.spread(Ai)

@@ -1,31 +1,31 @@
-r"""The residual within groups of rows: a tighter bound than that of each row by itself.
+r"""The residual within groups of rows, which gives a tighter bound than single rows.
 
-Given the inducing variables of all sets, let the residual at the rows of the data have the covariance D, and the noise the
-variances in S. With :math:`\tilde D = S^{-1/2} D S^{-1/2}` the posterior gives the residual the covariance
+Given the inducing variables of all sets, let the residual at the rows of the data have covariance D, and the noise the
+variances in S. With :math:`\tilde D = S^{-1/2} D S^{-1/2}` the variational distribution gives the residual the covariance
 
 .. math:: S^{1/2} \tilde D^{1/2} V \tilde D^{1/2} S^{1/2}
 
-instead of D, with V of one block for each group b of rows. The bound depends on V by
+instead of D. V has one block for each group b of rows. It enters the bound as
 
 .. math:: -\tfrac12 \sum_b \big( \mathrm{tr}(V_b \tilde D_{bb}) + \mathrm{tr}\, V_b - \log |V_b| - |b| \big)
     = -\tfrac12 \sum_b \log |I + \tilde D_{bb}| \quad \text{at the best } V_b = (I + \tilde D_{bb})^{-1},
 
-since the trace of :math:`\tilde D^{1/2} V \tilde D^{1/2}` is that of :math:`V \tilde D`, which sees the blocks of D alone (Bui and
-Titsias 2025). Groups of one row are Titsias 2025, Eq. 19. By Fischer's inequality joined groups are never worse.
+since the trace of :math:`\tilde D^{1/2} V \tilde D^{1/2}` equals that of :math:`V \tilde D`, which depends only on the blocks of D
+(Bui and Titsias 2025). Groups of one row give Titsias 2025, Eq. 19. By Fischer's inequality, joining groups never hurts.
 
-The trace is all that Gaussian noise needs. Another likelihood needs the variance of each row, the diagonal of
-:math:`\tilde D^{1/2} V \tilde D^{1/2}`, and for that the root of all of D, unless V is a multiple of the identity
+Gaussian noise needs only the trace. Another likelihood needs the variance of each row, the diagonal of
+:math:`\tilde D^{1/2} V \tilde D^{1/2}`. This takes the root of all of D, unless V is a multiple of the identity
 (``docs/theory/tightened.md``).
 
-**Groups are consecutive rows**, of what f is called at. So a model says nothing of them, and batches are made of whole groups. Any
-groups give a bound; those of near rows give a better one (:func:`numpyro_orthgp.init.groups`).
+**Groups are consecutive rows** of the inputs of f. So a model does not mention them, and batches consist of whole groups. Any
+groups give a bound; groups of nearby rows give a better one (:func:`numpyro_orthgp.init.groups`).
 
-**Uncertain inputs.** With Gaussian inputs, independent of each other, and a V that does not depend on them, the bound depends on V
-by the expectation of the trace: the best :math:`V_b` is :math:`(I + E \tilde D_{bb})^{-1}`, and :math:`E \tilde D_{bb}` takes the
-place of :math:`\tilde D_{bb}`. Off its diagonal :math:`E[A(x_i)^\top A(x_j)] = E[A(x_i)]^\top E[A(x_j)]`.
+**Uncertain inputs.** Let inputs be Gaussian and independent of each other, and V not depend on them. The bound then depends on V
+through the expected trace. :math:`E \tilde D_{bb}` replaces :math:`\tilde D_{bb}`, and the best :math:`V_b` is
+:math:`(I + E \tilde D_{bb})^{-1}`. Off the diagonal :math:`E[A(x_i)^\top A(x_j)] = E[A(x_i)]^\top E[A(x_j)]`.
 
-**Missing outputs** have no noise that could be known, and their rows are taken out of :math:`\tilde D`
-(``likelihoods/masks.py``). What is left of the charge is not that of a sum over rows with some left out.
+**Missing outputs** have unknown noise, so their rows are removed from :math:`\tilde D` (``likelihoods/masks.py``). The remaining
+cost is not that of a sum over rows with some left out.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def covariance_of_groups(kernel: Any, X: Array, grams: Array, residual: Array, s
 
     :param X: shape (B, D).
     :param grams: :math:`\sum_i A_i^\top A_i` of the groups, shape (..., n, G, G).
-    :param residual: its variances, shape (..., B); more precise than what stands on the diagonal of a difference of matrices.
-    :param scale: standard deviations of uncertain inputs, shape (B, D), whose means are X: then ``grams`` are those of E[A], and
-        what is returned is the expected covariance.
+    :param residual: its variances, shape (..., B); more precise than the diagonal of a difference of matrices.
+    :param scale: standard deviations of uncertain inputs with means X, shape (B, D). Then ``grams`` are those of E[A], and the
+        result is the expected covariance.
     :raises ValueError: for uncertain inputs, if expectations of the kernel are not known.
     """
     size = grams.shape[-1]
@@ -69,12 +69,12 @@ def covariance_of_groups(kernel: Any, X: Array, grams: Array, residual: Array, s
 
 
 def moments_of_groups(of: Callable[[Array], Any], X: Array, G: int, size: int) -> Any:
-    """Moments of many inputs block by block. Blocks are not stretches of rows, so groups are divided among them whole; a last one
-    that is shorter comes by itself.
+    """Moments of many inputs, block by block. Rows of a block are not consecutive, so blocks consist of whole groups. A shorter
+    last group is computed separately.
 
-    :param of: from inputs to arrays with a row for each and, as the last, the residual's covariance within groups.
+    :param of: maps inputs to arrays with one row per input, the last of which is the residual's covariance within groups.
     :param X: shape (B, D).
-    :param size: rows of a block.
+    :param size: number of rows of a block.
     """
     whole = len(X) // G * G
 
@@ -94,7 +94,7 @@ def moments_of_groups(of: Callable[[Array], Any], X: Array, G: int, size: int) -
 
 
 def charges(groups: Array, scale: Array) -> Array:
-    r"""What the bound pays for the residual: :math:`\log |I + \tilde D_{bb}|`, in equal parts on the rows of each group.
+    r"""The cost of the residual in the bound, :math:`\log |I + \tilde D_{bb}|`, in equal parts on the rows of each group.
 
     :param groups: D, shape (..., n, G, G); zero for rows without an output.
     :param scale: standard deviations of the noise, shape (..., B).
@@ -102,7 +102,7 @@ def charges(groups: Array, scale: Array) -> Array:
     """
     D = scale_groups(groups, 1 / scale)
     seen = diagonal(D) > 0
-    seen = seen | ~jnp.any(seen, -1, keepdims=True)  # a residual that was rounded to zero has a derivative all the same
+    seen = seen | ~jnp.any(seen, -1, keepdims=True)  # a residual that was rounded to zero still has a derivative
     share = log_det(added_identity(D)) / jnp.maximum(jnp.sum(seen, -1), 1)
     return join_groups(jnp.where(seen, share[..., None], 0), scale.shape[-1])
 

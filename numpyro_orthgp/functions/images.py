@@ -1,9 +1,9 @@
-"""A function of patches evaluated all over images, which gives images again: the layers of deep convolutional GPs.
+"""Layers of deep convolutional GPs: a function of patches, evaluated at all patches of images, gives images again.
 
-All patches of an image are drawn with the same inducing variables, and independently given these
-(:mod:`numpyro_orthgp.functions.shared_draws`): the next layer sees patches together, so draws from marginals would not belong
-to any q. That is the bound of the model whose hidden layers are FITC's. Joint residuals over the patches of an image would take
-a Cholesky factor for each image and channel.
+All patches of an image share the inducing variables of a draw, and are independent given these
+(:mod:`numpyro_orthgp.functions.shared_draws`). The next layer sees patches together, so draws from marginals would not belong
+to any q. The result is a bound for the model with FITC in its hidden layers. Joint residuals over the patches of an image would
+take a Cholesky factor for each image and channel.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def patchwise(
 ) -> Marginals:
     r"""Evaluate a function of patches at every patch of every image (Blomqvist et al. 2018; Shi et al. 2020, App. G).
 
-    The outputs are images again, of shape (rows, columns, C') with C' the functions of ``f``, flattened row-major, channel
-    fastest. A deep convolutional GP draws from them and goes on, doubly stochastic::
+    The outputs are images again, of shape (rows, columns, C') with C' the number of functions of ``f``, flattened row-major,
+    channel fastest. A deep convolutional GP draws them and feeds the draw to the next layer (doubly stochastic)::
 
         f1 = gp("f1", kernels.RBF(5.0), Z1, num_latents=10)  # Z1: patches, shape (M, 5 * 5 * 3)
         k2 = kernels.Convolutional(kernels.RBF(5.0), image_shape=(28, 28, 10), patch_shape=(5, 5))
@@ -50,12 +50,12 @@ def patchwise(
             h = h + patchwise_mean(X, ...)
             numpyro.sample("y", likelihoods.Gaussian(f2(h.sample()), noise), obs=y)
 
-    Draws share the inducing variables within each image, or over all images where these are known, and are independent given them,
-    as in FITC: the next layer sees all patches of an image at once, so draws from the marginals would not do. Of functions that
-    :func:`posterior` returns one draw is one function at all B P patches, of which there may be 8192; ``.independent()`` draws
+    Draws share the inducing variables within each image, or over all images if the inducing variables have values. Given these they
+    are independent, as in FITC. Draws from the marginals would be wrong, since the next layer sees all patches of an image at once.
+    With a function from :func:`posterior`, one draw is one function at all B P patches, at most 8192. ``.independent()`` draws
     point by point.
 
-    Under a tightened guide each image is charged for v once per patch and channel. Where more than ``max_entries`` numbers would be
+    Under a tightened guide each image is charged for v once per patch and channel. If more than ``max_entries`` numbers would be
     held at once, images are computed in blocks, and again for the gradient.
 
     :param f: a function of patches, d = h w C inputs in the order row, column, channel.
@@ -63,10 +63,10 @@ def patchwise(
     :param image_shape: (H, W) or (H, W, C).
     :param patch_shape: (h, w).
     :param stride: steps between patches in pixels, an integer or (rows, columns).
-    :param max_entries: how many numbers of size inducing variables times functions times patches may be held at once.
+    :param max_entries: most numbers held at once, counted as inducing variables times functions times patches.
     :return: marginals of shape (B, P C') for P patches, as if they were independent functions.
     :raises TypeError: if ``X`` is not floating, or of another dtype than the inducing variables.
-    :raises ValueError: if sizes do not fit each other; from a joint draw, at more than 8192 patches.
+    :raises ValueError: if sizes do not match; from a joint draw, at more than 8192 patches.
     """
     grid = PatchGrid.checked(image_shape, patch_shape, stride)
     X = check_inputs("X", X)
@@ -75,7 +75,7 @@ def patchwise(
 
     def moments(images: Array) -> Any:
         m = f(_rows_of_patches(grid, images))
-        # Of each patch all channels: row-major, channel fastest.
+        # All channels of each patch: row-major, channel fastest.
         return jax.tree.map(lambda a: a.reshape(len(images), -1), (m.mean, m.explained, m.residual, m.total))
 
     mean, explained, residual, total = map_blocks(moments, X, max_entries // per_image)
@@ -101,18 +101,18 @@ def patchwise_mean(
     stride: int | tuple[int, int] = 1,
     average: bool = False,
 ) -> Array:
-    """A mean function for :func:`patchwise`: the pixel at the centre of each patch, so that a layer starts as a copy of its input.
+    """A mean function for :func:`patchwise`: the central pixel of each patch, so that a layer starts as a copy of its input.
 
     :param X: images, shape (B, H W C).
-    :param weights: how the C' channels of the result mix those of the image, shape (C, C'); ``None`` keeps all C as they are.
+    :param weights: weights that mix the image's C channels to C', shape (C, C'); ``None`` keeps the channels.
         ``jnp.ones((C, C'))`` sums them, as Blomqvist et al. 2018 do.
     :param image_shape: (H, W) or (H, W, C).
-    :param patch_shape: (h, w); for an even side the pixel right of, or below, the middle.
+    :param patch_shape: (h, w); for an even side the central pixel is the one right of, or below, the middle.
     :param stride: steps between patches in pixels, an integer or (rows, columns).
     :param average: take the average over the patch instead.
     :return: shape (B, P C'), in the order of :func:`patchwise`.
     :raises TypeError: if ``X`` is not floating.
-    :raises ValueError: if sizes do not fit each other.
+    :raises ValueError: if sizes do not match.
     """
     grid = PatchGrid.checked(image_shape, patch_shape, stride)
     X = check_inputs("X", X)
@@ -136,7 +136,7 @@ def _draw_shared(
     f: GPFunction, X: Array, grid: PatchGrid, at_once: int, rng_key: PRNGKey, shape: tuple[int, ...]
 ) -> Array:
     def images(rows: tuple[Array, Array]) -> Array:
-        pixels, keys = rows  # of which the first will do: every block has others
+        pixels, keys = rows  # the first key suffices: each block has others
         return draw_grouped(f, grid.extract(pixels), keys[0]).values[0].reshape(len(pixels), -1)
 
     def one(key: PRNGKey) -> Array:
@@ -147,5 +147,5 @@ def _draw_shared(
 
 
 def _draw_images(f: GPFunction, X: Array, grid: PatchGrid, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    # The marginals of all patches as rows know how to draw, and how many they can.
+    # Marginals with patches as rows know how to draw, and their limit.
     return f(_rows_of_patches(grid, X))._draw(rng_key, shape).reshape(*shape, len(X), -1)

@@ -1,8 +1,8 @@
-"""Inputs that are not known exactly: the latent variables of a GP-LVM.
+"""Uncertain inputs: the latent variables of a GP-LVM.
 
-**q(u) lags behind q(X).** With q(u) kept, moving latent inputs costs fit until q(u) follows, so steps of X must be as small as
-the noise. On the oil flow data minibatch fits from principal components stay below the collapsed bound for long
-(docs/results.md), although both are equal at the same parameters.
+**q(u) lags behind q(X).** If q(u) is kept, moving latent inputs worsens the fit until q(u) follows. So steps of X must be as small
+as the noise. On the oil flow data, minibatch fits from principal components stay below the collapsed bound for long
+(docs/results.md), although both bounds are equal at the same parameters.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["LatentInputs"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LatentInputs:
-    """Latent inputs of B points: a draw, and the Gaussian that it comes from where a guide has told it.
+    """Latent inputs of B points: a draw, and the Gaussian that it comes from, if a guide provides it.
 
-    Where an array is expected, ``f(X)`` for one, the draw is taken; :class:`~numpyro_orthgp.CollapsedGP` takes the Gaussian
-    if there is one.
+    Where an array is expected, as in ``f(X)``, the draw is used; :class:`~numpyro_orthgp.CollapsedGP` uses the Gaussian, if there
+    is one.
 
     :param value: the draw, shape (B, D).
     :param loc: mean of the Gaussian, shape (B, D), or ``None``.
-    :param scale: its standard deviations, shape (B, D); zero in columns that are known.
+    :param scale: its standard deviations, shape (B, D); zero in observed columns.
     """
 
     value: Array

@@ -36,15 +36,15 @@ class Marginals:
     :param explained: variance of each latent function that comes from its inducing variables, shape (B,) or (B, L).
     :param residual: variance of each latent function that no inducing variable explains, same shape.
     :param mixing: ``None`` if outputs are latent functions, else shape (L, P) or (B, L, P), with P = 1 for a mean of shape (B,).
-    :param residual_scale: the v of Titsias 2025 Eq. 23 that the guide hands over, shape () or (L,), when the residual is
-        tightened, (B,) or (B, L) where rows are of different functions; ``None`` when it is the prior's.
-    :param joint: draws the outputs jointly, ``joint(rng_key, sample_shape)``; ``None`` where draws are point by point.
-    :param total: explained + residual where its derivative takes fewer operations than that of this sum, else ``None``: as where
-        one of them is replaced by hand.
-    :param groups: the residual's covariance within each of n groups of G consecutive inputs, shape (n, G, G) or (L, n, G, G), where
-        the guide tightens it in groups; else ``None``. A last group that is shorter is filled up with anything.
-    :param lead: number of axes in front of all those above that enumerated discrete sites have made
-        (``functions/arithmetic.py``); 0 where nothing is enumerated.
+    :param residual_scale: if the guide tightens the residual, its v of Titsias 2025 Eq. 23: shape () or (L,), or (B,) or (B, L) if
+        rows belong to different functions; ``None`` for the prior's residual.
+    :param joint: draws the outputs jointly, ``joint(rng_key, sample_shape)``; ``None`` if draws are point by point.
+    :param total: explained + residual, if its derivative takes fewer operations than that of the sum; else ``None``, for example
+        after one of both was replaced.
+    :param groups: the residual's covariance within each of n groups of G consecutive inputs, shape (n, G, G) or (L, n, G, G), if
+        the guide tightens it in groups; else ``None``. A shorter last group is padded with arbitrary entries.
+    :param lead: number of axes from enumerated discrete sites, in front of all axes above (``functions/arithmetic.py``); 0 if
+        nothing is enumerated.
     """
 
     mean: Array
@@ -58,11 +58,11 @@ class Marginals:
     groups: Array | None = None
     lead: int = field(default=0, metadata={"static": True})
 
-    __array_ufunc__ = None  # numpy array + Marginals asks us, instead of adding us to each of its entries
+    __array_ufunc__ = None  # numpy array + Marginals calls `__radd__`, instead of adding us to each entry
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(B,) or (B, P); axes of enumeration in front."""
+        """(B,) or (B, P), with axes of enumeration in front."""
         return self.mean.shape
 
     @property
@@ -72,12 +72,12 @@ class Marginals:
 
     @property
     def num_latents(self) -> int | None:
-        """Number L of latent functions beneath the outputs, ``None`` for a single one."""
+        """Number L of latent functions, ``None`` for a single one."""
         return None if self.explained.ndim == self.lead + 1 else self.explained.shape[-1]
 
     @property
     def tight(self) -> bool:
-        """Whether the guide asked for the tightened bound."""
+        """Whether the guide uses the tightened bound."""
         return self.residual_scale is not None
 
     @property
@@ -104,10 +104,10 @@ class Marginals:
 
     @property
     def tightening_cost(self) -> Array:
-        r"""The price of v in the bound, if each output has its own y: :math:`(v - \log v - 1)/2`, shape of ``mean``.
+        r"""The cost of v in the bound, if each output has its own y: :math:`(v - \log v - 1)/2`, shape of ``mean``.
 
-        Titsias 2025, the regularizer of Eq. 23; zero if not tightened. Where outputs mix latent functions each output is
-        charged for all of them: a bound whichever outputs are masked, and no worse than v = 1 once v is learned.
+        This is the regularizer of Titsias 2025, Eq. 23; zero if not tightened. If outputs mix latent functions, each output is
+        charged for all of them. This is a bound for any mask of outputs, and with learned v no worse than v = 1.
         """
         if self.mixing is None:
             return self._latent_cost
@@ -116,7 +116,7 @@ class Marginals:
 
     @property
     def point_cost(self) -> Array:
-        """The price of v in the bound, if one y depends on all latent functions of its point; shape (B,)."""
+        """The cost of v in the bound, if one y depends on all latent functions of its point; shape (B,)."""
         return self._latent_cost if self.num_latents is None else self._latent_cost.sum(-1)
 
     @property
@@ -131,7 +131,7 @@ class Marginals:
     def at(self, nodes: Array) -> Array:
         """Outputs for standard-normal ``nodes`` of shape (S, B) or (S, B, L), shape (S,) + ``shape``.
 
-        Nodes have axes of size one in the place of those of enumeration.
+        Nodes have axes of size one in place of axes of enumeration.
         """
         return constant_if_frozen(self.mean + self._mixed(safe_sqrt(self.latent_variance) * nodes))
 
@@ -139,18 +139,18 @@ class Marginals:
         """Draw the outputs: values of one function at all B inputs, at a cost of B^3.
 
         One run of a model sees one function (:mod:`numpyro_orthgp.functions.runs`): the inducing variables are drawn once, and a
-        second call of f gets values that go with those of the first. One y may depend on f at many inputs: on an average, a
-        difference, an integral. The objective of a guide of this package is then still a bound, also if it is tightened.
+        second call of f gets values consistent with the first. One y may depend on f at many inputs, as for an average, a
+        difference or an integral. The objective of a guide of this package is then still a bound, also if it is tightened.
 
-        Where each y depends on f at one input, its own row, as in the layers of a deep GP, :meth:`independent` gives a bound too,
-        of less noise and at no cost: ``f(X).independent().sample()``. Within ``scan`` or ``vmap`` draws share the inducing
-        variables, but what those leave undetermined is drawn for each step by itself, as in FITC.
+        If each y depends only on f at its own row, as in the layers of a deep GP, :meth:`independent` gives a bound too, with less
+        noise and without this cost: ``f(X).independent().sample()``. Within ``scan`` or ``vmap`` draws share the inducing
+        variables, but each step draws its own residual, as in FITC.
 
-        Within one y a draw does not go with marginals of the same function: ``f(a) + f(b).sample()`` integrates over ``f(a)`` as if
-        the two were independent, which is no bound. Draw both. (Written like that it is refused; behind further arithmetic it is
-        not seen.)
+        Do not combine a draw with marginals of the same function within one y: ``f(a) + f(b).sample()`` integrates over ``f(a)`` as
+        if both were independent, which is no bound. Draw both. (This form is refused; behind further arithmetic it is not
+        detected.)
 
-        :param rng_key: if ``None``, :func:`numpyro.prng_key` gives one inside a seeded model.
+        :param rng_key: by default :func:`numpyro.prng_key`, inside of a seeded model.
         :return: shape ``sample_shape`` + (B,) or (B, P).
         :raises ValueError: without a key; for a joint draw at more than 8192 inputs, or 2048 while a guide of this package is
             fitted.
@@ -174,33 +174,33 @@ class Marginals:
         return self._draw(rng_key, sample_shape)
 
     def draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
-        """:meth:`sample` with a key only, without a site; so while a tightened residual is fitted it is refused (ValueError)."""
+        """:meth:`sample` with a key and without a site. It is refused while a tightened residual is fitted (ValueError)."""
         if self.tight and self.names is not None:
             refuse_uncharged("f(X).draw(rng_key)")
         return self._draw(rng_key, sample_shape)
 
     def _draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
-        """What nothing is charged for: whoever calls it sees to that."""
+        """Draw without a charge for a tightened residual, which is left to the caller."""
         if self.joint is None:
             return self.at(jax.random.normal(rng_key, sample_shape + self.explained.shape, self.mean.dtype))
         return constant_if_frozen(self.joint(rng_key, sample_shape))
 
     def independent(self) -> Marginals:
-        """The same marginals with draws that are independent between inputs; they are not draws of one function.
+        """The same marginals, drawn independently at each input; such draws are not draws of one function.
 
-        For models in which each y depends on f at its own row only.
+        Use it in models where each y depends only on f at its own row.
         """
         return replace(self, joint=None)
 
     def __getitem__(self, key: Any) -> Marginals:
-        """Pick outputs: ``m[..., p]`` is one of them, shape (B,); ``m[..., a:b]`` and ``m[..., [p, q]]`` are several.
+        """Pick outputs: ``m[..., p]`` is one output, shape (B,); ``m[..., a:b]`` and ``m[..., [p, q]]`` are several.
 
-        So each output can have a likelihood of its own: ``Gaussian(m[..., 0], scale)``, ``Bernoulli(m[..., 1])``. An output
-        that mixes latent functions depends on all L of them, also when it is picked.
+        So each output can have its own likelihood: ``Gaussian(m[..., 0], scale)``, ``Bernoulli(m[..., 1])``. A picked output that
+        mixes latent functions still depends on all L of them.
 
-        :param key: ``[..., p]`` or ``[:, p]`` with p an integer, a slice, or different integers in the order they are wanted.
+        :param key: ``[..., p]`` or ``[:, p]`` with p an integer, a slice, or different integers in the desired order.
         :raises IndexError: if there is no such output.
-        :raises TypeError: for any other key; rows are picked by indexing X.
+        :raises TypeError: for any other key; to pick rows, index X.
         :raises ValueError: if no output is picked, or one twice.
         """
         columns = check_columns(key, self.own_shape)
@@ -215,22 +215,22 @@ class Marginals:
         return replace(picked, mean=self.mean[..., columns], joint=joint)
 
     def pick(self, which: ArrayLike) -> Marginals:
-        """One output of each row, ``which[n]`` of row n: shape (B,) out of (B, P).
+        """Pick one output of each row, ``which[n]`` for row n: shape (B,) from (B, P).
 
-        For mixtures whose component chooses the function. Where the function of each row is known,
+        This serves mixtures whose component chooses the function. If the function of each row is known,
         ``f(Tasks(X, task))`` costs less (:class:`~numpyro_orthgp.Tasks`)::
 
             z = numpyro.sample("z", dist.Categorical(weights), infer={"enumerate": "parallel"})  # in the plate of the rows
             numpyro.sample("y", Gaussian(stack([f(X), g(X)]).pick(z), noise), obs=y)
 
-        :param which: integers of shape (B,), or () for all rows; while NumPyro enumerates a site, its value.
+        :param which: integers of shape (B,), or () for all rows; or the value of a site that NumPyro enumerates.
         :raises TypeError: if they are not integers.
-        :raises ValueError: for another shape, if concrete ones lie outside of 0..P-1 (under ``jit`` their means are NaN), or if the
-            residual is tightened in groups.
+        :raises ValueError: for another shape, for concrete integers outside of 0..P-1 (under ``jit`` means are NaN there), or if
+            the residual is tightened in groups.
         """
         which = arithmetic.check_rows(which, self.mean, self.lead)
         inspect(partial(arithmetic.refuse_no_output, self.shape[-1]), which)
-        which = jnp.where(which < 0, self.shape[-1], which)  # under `jit` NaN, as beyond the last, and not the last one
+        which = jnp.where(which < 0, self.shape[-1], which)  # under `jit` negative indices give NaN
         if self.groups is not None:
             raise ValueError(
                 "Rows of one group would be of different functions. Leave `group_size` out for what `pick` chooses from."
@@ -250,7 +250,7 @@ class Marginals:
         )
 
     def __add__(self, shift: ArrayLike) -> Marginals:
-        """Add an array: a mean function, an offset, fixed effects."""
+        """Add an array, such as a mean function, an offset or fixed effects."""
         self._refuse_own_draw("+", shift)
         shift = arithmetic.operand("+", shift, self.mean.dtype)
         lead = arithmetic.check_operand("+", shift, self.mean, self.lead)
@@ -267,7 +267,7 @@ class Marginals:
         return -self + arithmetic.operand("-", shift, self.mean.dtype)
 
     def __mul__(self, factor: ArrayLike) -> Marginals:
-        """Multiply by an array: an amplitude, a known covariate (a varying coefficient)."""
+        """Multiply by an array, such as an amplitude or a known covariate (a varying coefficient)."""
         self._refuse_own_draw("*", factor)
         factor = arithmetic.operand("*", factor, self.mean.dtype)
         lead = arithmetic.check_operand("*", factor, self.mean, self.lead)
@@ -293,7 +293,7 @@ class Marginals:
         return self * -1.0
 
     def __matmul__(self, W: ArrayLike) -> Marginals:
-        """Mix P functions into Q outputs, ``f(X) @ W`` with W of shape (P, Q): the linear model of coregionalization."""
+        """Mix P functions to Q outputs, ``f(X) @ W`` with W of shape (P, Q): the linear model of coregionalization."""
         W = arithmetic.operand("@", W, self.mean.dtype)
         lead = arithmetic.check_weights(W, self.mean, self.lead)
         mixing = W if self.mixing is None else jnp.matmul(self.mixing, W, precision=PRECISION)
@@ -301,7 +301,7 @@ class Marginals:
         return replace(self._lifted(lead), mean=arithmetic.mix_rows(self.mean, W), mixing=mixing, joint=joint)
 
     def _refuse_own_draw(self, symbol: str, value: Any) -> None:
-        """While fitting these marginals are integrated over, whatever was drawn: the two would count as independent."""
+        """Refuse draws of the same function while fitting: marginals are integrated over as if independent of the draws."""
         joint, _ = arithmetic.drawn_from(self.joint)
         run = getattr(joint.args[0], "run", None) if isinstance(joint, DrawInRun) and joint.args else None
         if run is not None and run.has_drawn(value):
@@ -311,7 +311,7 @@ class Marginals:
             )
 
     def _lifted(self, lead: int) -> Marginals:
-        """The same with ``lead`` axes of enumeration, of size one where there were none."""
+        """The same with ``lead`` axes of enumeration; new ones have size one."""
         extra = lead - self.lead
         if extra <= 0:
             return self
@@ -319,7 +319,7 @@ class Marginals:
         return replace(lifted, mean=self.mean.reshape((1,) * extra + self.mean.shape), lead=lead)
 
     def _with_variances(self, change: Callable[[Array], Array], **others: Any) -> Marginals:
-        """Each kind of variance changed."""
+        """The same with each kind of variance changed."""
         total = None if self.total is None else change(self.total)
         return replace(self, explained=change(self.explained), residual=change(self.residual), total=total, **others)
 

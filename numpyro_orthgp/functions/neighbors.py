@@ -1,12 +1,12 @@
-r"""Predictions that use the data near each input, beside what the inducing variables say of all data.
+r"""Predictions that use the inducing variables and also the data near each input.
 
 The exact prediction is an average over the inducing variables u of all sets,
 
 .. math:: p(f_* \mid y) = \int p(f_* \mid u, y) \, p(u \mid y) \, du .
 
-``f(X)`` takes q(u) for the second factor, and in the first it forgets the data: :math:`p(f_* \mid u)`. Here the first factor keeps
-the H rows b that are nearest to the input, :math:`p(f_* \mid u, y_b)`. With D the residual's covariance given u, S the noise's and
-A the projections,
+``f(X)`` replaces the second factor by q(u), and the first by :math:`p(f_* \mid u)`, without the data. Here the first factor keeps
+the H rows b that are nearest to the input, :math:`p(f_* \mid u, y_b)`. With D the residual's covariance given u, S the noise's
+covariance and A the projections,
 
 .. math::
     g &= (D_{bb} + S_b)^{-1} D_{b*}, \qquad h = A_* - A_b g \\
@@ -14,9 +14,9 @@ A the projections,
     \mathrm{Var} f_* = h^\top S_u h + D_{**} - g^\top D_{b*}
 
 for :math:`q(u) = N(m, S_u)` in whitened coordinates. No observation counts twice: with :math:`q(u) = p(u \mid y)` and H = N this is
-the exact posterior. With groups of rows for b and the q(u) of PIC it is the prediction of Snelson and Ghahramani 2007, "Local and
-global sparse Gaussian process approximations"; with any q(u) it costs O(H M^2 + H^3) for an input, and a kernel value for
-each row of the data.
+the exact posterior. If b is a group of rows and q(u) that of PIC, it is the prediction of Snelson and Ghahramani 2007, "Local and
+global sparse Gaussian process approximations". For each input it costs O(H M^2 + H^3), and one kernel value for each row of the
+data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["NeighborFunction", "with_neighbors"]
 
-MIN_SEARCHED = 64  # inputs at once, however many rows of data they are compared with
+MIN_SEARCHED = 64  # least number of inputs at once, for any number of rows of data
 
 
 def with_neighbors(
@@ -51,32 +51,32 @@ def with_neighbors(
 ) -> NeighborFunction:
     r"""A fitted function whose predictions also use the outputs observed near each input.
 
-    If there are too few inducing points, predictions become much better; if there are enough, they stay the same. Train with a
-    bound, or with "fitc" in groups. Do not train with "fitc" row by row: it treats residuals as independent, and its noise is too
-    small for near rows, which share a residual. :func:`check` measures the gain for a given fit::
+    With too few inducing points predictions become much better; with enough they stay the same. Train with a bound, or with "fitc"
+    in groups. Do not train with "fitc" row by row: it treats residuals as independent, so its noise is too small for nearby rows,
+    which share a residual. :func:`check` measures the gain for a given fit::
 
         f = posterior(model, guide, params, X, y)["f"]
         g = with_neighbors(f, X, y, params["noise"])
         likelihoods.Gaussian(g(X_test), params["noise"]).log_predictive(y_test)
 
-    For Gaussian noise only. With the residual's covariance D given the inducing variables, the noise's S, whitened projections A
-    and :math:`q(u) = N(m, S_u)`, the H nearest rows b give
+    This is for Gaussian noise only. With the residual's covariance D given the inducing variables, the noise's covariance S,
+    whitened projections A and :math:`q(u) = N(m, S_u)`, the H nearest rows b give
 
     .. math:: g = (D_{bb} + S_b)^{-1} D_{b*}, \quad E f_* = A_*^\top m + g^\top (y_b - A_b^\top m), \quad
         \mathrm{Var} f_* = (A_* - A_b g)^\top S_u (A_* - A_b g) + D_{**} - g^\top D_{b*}
 
     (Snelson and Ghahramani 2007, where b is a group of the data).
 
-    :param f: from :func:`posterior` or ``CollapsedGP(...).posterior(y)``.
+    :param f: a function from :func:`posterior` or ``CollapsedGP(...).posterior(y)``.
     :param X: inputs of the data, shape (N, D).
-    :param y: outputs, shape (N,), or (N, P) for P latent functions; NaN where there is none. An output that has more than f in it,
-        such as a mean function, is given without it.
+    :param y: outputs, shape (N,), or (N, P) for P latent functions; NaN where missing. Subtract parts other than f, such as a mean
+        function.
     :param noise: standard deviation of the noise, a scalar or an array that broadcasts to the shape of y.
-    :param num_neighbors: H. Nearest are the rows whose prior correlation with the input is largest, so lengthscales count.
-    :return: callable at inputs (B, D), for :class:`Marginals`.
+    :param num_neighbors: H. The nearest rows have the largest prior correlation with the input, so lengthscales count.
+    :return: a callable that maps inputs (B, D) to :class:`Marginals`.
     :raises TypeError: if ``f`` is not a function of a Gaussian process, or arrays are not floating.
-    :raises ValueError: if shapes do not go together, y is infinite, the noise is not positive, or f's residual is tightened, as
-        within a guide.
+    :raises ValueError: if shapes do not match, y is infinite, the noise is not positive, or f's residual is tightened, as in a
+        guide.
     """
     if not isinstance(f, GPFunction):
         raise TypeError(
@@ -123,12 +123,12 @@ def _refuse_values(y: Any, noise: Any) -> None:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class NeighborFunction:
-    """What :func:`~numpyro_orthgp.with_neighbors` returns; a pytree.
+    """The result of :func:`~numpyro_orthgp.with_neighbors`; a pytree.
 
     :param f: the function.
     :param X: inputs of the data, shape (N, D).
-    :param y: outputs, zero where there is none.
-    :param precision_root: one over the noise's standard deviation, zero where there is no output, shape of y.
+    :param y: outputs, zero where missing.
+    :param precision_root: one over the noise's standard deviation, zero where y is missing, shape of y.
     :param num_neighbors: H.
     """
 
@@ -149,14 +149,14 @@ class NeighborFunction:
         return map_blocks(lambda rows: self._moments_given(*rows), (X, near), max(MAX_ENTRIES // held, 1))
 
     def _nearest(self, X: Array) -> Array:
-        """The H rows with the largest prior correlation with each input, shape (B, H)."""
+        """Indices of the H rows with the largest prior correlation with each input, shape (B, H)."""
         scale = safe_sqrt(self.f.kernel(self.X))
         correlation = jnp.abs(self.f.kernel(X, self.X)) / jnp.where(scale > 0, scale, 1)[..., None, :]
         correlation = correlation.reshape(-1, len(X), len(self.X)).mean(
             0
         )  # kernels may have an axis for each latent function
         seen = self.precision_root if self.y.ndim == 1 else self.precision_root.max(-1)
-        # On CPUs XLA picks the largest of float32 a hundred times as fast as of float64, and which of two equals does not matter.
+        # On CPUs, XLA's top_k is a hundred times as fast in float32 as in float64, and the order of ties does not matter.
         return lax.top_k(jnp.where(seen > 0, correlation, -1).astype(jnp.float32), self.num_neighbors)[1]
 
     def _moments_given(self, X: Array, near: Array) -> tuple[Array, Array, Array]:

@@ -1,25 +1,25 @@
-r"""Functions drawn from a posterior process, by Matheron's rule: a draw from the prior and what the data change of it.
+r"""Functions drawn from a posterior process, by Matheron's rule: a draw from the prior plus an update by the data.
 
 Write :math:`u_i = f(Z_i)` plus the noise that the jitter stands for. A prior function :math:`g` has the whitened inducing variables
-:math:`\hat e = A(u)`, the same linear map that :func:`~numpyro_orthgp.functions.projection.project` is. Since the residual of
-:math:`g` does not depend on them, exchanging them for variables of another distribution leaves a draw of the posterior:
+:math:`\hat e = A(u)`, with the linear map of :func:`~numpyro_orthgp.functions.projection.project`. The residual of :math:`g` is
+independent of them. So replacing them by variables of another distribution gives a draw of the posterior:
 
 .. math:: f(x) = g(x) + \sum_i A_i(x)^\top (e_i - \hat e_i), \qquad e_i \sim N(m_i, S_i)
 
 (the decoupled sampling of [1], in whitened and orthogonal coordinates; :math:`g` is a sum of L random features, see
 :mod:`numpyro_orthgp.kernels.random_features`). The update is linear in the covariances K(Z_i, x), so it is folded once into
-:math:`\sum_i K(x, Z_i)\, c_i`: a path costs O(L + M) for each input and not O(L + M^2). In float32 that loses no more than the
-projections do (a test compares them). Points that shape only the mean are one more set, whose c is that of all paths.
+:math:`\sum_i K(x, Z_i)\, c_i`: a path costs O(L + M) for each input instead of O(L + M^2). In float32 this loses no more digits
+than the projections (a test compares both). Mean-only points are one more set, whose c is the same for all paths.
 
 **References:**
 
 1. Wilson, Borovitskiy, Terenin, Mostowsky, Deisenroth. Efficiently Sampling Functions from Gaussian Process Posteriors. 2020.
 2. Wilson, Borovitskiy, Terenin, Mostowsky, Deisenroth. Pathwise Conditioning of Gaussian Processes. 2021.
 
-**Why features of each path's own.** Mean and covariance over paths are then exact for any number of features; only higher
-moments depend on it. Prior functions are whitened with the noise that the jitter stands for, else the variance is too small.
-The test of float32 is in ``tests/test_paths.py``. While a tightened bound is fitted paths are refused; untightened they are
-draws of q(f).
+**Why each path has its own features.** Mean and covariance over paths are then exact for any number of features; only higher
+moments depend on this number. Prior functions are whitened with the noise that the jitter stands for; otherwise the variance would
+be too small. The test of float32 is in ``tests/test_paths.py``. Paths are refused while a tightened bound is fitted; without
+tightening they are draws of q(f).
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ from numpyro_orthgp.types import Array, ArrayLike, KernelLike, PRNGKey
 
 __all__ = ["Paths", "draw_paths"]
 
-# Random features of paths at inputs that are held at once; beyond that paths are computed in groups, and again for the gradient.
+# Most random features at inputs held at once. Beyond that, paths are computed in groups, and again for the gradient.
 MAX_ENTRIES = 2**24
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Paths:
-    """Functions drawn from a posterior process; what :meth:`~numpyro_orthgp.GPFunction.sample_paths` returns.
+    """Functions drawn from a posterior process; the result of :meth:`~numpyro_orthgp.GPFunction.sample_paths`.
 
-    A pytree: it can be returned from ``jit``, mapped over, saved. Calls are deterministic, and differentiable with respect to
-    inputs.
+    It is a pytree, which can be returned from ``jit``, mapped over and saved. Calls are deterministic, and differentiable with
+    respect to inputs.
 
     :param kernel: the covariance function.
-    :param features: the sets of inducing variables, mean-only points among them.
+    :param features: the sets of inducing variables, including mean-only points.
     :param prior: functions drawn from the prior, one for each path.
-    :param weights: for each set the weights c of its covariances with the input, shape (num, M_i) or (num, P, M_i).
+    :param weights: the weights c of each set's covariances with the input, shape (num, M_i) or (num, P, M_i).
     :param num_latents: P, or ``None`` for a single function.
     """
 
@@ -98,7 +98,7 @@ class Paths:
     def __call__(self, X: ArrayLike | Functional | Tasks) -> Array:
         """Values of every path, or functionals of it.
 
-        :param X: inputs, shape (B, D), the same for all paths; or (num, B, D), inputs of its own for each path; or a functional of
+        :param X: inputs, shape (B, D), the same for all paths; or (num, B, D), other inputs for each path; or a functional of
             B rows, such as ``Derivative(X, 0)`` or ``f.term(0).at(X)``; or rows of tasks, ``Tasks(X, task)``.
         :return: shape (num, B), or (num, B, P) with P latent functions.
         :raises TypeError: if ``X`` is not floating, or of another dtype than the inducing variables.
@@ -133,7 +133,7 @@ class Paths:
         if isinstance(L, Concatenated):
             return jnp.concatenate([self._functionals(part) for part in L.parts], 1)
         L.check(select(self.kernel, L.places))
-        L = L.by_nodes()  # a path and what the data change of it are of one functional
+        L = L.by_nodes()  # the prior path and the update use the same functional
         num_dims = _num_dims(self.kernel, self.features)
         prior = self.prior if L.places is None else terms_at(self.prior, self.kernel, num_dims, L.places)
 
@@ -173,7 +173,7 @@ def draw_paths(
     shift: Any,
     num_latents: int | None,
 ) -> Paths:
-    """Draw functions from the process that the parts of a ``GPFunction`` describe; see its ``sample_paths``."""
+    """Draw functions from the process with the given parts of a ``GPFunction``; see its ``sample_paths``."""
     num, num_features = check_integer("num", num), check_integer("num_features", num_features)
     prior_key, jitter_key, *belief_keys = jax.random.split(rng_key, 2 + len(features))
     batch = (num,) if num_latents is None else (num, num_latents)
@@ -202,13 +202,13 @@ def _whitened(values: Sequence[Array], blocks: Sequence[Block], rng_key: PRNGKey
     noise = jax.random.normal(rng_key, (*values[0].shape[:-1], sum(sizes)), values[0].dtype)
     noisy = []
     for u, own, block in zip(values, jnp.split(noise, np.cumsum(sizes)[:-1], axis=-1), blocks, strict=True):
-        # Functions go last: they are projected as inputs are.
+        # Functions go last: they are projected like inputs.
         noisy.append(jnp.moveaxis(u + safe_sqrt(block.jitter) * own, 0, -1))
     return project(blocks, noisy)
 
 
 def _for_each_path(function: Callable[[Any], Array], paths: Any, entries: int) -> Array:
-    """``function`` of every path, so many at once as fit in memory with arrays of ``entries`` entries for each."""
+    """``function`` of every path, as many at once as fit in memory with ``entries`` array entries per path."""
     num = jax.tree.leaves(paths)[0].shape[0]
     at_once = max(1, MAX_ENTRIES // entries)
     if num <= at_once:
@@ -228,7 +228,7 @@ def _values(prior: RandomFunctions, kernel: KernelLike, num_dims: int, feature: 
 
 
 def _num_dims(kernel: Any, features: Sequence[Feature]) -> int:
-    """Number of columns of the inputs, once every set is known to be one that prior functions have values of."""
+    """Number of columns of the inputs; refuses sets for which prior functions have no values."""
     for s in features:
         if not isinstance(s, InducingPoints | InducingPatches):
             raise TypeError(

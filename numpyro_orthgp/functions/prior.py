@@ -1,4 +1,4 @@
-"""The prior as seen through sets of inducing variables: what :func:`gp` and :class:`CollapsedGP` check and decompose alike."""
+"""The prior and its sets of inducing variables: checks and decomposition for :func:`gp` and :class:`CollapsedGP`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
     "root_of_rows",
 ]
 
-# In dtypes of fewer, whitened psi statistics have none left.
+# In dtypes with fewer bits, whitened psi statistics keep no correct digits.
 _BITS_OF_MANY_DIGITS = 64
 
 
@@ -46,16 +46,16 @@ def decompose_sets(kernel: KernelLike, features: Sequence[Feature], jitter: floa
 
 
 def joint_root(kernel: Any, features: Sequence[Feature], blocks: Sequence[Block], X: Rows) -> Array:
-    """The Cholesky factor of the covariance of all sets and f(X) together, shape (..., M + B, M + B).
+    """The joint Cholesky factor of the covariance of all sets and f(X), shape (..., M + B, M + B).
 
-    Its last rows are the projections of X on each set, and the root of what these leave. Where they leave no more than rounding, in
-    float32, that root is not to be had from ``K - A' A``, whose rounding errors are larger than it.
+    Its last rows are the projections of X on each set, and the root of the residual's covariance. If the residual is as small as
+    rounding errors in float32, ``K - A' A`` cannot give this root, since its rounding errors are larger.
 
-    :param blocks: of the sets, whose jitter is on their variables here too.
+    :param blocks: decomposition of the sets; their jitter is added here too.
     """
     K, unit = covariance_of_rows(kernel, X), scale_of_rows(kernel, X)
     with_sets = [covariance_with_rows(kernel, s, X) for s in features]
-    if unit is not None:  # jitter is relative to the mean variance, and those of values and slopes may be far apart
+    if unit is not None:  # jitter is relative to the mean variance; values and slopes may differ by orders of magnitude
         K, with_sets = K / unit[..., :, None] / unit[..., None, :], [C / unit[..., None, :] for C in with_sets]
     scale = jitter_scale(diagonal(K))
     rows = [[other.covariance(kernel, s) for other in features[: i + 1]] for i, s in enumerate(features)]
@@ -73,9 +73,9 @@ def joint_root(kernel: Any, features: Sequence[Feature], blocks: Sequence[Block]
 def root_of_rows(C: Array, variance: Array, unit: Array | None) -> Array:
     """The Cholesky factor of the covariance of f at rows, shape (..., B, B).
 
-    :param C: that covariance under q.
-    :param variance: prior variances, shape (..., B), which jitter is relative to.
-    :param unit: what rows of different units are divided by, shape (..., B); ``None`` for values of f.
+    :param C: the covariance under q.
+    :param variance: prior variances, shape (..., B); jitter is relative to their mean.
+    :param unit: divisors of rows with different units, shape (..., B); ``None`` for values of f.
     """
     if unit is None:
         scale = jitter_scale(variance)
@@ -86,13 +86,13 @@ def root_of_rows(C: Array, variance: Array, unit: Array | None) -> Array:
 
 
 class Expectations(NamedTuple):
-    """What is known of covariances with Gaussian inputs, of all M inducing points of all sets together.
+    """Expected covariances of Gaussian inputs with all M inducing points of all sets.
 
-    E[A(x) A(x)'] is ``outer second outer'`` in float64. In float32 it is that plus F F' - R F F' R' for ``factors`` F and
-    ``kept`` R, or E[A] E[A]' + ``spread``.
+    E[A(x) A(x)'] is ``outer second outer'`` in float64. In float32 one adds F F' - R F F' R' for ``factors`` F and
+    ``kept`` R, or takes E[A] E[A]' + ``spread``.
 
     :param first: E[A(x)], the projections on all sets, shape (M, B).
-    :param outer: what takes ``second`` to projections, shape (M, M).
+    :param outer: maps ``second`` to projections, shape (M, M).
     :param second: E[K(Z, x) K(x, Z)] for each input, shape (B, M, M).
     :param residual: expected variance that no set explains, shape (B,).
     :param factors: projections of each of :func:`~numpyro_orthgp.kernels.hermite.hermite_factors`, shape (S, B, M).
@@ -120,12 +120,12 @@ def expect_covariances(
     num_points: int,
     magnified: ArrayLike = 1.0,
 ) -> Expectations:
-    """The psi statistics (Titsias and Lawrence 2010) of all sets together, and what they say of the projections.
+    """The psi statistics (Titsias and Lawrence 2010) of all sets together, and the moments of the projections.
 
-    :param magnified: by what rounding errors of E[A A'] will be multiplied. In float32 it decides how small the directions are in
-        which the part that :func:`~numpyro_orthgp.kernels.hermite.hermite_factors` lack is still taken for more than rounding.
+    :param magnified: factor by which rounding errors of E[A A'] will be multiplied. In float32 it decides in which small directions
+        the part that :func:`~numpyro_orthgp.kernels.hermite.hermite_factors` lack counts as more than rounding.
     :raises TypeError: for features that are not inducing points.
-    :raises ValueError: for a kernel with hyperparameters, or points, of several functions.
+    :raises ValueError: if hyperparameters or points differ between several functions.
     """
     points = [s.points for s in features if isinstance(s, InducingPoints)]
     if len(points) < len(features):
@@ -155,7 +155,7 @@ def expect_covariances(
 
 
 def _above_rounding(W: Array, variance: Array, magnified: ArrayLike) -> Array:
-    r"""What removes the directions in which what W whitens is lost in rounding: :math:`(I + c W W^\top)^{-1}`."""
+    r"""A matrix that removes directions in which whitening by W leaves only rounding errors: :math:`(I + c W W^\top)^{-1}`."""
     least = jnp.minimum(jnp.finfo(W.dtype).eps * jnp.asarray(magnified, W.dtype), 1) * variance
     least = lax.stop_gradient(least)
     Q = add_jitter(least * matmul(W, transpose(W)), jnp.ones((), W.dtype))
@@ -179,11 +179,11 @@ def as_kernel(kernel: Any) -> Any:
 def check_latents(
     num_latents: int | None, kernel: KernelLike, features: Sequence[Feature], X: Array | None = None
 ) -> int | None:
-    """The number P of latent functions: what the user says, or what hyperparameters or points have a leading axis of.
+    """The number P of latent functions, from the user, or from a leading axis of hyperparameters or points.
 
-    :param features: all sets: an inter-domain feature knows of one term of the kernel only.
-    :param X: inputs, shape (B, D), whose variances tell too.
-    :raises ValueError: if these disagree, or the kernel returns no matrix.
+    :param features: all sets, since an inter-domain feature sees only one term of the kernel.
+    :param X: inputs, shape (B, D), whose variances may show P too.
+    :raises ValueError: if these disagree, or the kernel does not return a matrix.
     """
     shapes = [_batch_of(kernel, feature) for feature in features]
     if X is not None:
@@ -215,9 +215,9 @@ def _batch_of(kernel: KernelLike, feature: Feature) -> tuple[int, ...]:
 
 
 def check_jitter(jitter: float | None, dtype: Any, *, expectations: bool = False) -> float:
-    """The relative jitter, by default that of the dtype and of what it is for.
+    """The relative jitter; the default depends on the dtype and on ``expectations``.
 
-    :raises ValueError: if a concrete one is not in [0, 1).
+    :raises ValueError: if it is concrete and not in [0, 1).
     """
     if jitter is None:
         return default_jitter(dtype, expectations=expectations)

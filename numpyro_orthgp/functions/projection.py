@@ -1,26 +1,26 @@
-r"""The orthogonal decomposition of a Gaussian process along sets of inducing variables. The main idea of the package.
+r"""The orthogonal decomposition of a Gaussian process along sets of inducing variables. This is the main idea of the package.
 
-Sets :math:`Z_1, \dots, Z_K`. Write :math:`C_i` for the prior covariance of set :math:`i` given all sets before it and
-:math:`L_i L_i^\top = C_i`: the diagonal blocks of the block Cholesky factor of the covariance of all sets together.
-For inputs :math:`X`
+Let the sets be :math:`Z_1, \dots, Z_K`, let :math:`C_i` be the prior covariance of set :math:`i` given all earlier sets, and
+:math:`L_i L_i^\top = C_i`. The :math:`L_i` are the diagonal blocks of the block Cholesky factor of the joint covariance of all
+sets. For inputs :math:`X`
 
 .. math::
     A_i(X) &= L_i^{-1} \Big( K(Z_i, X) - \sum_{j<i} A_j(Z_i)^\top A_j(X) \Big) \\
     f(x) &= \sum_i A_i(x)^\top e_i + \text{residual}(x), \qquad e_i \sim N(0, I) \text{ independent} \\
     r(x) &= k(x, x) - \sum_i |A_i(x)|^2
 
-and the residual process, with variance :math:`r(x)`, is independent of every :math:`e_i`. One set is the whitened SVGP
-of Hensman et al. 2015; two are SOLVE-GP, with :math:`C_2 = C_{vv}` and :math:`A_2(X) = L_2^{-1} C_{vf}` of Eqs. 17-18 of
-Shi et al. 2020; more come at no further thought.
+and the residual process, with variance :math:`r(x)`, is independent of every :math:`e_i`. One set gives the whitened SVGP
+of Hensman et al. 2015. Two sets give SOLVE-GP, with :math:`C_2 = C_{vv}` and :math:`A_2(X) = L_2^{-1} C_{vf}` of Eqs. 17-18 of
+Shi et al. 2020. More sets work in the same way.
 
 Under :math:`q(e_i) = N(m_i, S_i)` each set adds
 
 .. math:: a_i^\top m_i, \qquad a_i^\top S_i a_i, \qquad -|a_i|^2, \qquad a_i = A_i(x)
 
-to the mean, the explained and the residual variance at an input, and takes :math:`A_i(Z_j)^\top A_i(X)` from the covariance of each
-later set with the inputs. Bounds need the two variances' sum alone unless the residual is scaled; for full covariances its
-derivative takes fewer products (:mod:`numpyro_orthgp.math.whitened`), hence ``Marginals.total``. Of another family, where the
-residual is scaled, or where a set has many variables for the number of inputs, each product has its own derivative.
+to the mean, the explained and the residual variance at an input. It subtracts :math:`A_i(Z_j)^\top A_i(X)` from the covariance of
+each later set with the inputs. Unless the residual is scaled, bounds need only the sum of both variances. For full covariances the
+derivative of the sum takes fewer products (:mod:`numpyro_orthgp.math.whitened`), hence ``Marginals.total``. For other families, a
+scaled residual, or a set with many variables for the number of inputs, each product has its own derivative.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ __all__ = [
     "moments_of_whitened", "project", "residual_covariance", "residual_variance", "turn", "whiten",
 ]  # fmt: skip
 
-# Values of T' A of many functions that are held at once (P = 10 at M = 256 and 1024 rows); of more, blocks are faster.
+# Most values of T' A of many functions held at once (P = 10 at M = 256 and 1024 rows); beyond that, blocks are faster.
 MOST_AT_ONCE = 4 * MAX_ENTRIES
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Block:
-    """One set's part of the decomposition.
+    """The part of one set in the decomposition.
 
-    :param whitener: the inverse :math:`L_i^{-1}` of the Cholesky factor of its covariance given the sets before it, shape
+    :param whitener: the inverse :math:`L_i^{-1}` of the Cholesky factor of its covariance given the earlier sets, shape
         (..., M_i, M_i).
-    :param before: the projections :math:`A_j(Z_i)` of its points on each set before it, shapes (..., M_j, M_i).
-    :param jitter: variance of the independent noise on its inducing variables, shape (..., 1), or (..., M_i) where that differs
-        among them, as of sets that ``online.condition`` has joined. What a factor that failed took beyond that is not in it. What
-        is whitened are inducing variables with that noise, so anything that computes their law from another function
-        (``online.remember``, posterior paths) needs it.
-    :param carrier: zeros that carry the whitener's derivative to what it multiplies, shape (..., M_i, M_i), see
-        :func:`~numpyro_orthgp.math.cholesky.relative_carrier`; or ``None``: the whitener does so itself.
-    :param triangular: whether the whitener is lower triangular, as :func:`decompose` makes it; :func:`turn` does not keep that.
+    :param before: the projections :math:`A_j(Z_i)` of its points on each earlier set, shapes (..., M_j, M_i).
+    :param jitter: variance of the independent noise on its inducing variables, shape (..., 1), or (..., M_i) if it differs between
+        variables, as in sets joined by ``online.condition``. Extra jitter after a failed factorization is not included. The
+        whitened variables contain this noise, so code that computes their law from another function (``online.remember``,
+        posterior paths) needs it.
+    :param carrier: zeros that carry the whitener's derivative to its products, shape (..., M_i, M_i), see
+        :func:`~numpyro_orthgp.math.cholesky.relative_carrier`; or ``None`` if the whitener does so itself.
+    :param triangular: whether the whitener is lower triangular, as from :func:`decompose`; :func:`turn` does not keep this.
     """
 
     whitener: Array
@@ -84,8 +84,8 @@ def decompose(covariances: Sequence[Sequence[Array]], jitter: float) -> tuple[Bl
     """Decompose the joint covariance of the sets.
 
     :param covariances: ``covariances[i][j]`` is K(Z_j, Z_i) for j <= i, shape (..., M_j, M_i).
-    :param jitter: what is added to the diagonal of each :math:`C_i`, relative to the mean of the diagonal of K(Z_i, Z_i). It
-        stands for independent noise of that variance on the inducing variables, so every bound remains a bound.
+    :param jitter: addition to the diagonal of each :math:`C_i`, relative to the mean of the diagonal of K(Z_i, Z_i). It
+        stands for independent noise with this variance on the inducing variables, so every bound remains a bound.
     :return: one block per set.
     """
     blocks: tuple[Block, ...] = ()
@@ -97,10 +97,10 @@ def decompose(covariances: Sequence[Sequence[Array]], jitter: float) -> tuple[Bl
 def extend(blocks: Sequence[Block], row: Sequence[Array], jitter: float) -> tuple[Block, ...]:
     """The decomposition with one more set.
 
-    :param row: K(Z_j, Z) of the new set with each set before it, and with itself.
+    :param row: K(Z_j, Z) of the new set with each earlier set, and with itself.
     """
     before, K = project(blocks, row[:-1]), row[-1]
-    # Relative to the prior's scale, not to C's: C vanishes where a set repeats points of an earlier one.
+    # Relative to the prior's scale, not to C's: C vanishes if a set repeats points of an earlier one.
     scale = jitter_scale(diagonal(K))
     noise = jnp.asarray(jitter * scale, K.dtype)[..., None]
     C = conditional_covariance(K, before, noise)
@@ -109,18 +109,18 @@ def extend(blocks: Sequence[Block], row: Sequence[Array], jitter: float) -> tupl
 
 
 def conditional_covariance(K: Array, before: Sequence[Array], noise: Array) -> Array:
-    """The covariance C_i of a set given those before it, its noise included, shape (..., M_i, M_i).
+    """The covariance C_i of a set given the earlier sets, with noise, shape (..., M_i, M_i).
 
     :param K: its prior covariance.
-    :param before: the projections of its points on each set before it, shapes (..., M_j, M_i).
-    :param noise: variance of that noise, shape (..., 1) or (..., M_i).
+    :param before: the projections of its points on each earlier set, shapes (..., M_j, M_i).
+    :param noise: variance of the noise, shape (..., 1) or (..., M_i).
     """
     K = K - sum((gram_transposed(A) for A in before), start=jnp.zeros((), K.dtype))
     return K + noise[..., None] * jnp.eye(K.shape[-1], dtype=K.dtype)
 
 
 def joint_whitener(blocks: Sequence[Block]) -> Array:
-    """W with A(x) = W K(Z, x), the projections on all sets beside each other, shape (..., M, M) with M the sum of all M_i."""
+    """W with A(x) = W K(Z, x), the concatenated projections on all sets, shape (..., M, M) with M the sum of all M_i."""
     sizes = [block.whitener.shape[-1] for block in blocks]
     starts = [0, *accumulate(sizes)]
     # The projections are linear in the covariances: apply them to unit vectors.
@@ -141,7 +141,7 @@ def project(blocks: Sequence[Block], covariances: Sequence[Array]) -> tuple[Arra
 
 
 def whiten(block: Block, C: Array) -> Array:
-    """The projection on one set, from the covariance with it given the sets before it, shape (..., M_i, B)."""
+    """The projection on one set, from the covariance with it given the earlier sets, shape (..., M_i, B)."""
     if block.carrier is not None:
         return carried_matmul(block.whitener, block.carrier, C)
     return (lower_matmul if block.triangular else matmul)(block.whitener, C)
@@ -150,10 +150,10 @@ def whiten(block: Block, C: Array) -> Array:
 def turn(blocks: Sequence[Block], rotations: Sequence[Array | None]) -> tuple[Block, ...]:
     r"""The decomposition with each set's whitened variables in other coordinates, :math:`V_i^\top e_i` for orthogonal :math:`V_i`.
 
-    ``f(X)`` needs two products per set, one for A and one for the variance that q explains. In the coordinates in which q's
-    covariance is diagonal (``GPFunction.diagonalized``) one is left. That takes a singular value decomposition, so it is not done
-    unasked; :class:`Block` remembers that its whitener is no longer triangular. Peers cache L^-T (I - S) L^-1 instead, whose
-    entries grow with the inverse of the jitter and not with its root.
+    ``f(X)`` needs two products per set, one for A and one for the variance that q explains. If q's covariance is diagonal in the
+    new coordinates (``GPFunction.diagonalized``), one product remains. This takes a singular value decomposition, so it is done
+    only on request. :class:`Block` notes that its whitener is no longer triangular. Other libraries cache L^-T (I - S) L^-1,
+    whose entries grow with the inverse of the jitter and not with its root.
 
     :param rotations: for each set V, shape (..., M_i, M_i), or ``None`` to leave it as it is.
     """
@@ -201,11 +201,11 @@ def all_moments(
     equal_weights: bool,
     group_size: int | None = None,
 ) -> tuple[Squares, Array | None]:
-    r"""The sums over sets of what each adds to the moments.
+    r"""The contributions of all sets to the moments, summed.
 
     :param covariances: K(Z_i, X) for each set, shapes (..., M_i, B).
     :param equal_weights: as for :func:`added_moments`.
-    :param group_size: G, if :math:`\sum_i A_i^\top A_i` within groups of consecutive inputs is wanted too, shape (..., n, G, G).
+    :param group_size: G, to return also :math:`\sum_i A_i^\top A_i` within groups of consecutive inputs, shape (..., n, G, G).
     """
     if group_size is not None:
         A = project(blocks, covariances)
@@ -216,7 +216,7 @@ def all_moments(
         C, *covariances = covariances
         later = [b.before[i] for b in blocks[i + 1 :]]
         part, explains = added_moments(q, block, C, later, equal_weights=equal_weights)
-        # As `project` does it, but from the set's side: its derivative rule covers what it explains of the others.
+        # As in `project`, but by sets: the derivative rule of a set covers what it explains of later ones.
         covariances = [K - e for K, e in zip(covariances, explains, strict=True)]
         parts.append(part)
     return _summed(parts), None
@@ -229,15 +229,15 @@ def _summed(parts: Sequence[Squares]) -> Squares:
 def added_moments(
     q: Whitened, block: Block, C: Array, later: Sequence[Array] = (), *, equal_weights: bool = True
 ) -> tuple[Squares, list[Array]]:
-    r"""What one set adds to the moments; and what it explains of the covariances of later sets with the inputs.
+    r"""The contribution of one set to the moments, and to the covariances of later sets with the inputs.
 
-    :param C: covariance of the set with the inputs given the sets before it, shape (..., M, B).
+    :param C: covariance of the set with the inputs given the earlier sets, shape (..., M, B).
     :param later: projections :math:`A(Z_j)` of the points of later sets on this set, shapes (..., M, M_j).
-    :param equal_weights: whether a bound will have the same weights for both variances, hence need their sum alone.
+    :param equal_weights: whether a bound weighs both variances equally, so that it needs only their sum.
     :return: the moments, and :math:`A(Z_j)^\top A` for each later set, shapes (..., M_j, B).
     """
     M, B = C.shape[-2:]
-    # Not for subclasses, which may spread otherwise; nor for many functions of one A, where it takes products of M x M for each.
+    # Not for subclasses, which may spread differently; nor for many functions with one A, which would take M x M products for each.
     fast = equal_weights and q.loc.ndim < C.ndim and pays(M, B, with_others=bool(later))
     if fast and type(q) is Full and block.carrier is not None:
         return full_variances(block.whitener, block.carrier, C, q.loc, q.scale_tril, list(later))
@@ -246,7 +246,7 @@ def added_moments(
 
 
 def moments_of_whitened(q: Whitened, A: Array) -> Squares:
-    """What inducing variables of known projections add.
+    """The contribution of inducing variables with known projections to the moments.
 
     :param A: projections on the set, shape (..., M, B).
     """
@@ -254,7 +254,7 @@ def moments_of_whitened(q: Whitened, A: Array) -> Squares:
 
 
 def _explained(q: Whitened, A: Array) -> Array | None:
-    """The variance that q explains, shape (..., B); ``None`` for a known value. Of many functions of one A some at a time."""
+    """The variance that q explains, shape (..., B); ``None`` for a known value. Many functions with one A are done in blocks."""
     if q.is_value:
         return None
 
@@ -263,7 +263,7 @@ def _explained(q: Whitened, A: Array) -> Array | None:
         assert W is not None
         return jnp.sum(W**2, axis=-2)
 
-    many = q.loc.ndim > A.ndim - 1 and isinstance(A.shape[-1], int)  # or a symbol, by jax.export
+    many = q.loc.ndim > A.ndim - 1 and isinstance(A.shape[-1], int)  # under jax.export it is a symbol
     if not many or q.loc.shape[0] * A.size <= MOST_AT_ONCE or jax.eval_shape(variance, q).ndim == A.ndim - 1:
         return variance(q)
     return map_blocks(variance, q, max(1, MAX_ENTRIES // A.size))

@@ -1,38 +1,37 @@
 r"""One run of a model sees one function.
 
-Under a guide the model integrates over q, so a likelihood gets marginals. A draw, ``f(X).sample()``, is a different matter: one y
-may depend on f at many inputs (the average over a bin, a difference, an integral, the solution of a differential equation), and a
-bound on its density needs draws of one function of q(f),
+Under a guide the model integrates over q, so a likelihood gets marginals. Draws, ``f(X).sample()``, are different. One y may
+depend on f at many inputs (the average over a bin, a difference, an integral, the solution of a differential equation), and a bound
+on its density needs draws of one function of q(f),
 
 .. math:: f(x) = m(x) + \sum_i A_i(x)^\top e_i + \text{residual}(x),
 
-with the same :math:`e_i` at all inputs and the residual's covariance between them. So the :math:`e_i` of a run are the values that
-its latent sites have, and the residual of a call is drawn from its joint law given all that the run has drawn before. In terms of
-:mod:`~numpyro_orthgp.functions.projection` the inputs of an earlier draw are one more orthogonal set of known whitened variables.
+with the same :math:`e_i` at all inputs and the residual's covariance between them. So the :math:`e_i` of a run are the values of
+its latent sites, and each call draws its residual from the joint law given all earlier draws of the run. In terms of
+:mod:`~numpyro_orthgp.functions.projection`, inputs of an earlier draw are one more orthogonal set with known whitened variables.
 
-**Why.** Drawn point by point, as it was at first, averages over bins with Gaussian noise had an ELBO of -2.9 where log p(y) is
--9.7.
+**Why.** With draws point by point, as in an early version, averages over bins with Gaussian noise had an ELBO of -2.9, but
+log p(y) is -9.7.
 
 **The root.** A draw takes one Cholesky factor of the covariance of all sets, drawn inputs and new ones
-(``joint_root`` of ``functions/prior.py``). In float32 the root of the residual's covariance by itself, a difference
-of large matrices, was one of rounding errors. So much jitter had to be added that draws were noisy: 0.14 per value, at 160
-inputs and 18 points.
+(``joint_root`` of ``functions/prior.py``). In float32 the residual's covariance is a difference of large matrices, so its own root
+consisted of rounding errors. It needed so much jitter that draws were noisy: 0.14 per value, at 160 inputs and 18 points.
 
 **Limits.** More than 2048 inputs in a fit, or 8192 elsewhere, are refused. ``f(X).independent()`` is the opt-out, for models
-where each y sees its own row. ``DeepGP`` and hidden outputs take it by themselves; ``patchwise`` shares the inducing variables
+where each y sees only its own row. ``DeepGP`` and hidden outputs use it automatically; ``patchwise`` shares the inducing variables
 within an image.
 
-**Tightened.** Under a tightened guide the residual's covariance is v C, which is what Titsias' spherical V means for several
-inputs. A call pays (v - log v - 1)/2 for each of its inputs, so the bound holds as it does for marginals.
+**Tightened.** Under a tightened guide the residual's covariance is v C, which is Titsias' spherical V for several inputs. A call
+costs (v - log v - 1)/2 for each of its inputs, so the bound holds as for marginals.
 
 **Loops.** In ``scan`` and ``vmap`` arrays of one step cannot reach another. There residuals of different steps are independent
-given the inducing variables: a bound of FITC's model.
+given the inducing variables, which gives a bound for FITC's model.
 
-**What a run is.** It is told by its outermost handler; a function kept beyond it is drawn anew each time. :class:`Run`, the
-memory, is a pytree without leaves, and so are marginals' :class:`DrawInRun` in a fit: neither compiled programs nor loops over
-likelihoods keep the arrays of a run. ``f.joint(X)`` in a model is p(f | u), given all that the run has drawn, and draws of it are
-draws of the run: of q(f) each call would draw other inducing variables, and a latent site would have the guide's q for its prior.
-``f.sample_paths`` takes the inducing variables of the run; what these leave undetermined it draws by itself.
+**What a run is.** Its outermost handler identifies it. After the run, each call draws the function anew. :class:`Run`, the
+memory, is a pytree without leaves, and so is :class:`DrawInRun` of marginals in a fit: neither compiled programs nor loops over
+likelihoods keep the arrays of a run. In a model ``f.joint(X)`` is p(f | u) given all earlier draws of the run, and its draws are
+draws of the run. With q(f) each call would draw other inducing variables, and a latent site would have the guide's q as its prior.
+``f.sample_paths`` uses the inducing variables of the run, and draws its own residual.
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ __all__ = ["DrawInRun", "Drawn", "Run"]
 
 
 class Drawn(NamedTuple):
-    """The inputs that a run has drawn a function at: one more orthogonal set.
+    """The inputs at which a run has drawn a function: one more orthogonal set.
 
-    :param X: all of them, shape (n, D), or functionals among them.
-    :param noise: its whitened variables, shape (n,) or (P, n).
+    :param X: all these inputs, shape (n, D), or functionals.
+    :param noise: the whitened variables, shape (n,) or (P, n).
     """
 
     X: Array | Functional
@@ -69,9 +68,8 @@ class Drawn(NamedTuple):
 class Run:
     """The draws of one function in one run of a model.
 
-    Part of a pytree without being data of it: whatever rebuilds the function, as ``vmap`` does, gets one without draws. Draws
-    within ``scan``, ``vmap`` and such know those made outside, and not each other. When the run is over nothing is known: its
-    function is drawn anew by whoever has kept it.
+    It is part of a pytree without being data: a rebuilt function, as in ``vmap``, has no draws. Draws within ``scan``, ``vmap`` and
+    similar depend on draws made outside, not on each other. After the run nothing is known, and its function is drawn anew.
     """
 
     def __init__(self) -> None:
@@ -93,15 +91,15 @@ class Run:
         return Drawn(join_rows(X), jnp.concatenate(noise, -1))
 
     def values_at(self, X: Array | Functional) -> Array | None:
-        """The values drawn at just these inputs, if there are any."""
+        """The values drawn at exactly these inputs, if there are any."""
         return next((values for at, values in self._values if _same(at, X)), None) if self.going else None
 
     def has_drawn(self, values: Any) -> bool:
-        """Whether these very values were drawn."""
+        """Whether this array is one of the draws."""
         return any(values is drawn for _, drawn in self._values)
 
     def note(self, X: Array | Functional, noise: Array, values: Array) -> None:
-        """Remember a draw, unless it was made where its arrays end with a loop."""
+        """Remember a draw, unless it was made in a loop, beyond which its arrays are not valid."""
         if self.going and get_opaque_trace_state() == self._trace:
             self._drawn.append(Drawn(X, noise))
             self._values.append((X, values))
@@ -118,8 +116,8 @@ class Run:
 class DrawInRun:
     """``func(*args, rng_key, sample_shape)`` for marginals of a function that is being fitted.
 
-    Like ``Partial``, but its arguments are no data: a loop over a likelihood, which needs none of them, would keep all arrays of
-    the function for each of its steps.
+    Like ``Partial``, but its arguments are not pytree data. Otherwise a loop over a likelihood, which does not need them, would
+    keep all arrays of the function for each step.
     """
 
     def __init__(self, func: Any = None, *args: Any) -> None:

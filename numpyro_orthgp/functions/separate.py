@@ -1,9 +1,9 @@
-"""Some of P latent functions by themselves, and each row of inputs at a function of its own, at the cost of one function.
+"""Some of P latent functions, or one function for each row of inputs, at the cost of one function.
 
-Rows are put into blocks of one function each: sorted by function, in blocks of C rows, of which the last one of each function is
-filled up. Blocks are as many as it can take, (B + min(P, B) (C - 1)) / C, so that shapes do not depend on what functions the rows
-name, and with C = B / 2P they hold less than 1.5 B + P rows. What is of one function alone (hyperparameters, inducing points,
-whitener, q) is looked up once for each block.
+Rows are sorted by function into blocks of C rows, with one function per block. The last block of each function is padded. The
+number of blocks is the largest possible, (B + min(P, B) (C - 1)) / C, so shapes do not depend on the functions of the rows. With
+C = B / 2P the blocks hold less than 1.5 B + P rows. The parts of a single function (hyperparameters, inducing points, whitener, q)
+are looked up once for each block.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIN_BLOCK = 256  # rows at once outside of a fit, as in ``functions/function.py`
 def some_functions(f: Any, X: Rows, num: int) -> Any:
     """The first ``num`` of P functions.
 
-    :param X: what they will be called at.
+    :param X: rows at which they will be called.
     """
     separated, own = _separated(f, X)
     leaves, structure = jax.tree.flatten(replace(separated, num_latents=num))
@@ -41,7 +41,7 @@ def some_functions(f: Any, X: Rows, num: int) -> Any:
 
 @one_program
 def moments_of_own(f: Any, X: Rows, which: Array) -> tuple[Array, ...]:
-    """Mean, explained and residual variance and their sum at rows, each of a function of its own, shapes (B,).
+    """Mean, explained and residual variance and their sum at rows, with one function for each row, shapes (B,).
 
     :param which: the function of each row, integers in 0..P-1, shape (B,).
     """
@@ -73,7 +73,7 @@ def _by_blocks(f: Any, own: list[bool], X: Rows, which: Array) -> tuple[Array, .
 def _arranged(which: Array, P: int) -> tuple[Array, Array, Array]:
     """Rows in blocks of one function each.
 
-    :return: the rows of each block, shape (n, C), any row where it is filled up; the place of each row among all these, shape (B,);
+    :return: the rows of each block, shape (n, C), arbitrary where padded; the position of each row among all these, shape (B,);
         the function of each block, shape (n,).
     """
     B = which.shape[0]
@@ -92,9 +92,9 @@ def _arranged(which: Array, P: int) -> tuple[Array, Array, Array]:
 
 
 def _separated(f: Any, X: Rows) -> tuple[Any, list[bool]]:
-    """The function, and for each leaf of its pytree whether it has an axis of latent functions.
+    """The function, and for each leaf of its pytree, whether it has an axis of latent functions.
 
-    :raises TypeError: for a term of a kernel that cannot be taken apart.
+    :raises TypeError: for a term of a kernel that cannot be separated by function.
     """
     f = replace(f, names=None, values=None, run=None)
 

@@ -5,13 +5,13 @@ Under q the values at inputs :math:`x_1, \dots, x_R` of one group are
 .. math:: f(x_r) = m(x_r) + \sum_i A_i(x_r)^\top T_i \epsilon_i + \sqrt{v\, r(x_r)}\, \eta_r,
     \qquad \epsilon_i \sim N(0, I) \text{ of the group}, \quad \eta_r \sim N(0, 1) \text{ of each input}.
 
-One group per data point, its members the particles of the point, is what makes an average *inside* a logarithm a bound: given the
-inducing variables the particles are independent draws (:class:`~numpyro_orthgp.DeepGP`). Inputs of a group are otherwise treated as
-independent given the inducing variables, as FITC does.
+:class:`~numpyro_orthgp.DeepGP` has one group per data point, whose members are the particles of the point. Given the inducing
+variables, the particles are independent draws, so an average *inside* a logarithm gives a bound. Other inputs of a group are
+treated as independent given the inducing variables, as in FITC.
 
-Where what comes after looks at several inputs of a group at once, as a residual that is tightened in groups of rows does, their
-residuals have to be drawn jointly, :math:`\sqrt v\, L \eta` with the factor L of the residual's covariance in the group. Rows of L
-are given the length :math:`\sqrt{r(x_r)}`: jitter, or what rounding has taken, changes correlations a little and no variance.
+The next layer may see several inputs of a group at once, as with a residual that is tightened in groups of rows. Then residuals are
+drawn jointly, :math:`\sqrt v\, L \eta` with the factor L of the residual's covariance in the group. Rows of L are scaled to
+length :math:`\sqrt{r(x_r)}`, so jitter and rounding change correlations a little, but no variance.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class GroupedDraw(NamedTuple):
     """Draws at G groups of R inputs, S for each input.
 
     :param values: shape (S, G, R) or (S, G, R, P).
-    :param log_weights: log of the density of the residual under the prior over that under q, summed over the P functions, zero
-        unless the residual is tightened; shape (S, G, R).
+    :param log_weights: log density ratio of the residual, prior over q, summed over the P functions, shape (S, G, R); zero
+        unless the residual is tightened.
     """
 
     values: Array
@@ -60,8 +60,8 @@ def draw_grouped(f: GPFunction, X: Array, rng_key: PRNGKey, num: int = 1, *, joi
     """Draw the function at groups of inputs.
 
     :param X: inputs, shape (G, R, D).
-    :param num: S, how many residuals are drawn for each input. All share the inducing variables of the group.
-    :param jointly: whether residuals within a group have their covariance, and are not independent.
+    :param num: S, number of residuals for each input, which all share the inducing variables of the group.
+    :param jointly: whether residuals within a group are drawn jointly, not independently.
     """
     G, R, D = X.shape
     flat, P = X.reshape(G * R, D), f.num_latents
@@ -82,7 +82,7 @@ def draw_grouped(f: GPFunction, X: Array, rng_key: PRNGKey, num: int = 1, *, joi
     v = jnp.ones((), X.dtype) if f.residual_scale is None else f.residual_scale[..., None]
     unit = _correlated(f, flat, A, residual, noise.reshape(*noise.shape[:-1], G, R)) if jointly else noise
     values = constant_if_frozen(mean + safe_sqrt(v * residual) * unit)
-    # Of N(0, r) and N(0, v r) at sqrt(v r) noise; it does not depend on r.
+    # Log density ratio of N(0, r) and N(0, v r) at sqrt(v r) noise, which does not depend on r.
     log_weights = (jnp.log(v) + (1 - v) * noise**2) / 2
     if f.residual_scale is None:
         log_weights = jnp.zeros_like(noise)

@@ -1,4 +1,4 @@
-"""What a function needs of the model that it is in: a random key, names for sites of its own, and where its rows lie."""
+"""A function's access to its model: random keys, names for sites, and plates of its rows."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _NOT_OF_PRIORS = (
 
 
 def prng_key(*arrays: Any) -> PRNGKey | None:
-    """A key from the model's ``seed`` handler; ``None``, without a warning, where there is none.
+    """A key from the model's ``seed`` handler; ``None``, without a warning, if there is no such handler.
 
-    Within ``lax.scan``, ``jax.vmap`` and the like all steps or rows would get one key, and a handler that keeps the next key would
-    keep an array of the loop. There the handler's key stays what it is, and ``arrays`` tell steps and rows apart.
+    Within ``lax.scan``, ``jax.vmap`` and similar, all steps or rows would get the same key, and the handler's next key would be an
+    array of the loop. There the handler's key stays unchanged, and ``arrays`` distinguish steps and rows.
 
-    :param arrays: arrays, or pytrees of them, that differ between steps and rows: inputs.
+    :param arrays: arrays, or pytrees of them, that differ between steps and rows, such as inputs.
     """
     within = _in_loop()
     with warnings.catch_warnings():
@@ -63,14 +63,14 @@ def prng_key(*arrays: Any) -> PRNGKey | None:
 
 
 class _Within:
-    """Where a ``seed`` handler is entered: outside of which transformations. And how many keys were made inside of some."""
+    """The transformations that were active when a ``seed`` handler was entered, and the number of keys made in later ones."""
 
     def __init__(self, state: Any) -> None:
         self.state, self.calls = state, 0
 
 
 def _in_loop() -> _Within | None:
-    """What is known of the model's ``seed`` handler, if transformations of JAX were begun since, whose arrays end with them."""
+    """The note of the model's ``seed`` handler, if transformations of JAX have begun since; else ``None``."""
     handler = next((h for h in reversed(_PYRO_STACK) if isinstance(h, numpyro.handlers.seed)), None)
     within: _Within | None = getattr(handler, "_numpyro_orthgp", None)
     return None if within is None or within.state == get_opaque_trace_state() else within
@@ -94,17 +94,17 @@ def _digest(arrays: Any) -> Array:
 
 
 def model_running() -> Any:
-    """What tells one run of a model from others, its outermost handler; ``None`` where no model is running."""
+    """The outermost handler, which identifies a run of a model; ``None`` if no model is running."""
     return _PYRO_STACK[0] if _PYRO_STACK else None
 
 
 def enumerating() -> bool:
-    """Whether NumPyro enumerates discrete sites of the running model, whose values then have axes to the left of all plates."""
+    """Whether NumPyro enumerates discrete sites of the running model. Their values then have axes to the left of all plates."""
     return any(hasattr(handler, "first_available_dim") for handler in _PYRO_STACK)
 
 
 def states_may_differ() -> bool:
-    """Whether enumerated sites may have a value for each row: whether one is in a plate, or none is known."""
+    """Whether enumerated sites may have one value per row: one is in a plate, or none is known."""
     traces = [found for handler in _PYRO_STACK if isinstance(found := getattr(handler, "trace", None), dict)]
     sites = [site for found in traces for site in found.values() if site["type"] == "sample"]
     states = [s for s in sites if not s["is_observed"] and s["infer"].get("enumerate") == "parallel"]
@@ -113,9 +113,9 @@ def states_may_differ() -> bool:
 
 @contextmanager
 def told_of_enumeration() -> Iterator[None]:
-    """Within it an error of shapes says that an enumerated site may be behind it, where there is one.
+    """Context in which errors about shapes mention enumerated sites as a possible cause, if there are any.
 
-    :raises ValueError: the error, with that hint.
+    :raises ValueError: the error, with this hint.
     """
     try:
         yield
@@ -126,9 +126,9 @@ def told_of_enumeration() -> Iterator[None]:
 
 
 def refuse_enumerated(num_latents: int | None) -> None:
-    """Refuse a gp whose number of functions was read off an axis that enumeration may have made.
+    """Refuse a gp whose number of functions was inferred from an axis that may come from enumeration.
 
-    :param num_latents: what was read off.
+    :param num_latents: the inferred number.
     :raises ValueError: while a site is enumerated.
     """
     if num_latents is not None and enumerating():
@@ -139,10 +139,11 @@ def refuse_enumerated(num_latents: int | None) -> None:
 
 
 def charge(name: str, cost: Array, weights: Any = None) -> None:
-    """Subtract a cost of each row from the model's log density: once for each, however many plates there are around.
+    """Subtract the cost of each row from the model's log density, once per row, inside of any number of plates.
 
-    ``numpyro.factor`` would lay the costs along the rightmost plate, and repeat them along others. Rows belong to the plate of
-    their size, of several to the one that subsamples, whose scale they have. Where there is none each y sees several rows.
+    ``numpyro.factor`` would put the costs along the rightmost plate, and repeat them along others. Rows belong to the plate of
+    their size, and have its scale; among several such plates it is the one that subsamples. Without such a plate each y sees
+    several rows.
 
     :param cost: shape (B,).
     :param weights: by what ``handlers.scale`` multiplies log densities here. Those above one are taken for rows that stand for
@@ -164,7 +165,7 @@ def charge(name: str, cost: Array, weights: Any = None) -> None:
 
 def refuse_uncharged(what: str) -> NoReturn:
     """
-    :param what: what draws a function whose residual is tightened.
+    :param what: in words, the draw of a function with tightened residual.
     :raises ValueError: always.
     """
     raise ValueError(
@@ -179,12 +180,12 @@ def _scales() -> list[Any]:
 
 
 def refuse_drawn_by_rows(what: str) -> None:
-    """Refuse what sees several rows at once in a run whose inputs may be draws that are independent between rows.
+    """Refuse an operation on several rows in a run whose inputs may be draws that are independent between rows.
 
-    Such draws have no joint law of q. Arrays do not tell what they depend on, so any such draw before counts.
+    Such draws have no joint law under q. Arrays do not show their origin, so any earlier draw of this kind counts.
 
-    :param what: a clause that says what sees several rows.
-    :raises ValueError: if there was one.
+    :param what: a clause that names the operation on several rows.
+    :raises ValueError: if there was such a draw.
     """
     drawn = getattr(model_running(), "_drawn_by_rows", None)
     if drawn is not None:
@@ -197,7 +198,7 @@ def refuse_drawn_by_rows(what: str) -> None:
 class Names:
     """Fresh site names for one function, the same ones each time the model runs.
 
-    Equal to every other instance, so that as static data of a pytree it never causes a recompilation.
+    All instances are equal, so that as static data of a pytree they never cause a recompilation.
     """
 
     def __init__(self, prefix: str, fitting: bool = False) -> None:
@@ -211,7 +212,7 @@ class Names:
         return 0
 
     def drawn_by_rows(self) -> None:
-        """Note that this run of a fit has drawn the function at each row by itself: see :func:`refuse_drawn_by_rows`."""
+        """Note that this run of a fit has drawn the function row by row, see :func:`refuse_drawn_by_rows`."""
         if _PYRO_STACK and self.fitting:
             _PYRO_STACK[0]._drawn_by_rows = self.prefix
 

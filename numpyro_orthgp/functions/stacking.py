@@ -20,10 +20,10 @@ __all__ = ["draw_stacked", "stack"]
 def stack(marginals: Sequence[Marginals]) -> Marginals:
     """Put single functions side by side: P marginals of shape (B,) become one of shape (B, P).
 
-    :param marginals: marginals of *different* functions at the same inputs (different functions are independent). Not one
-        function at two inputs, ``f(a)`` and ``f(b)``: their covariance would be lost. Draws have it.
-    :raises ValueError: if they are not all of shape (B,), one is an output of ``f(X) @ W``, only some are tightened, or two are of
-        one function.
+    :param marginals: marginals of *different* functions at the same inputs (different functions are independent). Do not stack one
+        function at two inputs, ``f(a)`` and ``f(b)``: their covariance would be lost. Draws keep it.
+    :raises ValueError: if they are not all of shape (B,), one is an output of ``f(X) @ W``, only some are tightened, or two belong
+        to one function.
     """
     marginals = list(marginals)
     shapes = {m.shape for m in marginals}
@@ -63,7 +63,7 @@ def _stacked_groups(groups: Sequence[Array | None]) -> Array | None:
 
 
 def _origin(m: Marginals) -> tuple[int, tuple[int, ...]] | None:
-    """The function that marginals of shape (B,) are of, and which of its outputs; ``None`` where that is not known."""
+    """The function of marginals of shape (B,), and its picked outputs; ``None`` if unknown."""
     joint, picked = drawn_from(m.joint)
     return (id(m.names), picked) if isinstance(joint, Partial | DrawInRun) and m.names is not None else None
 

@@ -1,4 +1,4 @@
-"""Marginals, joint distributions and draws of rows of several tasks, one in each row: the long format."""
+"""Marginals, joint distributions and draws in the long format: several tasks, one task per row."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def marginals_of_tasks(f: Any, X: Rows, tasks: Tasks) -> Marginals:
 
 
 def _moments(f: Any, X: Rows, chosen: Chosen) -> tuple[Array, ...]:
-    """Mean, explained and residual variance and their sum of the functions that rows see, shape (B,) or (B, K)."""
+    """Mean, explained and residual variance and their sum, for the functions that rows see, shape (B,) or (B, K)."""
     shared: Any = ()
     if chosen.shared:
         shared = (f if chosen.shared == f.num_latents else some_functions(f, X, chosen.shared))._moments(X)[:-1]
@@ -61,7 +61,7 @@ def _moments(f: Any, X: Rows, chosen: Chosen) -> tuple[Array, ...]:
 
 
 def joint_of_tasks(f: Any, X: Rows, tasks: Tasks) -> dist.MultivariateNormal:
-    """Joint distribution of all rows, event shape (B,): functions are independent, so rows share what functions they share."""
+    """Joint distribution of all rows, event shape (B,). Functions are independent, so rows covary through common functions only."""
     chosen = tasks.chosen(f.num_latents, X.dtype)
     mean, L = moments_in_run(f, f.run, X) if in_run(f) else f._joint_moments(X)
     functions = chosen.functions(len(X))

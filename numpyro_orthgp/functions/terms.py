@@ -1,13 +1,13 @@
-r"""Terms of a sum: what the posterior of f says of f_1 where f = f_1 + f_2 + ...
+r"""Terms of a sum: the posterior of f_1 for f = f_1 + f_2 + ...
 
-With independent priors, :math:`k = k_1 + k_2`, the inducing variables of f see both, and given these
+With independent priors, :math:`k = k_1 + k_2`, the inducing variables of f depend on both terms, and given q
 
 .. math:: E[f_1(x)] = \sum_i A^1_i(x)^\top m_i, \qquad \mathrm{Var}[f_1(x)] = k_1(x, x)
     - \sum_i |A^1_i(x)|^2 + \sum_i A^1_i(x)^\top S_i A^1_i(x)
 
 with :math:`A^1_i(x)` the projections of :math:`k_1(Z, x)` in place of :math:`k(Z, x)` (Duvenaud 2014, Sec. 2.4.5, for exact GPs).
-This is exact given q(u): terms are correlated, and means of all terms add up to that of f. A term is a functional of f in the
-sense of :mod:`numpyro_orthgp.inducing.functional`.
+This is exact given q(u): terms are correlated, and the means of all terms add up to the mean of f. A term is a functional of f in
+the sense of :mod:`numpyro_orthgp.inducing.functional`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = ["Term", "term_names", "variance_shares"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Term:
-    """One summand of a function, or several together; what :meth:`GPFunction.term <numpyro_orthgp.GPFunction.term>` returns.
+    """One summand of a function, or several together; the result of :meth:`GPFunction.term <numpyro_orthgp.GPFunction.term>`.
 
-    Called like the function itself. :meth:`at` gives the functional, for what is asked of f about several terms at once.
+    Call it like the function itself. :meth:`at` gives the functional, for joint distributions of several terms.
     """
 
     f: Any
     places: tuple[Place, ...] = field(metadata={"static": True})
 
     def __call__(self, X: ArrayLike | Functional | Tasks) -> Marginals:
-        """Marginals of the term at inputs, or of a functional of it, or rows of several tasks; as for ``f(X)``.
+        """Marginals of the term at inputs, at a functional, or at rows of several tasks; as for ``f(X)``.
 
         :param X: shape (B, D), or a functional.
         :return: marginals of shape (B,), or (B, P) with P latent functions.
@@ -54,7 +54,7 @@ class Term:
         return self.f.joint(self.at(X))
 
     def at(self, X: ArrayLike | Functional) -> Functional:
-        """The functional: values of the term at inputs, or the given functional of the term instead of f.
+        """The functional of f: values of the term at inputs, or the given functional applied to the term.
 
         ::
 
@@ -65,22 +65,22 @@ class Term:
 
 
 def term_names(f: Any) -> list[str]:
-    """What the terms of a function are called: the names given by ``kernel.named``, of others the class, numbered if need be."""
+    """Names of a function's terms: those given by ``kernel.named``, or else the class, numbered if needed."""
     labels = [s.label for s in summands(f.kernel)]
     return [name if labels.count(name) == 1 else f"{name} {i}" for i, name in enumerate(labels)]
 
 
 def variance_shares(f: Any, X: ArrayLike) -> dict[str, Array]:
-    r"""How much each term of a function adds to how its posterior mean varies over inputs.
+    r"""The share of each term in the variance of the posterior mean over inputs.
 
-    .. math:: \frac{\mathrm{Cov}_n(m_j(x_n), m(x_n))}{\mathrm{Var}_n(m(x_n))}, \qquad m = \sum_j m_j,
+    .. math:: \frac{\mathrm{Cov}_n(m_j(x_n), m(x_n))}{\mathrm{Var}_n(m(x_n))}, \qquad m = \sum_j m_j
 
-    which add up to one. A share is negative where a term runs against the sum of all. These are of means alone: how sure they are,
-    the bands of the terms say.
+    The shares add up to one. A share is negative if a term runs against the sum. Shares are of means only; the terms' bands show
+    the uncertainty.
 
     :param f: a function whose kernel is a sum, from :func:`posterior`.
-    :param X: inputs over which is averaged, shape (B, D), two or more.
-    :return: for each term, in order, shape () or (P,).
+    :param X: inputs for the variance, shape (B, D), two or more.
+    :return: the shares by name of the term, in order, shape () or (P,).
     :raises ValueError: for a single input.
     """
     if len(X) < 2:  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-r"""The covariance of f within groups of rows that one y sees together, such as the nodes of an area.
+r"""The covariance of f within groups of rows that enter one y, such as the nodes of an area.
 
-Under q it is :math:`\sum_i A_i^\top S_i A_i + v\,(K - \sum_i A_i^\top A_i)` of the rows of a group, for groups of Q at Q times the
-cost of a variance. A draw of f at all rows would take the covariance of all.
+Under q it is :math:`\sum_i A_i^\top S_i A_i + v\,(K - \sum_i A_i^\top A_i)` for the rows of a group. With Q rows per group it costs
+Q times as much as variances. A draw of f at all rows would need the covariance of all rows.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["root_within"]
 def root_within(joint: Any, size: int) -> Array | None:
     """Factors L with L L' the covariance of each group of consecutive rows, shape (B / size, size, size).
 
-    :param joint: of marginals of shape (B,).
-    :return: ``None`` for what is more than one function, shifted and scaled: several ones that are mixed, tasks, layers.
+    :param joint: ``joint`` of marginals of shape (B,).
+    :return: the factors; ``None`` unless there is one function, shifted and scaled, thus for mixed functions, tasks and layers.
     """
     C = _covariance(joint, size)
     if C is None:

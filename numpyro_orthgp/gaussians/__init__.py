@@ -1,10 +1,10 @@
-"""What q is: the families of Gaussians over whitened inducing variables, as mathematics, as distributions, as parameters.
+"""The variational distribution q: families of Gaussians over whitened inducing variables, their distributions and parameters.
 
-- ``family``: what the package asks of a family, and the families with a covariance that is full, diagonal, the prior's or zero.
-- ``low_rank``: the one for many inducing variables of which data determine few directions.
-- ``distributions``: q and the prior as NumPyro distributions, and the divergence between them.
-- ``constraints``: how the parameters of q are stored while they are optimized.
-- ``natural_step``, ``natural_gradient``: steps along the natural gradient, and the optimizer that takes them.
+- ``family``: the interface of a family, and the families with full, diagonal, prior and zero covariance.
+- ``low_rank``: the family for many inducing variables, if data determine few directions.
+- ``distributions``: q and the prior as NumPyro distributions, and the KL divergence between them.
+- ``constraints``: how parameters of q are stored during optimization.
+- ``natural_step``, ``natural_gradient``: natural gradient steps, and the optimizer that takes them.
 """
 
 from numpyro_orthgp.gaussians.family import Diagonal, Full, Shifted, Value, Whitened
@@ -12,5 +12,5 @@ from numpyro_orthgp.gaussians.low_rank import LowRank
 
 __all__ = ["FAMILIES", "Diagonal", "Full", "LowRank", "Shifted", "Value", "Whitened"]
 
-#: Those that have a name, for ``covariance=``.
+#: The families with a name, for ``covariance=``.
 FAMILIES = {family.name: family for family in (Full, Diagonal, Shifted, LowRank)}

@@ -1,7 +1,7 @@
-"""How the parameters of q are stored while they are optimized: NumPyro constraints with unconstrained forms of our own.
+"""How parameters of q are stored during optimization: NumPyro constraints with our own unconstrained forms.
 
-``scale_tril`` is unconstrained as a dense matrix whose upper triangle is unused, with a softplus on the diagonal, and not as
-NumPyro's packed vector: unpacking that is a scatter of M^2 / 2 entries at each step.
+The unconstrained form of ``scale_tril`` is a dense matrix with an unused upper triangle, and a softplus on the diagonal. NumPyro's
+form is a packed vector; unpacking it is a scatter of M^2 / 2 entries at each step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Natural", "NaturalPart", "dense_lower_cholesky"]
 
 
 class _DenseLowerCholesky(type(constraints.lower_cholesky)):  # type: ignore[misc]
-    """Lower-triangular matrices with positive diagonal, unconstrained as a dense matrix whose upper triangle is unused.
+    """Lower-triangular matrices with positive diagonal; the unconstrained form is a dense matrix with an unused upper triangle.
 
-    NumPyro's own transform packs the triangle into a vector; unpacking it is a scatter of M^2 / 2 entries at each step,
-    which shows beside the matrix products. Here it is one fused elementwise pass.
+    NumPyro's own transform packs the triangle into a vector. Unpacking it is a scatter of M^2 / 2 entries at each step, which takes
+    noticeable time beside the matrix products. Here it is one fused elementwise pass.
     """
 
 
@@ -73,12 +73,12 @@ biject_to.register(_DenseLowerCholesky)(lambda constraint: _DenseLowerCholeskyTr
 class Natural:
     """An array among the optimizer's parameters that belongs to :func:`~numpyro_orthgp.natural_gradient`.
 
-    The wrapper is the whole message: which arrays belong to a q is known from where they are declared, not guessed
-    from their names. Any other optimizer sees an ordinary array inside.
+    The wrapper marks the arrays of a q at their declaration, so they need not be guessed from names. Any other optimizer sees an
+    ordinary array inside.
 
     :param value: the array.
-    :param family: of the Gaussian that it is a parameter of, a subclass of ``Whitened``; ``None`` for mean-only weights.
-    :param part: its field there, the end of the parameter's name.
+    :param family: family of its Gaussian, a subclass of ``Whitened``; ``None`` for mean-only weights.
+    :param part: field of the family, the end of the parameter's name.
     """
 
     value: Array
@@ -87,7 +87,7 @@ class Natural:
 
 
 class NaturalPart(constraints.Constraint):
-    """Any array; unconstrained in the wrapper :class:`Natural`, with what that says of it."""
+    """Any array; its unconstrained form is the wrapper :class:`Natural`, with family and part."""
 
     def __init__(self, family: Any = None, part: str = "") -> None:
         self.family, self.part = family, part

@@ -1,4 +1,4 @@
-"""NumPyro distributions of whitened inducing variables: the prior, the guide's Gaussian, and the divergence between them."""
+"""NumPyro distributions of whitened inducing variables: the prior, the guide's Gaussian, and the KL divergence between them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["WhitenedGaussian", "WhitenedPrior"]
 class WhitenedPrior(dist.Independent):
     """The prior N(0, I) of whitened inducing variables.
 
-    An ``Independent`` normal, so that every divergence NumPyro knows for those (``AutoNormal``'s, say) holds here too.
+    It is an ``Independent`` normal, so KL divergences that NumPyro knows for these, such as ``AutoNormal``'s, hold here too.
 
     :param shape: event shape, (M,) or (P, M).
-    :param dtype: dtype of the draws; NumPyro's own normal would draw in the default dtype.
+    :param dtype: dtype of the draws; NumPyro's normal would draw in the default dtype.
     """
 
     pytree_data_fields = ("base_dist",)
     pytree_aux_fields = ("reinterpreted_batch_ndims",)
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        # Arrays of NumPy, as checks of others are a compiled program for each of their operations.
+        # NumPy arrays: checks of JAX arrays would compile a program for each operation.
         super().__init__(dist.Normal(np.zeros(shape, dtype), np.ones(shape, dtype)), len(shape))
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -43,7 +43,7 @@ class WhitenedPrior(dist.Independent):
     def sample_with_intermediates(
         self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()
     ) -> tuple[Array, list[Any]]:
-        # What `numpyro.sample` calls; the base class would draw in the default dtype here.
+        # `numpyro.sample` calls this; the base class would draw in the default dtype.
         return self.sample(key, sample_shape), []
 
 
@@ -86,7 +86,7 @@ class WhitenedGaussian(dist.Distribution):
         return jnp.broadcast_to(self.q.variance(), self.q.loc.shape)
 
 
-# Without this registration TraceMeanField_ELBO would fall back to one Monte Carlo sample, and say nothing.
+# Without this registration TraceMeanField_ELBO would silently fall back to one Monte Carlo sample.
 @kl_divergence.register(WhitenedGaussian, WhitenedPrior)
 @broadcasting
 def _kl_from_prior(q: WhitenedGaussian, p: WhitenedPrior) -> Array:

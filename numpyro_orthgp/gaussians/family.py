@@ -1,8 +1,8 @@
-r"""What the package asks of a family of Gaussians over whitened inducing variables, whose prior is :math:`N(0, I)`.
+r"""The interface of families of Gaussians over whitened inducing variables, whose prior is :math:`N(0, I)`.
 
 A family is a subclass of :class:`Whitened`, a dataclass whose fields are the parameters of one member: the mean ``loc`` and
-whatever determines its covariance S. Two answers make a family, :meth:`~Whitened.start` and :meth:`~Whitened.spread`; all others
-follow from these by way of one M x M factor, and a family that knows better overrides them.
+the parameters of its covariance S. A family must define :meth:`~Whitened.start` and :meth:`~Whitened.spread`. All other methods
+follow from these through one M x M factor; a family with faster formulas overrides them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Diagonal", "Full", "Shifted", "Value", "Whitened"]
 
 @dataclass(frozen=True)
 class Whitened:
-    r"""A member of a family of Gaussians :math:`q(e) = N(m, S)`, batch axes leading; register each subclass as a pytree::
+    r"""A member of a family of Gaussians :math:`q(e) = N(m, S)`, with leading batch axes. Register each subclass as a pytree::
 
         @jax.tree_util.register_dataclass
         @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class Whitened:
             def spread(self, A):
                 return self.scale[..., None, None] * A
 
-    and give it to a guide, ``AutoSparseGP(model, covariance=Isotropic)``. Its parameters there are ``{gp}.u{i}_loc`` and one for
-    each other field, ``{gp}.u{i}_scale``. Functions of several outputs may share a covariance: then the other fields lack the
-    leading axis that ``loc`` has.
+    and give it to a guide, ``AutoSparseGP(model, covariance=Isotropic)``. Its parameters are ``{gp}.u{i}_loc`` and one for each
+    other field, here ``{gp}.u{i}_scale``. Functions of several outputs may share a covariance: then the other fields lack the
+    leading axis of ``loc``.
 
     :param loc: mean, shape (..., M).
     """
 
     loc: Array
 
-    #: What users call the family.
+    #: The family's name for users.
     name: ClassVar[str]
-    #: The constraint of each field but ``loc``.
+    #: The constraint of each field except ``loc``.
     constraints: ClassVar[Mapping[str, Any]] = {}
-    #: Whether it is one value, which spreads nothing.
+    #: Whether it is a single value with zero covariance.
     is_value: ClassVar[bool] = False
     #: Whether :meth:`natural_step` is known.
     has_natural_step: ClassVar[bool] = False
@@ -66,8 +66,8 @@ class Whitened:
     def start(cls, shape: tuple[int, ...], scale: Array) -> Whitened:
         """The member that a fit begins with: mean zero, independent variables.
 
-        :param shape: that of ``loc``.
-        :param scale: the standard deviation of each variable, shape (), of the dtype that is asked for.
+        :param shape: shape of ``loc``.
+        :param scale: standard deviation of each variable, shape (), in the desired dtype.
         """
         raise NotImplementedError
 
@@ -75,7 +75,7 @@ class Whitened:
         r"""A matrix :math:`W` with :math:`W^\top W = A^\top S A`, the covariance that q explains at the inputs of ``A``.
 
         :param A: projections, shape (..., M, B).
-        :return: shape (..., K, B) for any K of at least M, or ``None`` for a known value, which spreads nothing.
+        :return: shape (..., K, B) for any K of at least M, or ``None`` for a known value, with zero covariance.
         """
         raise NotImplementedError
 
@@ -91,7 +91,7 @@ class Whitened:
         return replace(self, **values)
 
     def parameters(self) -> dict[str, Array]:
-        """The parameters within their constraints, by name of the field, for each function by itself."""
+        """The parameters within their constraints, by name of the field, separately for each function."""
         return {name: self._of_each(name) for name in self.parts()}
 
     def _of_each(self, name: str) -> Array:
@@ -109,7 +109,7 @@ class Whitened:
     # ------------------------------------------------------------ what bounds ask
 
     def kl_from_prior(self) -> Array:
-        r"""Divergence from the whitened prior, summed over batch axes.
+        r"""KL divergence from the whitened prior, summed over batch axes.
 
         .. math:: KL[N(m, S) \,\|\, N(0, I)] = \tfrac12 \left( |m|^2 + \mathrm{tr}\, S - M - \log |S| \right)
 
@@ -118,7 +118,7 @@ class Whitened:
         return (jnp.sum(self.loc**2) + self._total(self.excess_trace())) / 2 - self._total(self.half_log_det())
 
     def excess_trace(self) -> Array:
-        """tr S - M of each covariance, exactly zero at the prior's."""
+        """tr S - M of each covariance, exactly zero for the prior's."""
         T = self.lower_root()
         return jnp.sum(T**2 - jnp.eye(T.shape[-1], dtype=T.dtype), (-2, -1))
 
@@ -127,14 +127,14 @@ class Whitened:
         return jnp.sum(jnp.log(jnp.abs(diagonal(self.lower_root()))), -1)
 
     def log_density(self, value: Array) -> Array:
-        """Log density at ``value``, shape (sample_shape) + (..., M), the batch axes of the family summed."""
+        """Log density at ``value``, shape (sample_shape) + (..., M), summed over the family's batch axes."""
         centred = self.standardized((value - self.loc)[..., None])[..., 0]
         event = tuple(range(-self.loc.ndim, 0))
         normal = -jnp.sum(centred**2, event) / 2 - self.loc.size * jnp.log(2 * jnp.pi) / 2
         return normal - self._total(self.half_log_det())
 
     def _total(self, of_each: Array) -> Array:
-        """Over all functions, some of which may share a covariance."""
+        """Sum over all functions, some of which may share a covariance."""
         return jnp.sum(jnp.broadcast_to(of_each, self.loc.shape[:-1]))
 
     # ------------------------------------------------------------ roots of S
@@ -161,10 +161,10 @@ class Whitened:
     def principal_axes(self) -> tuple[Array | None, Whitened]:
         r"""q in coordinates in which its covariance is diagonal.
 
-        :return: the orthogonal :math:`V` of :math:`S = V \, \mathrm{diag}(s^2) V^\top`, shape (..., M, M), ``None`` if that is
-            the identity, and the law of :math:`V^\top e`.
+        :return: the orthogonal :math:`V` of :math:`S = V \, \mathrm{diag}(s^2) V^\top`, shape (..., M, M), or ``None`` for the
+            identity; and the law of :math:`V^\top e`.
         """
-        # Singular values of the root: eigenvalues of S itself would be lost below its largest one's rounding errors.
+        # Singular values of the root: small eigenvalues of S itself would be lost in rounding errors of its largest one.
         V, scale, _ = jnp.linalg.svd(self.lower_root())
         loc = combine(self.loc, V)
         return V, Diagonal(loc, jnp.broadcast_to(scale, loc.shape))
@@ -172,10 +172,10 @@ class Whitened:
     # ------------------------------------------------------------ steps
 
     def natural_step(self, gradient: Whitened, rate: ArrayLike) -> Whitened:
-        """One step of length ``rate`` along the natural gradient, shorter where it would leave the positive-definite cone.
+        """One step of length ``rate`` along the natural gradient, shortened if it would leave the positive-definite cone.
 
-        :param gradient: derivatives of a loss with respect to the parameters, in their places.
-        :param rate: the length; 1 lands on the optimum of a Gaussian likelihood with full data.
+        :param gradient: derivatives of a loss with respect to the parameters, in the same fields.
+        :param rate: the length; 1 reaches the optimum for a Gaussian likelihood with full data.
         """
         raise NotImplementedError
 
@@ -202,7 +202,7 @@ class Full(Whitened):
         return replace(self, **values | {"scale_tril": jnp.tril(values["scale_tril"])})
 
     def parameters(self) -> dict[str, Array]:
-        # With positive pivots: natural parameters that another optimizer stepped may have crossed zero.
+        # With positive pivots: another optimizer may have moved natural parameters across zero.
         signs = jnp.where(diagonal(self.scale_tril) < 0, -1, 1)[..., None, :]
         return Whitened.parameters(replace(self, scale_tril=self.scale_tril * signs))
 
@@ -308,7 +308,7 @@ class Shifted(Whitened):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Value(Whitened):
-    """One value, S = 0: what any inference but that of a guide of this package tells a model."""
+    """One value, S = 0. Models get it from any inference without a guide of this package."""
 
     name = "value"
     is_value = True
@@ -335,6 +335,6 @@ class Value(Whitened):
         return None, self
 
 
-@partial(jax.jit, static_argnums=1)  # one program and not one for each operation
+@partial(jax.jit, static_argnums=1)  # one program instead of one for each operation
 def _scaled_identity(scale: Array, shape: tuple[int, ...]) -> Array:
     return scale * jnp.broadcast_to(jnp.eye(shape[-1], dtype=scale.dtype), (*shape, shape[-1]))

@@ -1,14 +1,15 @@
-r"""A family between "diagonal" and "full": a root of S that is a diagonal and a matrix of low rank.
+r"""A family between "diagonal" and "full": a root of S that is the sum of a diagonal and a low-rank matrix.
 
 .. math:: S = R R^\top, \qquad R = D + U V^\top, \qquad D = \mathrm{diag}(s), \quad U, V \text{ of shape } M \times K.
 
-The root, not S: data shrink the covariance of whitened variables, :math:`S = (I + A \Sigma^{-1} A^\top)^{-1}` for Gaussian noise.
-:math:`S = D^2 + U U^\top` can raise the variance in K directions but lower none, while :math:`R = I - (1 - \epsilon) u u^\top`
-takes it down to :math:`\epsilon^2` in the direction u with entries of size one at most, which optimizers with steps of one length
-for all parameters reach soon. The determinant is that of a K x K matrix, :math:`|R| = |D|\, |I + V^\top D^{-1} U|`.
+The root has this form, not S, because data shrink the covariance of whitened variables,
+:math:`S = (I + A \Sigma^{-1} A^\top)^{-1}` for Gaussian noise. :math:`S = D^2 + U U^\top` can raise the variance in K directions
+but lower none. In contrast, :math:`R = I - (1 - \epsilon) u u^\top` lowers it to :math:`\epsilon^2` in the direction u, with
+entries of at most one, which optimizers with one step length for all parameters reach soon. The determinant is that of a K x K
+matrix, :math:`|R| = |D|\, |I + V^\top D^{-1} U|`.
 
-A bound costs O(M K (B + K)) for each set where a full covariance costs O(M^2 B), beside the projections of the inputs, which cost
-that in any case; a fit holds M (2 K + 2) parameters instead of M^2.
+For each set a bound costs O(M K (B + K)) instead of O(M^2 B) for a full covariance. The projections of the inputs cost O(M^2 B) in
+both cases. A fit holds M (2 K + 2) parameters instead of M^2.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = ["LowRank"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LowRank(Whitened):
-    r"""A diagonal and a matrix of low rank as the root of S: "low_rank" has K = 16, :meth:`of_rank` any other.
+    r"""A diagonal plus a low-rank matrix as the root of S. The name "low_rank" has K = 16; :meth:`of_rank` gives other ranks.
 
     :param scale: s, shape (..., M).
     :param left: U, shape (..., M, K).
@@ -48,17 +49,17 @@ class LowRank(Whitened):
 
     @classmethod
     def of_rank(cls, rank: int) -> Callable[[tuple[int, ...], Array], LowRank]:
-        """The family of another rank, ``AutoSparseGP(model, covariance=LowRank.of_rank(50))``.
+        """The family with another rank, ``AutoSparseGP(model, covariance=LowRank.of_rank(50))``.
 
-        :param rank: K; no more than there are inducing variables is used.
-        :raises ValueError: if it is no positive integer.
+        :param rank: K; at most the number of inducing variables is used.
+        :raises ValueError: if it is not a positive integer.
         """
         return partial(cls.start, rank=check_integer("rank", rank))
 
     @classmethod
     def start(cls, shape: tuple[int, ...], scale: Array, rank: int = 16) -> LowRank:
         M = shape[-1]
-        # Columns of length one, or so: with U zero too no gradient would tell V where to go.
+        # Columns of length about one: if U were zero too, V would have no gradient.
         U = jax.random.normal(jax.random.PRNGKey(0), (*shape, min(rank, M)), scale.dtype) / M**0.5
         return cls(jnp.zeros(shape, scale.dtype), jnp.full(shape, scale), U, jnp.zeros_like(U))
 

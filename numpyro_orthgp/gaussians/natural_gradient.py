@@ -1,24 +1,24 @@
-"""The optimizer that steps every Gaussian of a guide along its natural gradient, and leaves the rest to another one.
+"""The optimizer that moves every Gaussian of a guide along its natural gradient, and leaves the rest to another optimizer.
 
 **Parameters are kept.** With ``natural=True`` q is still stored as ``f.u{i}_loc`` and ``f.u{i}_scale_tril``, not as natural
-parameters, so a fit can be read, saved and continued by any optimizer. What marks them is the type of their unconstrained form,
+parameters. So a fit can be read, saved and continued by any optimizer. The type of their unconstrained form marks them:
 :class:`~numpyro_orthgp.gaussians.constraints.Natural`, a wrapper around the array. The step uses ordinary gradients
 (:mod:`numpyro_orthgp.gaussians.natural_step`).
 
-**Steps that are too long.** Where the next gradient is not finite, or its squared length has grown a million times, the
-Gaussians go back and a quarter of the step is tried, while everything else waits.
+**Steps that are too long.** If the next gradient is not finite, or its squared length has grown a million times, the
+Gaussians go back and try a quarter of the step, while everything else waits.
 
 **One after the other.** Steps of several sets are made to depend on each other: two branches running at once inside
-``lax.scan`` made the CPU runtime of jaxlib 0.10.2 wait for ever in about one run of six on two cores. Whether the cause is that
-of ``one_by_one`` in ``math/linalg.py`` is not known.
+``lax.scan`` made the CPU runtime of jaxlib 0.10.2 wait forever in about one run of six on two cores. It is not known whether the
+cause is that of ``one_by_one`` in ``math/linalg.py``.
 
-**What moves the mean alone takes no natural step.** The Fisher matrix of a "prior" set is the identity and that of mean-only
-weights is C, neither of which knows the curvature of the data. Plain steps diverge unless their length is far below what is
-useful: 1e-3 where others take 0.1, on 4000 rows of kin40k. So those parameters go to an adaptive optimizer, as in Salimbeni et
-al. 2018, Sec. 3.4. Gradients of weights arrive preconditioned by C^-1 (Eq. 16a), by its diagonal for more than 1024 points (Eq.
-17; Adam, which divides by the size of each entry, does not notice that one). ``benchmarks/decoupled_bases.py`` compares this
-with the hybrid and the decoupled basis of Cheng and Boots 2017, which live there and not in the library: they have the same
-optimum and reach it far more slowly or not at all.
+**Parameters that move only the mean take no natural step.** The Fisher matrix is the identity for a "prior" set and C for
+mean-only weights. Neither contains the curvature of the data, so plain steps diverge unless they are far too short to be useful:
+1e-3 where others take 0.1, on 4000 rows of kin40k. So an adaptive optimizer moves these parameters, as in Salimbeni et al. 2018,
+Sec. 3.4. Gradients of weights arrive preconditioned by C^-1 (Eq. 16a), or by its diagonal for more than 1024 points (Eq. 17; this
+has no effect on Adam, which divides by the size of each entry). ``benchmarks/decoupled_bases.py`` compares this with the hybrid
+and the decoupled basis of Cheng and Boots 2017, which are not part of the library: they have the same optimum but reach it far more
+slowly or not at all.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from numpyro_orthgp.types import Array, ArrayLike
 __all__ = ["is_waiting", "natural_gradient"]
 
 
-# A gradient's squared length, in units of q, that grows by more in one step tells of a step far beyond where its formula holds.
+# If a gradient's squared length, in units of q, grows by more in one step, the step was far too long for its formula.
 _MOST_GROWTH = 1e6
 
-# By what a step is shortened that led to such a gradient, or to none that is finite.
+# Factor that shortens a step after such a gradient, or after one that is not finite.
 _SHORTER = 0.25
 
 
 class _Past(NamedTuple):
-    """Where the last step of the Gaussians began: what a step that turns out too long goes back to."""
+    """The start of the Gaussians' last step, to which a step that was too long goes back."""
 
     params: dict[str, Natural]
     gradients: dict[str, Natural]
@@ -71,7 +71,7 @@ def natural_gradient(
     ramp_up: int = 0,
     mean_only: optax.GradientTransformation | _NumPyroOptim | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Natural gradients for the Gaussians of a guide made with ``natural=True``; ``others`` steps every other parameter.
+    r"""Natural gradients for the Gaussians of a guide with ``natural=True``; ``others`` updates all other parameters.
 
     ::
 
@@ -79,22 +79,21 @@ def natural_gradient(
         optim = natural_gradient(optax.adam(1e-2), learning_rate=0.1)
         svi = SVI(model, guide, optim, TraceMeanField_ELBO())
 
-    Each set of inducing variables takes its own step (the Fisher matrix of q is block diagonal), all of them from the same
-    gradient. With Gaussian noise, one set and all the data, one step of length 1 lands on the optimum of q. A step that
+    Each set of inducing variables takes its own step (the Fisher matrix of q is block diagonal), and all use the same
+    gradient. With Gaussian noise, one set and all data, one step of length 1 reaches the optimum of q. A step that
     would make a covariance indefinite is shortened. See :mod:`numpyro_orthgp.gaussians.natural_step` for the formula.
 
-    A step is taken back where the gradient after it is not finite, or more than 1000 times as long as before: with counts of a
-    million and a log link the first step leads to means of a million, whose exponential overflows. The Gaussians go back to
-    where they were and a quarter of the step is tried, until a gradient can be used; everything else waits. Losses of steps taken
-    back, infinite ones among them, stay in the history. :func:`fit` stops at the first that is not finite, and SVI's
-    ``stable_update`` refuses such steps before they can be taken back: there begin where the data are, ``f(X) + jnp.log(y.mean())``
-    for counts.
+    A step is taken back if the next gradient is not finite, or more than 1000 times as long as before. For example, with counts of
+    a million and a log link, the first step leads to means of a million, whose exponential overflows. The Gaussians go back and try
+    a quarter of the step, until a gradient is usable; everything else waits. Losses of such steps, also infinite ones, stay in the
+    history. :func:`fit` stops at the first loss that is not finite, and SVI's ``stable_update`` refuses such steps before they can
+    be taken back. In these cases start near the data, with ``f(X) + jnp.log(y.mean())`` for counts.
 
-    What moves the mean alone takes no natural step of that length, which would diverge: the prior's covariance, its Fisher
-    matrix, knows nothing of the curvature of the data. Sets with covariance "prior" are left to ``others``, and the weights of
-    :class:`~numpyro_orthgp.MeanOnly` points to ``mean_only``; their gradients arrive preconditioned by the Fisher matrix, by its
-    diagonal for more than 1024 points (Eqs. 16a and 17 of [3], who use an adaptive optimizer here too). Adam divides a fixed
-    diagonal out again; the full matrix helps it at the larger rates.
+    Parameters that move only the mean take no natural step. It would diverge, since their Fisher matrix, the prior's covariance,
+    does not contain the curvature of the data. ``others`` updates sets with covariance "prior", and ``mean_only`` the weights of
+    :class:`~numpyro_orthgp.MeanOnly` points. Gradients of the weights arrive preconditioned by the Fisher matrix, or by its
+    diagonal for more than 1024 points (Eqs. 16a and 17 of [3], who also use an adaptive optimizer). Adam cancels a fixed diagonal;
+    the full matrix helps it at larger rates.
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -114,18 +113,18 @@ def natural_gradient(
     >>> print((-losses).round(2), best.round(2))  # before the first step, after it; the optimum
     [-162.55  -21.13] -21.13
 
-    :param others: optimizer, of optax or ``numpyro.optim``, of hyperparameters, inducing points, residual scales and all else.
-    :param learning_rate: length of the natural steps, or a schedule of it. Usual values are 1 for Gaussian noise and full data
-        with one set of full covariance, at most 1 over their number for several sets or functions, about 0.1 for minibatches, other
+    :param others: optimizer, from optax or ``numpyro.optim``, of hyperparameters, inducing points, residual scales and the rest.
+    :param learning_rate: length of the natural steps, or a schedule of it. Usual values: 1 for Gaussian noise and full data
+        with one set of full covariance; at most 1 over their number for several sets or functions; about 0.1 for minibatches, other
         likelihoods or diagonal covariances.
-    :param ramp_up: number of first steps over which the length grows, log-linearly, from 1/10,000 of itself: for likelihoods that
-        are not Gaussian, whose first steps from a poor start are too long otherwise (Salimbeni, Eleftheriadis, Hensman
+    :param ramp_up: number of first steps over which the length grows, log-linearly, from 1/10,000 of its value. Use it for
+        non-Gaussian likelihoods, whose first steps from a poor start are too long otherwise (Salimbeni, Eleftheriadis, Hensman
         2018, Sec. 5).
-    :param mean_only: optimizer of the weights of ``MeanOnly`` points, which are of the size of y divided by the noise
-        variance and so like larger steps than hyperparameters: ``optax.adam`` with 0.1 for labels or minibatches, up to 1 for
-        regression on all the data. By default ``others``.
-    :return: an optax transformation; its ``update`` needs ``params``, as NumPyro's ``SVI`` gives them.
-    :raises TypeError: if ``others`` or ``mean_only`` is no optimizer, or one that calls the loss itself.
+    :param mean_only: optimizer of the weights of ``MeanOnly`` points. Their size is that of y divided by the noise variance, so
+        they need larger steps than hyperparameters: ``optax.adam`` with 0.1 for labels or minibatches, up to 1 for
+        regression on all data. By default ``others``.
+    :return: an optax transformation; its ``update`` needs ``params``, which NumPyro's ``SVI`` passes.
+    :raises TypeError: if ``others`` or ``mean_only`` is not an optimizer, or calls the loss itself.
     :raises ValueError: if ``learning_rate`` is not positive or ``ramp_up`` negative; from ``init``, if no Gaussian was declared
         ``natural``.
 
@@ -145,7 +144,7 @@ def natural_gradient(
     ]
 
     def split(tree: dict[str, Any], gaussians: list[_Gaussian]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What is left to ``others`` and to ``mean_only``."""
+        """The parameters for ``others`` and those for ``mean_only``."""
         stepped = {name for q in gaussians for name in q.names}
         weights = {n for n, v in tree.items() if isinstance(v, Natural) and n not in stepped and mean_only is not None}
         return {n: v for n, v in tree.items() if n not in stepped | weights}, {n: tree[n] for n in weights}
@@ -185,7 +184,7 @@ def _refuse_not_positive(learning_rate: ArrayLike) -> None:
 
 
 def is_waiting(state: Any) -> Array | None:
-    """Whether the last step was taken back, so that everything else waited; None for the state of another optimizer."""
+    """Whether the last step was taken back while everything else waited; None for the state of another optimizer."""
     return state.past.length < 1 if isinstance(state, _State) else None
 
 
@@ -193,7 +192,7 @@ class _Gaussian(NamedTuple):
     """One q among the parameters.
 
     :param family: a subclass of :class:`Whitened`.
-    :param names: of its parameters, in the order of the family's fields.
+    :param names: names of its parameters, in the order of the family's fields.
     """
 
     family: type[Whitened]
@@ -221,14 +220,14 @@ def _gaussians(params: dict[str, Any]) -> list[_Gaussian]:
 def _no_past(params: dict[str, Any]) -> _Past:
     start = {name: params[name] for q in _gaussians(params) for name in q.names}
     one = jnp.ones((), jnp.result_type(*jax.tree.leaves(start)))
-    # No gradient has been seen to compare with.
+    # There is no earlier gradient for comparison.
     return _Past(start, jax.tree.map(jnp.zeros_like, start), one * jnp.inf, one)
 
 
 def _look_back(
     gaussians: list[_Gaussian], params: dict[str, Any], gradients: dict[str, Any], past: _Past
 ) -> tuple[_Past, Array]:
-    """Where the next step begins and how long it may be, and whether the last one went too far."""
+    """The start and length of the next step, and whether the last step was too long."""
     size, finite = jnp.zeros_like(past.size), jnp.ones((), bool)
     for q in gaussians:
         gradient = q.member(gradients)
@@ -253,8 +252,8 @@ def _natural_updates(
     merged: dict[str, Natural] = {}
     last: Any = 0.0
     for q in gaussians:
-        # One after the other: where two of them run at once, each with a branch, inside `lax.scan`, the CPU runtime of
-        # jaxlib 0.10.2 can come to wait for ever. With an `optimization_barrier` in place of a dependency it still did.
+        # One after the other: if two of them run at once, each with a branch, inside `lax.scan`, the CPU runtime of
+        # jaxlib 0.10.2 may wait forever. An `optimization_barrier` instead of a dependency did not help.
         end = q.names[-1]
         after_last = jax.tree.map(lambda g, last=last: g + 0 * jnp.asarray(last, g.dtype), past.gradients[end])
         step = _natural_update(q, params, past.params, past.gradients | {end: after_last}, rate)
@@ -266,12 +265,12 @@ def _natural_updates(
 def _natural_update(
     q: _Gaussian, params: dict[str, Any], start: dict[str, Any], gradients: dict[str, Any], rate: ArrayLike
 ) -> dict[str, Natural]:
-    """What takes the parameters to where a step from ``start`` ends, or nowhere if that is not finite."""
+    """The update from the parameters to the end of a step from ``start``; zero if that end is not finite."""
     before = q.member(start)
     after = before.natural_step(q.member(gradients), rate)
     finite = jax.tree.reduce(lambda known, a: known & jnp.isfinite(a).all(), after, jnp.ones((), bool))
     change = jax.tree.map(lambda a, b: jnp.where(finite, a - b, jnp.zeros_like(b)), after, q.member(params))
-    # As their parameters are wrapped: an optimizer adds trees of one structure.
+    # Wrapped like the parameters, since an optimizer adds trees with one structure.
     return {
         n: Natural(getattr(change, part), q.family, part) for n, part in zip(q.names, q.family.parts(), strict=True)
     }

@@ -1,21 +1,21 @@
 r"""Natural-gradient steps of Gaussians over whitened inducing variables.
 
 For q = N(m, S) with natural parameters :math:`(S^{-1} m, -S^{-1} / 2)` the natural gradient is the gradient with respect to
-the expectation parameters :math:`(m, S + m m^\top)`, so that a step of length :math:`\gamma` against the gradient of a loss is
+the expectation parameters :math:`(m, S + m m^\top)`. A step of length :math:`\gamma` against the gradient of a loss is
 
 .. math:: S'^{-1} = S^{-1} + 2 \gamma \nabla_S, \qquad m' = m - \gamma S' \nabla_m
 
 (Hensman, Fusi, Lawrence 2013, Sec. 3.2; Salimbeni, Eleftheriadis, Hensman 2018, Sec. 2; the mean written with the new
-covariance). With :math:`S = T T^\top` the precision's update is a multiplicative one,
+covariance). With :math:`S = T T^\top` the update of the precision is multiplicative,
 
 .. math:: S' = T Q^{-1} T^\top, \qquad Q = I + 2 \gamma\, T^\top \nabla_S T,
 
-and :math:`2\, T^\top \nabla_S T` is the symmetric matrix whose lower triangle is that of :math:`T^\top \nabla_T`: nothing that
-may be ill conditioned is ever inverted. The new covariance is positive definite exactly if Q is; where it is not, the step
-is shortened to half the way to the edge.
+and :math:`2\, T^\top \nabla_S T` is the symmetric matrix with the lower triangle of :math:`T^\top \nabla_T`. So no possibly
+ill-conditioned matrix is inverted. The new covariance is positive definite exactly if Q is; otherwise the step is shortened to half
+the way to the edge.
 
-In terms of T the step is T' = T F with F F' = (I + rate G)^-1, G the symmetric matrix of that lower triangle; I + rate G shows
-whether the step stays inside the positive-definite cone.
+In terms of T the step is T' = T F with F F' = (I + rate G)^-1, and G the symmetric matrix with that lower triangle. I + rate G
+shows whether the step stays inside the positive-definite cone.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = ["diagonal_step", "full_step", "precondition"]
 
 
 def full_step(loc: Array, scale_tril: Array, d_loc: Array, d_scale_tril: Array, rate: ArrayLike) -> tuple[Array, Array]:
-    """One step of length ``rate`` for a full covariance, shorter where it would leave the positive-definite cone.
+    """One step of length ``rate`` for a full covariance, shortened if it would leave the positive-definite cone.
 
     :param loc: m, shape (..., M).
     :param scale_tril: the lower-triangular T, shape (..., M, M).
     :param d_loc: derivatives of a loss with respect to m.
-    :param d_scale_tril: those with respect to T.
+    :param d_scale_tril: derivatives with respect to T.
     :return: the next m and T.
     """
     F, rate = _inside_full(_symmetric(matmul(transpose(scale_tril), jnp.tril(d_scale_tril))), rate)
@@ -49,7 +49,7 @@ def full_step(loc: Array, scale_tril: Array, d_loc: Array, d_scale_tril: Array, 
 
 
 def diagonal_step(loc: Array, scale: Array, d_loc: Array, d_scale: Array, rate: ArrayLike) -> tuple[Array, Array]:
-    """The same for independent variables.
+    """One step, as :func:`full_step`, for independent variables.
 
     :param loc: means, shape (..., M).
     :param scale: standard deviations, shape (..., M).
@@ -61,13 +61,13 @@ def diagonal_step(loc: Array, scale: Array, d_loc: Array, d_scale: Array, rate: 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def precondition(weights: Array, root: Array, diagonal: bool) -> Array:
-    r"""``weights`` as they are, whose gradient g arrives as :math:`C^{-1} g`.
+    r"""``weights`` unchanged, but their gradient g arrives as :math:`C^{-1} g`.
 
-    For the weights a of mean-only points, whose Fisher matrix is their prior covariance C given the sets (Salimbeni, Cheng,
+    This is for the weights a of mean-only points, whose Fisher matrix is their prior covariance C given the sets (Salimbeni, Cheng,
     Boots, Deisenroth 2018, Eq. 16a; with only the diagonal of C, Eq. 17).
 
     :param weights: shape (..., H).
-    :param root: W with :math:`W^\top W = C^{-1}`, shape (..., H, H); (..., H) if ``diagonal``. It takes no gradient.
+    :param root: W with :math:`W^\top W = C^{-1}`, shape (..., H, H); (..., H) if ``diagonal``. It has no gradient.
     :param diagonal: whether C is diagonal.
     """
     return weights
@@ -87,9 +87,9 @@ precondition.defvjp(_precondition_fwd, _precondition_bwd)
 
 
 def _inside_full(G: Array, rate: ArrayLike) -> tuple[Array, Array]:
-    """The lower-triangular F with F F' = (I + rate G)^-1, and the ``rate``, shortened if need be; shapes (..., M, M), (..., 1)."""
+    """The lower-triangular F with F F' = (I + rate G)^-1, and the ``rate``, shortened if needed; shapes (..., M, M), (..., 1)."""
     eye = jnp.eye(G.shape[-1], dtype=G.dtype)
-    # A pivot below rounding error is as good as none; F has their inverses on its diagonal.
+    # A pivot below rounding error counts as zero; F has the inverses of pivots on its diagonal.
     floor = jnp.sqrt(jnp.finfo(G.dtype).eps * G.shape[-1])
 
     def root(rate: Array) -> Array:
@@ -100,23 +100,23 @@ def _inside_full(G: Array, rate: ArrayLike) -> tuple[Array, Array]:
     outside = ~(jnp.diagonal(F, axis1=-2, axis2=-1) < 1 / floor).all(-1, keepdims=True)
 
     def shorten() -> tuple[Array, Array]:
-        # Half the way to the edge: there I + rate G >= I / 2, so no variance more than doubles in a shortened step.
+        # At half the way to the edge I + rate G >= I / 2, so a shortened step at most doubles a variance.
         kept = jnp.where(outside, _half_way(jnp.linalg.eigvalsh(G)[..., :1], full), full)
         return root(kept), kept
 
-    # Rarely needed, and an eigenvalue costs many factors.
+    # Rarely needed, and an eigenvalue costs as much as many factors.
     return lax.cond(outside.any(), shorten, lambda: (F, full))
 
 
 def _inside_diagonal(g: Array, rate: ArrayLike) -> tuple[Array, Array]:
-    """1 + rate g, and the ``rate``, shortened if need be; shapes (..., M), (..., 1)."""
+    """1 + rate g, and the ``rate``, shortened if needed; shapes (..., M), (..., 1)."""
     least = jnp.min(g, axis=-1, keepdims=True)
     kept = jnp.where(1 + rate * least > jnp.finfo(g.dtype).eps, rate, _half_way(least, rate))
     return 1 + kept * g, kept
 
 
 def _half_way(least: Array, rate: ArrayLike) -> Array:
-    """Half the length at which ``1 + rate least`` is zero, for what is negative enough to matter."""
+    """Half the rate at which ``1 + rate least`` is zero, if ``least`` is negative enough to matter."""
     return jnp.minimum(0.5 / jnp.maximum(-least, jnp.finfo(least.dtype).tiny), rate)
 
 

@@ -1,4 +1,4 @@
-"""Optimizers of NumPyro as transformations of optax, for :func:`~numpyro_orthgp.natural_gradient`, which is one itself."""
+"""NumPyro's optimizers as optax transformations, for :func:`~numpyro_orthgp.natural_gradient`, itself such a transformation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["as_optax"]
 
 
 def as_optax(name: str, optimizer: Any) -> optax.GradientTransformationExtraArgs:
-    """An optimizer of optax as it is, one of NumPyro as a transformation.
+    """An optax optimizer unchanged, or a NumPyro optimizer as a transformation.
 
-    :param name: of the argument, for messages.
-    :raises TypeError: if it is neither, or one that calls the loss itself.
+    :param name: name of the argument, for messages.
+    :raises TypeError: if it is neither, or calls the loss itself.
     """
     if isinstance(optimizer, numpyro.optim.Minimize):
         raise TypeError(
@@ -34,7 +34,7 @@ def as_optax(name: str, optimizer: Any) -> optax.GradientTransformationExtraArgs
 
 def _transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        # Its state holds the parameters. What it is told to add leads to them from where they are, whatever rounding did.
+        # Its state holds the parameters. The update is the difference from the current ones, so rounding does not add up.
         state = optimizer.update(gradients, state, value=extra.get("value", jnp.zeros(())))
         return jax.tree.map(lambda new, old: new - old, optimizer.get_params(state), params), state
 

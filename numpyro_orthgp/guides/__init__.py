@@ -1,4 +1,4 @@
-"""Guides that hand their Gaussians to the model."""
+"""Guides that pass their Gaussians to the model."""
 
 from numpyro_orthgp.guides.auto import AutoSparseGP
 from numpyro_orthgp.guides.declare import gp_posterior, latent_inputs_posterior

@@ -1,4 +1,4 @@
-"""How a model asks its guide for Gaussians: those that the guide hides from the model in fits, and those of others' guides.
+"""How a model asks its guide for Gaussians: those that the guide hides in fits, and those of guides of other packages.
 
 A belief lets a fit integrate over q; ``posterior`` reads q after a fit. A belief always carries q. Its ``analytic`` says whether
 a fit integrates over q. Its ``asked`` says that the caller wants everything the guide knows: ``posterior``, and so ``check``,
@@ -25,11 +25,12 @@ Trace = dict[str, dict[str, Any]]
 
 
 class Answers:
-    """What the guide answers at its sites, once it has run.
+    """The Gaussians of a guide at its sites, after it has run.
 
-    :param guide: seeded, to be run again.
-    :param params: of the fit.
-    :param trace: of the guide.
+    :param guide: the guide.
+    :param seeded: the guide with a key, to run it again.
+    :param params: parameters of the fit.
+    :param trace: trace of the guide.
     :param laplace: see :func:`flat_gaussians`.
     """
 
@@ -57,9 +58,9 @@ class Answers:
         self._read = read_by_others(run, {n: trace[n]["value"] for n in both}) if others and len(both) > 1 else set()
 
     def at(self, msg: dict[str, Any], inputs: bool) -> Belief | InputBelief | None:
-        """The Gaussian of a site of the model; ``None`` if the guide has none, or a draw has to do.
+        """The Gaussian of a site of the model; ``None`` if the guide has none, or a draw must replace it.
 
-        :param inputs: whether to ask for those of latent inputs that are hidden from fits.
+        :param inputs: whether to ask also for Gaussians of latent inputs that are hidden from fits.
         """
         name = msg["name"]
         own, site = self.trace[name], site_of(msg)
@@ -78,14 +79,14 @@ class Answers:
         return None
 
     def _gaussian(self, name: str, shape: tuple[int, ...]) -> Whitened | None:
-        # Given its draw others are conditional on that, so the draw it is for all.
+        # If other sites depend on its draw, all must use the draw.
         return None if name in self._read else gaussian_of(self.trace[name]["fn"], shape)
 
 
 class Asking(Messenger):
-    """A model that finds the answers where it would find what its guide hands over. Goes beneath ``replay``.
+    """A model that finds the answers in place of the guide's messages. Put it beneath ``replay``.
 
-    :param answers: of the guide.
+    :param answers: answers of the guide.
     :param inputs: see :meth:`Answers.at`.
     """
 

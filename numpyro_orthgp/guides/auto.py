@@ -38,11 +38,11 @@ from numpyro_orthgp.primitives.messages import InputSite, Site, input_site_of, i
 
 __all__ = ["AutoSparseGP"]
 
-START_SCALE = 0.3  # standard deviation of latent inputs to begin with
+START_SCALE = 0.3  # initial standard deviation of latent inputs
 
 
 def _start_of(name: str, start: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
-    """Where parameters of latent inputs start: means (or what draws them) and standard deviations."""
+    """Initial parameters of latent inputs: means (or a function that draws them) and standard deviations."""
     start, scale = start if isinstance(start, tuple) else (start, START_SCALE)
     if start is None:
         return lambda key: jax.random.normal(key, shape), jnp.full(shape, scale)
@@ -53,7 +53,7 @@ def _start_of(name: str, start: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
 
 
 def _of(name: str, option: Any, default: Any) -> Any:
-    """What an option says about one gp: the same for all, or by name."""
+    """The value of an option for one gp: the same for all, or by name."""
     return option.get(name, default) if isinstance(option, Mapping) else option
 
 
@@ -72,11 +72,11 @@ class AutoSparseGP(Summaries):
         AutoSparseGP(model, hyper=AutoNormal)               # fully Bayesian hyperparameters
         AutoSparseGP(model, natural=True)                   # for natural_gradient(optax.adam(1e-2), 0.1)
         # for latent inputs:
-        AutoSparseGP(model, latents={"X": init.pca(Y, 2)})  # a Gaussian for each, started there
+        AutoSparseGP(model, latents={"X": init.pca(Y, 2)})  # a Gaussian for each point, with these initial means
         AutoSparseGP(model, latents={"X": encoder})         # encoder(*args, **kwargs) -> loc, scale
 
-    Its param sites are those of :func:`gp_posterior`, ``{name}_loc`` and ``{name}_scale`` of shape (N, D) for latent inputs, and
-    those of the ``hyper`` guide, by default points, and a Gaussian for each random effect: the loss bounds log p(y, points).
+    Its param sites are those of :func:`gp_posterior`, ``{name}_loc`` and ``{name}_scale``, shape (N, D), for latent inputs, and
+    those of ``hyper``. By default ``hyper`` has points, and a Gaussian per random effect: the loss bounds log p(y, points).
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -98,12 +98,12 @@ class AutoSparseGP(Summaries):
     :param residual: "prior", "tight" or a function (see :func:`gp_posterior`); or a dict of these by gp name.
     :param group_size: with "tight", the number of rows in a group (see :func:`gp_posterior`); or a dict by gp name.
     :param natural, analytic: as for :func:`gp_posterior`; ``natural`` may be a dict of bools by gp name.
-    :param init_scale: standard deviation, in whitened coordinates, that q starts with (1 is the prior's); or a dict by gp name. For
+    :param init_scale: initial standard deviation of q in whitened coordinates (1 is the prior's); or a dict by gp name. For
         deep GPs ``{"f1": 0.01}`` starts an inner layer near its mean function.
-    :param latents: by name of :func:`latent_inputs`: where the means start, shape (N, D), or (means, standard deviations), the
-        latter 0.3 if not given; or an encoder, called with the model's arguments inside the model's plate, that returns means
-        and standard deviations of the plate's rows. Means not given start at random.
-    :param hyper: what makes the guide for all other latent sites out of the model: an AutoGuide class, started at prior medians,
+    :param latents: by name of :func:`latent_inputs`: initial means, shape (N, D), or (means, standard deviations), the
+        latter by default 0.3; or an encoder, called with the model's arguments inside the model's plate, that returns means
+        and standard deviations of the plate's rows. Without initial means, these are random.
+    :param hyper: makes the guide for all other latent sites from the model: an AutoGuide class, started at prior medians,
         or any callable such as ``lambda model: AutoNormal(model, init_scale=0.01)``.
     :raises ValueError: for unknown options; at the first call, for gp names that the model does not have, and for
         observations outside the support of their likelihood.
@@ -130,16 +130,16 @@ class AutoSparseGP(Summaries):
         self.latents = dict(latents or {})
         self._rest = WithoutGPs(model)
         self._hyper = started_at_medians(hyper, self._rest)
-        self._order: list[str] = []  # latent sites, as the model has them
+        self._order: list[str] = []  # latent sites, in the model's order
         self._gps: dict[str, list[Site]] = {}  # all sets, also those conditioned on
         self._inputs: dict[str, InputSite] = {}
-        self._plate_of: dict[str, str] = {}  # of those in one, its name
-        self._missing: set[str] = set()  # those of them that `obs_mask` made
-        self._preparing: Callable[..., Any] | None = None  # what `hyper` is started with, apart from the rest
-        self._keys_of_start = 0  # that `hyper` took when it was started apart
+        self._plate_of: dict[str, str] = {}  # name of the plate around latent inputs
+        self._missing: set[str] = set()  # latent sites from `obs_mask`
+        self._preparing: Callable[..., Any] | None = None  # compiles the separate start of `hyper`
+        self._keys_of_start = 0  # number of keys that `hyper` took in its separate start
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Run the guide; with the arguments of the model.
+        """Run the guide with the arguments of the model.
 
         :return: the values of the model's latent sites.
         """
@@ -153,9 +153,9 @@ class AutoSparseGP(Summaries):
 
     @contextmanager
     def prepared(self, start: Callable[[], Any], compiled: Callable[..., Any]) -> Iterator[None]:
-        """Within it ``start`` may be compiled: of its first call this guide keeps names only, but ``hyper`` keeps arrays.
+        """Context in which ``start`` may be compiled. From its first call this guide keeps only names, but ``hyper`` keeps arrays.
 
-        :param start: what calls the guide, such as ``svi.init``. Before, it is run until ``hyper`` has started.
+        :param start: calls the guide, such as ``svi.init``. It first runs until ``hyper`` has started.
         :param compiled: ``compiled(function, rng_key)`` runs a function as one program.
         """
         is_new = self.prototype_trace is None
@@ -168,7 +168,7 @@ class AutoSparseGP(Summaries):
             yield
         except BaseException:
             self._preparing = None
-            if is_new:  # the next call looks at the model again, and says what is wrong
+            if is_new:  # the next call looks at the model again, and reports the error
                 self.prototype_trace = None
             raise
 
@@ -184,7 +184,7 @@ class AutoSparseGP(Summaries):
 
     @property
     def _own_inputs(self) -> list[str]:
-        """Latent inputs whose parameters are the guide's own, not an encoder's."""
+        """Latent inputs whose parameters belong to the guide, not to an encoder."""
         return [name for name in self._inputs if not callable(self.latents.get(name))]
 
     def _gaussians(self, params: Mapping[str, Any]) -> dict[str, Whitened]:
@@ -195,7 +195,7 @@ class AutoSparseGP(Summaries):
         }
 
     def _starts(self, name: str) -> list[tuple[Site, Whitened]]:
-        """The sets of a gp that are latent, and with what Gaussian a fit begins at each."""
+        """The latent sets of a gp, each with its initial Gaussian."""
         sites = self._gps[name]
         starts = per_set("covariance", _of(name, self.covariance, "full"), len(sites))
         scale = _of(name, self.init_scale, 1.0)
@@ -206,7 +206,7 @@ class AutoSparseGP(Summaries):
         ]
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> bool:
-        self.prototype_trace = None  # also where a look without values has been, and one with values raises
+        self.prototype_trace = None  # also after an abstract look, if the look with values raises
         with handlers.block(), OutputsByRow():
             rng_key = jax.random.PRNGKey(0)
             messages = handlers.trace(handlers.seed(self.model, rng_key)).get_trace(*args, **kwargs)
@@ -230,7 +230,7 @@ class AutoSparseGP(Summaries):
             if site is not None or name in self._missing or not is_expected(message["fn"]):
                 self._order.append(name)
         self._check_names()
-        # No more than this: under `jit` the messages hold tracers, which must not outlive it.
+        # Keep only this: under `jit` the messages hold tracers, which must not outlive it.
         self.prototype_trace = {name: {"type": message["type"]} for name, message in messages.items()}
         return all(is_concrete(m["value"]) for m in messages.values() if m["type"] == "sample" and m["is_observed"])
 
@@ -294,7 +294,7 @@ class AutoSparseGP(Summaries):
         in_order.emit()
 
     def _hyper_is_new(self) -> bool:
-        """Whether it is one of NumPyro's that has not started: its first call takes random keys that later ones do not."""
+        """Whether ``hyper`` is a NumPyro guide that has not started; its first call takes random keys that later calls do not."""
         return isinstance(self._hyper, AutoGuide) and self._hyper.prototype_trace is None
 
     def _sample_gp(self, name: str, latent: Sequence[int]) -> None:
@@ -309,7 +309,7 @@ class AutoSparseGP(Summaries):
         declare_sets(
             name,
             sets,
-            residual=residual if sites[0].position == 0 else None,  # else the first is integrated out, and v with it
+            residual=residual if sites[0].position == 0 else None,  # otherwise the first set is integrated out, with v
             group_size=check_group_size(_of(name, self.group_size, None), residual),
             batch=sites[0].shape[:-1],
             natural=_of(name, self.natural, False),
@@ -331,7 +331,7 @@ class AutoSparseGP(Summaries):
             latent_inputs_posterior(name, loc, scale, analytic=self.analytic)
 
     def _plates(self, *args: Any, **kwargs: Any) -> dict[str, numpyro.plate]:
-        """The plates around latent inputs and hidden outputs as the model has them at these arguments, by their names."""
+        """The model's plates around latent inputs and hidden outputs, at these arguments, by name."""
         if not self._plate_of and not self._missing:
             return {}
         messages: dict[str, Any] = {}
@@ -343,8 +343,8 @@ class AutoSparseGP(Summaries):
             return True
 
         look(note, only_abstractly=self._preparing is not None)
-        missing = [name for name in messages if name in self._missing]  # none without a mask, as for predictions
+        missing = [name for name in messages if name in self._missing]  # none if there is no mask, as in predictions
         frames = [frame for name in (*self._plate_of, *missing) for frame in messages[name]["cond_indep_stack"]]
-        # One for each name, or two would pick different rows.
+        # One plate per name, since two would pick different rows.
         dims = {frame.name: frame.dim for frame in frames}
         return {name: numpyro.plate(name, *messages[name]["args"], dim=dim) for name, dim in dims.items()}

@@ -1,7 +1,7 @@
-"""Guides by hand: :func:`gp_posterior` and :func:`latent_inputs_posterior` declare the Gaussians and hand them to the model.
+"""Hand-written guides: :func:`gp_posterior` and :func:`latent_inputs_posterior` declare Gaussians and pass them to the model.
 
 ``init_scale`` lets inner layers of deep GPs start near their mean functions; at the prior's scale they start as noise. The
-default stays 1, where the divergence is zero.
+default stays 1, where the KL divergence is zero.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = [
     "latent_inputs_posterior", "per_set", "residual_of",
 ]  # fmt: skip
 
-# The member of a family that a fit begins with, from the shape of its mean and a standard deviation.
+# Maps the shape of a mean and a standard deviation to the initial member of a family.
 Start = Callable[[tuple[int, ...], Array], Whitened]
 
-# What names a family, is one, or begins one.
+# A family, its name, or a function that makes its initial member.
 Covariance = str | type[Whitened] | Start
 
-# The v of a tightened residual, from the name of the gp, the shape of v and its dtype.
+# Maps the name of the gp, the shape of v and its dtype to the v of a tightened residual.
 Residual = Callable[[str, tuple[int, ...], Any], Array]
 
 
@@ -63,31 +63,31 @@ def gp_posterior(
     """Declare q for one gp in a hand-written guide.
 
     For each set i it declares the param sites ``{name}.u{i}_loc``, shape (M_i,) or (P, M_i), and ``{name}.u{i}_scale_tril``,
-    shape (M_i, M_i) or (P, M_i, M_i), for covariance "full", or ``{name}.u{i}_scale`` for "diagonal", and with it
-    ``{name}.u{i}_left`` and ``_right`` for "low_rank"; then the sample site ``{name}.u{i}``. A ``MeanOnly`` set has its weights
+    shape (M_i, M_i) or (P, M_i, M_i), for covariance "full", or ``{name}.u{i}_scale`` for "diagonal"; for "low_rank" also
+    ``{name}.u{i}_left`` and ``_right``. Then it declares the sample site ``{name}.u{i}``. A ``MeanOnly`` set has its weights
     in the model and is not counted here.
 
-    :param name: the name that the model gave its gp.
+    :param name: the name of the model's gp.
     :param num_inducing: number of inducing variables, one per set.
-    :param covariance: of q in whitened coordinates: "full", "diagonal", "prior" (the identity), "low_rank"
-        (:class:`~numpyro_orthgp.gaussians.LowRank`, which has other ranks too), or a family of your own, a subclass of
+    :param covariance: covariance of q in whitened coordinates: "full", "diagonal", "prior" (the identity), "low_rank"
+        (:class:`~numpyro_orthgp.gaussians.LowRank`, which also has other ranks), or your own family, a subclass of
         :class:`~numpyro_orthgp.gaussians.Whitened`; one for all sets or one per set.
-    :param residual: "tight" for the tightened bound of Titsias 2025 (a param site ``{name}_residual_scale`` for v, used by
-        likelihoods that are not Gaussian, whose optimal v is known), "prior", or a v of your own: a function of the gp's name, of
-        the shape of v, () or (P,), and of its dtype, that returns positive numbers.
+    :param residual: "prior"; "tight" for the tightened bound of Titsias 2025 (with a param site ``{name}_residual_scale`` for v,
+        used by non-Gaussian likelihoods; for Gaussian ones the optimal v is known); or your own v, a function that maps the gp's
+        name, the shape of v, () or (P,), and its dtype to positive numbers.
     :param group_size: with "tight", G: the residual of unmixed functions with Gaussian noise is tightened in groups of G
-        consecutive rows of each batch, a better bound than that of each row by itself (:mod:`numpyro_orthgp.functions.groups`).
-        Groups are of near rows: sort the data by :func:`numpyro_orthgp.init.groups`, and make batches of whole groups, as
-        ``fit(..., group_size=G)`` does.
+        consecutive rows of each minibatch, a better bound than for single rows (:mod:`numpyro_orthgp.functions.groups`).
+        Groups should hold nearby rows: sort the data by :func:`numpyro_orthgp.init.groups`, and make minibatches of whole groups,
+        as ``fit(..., group_size=G)`` does.
     :param num_latents: P, if the model's gp has it.
-    :param natural: whether :func:`~numpyro_orthgp.natural_gradient` is to step these Gaussians, and ``MeanOnly`` weights have
-        preconditioned gradients. Names and values of the parameters are the same.
-    :param analytic: whether the model integrates over the Gaussian while it is fitted, or sees samples only, as
-        importance-weighted objectives (``RenyiELBO``) need. :func:`posterior` has the Gaussian in any case.
-    :param init_scale: standard deviation, in whitened coordinates, that q starts with; 1 is the prior's. Small ones suit inner
+    :param natural: whether :func:`~numpyro_orthgp.natural_gradient` updates these Gaussians, and gradients of ``MeanOnly`` weights
+        are preconditioned. Names and values of the parameters stay the same.
+    :param analytic: whether the model integrates over the Gaussian in a fit, or sees only samples, as importance-weighted
+        objectives (``RenyiELBO``) need. :func:`posterior` has the Gaussian in any case.
+    :param init_scale: initial standard deviation of q in whitened coordinates; 1 is the prior's. Small values suit inner
         layers of deep GPs, which then start near their mean functions.
-    :param dtype: dtype of the parameters; default JAX's default floating dtype.
-    :param first: position of the first set declared here: 1 for those of :func:`orthogonal`, whose first set is integrated out.
+    :param dtype: dtype of the parameters; by default JAX's default floating dtype.
+    :param first: position of the first set declared here: 1 for the sets of :func:`orthogonal`, since set 0 is integrated out.
     :return: a sample of the whitened inducing variables of each set.
     :raises ValueError: for an unknown option or a wrong number of them.
     """
@@ -100,7 +100,7 @@ def gp_posterior(
     return declare_sets(
         name,
         sets,
-        residual=v if first == 0 else None,  # where the first set is integrated out, so is v
+        residual=v if first == 0 else None,  # if the first set is integrated out, so is v
         group_size=group_size,
         batch=batch,
         natural=natural,
@@ -113,9 +113,9 @@ def gp_posterior(
 class SetOfQ(NamedTuple):
     """One Gaussian to be declared.
 
-    :param position: of its set in the gp.
+    :param position: position of its set in the gp.
     :param size: number of inducing variables.
-    :param start: the member of its family that a fit begins with, of a shape and a standard deviation.
+    :param start: makes the initial member of its family, from a shape and a standard deviation.
     """
 
     position: int
@@ -135,7 +135,7 @@ def declare_sets(
     init_scale: float,
     dtype: Any,
 ) -> list[Array]:
-    """:func:`gp_posterior` for some of a gp's sets, of which others may be conditioned on."""
+    """:func:`gp_posterior` for some of a gp's sets; others may be conditioned on."""
     inspect(_refuse_no_scale, init_scale)
     v = None if residual is None else _checked_scale(name, residual(name, batch, dtype), batch)
     values = []
@@ -148,7 +148,7 @@ def declare_sets(
 
 
 def residual_of(value: Any) -> Residual | None:
-    """What a residual's name means, or a function that is one.
+    """The residual with a name, or the given function.
 
     :raises ValueError: for anything else.
     """
@@ -158,7 +158,7 @@ def residual_of(value: Any) -> Residual | None:
 def check_group_size(value: Any, residual: Residual | None) -> int | None:
     """The number of rows in a group, if the residual is tightened in groups.
 
-    :raises TypeError, ValueError: for anything else than a positive integer, or where the residual is the prior's.
+    :raises TypeError, ValueError: for anything else than a positive integer, or if the residual is the prior's.
     """
     if value is None:
         return None
@@ -168,9 +168,9 @@ def check_group_size(value: Any, residual: Residual | None) -> int | None:
 
 
 def check_names(covariance: Any, residual: Any) -> None:
-    """Refuse names that are unknown before the model has been seen.
+    """Refuse unknown names, before the model is seen.
 
-    :raises ValueError: if one is.
+    :raises ValueError: if a name is unknown.
     """
     if isinstance(covariance, str):
         start_of("covariance", covariance)
@@ -187,24 +187,24 @@ def _checked_scale(name: str, v: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _refuse_no_residual(name: str, v: Array) -> None:
-    # By NumPy: within a loop that is traced, operations of JAX on a known v are not known.
+    # With NumPy: within a traced loop, JAX operations on a concrete v are not concrete.
     if not (np.asarray(v) > 0).all():
         raise ValueError(f"The residual's v of `{name}` must be positive, 1 for the prior's; got {v}.")
 
 
 def latent_inputs_posterior(name: str, loc: ArrayLike, scale: ArrayLike, *, analytic: bool = True) -> Array:
-    """Give latent inputs a Gaussian in a hand-written guide: independent points and dimensions.
+    """Give latent inputs a Gaussian in a hand-written guide, with independent points and dimensions.
 
-    For parameters of each point, ``loc = numpyro.param("X_loc", start, event_dim=1)``; or let an encoder compute them from the
-    data. In a plate like the model's where that has one, with the rows that the plate picks.
+    For parameters of each point use ``loc = numpyro.param("X_loc", start, event_dim=1)``, or let an encoder compute them from the
+    data. If the model has a plate, call it in the same plate, with the rows that the plate picks.
 
-    :param name: the name that the model gave its :func:`latent_inputs`.
+    :param name: the name of the model's :func:`latent_inputs`.
     :param loc: means, shape (B, D).
-    :param scale: standard deviations, shape (B, D), or what broadcasts to it.
-    :param analytic: whether the model may integrate over the Gaussian while it is fitted, or sees a draw only.
+    :param scale: standard deviations, broadcastable to shape (B, D).
+    :param analytic: whether the model may integrate over the Gaussian in a fit, or sees only a draw.
     :return: a draw, shape (B, D).
-    :raises TypeError: if they are not floating.
-    :raises ValueError: if the shapes do not fit.
+    :raises TypeError: if ``loc`` or ``scale`` is not floating.
+    :raises ValueError: if the shapes do not match.
     """
     loc, scale = check_floating("loc", loc), check_floating("scale", scale)
     if loc.ndim != 2 or jnp.broadcast_shapes(loc.shape, scale.shape) != loc.shape:
@@ -217,11 +217,11 @@ def latent_inputs_posterior(name: str, loc: ArrayLike, scale: ArrayLike, *, anal
 
 
 def fitted(name: str, start: Whitened, params: Mapping[str, Any]) -> Whitened:
-    """The Gaussian of a set whose parameters are in ``params``.
+    """The Gaussian of a set with its parameters in ``params``.
 
-    :param name: of its site.
-    :param start: the member of its family that the fit began with.
-    :raises ValueError: if one is missing.
+    :param name: name of its site.
+    :param start: the initial member of its family.
+    :raises ValueError: if a parameter is missing.
     """
     parts = type(start).parts()
     check_params("guide", {f"{name}_{part}": {"type": "param"} for part in parts}, params)
@@ -234,14 +234,14 @@ def _refuse_no_scale(init_scale: float) -> None:
 
 
 def _declared(name: str, start: Whitened, natural: bool) -> Whitened:
-    """Declare the parameters of one q, which starts as ``start``."""
+    """Declare the parameters of one q, with initial value ``start``."""
     family = type(start)
     if not isinstance(start, Whitened) or jax.tree_util.all_leaves([start]):
         raise TypeError(
             f"`covariance` must make members of a family for `{name}`: of a subclass of numpyro_orthgp.gaussians.Whitened that is "
             f"a pytree, with @jax.tree_util.register_dataclass above its @dataclass(frozen=True); got {family.__name__}."
         )
-    # With the prior's covariance the natural gradient is the gradient, for any optimizer to follow.
+    # With the prior's covariance the natural gradient is the gradient, so any optimizer will do.
     if natural and family.constraints and not family.has_natural_step:
         raise ValueError(
             f"natural=True: natural steps are not known for the covariance {family.name!r} of `{name}`; use 'full' or 'diagonal', "
@@ -262,9 +262,9 @@ def _declared(name: str, start: Whitened, natural: bool) -> Whitened:
 
 
 def per_set(option: str, value: Any, num_sets: int) -> list[Start]:
-    """How the q of each set begins.
+    """The start of each set's q.
 
-    :raises ValueError: for another number of values, or unknown ones.
+    :raises ValueError: for another number of values, or unknown values.
     """
     several = isinstance(value, Sequence) and not isinstance(value, str)
     values = list(value) if several else [value] * num_sets
@@ -274,9 +274,9 @@ def per_set(option: str, value: Any, num_sets: int) -> list[Start]:
 
 
 def start_of(option: str, value: Any) -> Start:
-    """How a family's q begins: of its name, of a subclass of :class:`Whitened`, or what it is already.
+    """The start of a family's q, from the family's name, a subclass of :class:`Whitened`, or a start itself.
 
-    :raises ValueError: if it is none of these.
+    :raises ValueError: if the value is none of these.
     """
     if isinstance(value, type) and issubclass(value, Whitened) and not value.is_value:
         return value.start

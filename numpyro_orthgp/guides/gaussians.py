@@ -1,4 +1,4 @@
-"""The Gaussian that a guide of anyone's has at the sites of a gp, where it is one that a function can carry."""
+"""The Gaussian that any guide has at the sites of a gp, if a function can carry it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Trace = dict[str, dict[str, Any]]
 
 
 def gaussian_of(fn: Any, shape: tuple[int, ...]) -> Whitened | None:
-    """A distribution as the Gaussian of whitened inducing variables; ``None`` if it is none.
+    """A distribution as the Gaussian of whitened inducing variables; ``None`` if it is not Gaussian.
 
-    :param fn: a normal or multivariate normal one, beneath ``to_event`` or ``expand`` or not.
-    :param shape: of the site, (M,) or (P, M): variables of different rows must be independent.
+    :param fn: a normal or multivariate normal distribution, possibly beneath ``to_event`` or ``expand``.
+    :param shape: shape of the site, (M,) or (P, M); variables of different rows must be independent.
     """
     if fn.shape() != shape:
         return None
@@ -44,13 +44,13 @@ def gaussian_of(fn: Any, shape: tuple[int, ...]) -> Whitened | None:
 
 
 def flat_gaussians(guide: Any, params: Mapping[str, Any], trace: Trace, laplace: bool) -> dict[str, Whitened]:
-    """The same for NumPyro's guides with one Gaussian of all sites joined, whose own sites are deltas, by name of the site.
+    """The same for NumPyro's guides with one joint Gaussian of all sites, whose single sites are deltas; by name of the site.
 
-    Of one set of one function it is the Gaussian given what the guide has drawn of all else, hyperparameters for one. Several
-    sets, or functions, that correlate have no Gaussians each of its own, so they are left out.
+    For one set of one function it is the Gaussian given the guide's draws of all other sites, such as hyperparameters. Several
+    correlated sets or functions have no separate Gaussians, so they are left out.
 
-    :param trace: of ``guide``, run with ``params``.
-    :param laplace: whether a Laplace approximation knows its data; it takes those of its first call.
+    :param trace: trace of ``guide``, run with ``params``.
+    :param laplace: whether a Laplace approximation has its data, which it takes from its first call.
     """
     found: dict[str, Whitened] = {}
     for part in _parts(guide):
@@ -75,9 +75,9 @@ def flat_gaussians(guide: Any, params: Mapping[str, Any], trace: Trace, laplace:
 
 
 def read_by_others(run: Callable[[dict[str, Array]], Trace], values: dict[str, Array]) -> set[str]:
-    """Those sites of a guide on whose draws the distributions of others depend.
+    """Sites of a guide on whose draws the distributions of other sites depend.
 
-    :param run: the trace of the guide where the sites have these values.
+    :param run: maps values of sites to the guide's trace with these values.
     """
     return set().union(*(found - {name} for name, found in what_is_read(run, values, values).items()))
 
@@ -85,10 +85,10 @@ def read_by_others(run: Callable[[dict[str, Array]], Trace], values: dict[str, A
 def what_is_read(
     run: Callable[[dict[str, Array]], Trace], values: dict[str, Array], of: Collection[str]
 ) -> dict[str, set[str]]:
-    """On the values of which sites and parameters the distributions of some sites depend, by name of the site.
+    """Sites and parameters on whose values the distributions of some sites depend, by name of the site.
 
-    :param run: the trace where sites and parameters have these values.
-    :param of: these sites.
+    :param run: maps values of sites and parameters to the trace with these values.
+    :param of: names of the sites whose distributions are examined.
     """
 
     def distributions(values: dict[str, Array]) -> dict[str, list[Any]]:
@@ -96,7 +96,7 @@ def what_is_read(
         return {n: [v for v in jax.tree.leaves(trace[n]["fn"]) if hasattr(v, "dtype")] for n in of if n in trace}
 
     program, shape = jax.make_jaxpr(distributions, return_shape=True)(values)
-    leaves = [n for n in sorted(values) for _ in jax.tree.leaves(values[n])]  # as JAX flattens a dict
+    leaves = [n for n in sorted(values) for _ in jax.tree.leaves(values[n])]  # in JAX's order of a dict's leaves
     sources: dict[Any, set[str]] = {v: {n} for v, n in zip(program.jaxpr.invars, leaves, strict=True)}
 
     def of_atoms(atoms: Collection[Any]) -> set[str]:
@@ -110,7 +110,7 @@ def what_is_read(
 
 
 def _parts(guide: Any) -> Iterator[Any]:
-    """NumPyro's guides of one joined Gaussian."""
+    """NumPyro's guides with one joint Gaussian."""
     if isinstance(guide, AutoGuideList):
         for part in guide:
             yield from _parts(part)
@@ -128,11 +128,11 @@ def _root(fn: dist.Distribution) -> Array:
 def _given_rest(q: Whitened, value: Array, places: np.ndarray) -> Whitened:
     """The Gaussian of some variables given the values of all others.
 
-    :param places: of these variables, shape (M,) or (1, M).
+    :param places: positions of these variables, shape (M,) or (1, M).
     """
     own = places.ravel()
     rest = np.setdiff1d(np.arange(len(q.loc)), own)
-    # With the others first, L L' = R'R for the rows of L in that order, and R' has the conditional in its last block.
+    # With the other variables first, L L' = R'R for the rows of L in this order, and the last block of R' is the conditional.
     lower = jnp.linalg.qr(q.lower_root()[np.concatenate([rest, own])].T, mode="r").T
     lower = lower * jnp.where(diagonal(lower) < 0, -1, 1)
     head, tail = lower[: len(rest), : len(rest)], lower[len(rest) :]

@@ -1,9 +1,8 @@
-"""How :class:`AutoSparseGP` shares a model's sites with the guide of everything else.
+"""How :class:`AutoSparseGP` shares a model's sites with the ``hyper`` guide.
 
-``TraceMeanField_ELBO`` warns when guide and model differ in the order of sites, so each gp is emitted between the other latent
-sites where the model has it (:class:`InModelOrder`). NumPyro's guides run their model and its gradient before they start,
-operation by operation; of the model that the ``hyper`` guide gets only the sites before the functions are run meanwhile
-(:meth:`WithoutGPs.only`).
+``TraceMeanField_ELBO`` warns if guide and model differ in the order of sites, so each gp is emitted at the model's position between
+the other latent sites (:class:`InModelOrder`). Before NumPyro's guides start, they run their model and its gradient operation by
+operation. During this time the model of the ``hyper`` guide runs only up to the sites that it needs (:meth:`WithoutGPs.only`).
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ __all__ = ["EvenRows", "InModelOrder", "KeysUsed", "OutputsByRow", "SamePlates",
 
 
 def hidden_by_mask(name: str, names: Container[str]) -> bool:
-    """Whether a site is the hidden part of one with `obs_mask`, which NumPyro calls {site}_unobserved beside {site}_observed."""
+    """Whether a site is the hidden part of a site with `obs_mask`, {site}_unobserved; the other part is {site}_observed."""
     return name.endswith("_unobserved") and name.removesuffix("_unobserved") + "_observed" in names
 
 
 class _NothingLeft(Exception):
-    """Every site has been emitted that the caller of a model asked for."""
+    """All sites that the caller of a model needs have been emitted."""
 
 
 class WithoutGPs(Messenger):
-    """A model whose gp sites no outer handler sees, nor enumerated ones, nor outputs hidden by `obs_mask`: for ``hyper``."""
+    """A model for ``hyper``: outer handlers do not see its gp sites, enumerated sites, or outputs hidden by `obs_mask`."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         super().__init__(fn)
@@ -45,9 +44,9 @@ class WithoutGPs(Messenger):
 
     @contextmanager
     def only(self, names: Collection[str]) -> Iterator[None]:
-        """Meanwhile the model stops once it has emitted these sites: before the functions that are made of them, as a rule.
+        """Context in which the model stops after it has emitted these sites, usually before the functions that use them.
 
-        NumPyro's guides run it and its gradient several times before they start, operation by operation.
+        NumPyro's guides run the model and its gradient several times before they start, operation by operation.
         """
         self._needed = names
         try:
@@ -84,7 +83,7 @@ class WithoutGPs(Messenger):
 
 
 class EvenRows(Messenger):
-    """Lets plates that would pick rows at random pick evenly spread ones: a fitted function does not depend on which.
+    """Lets plates that would pick rows at random pick evenly spread rows; a fitted function does not depend on them.
 
     On CPUs NumPyro's random choice is a loop that XLA compiles anew each time.
     """
@@ -97,10 +96,10 @@ class EvenRows(Messenger):
 
 
 class InModelOrder(Messenger):
-    """Emits our sites between the other latent sites where the model has them, as TraceMeanField_ELBO asks.
+    """Emits our sites at the model's positions between the other latent sites, as TraceMeanField_ELBO requires.
 
     :param order: names of all latent sites in the model's order.
-    :param pending: ours, each with its position and what emits it.
+    :param pending: our sites, each with its position and a function that emits it.
     """
 
     def __init__(self, order: list[str], pending: list[tuple[int, Callable[[], Any]]]) -> None:
@@ -113,7 +112,7 @@ class InModelOrder(Messenger):
         return self
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        # Inside a plate the gp's sites would become part of it: wait for the next site outside.
+        # Inside a plate the gp's sites would become part of it, so wait for the next site outside.
         if msg["type"] == "sample" and not msg["cond_indep_stack"] and msg["name"] in self.order:
             self.emit(before=self.order.index(msg["name"]))
 
@@ -123,9 +122,9 @@ class InModelOrder(Messenger):
 
 
 class OutputsByRow(Messenger):
-    """Outputs that nobody observed are drawn row by row, where nothing looks at more of them than their marginals.
+    """Draws unobserved outputs row by row, if only their marginals matter.
 
-    Joint draws would take a covariance between all rows, of which there may be too many.
+    Joint draws would need a covariance between all rows, and there may be too many rows.
     """
 
     def __init__(self) -> None:
@@ -145,7 +144,7 @@ class OutputsByRow(Messenger):
 
 
 class KeysUsed(Messenger):
-    """Counts the random keys that are asked for while a condition holds."""
+    """Counts requests for random keys while a condition holds."""
 
     def __init__(self, condition: Callable[[], bool]) -> None:
         super().__init__()
@@ -156,15 +155,15 @@ class KeysUsed(Messenger):
         return self
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        # One that an inner handler has given already costs nothing outside.
+        # A key from an inner handler does not count.
         if msg["type"] == "prng_key" and msg["kwargs"]["rng_key"] is None and self.condition():
             self.count += 1
 
 
 class SamePlates(Messenger):
-    """Lets plates of these names pick the rows that have been picked already, wherever they are made again.
+    """Lets plates with these names pick the same rows again.
 
-    :param picked: row numbers by the name of the plate.
+    :param picked: row numbers by name of the plate.
     """
 
     def __init__(self, picked: dict[str, Array]) -> None:

@@ -1,13 +1,13 @@
-"""The default guide of what is no gp: points for hyperparameters, Gaussians for random effects.
+"""The default guide for other latent sites than gps: points for hyperparameters, Gaussians for random effects.
 
-A point is no estimate of a random effect. Where J effects have a prior with a scale that is estimated too, the joint mode of both
-is far from either's posterior: non-centred, b_j = scale e_j with e_j ~ N(0, 1), a larger scale lets all e_j be smaller, so the
-scale is too large; centred, b_j ~ N(0, scale^2), the density grows without bound as all b_j and the scale go to zero. With a
-Gaussian for each effect the scale's mode is that of a bound on its marginal posterior, from which effects are integrated out
-(``benchmarks/hierarchical.py`` measures all of these beside NUTS).
+A point is a poor estimate of a random effect. If J effects have a prior with an estimated scale, the joint mode of both is far
+from their posteriors. Non-centred, b_j = scale e_j with e_j ~ N(0, 1), a larger scale lets all e_j be smaller, so the scale is too
+large. Centred, b_j ~ N(0, scale^2), the density grows without bound as all b_j and the scale go to zero. With a Gaussian for each
+effect, effects are integrated out, and the scale's mode is that of a bound on its marginal posterior
+(``benchmarks/hierarchical.py`` compares all of these with NUTS).
 
-Guides of NumPyro's that begin at random places begin at prior medians here: a level ~ N(-6, 1) that begins at 1 throws the
-functions, whose parameters move at the same rate, where they do not come back from.
+NumPyro's guides with random initial values start at prior medians here. Otherwise a level ~ N(-6, 1) that starts at 1 may drive the
+functions, whose parameters move at the same rate, to a region from which they do not return.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["PointsAndEffects", "effects_of", "started_at_medians"]
 
-START_SCALE = 0.1  # standard deviation of an effect's Gaussian to begin with, unconstrained, as AutoNormal's
+START_SCALE = 0.1  # initial standard deviation of an effect's Gaussian in the unconstrained space, as in AutoNormal
 
 
 class PointsAndEffects(AutoDelta):
     """Posterior modes for hyperparameters, a Gaussian for each random effect; the default ``hyper`` of ``AutoSparseGP``.
 
-    Random effects are the latent sites of more than one value that
+    Random effects are latent sites with more than one value that
 
     * are inside a plate, and may be any real number; or
     * have a prior that depends on another latent site, or on a parameter: ``Normal(0, spread).expand([J])``.
 
-    All others are points, as ``AutoDelta`` has them. So is a vector whose prior is fixed, outside of a plate: it may be made of
-    coefficients, or of effects that the model multiplies by their scale. Put effects into a plate, or take
+    All other sites are points, as in ``AutoDelta``. This includes a vector with a fixed prior outside of a plate: it may hold
+    coefficients, or effects that the model multiplies by their scale. Put effects into a plate, or use
     ``hyper=AutoNormal``; :func:`~numpyro_orthgp.check` names such sites.
 
-    Parameters are ``{site}_auto_loc``, and for effects ``{site}_auto_scale``: mean and standard deviation in the unconstrained
-    space, as of ``AutoNormal``. With effects the loss is random, so ``fit_lbfgs`` refuses it; ``hyper=AutoDelta`` has none.
+    Parameters are ``{site}_auto_loc``, and for effects also ``{site}_auto_scale``: mean and standard deviation in the unconstrained
+    space, as in ``AutoNormal``. With effects the loss is random, so ``fit_lbfgs`` refuses it; ``hyper=AutoDelta`` has no effects.
 
     :param model: a NumPyro model.
-    :param init_scale: standard deviation that effects start with.
-    :param options: of ``AutoDelta``.
+    :param init_scale: initial standard deviation of effects.
+    :param options: options of ``AutoDelta``.
     """
 
     scale_constraint = constraints.softplus_positive
@@ -60,11 +60,11 @@ class PointsAndEffects(AutoDelta):
     def __init__(self, model: Callable[..., Any], *, init_scale: float = START_SCALE, **options: Any) -> None:
         super().__init__(model, **options)
         self._init_scale = init_scale
-        self._effects: dict[str, Any] = {}  # by name, what maps the real numbers to the support
+        self._effects: dict[str, Any] = {}  # by name, the transform from real numbers to the support
 
     @property
     def effects(self) -> tuple[str, ...]:
-        """Names of the sites that have a Gaussian; none before the first call."""
+        """Names of the sites with a Gaussian; empty before the first call."""
         return tuple(self._effects)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
@@ -75,7 +75,7 @@ class PointsAndEffects(AutoDelta):
             self._effects[name] = transform
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Run the guide; with the arguments of the model."""
+        """Run the guide with the arguments of the model."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs)
@@ -125,8 +125,8 @@ class PointsAndEffects(AutoDelta):
 def effects_of(model: Callable[..., Any], trace: dict[str, Any], args: Any, kwargs: Any) -> tuple[str, ...]:
     """Names of a model's random effects, as :class:`PointsAndEffects` defines them.
 
-    :param model: it emits latent sites of hyperparameters and effects only.
-    :param trace: of it.
+    :param model: a model whose latent sites are only hyperparameters and effects.
+    :param trace: trace of the model.
     """
     latent = {n: s for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
     many = {n: s for n, s in latent.items() if jnp.size(s["value"]) > 1 and not s["fn"].support.is_discrete}
@@ -145,7 +145,7 @@ def effects_of(model: Callable[..., Any], trace: dict[str, Any], args: Any, kwar
 
 
 def started_at_medians(hyper: Callable[..., Any], model: Callable[..., Any]) -> Any:
-    """The guide that ``hyper`` makes; one of NumPyro's classes that would begin at random begins at prior medians."""
+    """The guide that ``hyper`` makes. NumPyro's classes with random initial values start at prior medians."""
     if isinstance(hyper, type) and issubclass(hyper, AutoGuide):
         start = inspect.signature(hyper).parameters.get("init_loc_fn")
         if start is not None and start.default is init_to_uniform:

@@ -16,24 +16,24 @@ from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["KeptArrays", "look", "start_apart"]
 
-KEPT = ("prototype_trace", "_init_locs")  # what AutoDelta makes use of later
+KEPT = ("prototype_trace", "_init_locs")  # attributes that AutoDelta uses later
 NOT_KEPT = (
     "_potential_fn_gen",
     "_potential_fn",
     "_postprocess_fn",
-)  # functions of the first look, of no use to it afterwards
+)  # functions of the first look, not used afterwards
 
 
 class KeptArrays:
-    """Arrays that NumPyro's ``AutoDelta`` keeps of its first look. If that is compiled they are the program's, and of no use: the
-    program returns them, and they are put in their places.
+    """Arrays that NumPyro's ``AutoDelta`` keeps from its first look at the model. In a compiled look they are tracers, so the
+    program returns them, and the guide gets the returned arrays.
 
-    :param guide: an ``AutoDelta`` that has not looked yet.
+    :param guide: an ``AutoDelta`` before its first look.
     """
 
     @staticmethod
     def are_known(guide: Any) -> bool:
-        """Whether these are all. Of other guides, and of classes derived from ``AutoDelta``, that cannot be said."""
+        """Whether the guide keeps only these arrays. For other guides, and subclasses of ``AutoDelta``, this is unknown."""
         return type(guide) in (AutoDelta, PointsAndEffects) and guide.prototype_trace is None
 
     def __init__(self, guide: AutoDelta) -> None:
@@ -48,7 +48,7 @@ class KeptArrays:
         return [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
 
     def put(self, arrays: list[Any]) -> None:
-        """The arrays that the program returned."""
+        """Give the guide the arrays that the program returned."""
         rest = iter(arrays)
         leaves = [next(rest) if other is None else other[0] for other in self._others]
         for name, value in zip(KEPT, jax.tree.unflatten(self._tree, leaves), strict=True):
@@ -57,12 +57,12 @@ class KeptArrays:
             self.guide.__dict__.pop(name, None)
 
     def forget(self) -> None:
-        """The first look is to be done again."""
+        """Forget the first look, so that it is done again."""
         self.guide.prototype_trace = None
 
 
 class _Key(Messenger):
-    """The random key that is asked for next."""
+    """Provides the next random key."""
 
     def __init__(self, rng_key: PRNGKey) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class _Key(Messenger):
 
 
 def start_apart(guide: Any, compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The first call of a ``hyper`` guide, or its first look alone, by one program, where what it keeps is known.
+    """Run the first call of a ``hyper`` guide. If the arrays that it keeps are known, run only its first look, as one program.
 
     :param compiled: ``compiled(function, rng_key)`` runs a function as one program.
     """
@@ -98,17 +98,17 @@ def start_apart(guide: Any, compiled: Callable[..., Any], args: tuple[Any, ...],
 
 
 def look(note: Callable[[], bool], *, only_abstractly: bool) -> None:
-    """Call what notes names and sizes: without values, and again with them if the model or a check needs them.
+    """Call ``note``, which notes names and sizes: abstractly, and again with values if the model or a check needs them.
 
-    Without values nothing is compiled. NumPyro does not compile ``svi.init``, so with them each operation is a program of its own.
+    An abstract run compiles nothing. NumPyro does not compile ``svi.init``, so with values each operation is a separate program.
 
     :param note: runs the model; returns whether it has seen the values of all observations.
-    :param only_abstractly: whether it is not to be called with values.
+    :param only_abstractly: whether ``note`` must not be called with values.
     """
     seen: list[bool] = []
     try:
         jax.eval_shape(lambda: seen.append(note()))
-    except Exception:  # what is wrong in a model is said best with its values
+    except Exception:  # errors of a model are clearest with its values
         if only_abstractly:
             raise
         seen = [False]

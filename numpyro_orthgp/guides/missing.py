@@ -1,12 +1,12 @@
-"""Outputs hidden by ``obs_mask``: NumPyro makes latent sites of them, and a guide has to say how they are distributed.
+"""Outputs hidden by ``obs_mask``: NumPyro turns them into latent sites, and a guide needs a distribution for them.
 
-They weigh nothing if that is their predictive distribution, which only the model knows. So it is run once more, under what the
-guide has drawn.
+With their predictive distribution they contribute exactly nothing to the bound. Only the model knows it, so ``AutoSparseGP`` runs
+the model once more, given the guide's draws.
 
-So ``AutoSparseGP`` adds exactly nothing to the bound. The model runs with the parameters of the moment, with the rows that the
-guide has picked for plates that subsample, and with their weight. Gaps of a covariate look the same to the guide, and are drawn
-from their prior: a bound, but a loose one. Diagnostics have draws at hand, so they move a hidden value and see whether other
-densities change; it is latent then (``diagnostics/replay.py``).
+The model runs with the current parameters, with the rows that the guide has picked for plates that subsample, and with their
+weight. Missing covariates look the same to the guide, and are drawn from their prior: this gives a bound, but a loose one.
+Diagnostics have draws, so they move a hidden value and test whether other densities change; then it is latent
+(``diagnostics/replay.py``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["refuse_unobserved", "sample_missing"]
 
 
 class _Beside(Messenger):
-    """A run that sees parameters and mutable state as the real one does, leaves both as they are, and shows nothing else."""
+    """A run that sees the real run's parameters and mutable state, changes neither, and shows no sites to outer handlers."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] not in ("param", "mutable"):
@@ -42,24 +42,24 @@ class _Beside(Messenger):
 def sample_missing(model: Callable[..., Any], emitted: dict[str, Any], args: Any, kwargs: Any) -> None:
     """Emit every hidden output of ``model``.
 
-    :param emitted: the guide's trace so far, rows of plates that subsample included.
+    :param emitted: the guide's trace so far, including rows of plates that subsample.
     """
-    # A key of this call's own: where densities are averages over draws, as by Monte Carlo, their errors then cancel on average.
+    # A separate key for this call: if densities are Monte Carlo averages, their errors then cancel on average.
     rng_key = numpyro.prng_key()
     seeded = handlers.seed(model, jax.random.PRNGKey(0) if rng_key is None else rng_key)
     with _Beside(), OutputsByRow():
         messages = handlers.trace(handlers.replay(seeded, emitted)).get_trace(*args, **kwargs)
     for name, message in messages.items():
         if hidden_by_mask(name, messages) and not message["is_observed"]:
-            # Its plates are the model's; here they are the weight that they give to the site.
+            # The site is outside of the model's plates here; only their scale is applied.
             with handlers.scale(scale=1.0 if message["scale"] is None else message["scale"]):
                 numpyro.sample(name, message["fn"])
 
 
 def refuse_unobserved(name: str, message: dict[str, Any], messages: Container[str]) -> None:
-    """Refuse an output that nobody observed where its values would be summed over, or ``SVI.run`` fits it.
+    """Refuse an unobserved output if its values would be enumerated, or ``SVI.run`` fits it.
 
-    :param messages: of all sites, by their names.
+    :param messages: messages of all sites, by name.
     :raises ValueError: for such an output.
     """
     if not is_expected(message["fn"]):

@@ -1,6 +1,6 @@
-"""What is asked of the parameters of a fit: that they are those of this model and guide, and not another program's.
+"""Checks that the parameters of a fit belong to this model and guide.
 
-Parameters are none of the model's or all of them; in between is an error, since what is missing would be at its start.
+``params`` must hold all parameters of the model, or none. Some of them are an error, since the others would have initial values.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Trace = Mapping[str, Mapping[str, Any]]
 
 
 class Checked(Messenger):
-    """A model or guide whose parameters are looked at before it sees them: they must be what its constraints allow.
+    """A model or guide whose parameters are checked against their constraints before it sees them.
 
-    :param params: where they are not concrete arrays they are not looked at.
+    :param params: parameters; those that are not concrete arrays are not checked.
     """
 
     def __init__(self, fn: Callable[..., Any], params: Mapping[str, Any]) -> None:
@@ -41,10 +41,10 @@ class Checked(Messenger):
 
 
 def check_guide_sites(sites: Trace, params: Mapping[str, Any]) -> None:
-    """Refuse a guide that is a model, and parameters that would stay at their starting values unnoticed.
+    """Refuse a guide that is a model, and missing parameters, which would silently stay at their initial values.
 
-    :param sites: of the guide.
-    :raises ValueError: saying which.
+    :param sites: sites of the guide.
+    :raises ValueError: with the names.
     """
     declared = [name for name, site in sites.items() if _is_of_model(site)]
     if declared:
@@ -52,25 +52,25 @@ def check_guide_sites(sites: Trace, params: Mapping[str, Any]) -> None:
             f"`guide` declares {declared[0]!r} by gp() or CollapsedGP, as a model does: are model and guide swapped? The model "
             "comes first: (model, guide, params, ...)."
         )
-    # A residual's v has no say in what is predicted.
+    # A residual's v does not affect predictions.
     check_params("guide", {n: s for n, s in sites.items() if not n.endswith("_residual_scale")}, params)
 
 
 def check_model_params(
     sites: Trace, others: Collection[str], params: Mapping[str, Any], *, guided: bool = True
 ) -> None:
-    """Refuse parameters of another model; one that holds none of the model's leaves these at their starting values.
+    """Refuse parameters of another model. If ``params`` holds none of the model's parameters, these keep their initial values.
 
-    :param sites: of the model.
+    :param sites: sites of the model.
     :param others: names of the guide's sites.
-    :param guided: whether a name that neither model nor guide has is a hint; it is none among draws of MCMC.
-    :raises ValueError: if some of the model's parameters are there and some are not, or others stand in their place.
+    :param guided: whether a name that neither model nor guide has counts as a hint; among draws of MCMC it does not.
+    :raises ValueError: if some of the model's parameters are missing but not all, or unknown ones replace them.
     """
     declared = [name for name, site in sites.items() if site["type"] == "param" and name not in others]
     missing = [name for name in declared if name not in params]
     if not missing:
         return
-    # Weights of mean-only points are q's, though the model declares them.
+    # Weights of mean-only points belong to q, although the model declares them.
     given = [name for name in declared if name in params and not name.endswith("_weights")]
     unknown = [name for name in params if name not in sites and name not in others] if guided else []
     if given or unknown:
@@ -94,7 +94,7 @@ def _listed(names: Collection[str]) -> str:
 
 def _refuse_unconstrained(name: str, value: Any, constraint: Any) -> None:
     """
-    :raises ValueError: if ``value`` is what an optimizer keeps of a parameter, and not the parameter.
+    :raises ValueError: if ``value`` is the optimizer's unconstrained form of a parameter, not the parameter.
     """
     leaves = jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, Natural))
     if any(isinstance(leaf, Natural) for leaf in leaves):
@@ -111,21 +111,21 @@ def _is_visible(leaf: Any) -> bool:
 
 
 def _allows(constraint: Any, value: np.ndarray) -> bool:
-    """Whether a parameter may have this value, up to rounding; true too where that cannot be told."""
+    """Whether a parameter may have this value, up to rounding; also true if this cannot be determined."""
     base = constraint.base_constraint if isinstance(constraint, constraints.independent) else constraint
     leaves = jax.tree.leaves(constraint)
     if constraint is None or isinstance(base, type(constraints.real)) or not all(map(is_concrete, leaves)):
         return True
     if not np.issubdtype(value.dtype, np.floating) or not np.isfinite(value).all():
-        return True  # diverged, which is another matter
-    with jax.ensure_compile_time_eval():  # who asks may be traced, the values are not
+        return True  # a diverged fit is not checked here
+    with jax.ensure_compile_time_eval():  # the caller may be traced, but the values are concrete
         try:
             transform = biject_to(constraint)
             if value.ndim < transform.codomain.event_dim:
                 return False
             if np.all(constraint(value)):
                 return True
-            # Rounding may have put a value on the edge, which the way there and back does not move.
+            # Rounding may have put a value on the boundary; the transform and its inverse do not move it.
             again = np.asarray(transform(transform.inv(value)))
         except NotImplementedError:
             return True

@@ -32,16 +32,16 @@ def posterior(
 ) -> dict[str, GPFunction]:
     """The fitted functions of a model, ready to be called at test inputs. Works under ``jax.jit``, where it is much faster.
 
-    Inside another model they are constants of it. A guide that has yet to be fitted, and whose ``hyper`` has sites, should be
-    called outside of ``jit`` first, as NumPyro's guides: what they see at their first call they keep.
+    Inside another model the functions are constants. If a guide has not been called yet and its ``hyper`` has sites, call it
+    outside of ``jit`` first, like NumPyro's guides: they keep arrays from their first call.
 
-    The functions carry the guide's Gaussians: means and variances are exact, with no sampling over inducing variables. So it is
-    for guides of this package, also with ``analytic=False``; for hand-written ones that draw ``f.u0`` from ``Normal`` or
-    ``MultivariateNormal``; for ``AutoNormal``, and for NumPyro's guides of one joined Gaussian if it is diagonal, or if it has
-    one set of one function (given the draw of all else). With any other guide (``AutoDelta``, flows, several sets that
-    correlate, a Gaussian on whose draw another site depends) a set is known by one draw, and variances lack what the guide
-    would add: ``f.drawn`` lists such sets, and :func:`check` names them. Map over ``rng_key`` then. Other latent sites are
-    drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide map over ``rng_key`` with ``jax.vmap`` for a mixture.
+    The functions carry the guide's Gaussians. Means and variances are then exact, without sampling of inducing variables. This
+    holds for guides of this package, also with ``analytic=False``; for hand-written guides that draw ``f.u0`` from ``Normal`` or
+    ``MultivariateNormal``; for ``AutoNormal``; and for NumPyro's guides with one joint Gaussian, if it is diagonal, or if it has
+    one set of one function (given the draws of all other sites). With any other guide (``AutoDelta``, flows, several correlated
+    sets, a Gaussian on whose draw another site depends) a set has one draw, and variances lack the guide's contribution. Then map
+    over ``rng_key``; ``f.drawn`` lists such sets, and :func:`check` names them. Other latent sites are drawn once (a point for
+    ``AutoDelta``); under a random ``hyper`` guide map over ``rng_key`` with ``jax.vmap`` for a mixture.
     The residual is always the prior's (v = 1), also after tightened training (Titsias 2025, Sec. 3.1).
 
     >>> import jax.numpy as jnp, numpyro, optax
@@ -63,17 +63,17 @@ def posterior(
     [ 0.97 -0.45  0.  ] [0. 0. 1.]
 
     :param model: the model that was fitted.
-    :param guide: its guide; ``None`` if ``params`` holds values of latent sites, one draw of ``MCMC`` for one.
-    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``. A model may be asked with none of its
-        parameters, which then are at their starting values; with some of them it must be all.
+    :param guide: its guide; ``None`` if ``params`` holds values of latent sites, such as one draw of ``MCMC``.
+    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``. It must hold all of the model's parameters, or none; then
+        they have their initial values.
     :param args: arguments of the model; the training inputs, or any inputs of the right shape.
-    :param rng_key: for the latent sites that the guide draws; default ``jax.random.PRNGKey(0)``.
+    :param rng_key: key for the latent sites that the guide draws; default ``jax.random.PRNGKey(0)``.
     :return: a :class:`GPFunction` for each gp, by full name (with the prefix of ``handlers.scope``), and for each observed
         :class:`CollapsedGP`, by the name of its site.
     :raises TypeError: if ``params`` is not a dictionary, or ``guide`` cannot be called.
-    :raises ValueError: if it lacks parameters of the guide, or some of the model's but not all; if a parameter violates its
-        constraint, as those in the optimizer's state do; if model and guide are swapped; if there is neither a guide nor values
-        of inducing variables, or guide or model have no such function.
+    :raises ValueError: if ``params`` lacks parameters of the guide, or some but not all of the model's; if a parameter violates
+        its constraint, as those in the optimizer's state do; if model and guide are swapped; if there is neither a guide nor values
+        of inducing variables; or if guide or model have no such function.
     """
     functions = functions_of(*fitted_trace(model, guide, params, args, kwargs, rng_key))
     if not functions:
@@ -85,9 +85,9 @@ def posterior(
 
 
 def functions_of(sites: Trace, fitting: Mapping[str, GPFunction]) -> dict[str, GPFunction]:
-    """The functions of a trace ready to be called at test inputs, those of its ``CollapsedGP`` sites among them.
+    """The functions of a trace, ready to be called at test inputs, including those of its ``CollapsedGP`` sites.
 
-    :param sites, fitting: what :func:`fitted_trace` returns.
+    :param sites, fitting: results of :func:`fitted_trace`.
     """
     functions = {
         name: replace(f, fitting=False, residual_scale=None, group_size=None, values=None, run=None)
@@ -104,7 +104,7 @@ def fitted_trace(
     kwargs: dict[str, Any],
     rng_key: PRNGKey | None = None,
 ) -> tuple[Trace, dict[str, GPFunction]]:
-    """The sites of a fitted model as it sees its guide, and the functions of its ``gp`` statements, as they are while fitting."""
+    """The sites of a fitted model under its guide, and the functions of its ``gp`` statements, as they are while fitting."""
     if not (guide is None or callable(guide)):
         raise TypeError(
             f"`guide` must be the guide that was fitted, or None where `params` holds values; got {type(guide).__name__}. For a "
@@ -117,7 +117,7 @@ def fitted_trace(
         )
     guide_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
     guide_trace: Trace = {}
-    # Inside another model these sites are none of that model's.
+    # Inside another model these sites do not belong to that model.
     with handlers.block(), EvenRows(None):
         if guide is not None:
             is_new = getattr(guide, "prototype_trace", True) is None
@@ -137,7 +137,7 @@ def fitted_trace(
                 with collected_functions() as functions, OutputsByRow():
                     return handlers.trace(handlers.substitute(fitted, params)).get_trace(*args, **kwargs), functions
             except ValueError:
-                # Not every bound of a CollapsedGP can take Gaussians of latent inputs; it was fitted with draws then.
+                # Some bounds of CollapsedGP cannot use Gaussians of latent inputs, and were fitted with draws.
                 if not getattr(asking, "has_inputs", False) or not inputs:
                     raise
                 return run(inputs=False)

@@ -1,4 +1,4 @@
-"""What NumPyro asks of its automatic guides beside calling them: draws, medians and quantiles of all latent sites."""
+"""NumPyro's further methods of automatic guides: draws, medians and quantiles of all latent sites."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Summaries"]
 
 
 class Summaries(AutoGuide):
-    """The methods of :class:`AutoSparseGP` that describe the posterior; its module has the rest."""
+    """The methods of :class:`AutoSparseGP` that describe the posterior; its own module has the others."""
 
     _hyper: Any
 
@@ -39,31 +39,31 @@ class Summaries(AutoGuide):
         return jax.tree.map(lambda x: x.reshape(sample_shape + x.shape[1:]), draws)
 
     def median(self, params: dict[str, Any]) -> dict[str, Array]:
-        """Posterior medians of all latent sites, by site name (those of ``hyper`` if it has medians).
+        """Posterior medians of all latent sites, by site name (including those of ``hyper``, if it has medians).
 
-        Sites whose distribution depends on the model's arguments are left out: latent inputs of an encoder, outputs hidden by
+        Sites whose distribution depends on the model's arguments are left out: latent inputs of an encoder, and outputs hidden by
         ``obs_mask``.
 
         :raises RuntimeError: before the first call, which finds the sites.
         :raises ValueError: if ``params`` lacks parameters of this guide.
-        :raises NotImplementedError: if ``hyper`` knows no medians.
+        :raises NotImplementedError: if ``hyper`` has no medians.
         """
         medians = self._of_hyper("median", params)
         gaussians = self._marginals(params)
         return medians | {name: loc for name, (loc, _) in gaussians.items()}
 
     def quantiles(self, params: dict[str, Any], quantiles: ArrayLike | Sequence[float]) -> dict[str, Array]:
-        """Posterior quantiles of each latent variable by itself, by site name.
+        """Marginal posterior quantiles of each latent variable, by site name.
 
-        Whitened inducing variables and latent inputs are Gaussian; other sites have the quantiles of ``hyper``, which are all equal
-        for the points of :class:`~numpyro.infer.autoguide.AutoDelta`. Sites as for :meth:`median`. For quantiles of f take those of
-        its marginals: :func:`posterior`.
+        Whitened inducing variables and latent inputs are Gaussian. Other sites have the quantiles of ``hyper``, which are all equal
+        for the points of :class:`~numpyro.infer.autoguide.AutoDelta`. The sites are those of :meth:`median`. For quantiles of f use
+        its marginals, :func:`posterior`.
 
         :param quantiles: probabilities between 0 and 1, shape (n,).
         :return: shape (n,) + the site's, in the order of ``quantiles``.
         :raises RuntimeError: before the first call, which finds the sites.
         :raises ValueError: if a probability is not between 0 and 1, or ``params`` lacks parameters of this guide.
-        :raises NotImplementedError: if ``hyper`` knows no quantiles.
+        :raises NotImplementedError: if ``hyper`` has no quantiles.
         """
         p = jnp.atleast_1d(jnp.asarray(quantiles, float))
         inspect(_refuse_no_probabilities, p)
@@ -74,9 +74,9 @@ class Summaries(AutoGuide):
         return found
 
     def get_posterior(self, params: dict[str, Any]) -> NoReturn:
-        """NumPyro's guides of one joint distribution have it; here each set of a gp has its own.
+        """NumPyro's guides with one joint distribution have this method; here each set of a gp has its own distribution.
 
-        :raises NotImplementedError: always, naming what there is.
+        :raises NotImplementedError: always, with the alternatives.
         """
         _refuse_joint("get_posterior")
 

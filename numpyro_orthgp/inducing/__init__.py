@@ -1,4 +1,4 @@
-"""Inducing features: what a set of inducing variables is, seen through two covariances; functionals of f are such sets too."""
+"""Inducing features: sets of inducing variables, each defined by two covariances. Functionals of f are such sets too."""
 
 from numpyro_orthgp.inducing.averages import Average, Integral, centred
 from numpyro_orthgp.inducing.derivative import Derivative

@@ -1,8 +1,8 @@
 r"""Weighted sums of f over nodes, one sum for each row: averages of areas, differences, integrals by quadrature.
 
-The covariances are double sums over the nodes of two rows, :math:`\sum_{qq'} w_q w'_{q'} k(x_q, x'_{q'})`. Whatever the nodes,
-these are the exact covariances of the weighted sums, so that nothing can turn negative; how near a sum is to an integral is a
-question of the rule alone.
+The covariances are double sums over the nodes of two rows, :math:`\sum_{qq'} w_q w'_{q'} k(x_q, x'_{q'})`. For any nodes these are
+the exact covariances of the weighted sums, so no variance can turn negative. Only the quadrature rule decides how close a sum is to
+an integral.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["Average", "Integral", "centred"]
 
-MAX_NODES = 10_000  # of one box
+MAX_NODES = 10_000  # most nodes of one box
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Average(Functional):
-    r"""Weighted sums :math:`\sum_q w_{bq} f(x_{bq})` over nodes of each row's own, by default their average.
+    r"""Weighted sums :math:`\sum_q w_{bq} f(x_{bq})` over the nodes of each row, by default their average.
 
-    Where y is the average over a bin, an area, a field of view, or a difference::
+    Use it if y is an average over a bin, an area or a field of view, or a difference::
 
         numpyro.sample("y", likelihoods.Gaussian(f(Average(nodes, shares)), noise), obs=y)      # areas of a map
         pairs = Average(jnp.stack([A, B], 1), jnp.array([1.0, -1.0]))                            # f(a) - f(b)
         numpyro.sample("won", likelihoods.Bernoulli(f(pairs), "probit"), obs=won)
 
-    A likelihood sees the average of f: ``Poisson(f(Average(...)))`` has the rate exp of the average, the geometric mean of the
-    rates at the nodes, which is below their average. Counts of an area have the latter: ``likelihoods.PoissonOfSum``.
+    A likelihood sees the average of f. ``Poisson(f(Average(...)))`` has the rate exp(average), the geometric mean of the
+    rates at the nodes, which is below their average. For counts of an area use the sum of rates, ``likelihoods.PoissonOfSum``.
 
     >>> import jax.numpy as jnp, numpyro
     >>> from numpyro_orthgp import Average, gp, kernels
@@ -54,9 +54,9 @@ class Average(Functional):
     Cost: B Q kernel values with each inducing variable, and Q^2 for the variance of each row.
 
     :param nodes: shape (B, Q, D), units of the inputs.
-    :param weights: shape (Q,) or (B, Q), of any sign and sum; by default 1 / Q. Rows with fewer nodes are filled up with any, of
+    :param weights: shape (Q,) or (B, Q), of any sign and sum; by default 1 / Q. Pad rows that have fewer nodes with any nodes of
         weight zero.
-    :param places: the summands of the kernel that it is of, which ``f.term(...)`` sets; ``None`` for f as a whole.
+    :param places: summands of the kernel to which it applies, set by ``f.term(...)``; ``None`` for the whole f.
     :raises TypeError: when used, if arrays are not floating, or of another dtype than the inducing variables.
     :raises ValueError: when used, for wrong shapes, NaN or infinity.
     """
@@ -104,13 +104,14 @@ class Average(Functional):
 
 
 def centred(X: ArrayLike, over: ArrayLike) -> Average:
-    r"""Values at inputs less the average over others, :math:`f(x) - \frac1Q \sum_q f(x_q)`.
+    r"""Values at inputs minus the average over other inputs, :math:`f(x) - \frac1Q \sum_q f(x_q)`.
 
-    For terms of a sum, which data tell only up to a constant that one may take from another:
-    ``f.term("week")(centred(days, week))`` is how days differ from the week's average, which is known far better than the term.
+    Use it for terms of a sum, which data determine only up to a constant shared between terms.
+    ``f.term("week")(centred(days, week))`` is the difference of days from the week's average, which is known far better than the
+    term itself.
 
     :param X: inputs, shape (B, D).
-    :param over: inputs over which is averaged, shape (Q, D): a few dozen that cover what the term sees.
+    :param over: inputs for the average, shape (Q, D): a few dozen that cover the range of the term.
     :return: weighted sums of Q + 1 nodes for each row.
     :raises TypeError: if arrays are not floating.
     :raises ValueError: if shapes do not match.
@@ -125,11 +126,11 @@ def centred(X: ArrayLike, over: ArrayLike) -> Average:
 class Integral(Functional):
     r"""Integrals of f over boxes, :math:`\int_a^b f(x)\, dx`, or averages over them, one box for each row.
 
-    In closed form for RBF and constants, scaled, summed and multiplied, on any columns, with
-    inducing points and other functionals. Else, and in paths, by the Gauss-Legendre rule of ``num_nodes`` in each dimension, exact
-    for polynomials of degree 2 ``num_nodes`` - 1. For kernels as smooth as RBF eight nodes are exact to 1e-6 in boxes up to three
-    lengthscales wide; a kernel with a kink (Matern) converges as a power of ``num_nodes``. Covariances of two boxes are by the
-    product of both rules.
+    Covariances with inducing points and other functionals have closed forms for RBF and constant kernels on any columns, also
+    scaled, summed and multiplied. Other kernels, and paths, use the Gauss-Legendre rule with ``num_nodes`` in each dimension, exact
+    for polynomials of degree 2 ``num_nodes`` - 1. For kernels as smooth as RBF, eight nodes are exact to 1e-6 in boxes up to three
+    lengthscales wide. For a kernel with a kink (Matern) the error falls as a power of ``num_nodes``. Covariances of two boxes use
+    the product of both rules.
 
     >>> import jax.numpy as jnp, numpyro
     >>> from numpyro_orthgp import Integral, gp, kernels
@@ -142,10 +143,10 @@ class Integral(Functional):
 
     :param lower: lower corners a of the boxes, shape (B, D), units of the inputs.
     :param upper: upper corners b, shape (B, D), not below the lower ones.
-    :param average: the average over each box, the integral divided by its volume.
-    :param num_nodes: nodes in each dimension; 10,000 for a box at most.
-    :param exact: whether to take the closed form where there is one.
-    :param places: the summands of the kernel that it is of, which ``f.term(...)`` sets; ``None`` for f as a whole.
+    :param average: whether to divide each integral by the volume of its box.
+    :param num_nodes: nodes in each dimension; at most 10,000 for a box.
+    :param exact: whether to use the closed form if there is one.
+    :param places: summands of the kernel to which it applies, set by ``f.term(...)``; ``None`` for the whole f.
     :raises TypeError: when used, if arrays are not floating, or of another dtype than the inducing variables.
     :raises ValueError: when used, for wrong shapes, corners in the wrong order, or too many nodes.
     """
@@ -218,7 +219,7 @@ class Integral(Functional):
         return self._with_inputs(part, points).T
 
     def _with_inputs(self, part: KernelLike, X: Array) -> Array:
-        """Covariance with values, shape (B, n), in closed form."""
+        """Covariance with values at inputs, shape (B, n), in closed form."""
         return self._volume[:, None] * boxes_with_points(self._terms(part), *self._corners, X)
 
     def _terms(self, kernel: KernelLike) -> Any:

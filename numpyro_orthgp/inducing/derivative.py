@@ -1,11 +1,11 @@
-r"""Derivatives of f: slopes, curvatures, along columns of the inputs or along directions.
+r"""Derivatives of f, such as slopes and curvatures, along columns of the inputs or along directions.
 
 The covariances are derivatives of the kernel, :math:`\mathrm{cov}(f(z), \partial_d f(x)) = \partial k(z, x) / \partial x_d` and
 :math:`\mathrm{cov}(\partial_d f(x), \partial_e f(x')) = \partial^2 k(x, x') / \partial x_d \partial x'_e` (Rasmussen and
-Williams 2006, Sec. 9.4), taken by forward differentiation of the kernel itself: all rows in one pass, at about twice the cost of
-values for each order. Kernels are written such that this is right where two inputs coincide. Whether a kernel of others is, and
-whether its process has the derivative at all, is seen where values can be looked at: a difference of two values nearby then has the
-variance of the derivative, and far more where there is a kink, whose own derivative may be zero.
+Williams 2006, Sec. 9.4). They come from forward differentiation of the kernel itself: all rows in one pass, at about twice the cost
+of values for each order. Our kernels are written so that this is right where two inputs coincide. For kernels of users, concrete
+values show whether this holds, and whether the process has the derivative at all: the difference of two nearby values should have
+the variance of the derivative. At a kink it has far more, while the derivative of the kernel may be zero.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ __all__ = ["Derivative"]
 class Derivative(Functional):
     r"""Derivatives of f at inputs: :math:`\partial f / \partial x_d`, or along a direction, or of higher order.
 
-    ``f(Derivative(X, 0))`` are marginals as ``f(X)`` are, so derivatives may be observed, with a likelihood of their own, and
-    asked for::
+    ``f(Derivative(X, 0))`` are marginals like ``f(X)``. So derivatives may be observed, with their own likelihood, and
+    predicted::
 
         numpyro.sample("y", likelihoods.Gaussian(f(X), noise), obs=y)
         numpyro.sample("slope", likelihoods.Gaussian(f(Derivative(X, 0)), slope_noise), obs=slope)
         numpyro.sample("up", likelihoods.Bernoulli(f(Derivative(grid, 0)) * 100.0, "probit"), obs=ones)  # monotone
 
-    Their units are those of f per those of the inputs, once for each order. Inducing variables may be values alone, or derivatives
-    too, as one set or a second one: ``gp("f", kernel, concatenate([Z, Derivative(Z, 0)]))``, ``[Z, Derivative(Z, 0)]``.
+    Their units are those of f divided by those of the inputs, once for each order. Inducing variables may be values only, or also
+    derivatives, in the same set or a second one: ``gp("f", kernel, concatenate([Z, Derivative(Z, 0)]))``,
+    ``[Z, Derivative(Z, 0)]``.
 
     >>> import jax, jax.numpy as jnp, numpyro
     >>> from numpyro_orthgp import Derivative, gp, kernels
@@ -52,13 +53,14 @@ class Derivative(Functional):
     True
 
     :param X: inputs, shape (B, D).
-    :param dim: the input column, or several for a derivative of higher order: ``(0, 0)`` is the second along column 0, and
-        ``(0, 1)`` the mixed one. Negative ones count from the end. May be left out where D = 1.
-    :param direction: instead of ``dim`` a direction v, shape (D,) or (B, D), for :math:`v^\top \nabla f`; of any length.
-    :param places: the summands of the kernel that it is of, which ``f.term(...)`` sets; ``None`` for f as a whole.
+    :param dim: the input column, or several for a derivative of higher order: ``(0, 0)`` is the second derivative along column 0,
+        and ``(0, 1)`` the mixed one. Negative columns count from the end. It may be left out if D = 1.
+    :param direction: instead of ``dim`` a direction v of any length, shape (D,) or (B, D), for :math:`v^\top \nabla f`.
+    :param places: summands of the kernel to which it applies, set by ``f.term(...)``; ``None`` for the whole f.
     :raises TypeError: when used, if ``X`` or ``direction`` are not floating, or of another dtype than the inducing variables.
-    :raises ValueError: when used, for wrong shapes; for a column that is not there; where the process has no such derivative
-        (Matern 1/2 none, Matern 3/2 no second, White, images; of kernels that are functions, where values can be looked at).
+    :raises ValueError: when used, for wrong shapes; for a column that does not exist; if the process has no such derivative
+        (Matern 1/2 has none, Matern 3/2 no second; White and images have none; for kernels that are functions, only if their values
+        are concrete).
     """
 
     X: ArrayLike
@@ -112,7 +114,7 @@ class Derivative(Functional):
 
     @one_program
     def _both_ways(self, kernel: Any) -> tuple[Array, Array, Array]:
-        """The variance, that of a difference of derivatives of one order less, over twice the step, and its rounding error."""
+        """The variance; the same by differences of derivatives of one order less, over twice the step; and its rounding error."""
         X, dims = jnp.asarray(self.X), self.dim if isinstance(self.dim, tuple) else ()
         along = jnp.zeros_like(X).at[:, dims[-1]].set(1) if dims else jnp.asarray(self.direction)
         eps = jnp.finfo(X.dtype).eps
@@ -147,5 +149,5 @@ def _refuse_kinks(variance: Array, by_differences: Array, rounding: Array) -> No
 
 
 def _along(function: Evaluated, directions: Array) -> Evaluated:
-    """The derivative of the value of each input along a direction of its own, shape (B, D)."""
+    """The derivative of each input's value along that input's direction; directions have shape (B, D)."""
     return lambda X: jax.jvp(function, (X,), (directions,))[1]

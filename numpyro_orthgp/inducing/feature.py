@@ -1,7 +1,7 @@
-"""What a set of inducing variables is: the two questions that a feature answers.
+"""The protocol of a set of inducing variables, which consists of two covariances.
 
-An array stands for ordinary inducing points. To add a kind of feature, write a class with the two methods below and ``num``
-and ``dtype``; if it is a pytree, its arrays can be learned.
+An array stands for ordinary inducing points. For a new kind of feature, write a class with the two methods below, ``num``
+and ``dtype``. If it is a pytree, its arrays can be learned.
 
 Features of an interval or a sphere are static: they hold no arrays, so equal ones never recompile.
 """
@@ -36,6 +36,6 @@ class Feature(Protocol):
     def covariance_with_inputs(self, kernel: KernelLike, X: Array) -> Array:
         """Covariance with the function at inputs ``X``, shape (..., M, B).
 
-        :param X: shape (B, D); or (P, B, D), where they are another set's points, one set for each latent function.
+        :param X: shape (B, D); or (P, B, D), points of another set, with one set of points for each latent function.
         """
         ...

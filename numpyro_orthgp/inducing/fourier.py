@@ -1,23 +1,23 @@
 r"""Inducing variables that are Fourier coefficients of a Matern process on an interval.
 
-Beneath a Matern kernel of order :math:`p - 1/2`, scaled by :math:`v`, is a process with :math:`(\lambda + d/dx)^p f = ` white
-noise of density :math:`v c \lambda^{2p-1}`, :math:`\lambda = \sqrt{2p - 1} / \ell`, whose state :math:`s = (f, f'/\lambda,
-\dots)` of p entries is Markov with covariance :math:`v P`. Its RKHS on :math:`[a, b]` therefore has the inner product
+A Matern kernel of order :math:`p - 1/2`, scaled by :math:`v`, belongs to a process with :math:`(\lambda + d/dx)^p f = ` white
+noise of density :math:`v c \lambda^{2p-1}`, :math:`\lambda = \sqrt{2p - 1} / \ell`. Its state :math:`s = (f, f'/\lambda,
+\dots)` of p entries is Markov with covariance :math:`v P`. So its RKHS on :math:`[a, b]` has the inner product
 
 .. math::
     \langle g, h \rangle = \frac{1}{v} \Big( \frac{1}{c \lambda^{2p-1}} \int_a^b
         \big(\lambda + \tfrac{d}{dx}\big)^p g \; \big(\lambda + \tfrac{d}{dx}\big)^p h \, dx + s_g(a)^\top P^{-1} s_h(a) \Big)
 
-(for p = 1, 2, 3 what Durrande et al. 2016 and Hensman et al. 2018 write out). For cosines and sines of whole periods the
-integral is diagonal, and what the edge adds has rank p.
+(Durrande et al. 2016 and Hensman et al. 2018 write it out for p = 1, 2, 3). For cosines and sines of whole periods the
+integral is diagonal, and the contribution of the edge has rank p.
 
 **Static.** The features hold no arrays, so equal ones never recompile; an interval that depends on a minibatch is refused.
 
-**Scaled.** The variables are divided by their standard deviation: jitter is relative to the mean variance, and raw ones are
-orders of magnitude apart.
+**Scaled.** The variables are divided by their standard deviation, because jitter is relative to the mean variance, and raw
+variances differ by orders of magnitude.
 
-**Edges.** Waves are periodic and so leave a residual of rank p (1, 2, 3 for Matern 1/2, 3/2, 5/2) near the edges; p points as
-an orthogonal second set take it up.
+**Edges.** Waves are periodic, so they leave a residual of rank p (1, 2, 3 for Matern 1/2, 3/2, 5/2) near the edges. An orthogonal
+second set of p points explains it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DENSITY = {1: 2.0, 2: 4.0, 3: 16 / 3}
 _STATE = {1: np.eye(1), 2: np.eye(2), 3: np.array([[1, 0, -1 / 3], [0, 1 / 3, 0], [-1 / 3, 0, 1]])}
 _ROOT = {p: np.linalg.cholesky(np.linalg.inv(P)).T for p, P in _STATE.items()}
 
-# Where a continuation has faded to zero in any dtype; farther out its polynomial could overflow first.
+# Distance at which a continuation has faded to zero in any dtype; beyond it the polynomial could overflow.
 _FADED = 1000.0
 
 
@@ -61,34 +61,33 @@ class FourierFeatures:
         \quad \omega_m = 2 \pi m / (b - a)
 
     with the inner product of the RKHS of a `Matern12`, `Matern32` or `Matern52` kernel on :math:`[a, b]`. The covariance with
-    f(x) is :math:`\phi(x)` inside of the interval, and outside its exact continuation :math:`e^{-s} \sum_{k<p} \frac{s^k}{k!}
-    (1 \pm \lambda^{-1} \tfrac{d}{dx})^k \phi(\text{edge})`, s the distance to the edge in units of :math:`1 / \lambda` (f
-    outside depends on f inside through its state at the edge alone).
+    f(x) is :math:`\phi(x)` inside of the interval. Outside it is the exact continuation :math:`e^{-s} \sum_{k<p} \frac{s^k}{k!}
+    (1 \pm \lambda^{-1} \tfrac{d}{dx})^k \phi(\text{edge})`, with s the distance to the edge in units of :math:`1 / \lambda` (f
+    outside depends on f inside only through its state at the edge).
 
-    Bounds hold for any interval and any data. Waves are periodic, the function is not: however many there are, they leave a
-    residual of rank p (1, 2 or 3 for the three kernels) that fades with the distance from the edges, where it is about half of
-    the variance. So either the interval reaches beyond the data by a few lengthscales, or a few points follow as a second set:
-    with p points or more near an edge, as in ``[FourierFeatures(...), Z]``, the residual on the interval vanishes as
-    ``num_frequencies`` grows.
+    Bounds hold for any interval and any data. Waves are periodic, but the function is not. So any number of waves leaves a
+    residual of rank p (1, 2 or 3 for the three kernels). It is about half of the variance at the edges, and fades away from them.
+    So let the interval reach beyond the data by a few lengthscales, or add a few points as a second set: with p points or more near
+    an edge, as in ``[FourierFeatures(...), Z]``, the residual on the interval vanishes as ``num_frequencies`` grows.
 
-    In a sum of kernels of single columns each term has features of its own::
+    In a sum of kernels of single columns each term has its own features::
 
         kernel = v0 * Matern32(l0).on(0) + v1 * Matern52(l1).on(1)
         of_0, of_1 = FourierFeatures(20, 0.0, 1.0, dim=0), FourierFeatures(20, -3.0, 3.0, dim=1)
         f = gp("f", kernel, [of_0, of_1])
 
-    These are independent. Not exploited: that, and that the covariance of a set is diagonal plus rank p; sets go through
-    Cholesky factors of M x M matrices as points do. Each variable is divided by its standard deviation, and so has the variance
-    of f: whitening hides that, but jitter is relative to the mean variance, and those of the raw projections are many orders of
-    magnitude apart.
+    These are independent, and the covariance of a set is diagonal plus rank p. The library does not exploit this: sets take
+    Cholesky factors of M x M matrices, like points. Each variable is divided by its standard deviation, and so has the variance
+    of f. Whitening hides this scale, but jitter is relative to the mean variance, and variances of the raw projections differ by
+    many orders of magnitude.
 
     :param num_frequencies: number of frequencies above zero; there are 2 ``num_frequencies`` + 1 features.
     :param lower: lower edge a of the interval, a number known before tracing, units of the inputs.
     :param upper: upper edge b.
-    :param dim: the input column of the Matern kernel they belong to, as ``kernel.on(dim)`` says it (a kernel on all of
-        one-column inputs is on column 0); ``None`` where the sum has only one Matern kernel of a single column.
+    :param dim: the input column of their Matern kernel, as in ``kernel.on(dim)`` (for inputs with one column it is column 0);
+        ``None`` if the sum has only one Matern kernel of a single column.
     :param dtype: floating dtype; by default that of the edges, which for Python's numbers is JAX's default.
-    :raises TypeError: if the edges are traced or no numbers, or the dtype is not floating.
+    :raises TypeError: if the edges are traced or not numbers, or the dtype is not floating.
     :raises ValueError: if ``num_frequencies`` is not positive, or the edges are not finite and in order. When used: if the
         kernel has no such term, or several (two Matern kernels of one column cannot be told apart); beside other Fourier
         features of the same term.
@@ -144,7 +143,7 @@ class FourierFeatures:
     def covariance_with_inputs(self, kernel: KernelLike, X: Array) -> Array:
         """Covariance with the function at inputs ``X`` (B, D), or (P, B, D), shape (..., M, B).
 
-        :raises ValueError: if the term's kernel sees more than one column, or one that is not there.
+        :raises ValueError: if the term's kernel sees more than one column, or one that does not exist.
         """
         term = self.term(kernel)
         x = term.columns(X)
@@ -156,7 +155,7 @@ class FourierFeatures:
         a, b, basis = self.lower, self.upper, self._basis(term.kernel)
         x = x[..., None, :, 0]  # (..., 1, B)
         is_inside = (a <= x) & (x <= b)
-        # Not `clip`, which passes half of the derivative at the edges.
+        # Not `clip`, which would halve the derivative at the edges.
         inside = self._waves(jnp.where(is_inside, (x - a) / (b - a), 0))
         distance = jnp.clip(basis.rate * jnp.maximum(a - x, x - b), 0, _FADED)
         outside = self._continuation(basis, distance, jnp.sign(x - a))
@@ -179,7 +178,7 @@ class FourierFeatures:
         length = rate * (self.upper - self.lower)
         omega = 2 * np.pi * self._harmonics / length
         share = np.where(self._harmonics == 0, 1, 0.5).astype(self.dtype)  # the mean square of a wave
-        # Of features divided by the root of the integral of the inner product, so that high powers of omega cancel.
+        # For features divided by the root of the inner product's integral, so that high powers of omega cancel.
         root = (1 + omega**2) ** (p / 2) * jnp.sqrt(length * share / _DENSITY[p])
         state = jnp.concatenate([even + 0 * omega, (1 - even) * omega, -even * omega**2][:p], -1)
         edge = matmul(state / root, jnp.asarray(_ROOT[p].T, self.dtype))
@@ -192,10 +191,10 @@ class FourierFeatures:
         return jnp.concatenate([jnp.cos(cosines * t), jnp.sin(sines * t)], -2)
 
     def _continuation(self, basis: _Basis, s: Array, side: Array) -> Array:
-        """Outside of the interval: the covariances as they decay with the distance ``s`` (..., 1, B) from the edge, on one side.
+        """Covariances outside of the interval, which decay with the distance ``s`` (..., 1, B) from the edge, on one side.
 
-        They solve the equation of the process from its state at the edge, where all waves are as at zero: the k-th coefficient
-        is the real or imaginary part of (1 + i omega)^k, and seen from the lower edge (``side`` -1) sines run the other way.
+        They solve the equation of the process from its state at the edge, where all waves have their values at zero. The k-th
+        coefficient is the real or imaginary part of (1 + i omega)^k. At the lower edge (``side`` -1) sines change sign.
         """
         even, odd = self._even, (1 - self._even) * side
         coefficients = [even, even + odd * basis.omega, even * (1 - basis.omega**2) + 2 * odd * basis.omega]
@@ -222,14 +221,14 @@ class FourierFeatures:
 
 
 class _Basis(NamedTuple):
-    """The features under one kernel of unit variance, M of them; a leading axis P with hyperparameters per latent function.
+    """M features under one kernel of unit variance, with a leading axis P if hyperparameters differ between latent functions.
 
     :param order: p.
     :param rate: lambda, shape () or (1,), or (P, 1, 1).
     :param omega: frequencies in units of lambda, shape (..., M, 1).
-    :param deviation: root of <phi, phi>, what each feature is divided by, shape (..., M, 1).
-    :param integral: what the integral contributes to their covariance: its diagonal, shape (..., M, 1).
-    :param edge: what the edge contributes: factors E of E E', shape (..., M, p).
+    :param deviation: root of <phi, phi>, the divisor of each feature, shape (..., M, 1).
+    :param integral: contribution of the integral to the covariance, a diagonal, shape (..., M, 1).
+    :param edge: contribution of the edge, factors E of E E', shape (..., M, p).
     """
 
     order: int
@@ -256,7 +255,7 @@ def _edge(name: str, value: Any) -> float:
 
 
 def _columns(term: Component) -> tuple[int, ...]:
-    """The columns that a term's kernel sees, by the numbers the user gave; (0,) where it is not restricted."""
+    """The columns that a term's kernel sees, as numbered by the user; (0,) if it is not restricted."""
     columns: Any = np.array([term.restrictions[0].dims if term.restrictions else (0,)])
     for restriction in term.restrictions[1:]:
         columns = restriction.columns(columns)

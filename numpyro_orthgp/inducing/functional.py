@@ -1,16 +1,16 @@
-r"""Linear functionals of f: what data may be of, beside values of f at inputs.
+r"""Linear functionals of f, which data may observe instead of values of f at inputs.
 
-What a feature answers for inducing variables, a functional answers for data: its covariance with the inducing variables,
-:math:`k(z, L) = L_x\, k(z, x)`, and with itself, :math:`k(L, L') = L_x L'_{x'}\, k(x, x')`. A functional says how it acts on any
-function of inputs (:meth:`Functional.apply`), and both follow, from whatever kernel and whatever kind of inducing variables,
-since covariances are linear in each argument. Everything else, projections, marginals, draws, is as for values.
+A functional provides for data what a feature provides for inducing variables: its covariance with the inducing variables,
+:math:`k(z, L) = L_x\, k(z, x)`, and with itself, :math:`k(L, L') = L_x L'_{x'}\, k(x, x')`. A functional defines how it acts on any
+function of inputs (:meth:`Functional.apply`). Both covariances follow for any kernel and any kind of inducing variables,
+since covariances are linear in each argument. Projections, marginals and draws then work as for values.
 
-A functional may be of some summands of f alone (``places``): with :math:`f = f_1 + f_2` a priori independent,
+A functional may apply to some summands of f only (``places``): with :math:`f = f_1 + f_2` a priori independent,
 :math:`\mathrm{cov}(L f_1, f(z)) = L_x\, k_1(x, z)` and :math:`\mathrm{cov}(L f_1, L' f_2) = 0`.
 
-A functional is a :class:`~numpyro_orthgp.inducing.feature.Feature`, and may be a set of inducing variables too, each divided by its
-standard deviation (:class:`InducingFunctionals`): jitter is relative to the mean variance, and values and slopes may be orders of
-magnitude apart.
+A functional is a :class:`~numpyro_orthgp.inducing.feature.Feature`, and may also be a set of inducing variables, each divided by
+its standard deviation (:class:`InducingFunctionals`), since jitter is relative to the mean variance, and values and slopes may
+differ by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Evaluated = Callable[[Array], Array]  # a function of inputs: shape (n, D) to (.
 class Functional(abc.ABC):
     """Linear functionals of f, one for each of B rows; a pytree whose arrays all have B rows.
 
-    A subclass is a dataclass with a field ``places``, the summands of the kernel that it is of, ``None`` for f as a whole.
+    A subclass is a dataclass with a field ``places``: the summands of the kernel to which it applies, or ``None`` for the whole f.
     """
 
     places: tuple[Place, ...] | None
@@ -58,45 +58,45 @@ class Functional(abc.ABC):
     def checked(self, dim: int | None, dtype: Any) -> Functional:
         """Self, with all arrays checked and of full shape.
 
-        :param dim: number of input dimensions D, if that is known.
-        :param dtype: that of the inducing variables.
+        :param dim: number of input dimensions D, if known.
+        :param dtype: dtype of the inducing variables.
         """
 
     @abc.abstractmethod
     def apply(self, function: Evaluated) -> Array:
-        """The functional of each row, of a function of inputs.
+        """Apply the functional of each row to a function of inputs.
 
-        :param function: takes inputs (n, D) to values (..., n), the value of each input from that input alone.
+        :param function: maps inputs (n, D) to values (..., n); each value depends only on its own input.
         :return: shape (..., B).
         """
 
     @property
     def width(self) -> int:
-        """Number of inputs that one row needs values at."""
+        """Number of inputs at which one row needs values."""
         return 1
 
     def __len__(self) -> int:
         return self.num
 
     def check(self, kernel: Any) -> None:  # noqa: B027
-        """Refuse a kernel whose process does not have this functional; that of the summands which it is of."""
+        """Refuse a kernel, of the summands to which it applies, whose process does not have this functional."""
 
     def looked_at(self, kernel: Any) -> Functional:
-        """Self, refused as by :meth:`check` for a kernel of which only values tell, where these can be looked at."""
+        """Self; refuses, like :meth:`check`, kernels that only their concrete values can judge."""
         return self
 
     def is_exact(self, kernel: Any) -> bool:
-        """Whether covariances with values and other functionals are known otherwise than by :meth:`apply`."""
+        """Whether covariances with values and other functionals are known without :meth:`apply`."""
         return False
 
     def by_nodes(self) -> Functional:
-        """The same functional with all covariances by :meth:`apply`, as values of functions that are no covariances are."""
+        """The same functional with all covariances by :meth:`apply`, consistent with its action on other functions."""
         return self
 
     def of(self, places: tuple[Place, ...]) -> Functional:
-        """The same functional of some summands of f only.
+        """The same functional, applied to some summands of f only.
 
-        :raises ValueError: if it is one of other summands.
+        :raises ValueError: if it applies to other summands.
         """
         common = common_places(self.places, places)
         if not common:
@@ -131,7 +131,7 @@ class Functional(abc.ABC):
     def covariance_with_feature(self, kernel: KernelLike, feature: Feature) -> Array:
         """Covariance of a set of inducing variables with these functionals, shape (..., M, B).
 
-        :raises TypeError: for some summands, and inducing variables of which is not known what summand they are of.
+        :raises TypeError: if it applies to some summands, and the summand of the inducing variables is unknown.
         """
         if isinstance(feature, Functional | InducingFunctionals):
             return feature.covariance(kernel, self)
@@ -155,12 +155,12 @@ class Functional(abc.ABC):
         return jnp.moveaxis(jax.vmap(lambda row: row.covariance(kernel, row)[..., 0, 0])(rows), 0, -1)
 
     def scale(self, kernel: KernelLike) -> Array:
-        """The prior standard deviation of each functional, one where that is zero; shape (..., B)."""
+        """The prior standard deviation of each functional, shape (..., B); one where it is zero."""
         variance = self.variance(kernel)
         return jnp.sqrt(jnp.where(variance > 0, variance, 1))
 
     def matrix(self, kernel: KernelLike) -> Array:
-        """The prior covariance of all rows, with the diagonal that :meth:`variance` has; shape (..., B, B)."""
+        """The prior covariance of all rows, with its diagonal from :meth:`variance`; shape (..., B, B)."""
         K, variance = self.covariance(kernel, self), self.variance(kernel)
         return jnp.where(jnp.eye(self.num, dtype=bool), variance[..., None, :], K)
 
@@ -197,9 +197,9 @@ class Values(Functional):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Concatenated(Functional):
-    """Functionals of several kinds, the rows of one after those of another; what :func:`concatenate` makes.
+    """Functionals of several kinds, the rows of one after those of another; the result of :func:`concatenate`.
 
-    :param parts: functionals, none of them of this kind.
+    :param parts: functionals of other classes.
     """
 
     parts: tuple[Functional, ...]
@@ -240,7 +240,7 @@ class Concatenated(Functional):
 class InducingFunctionals:
     """Inducing variables that are functionals of f, divided by their prior standard deviations.
 
-    :param functional: what they are, shape (M,).
+    :param functional: the functionals, M rows.
     """
 
     functional: Functional
@@ -274,15 +274,15 @@ class InducingFunctionals:
 
 
 def concatenate(rows: Sequence[Functional | ArrayLike]) -> Functional:
-    """Functionals of several kinds as one, for joint distributions and for one y of several kinds.
+    """Join functionals of several kinds, for joint distributions and for a y of several kinds.
 
     ::
 
         both = concatenate([X, Derivative(X, 0)])  # values, then slopes
         f.joint(both).covariance_matrix            # (2 B, 2 B)
 
-    :param rows: functionals, and inputs of shape (B, D), which stand for values there.
-    :return: a functional of as many rows as all have together.
+    :param rows: functionals, and inputs of shape (B, D), which stand for values at them.
+    :return: a functional with all rows.
     :raises ValueError: if there are none.
     """
     parts: list[Functional] = []

@@ -1,4 +1,4 @@
-"""What features that are not values of the whole function have in common: each belongs to one term of a sum of kernels."""
+"""Features that are not values of the whole function: each belongs to one term of a sum of kernels."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class InterDomain(Feature, Protocol):
 def covariance_across(feature: InterDomain, kernel: KernelLike, other: Feature) -> Array:
     """Covariance with points, or with features of another term, which are independent; shape (..., M, M_other).
 
-    :raises TypeError: for other features of the same term, or of a kind that names no term.
+    :raises TypeError: for other features of the same term, or of a kind that belongs to no term.
     """
     if isinstance(other, InducingPoints):
         return feature.covariance_with_inputs(kernel, other.points)
     if isinstance(other, InterDomain) and other.term(kernel).place != feature.term(kernel).place:
         return jnp.zeros((feature.num, other.num), feature.dtype)
-    if hasattr(other, "covariance_with_feature"):  # functionals, which ask for what is known of inputs
+    if hasattr(other, "covariance_with_feature"):  # functionals, which use covariances with inputs
         return other.covariance_with_feature(kernel, feature)
     raise TypeError(f"The covariance of {type(feature).__name__} with {type(other).__name__} is not known.")
 
 
 def floating_dtype(dtype: Any, *values: Any) -> Any:
-    """``dtype`` as a dtype; if it is ``None``, that of the ``values``, which for Python's numbers is JAX's default.
+    """``dtype`` as a dtype; if it is ``None``, the dtype of the ``values`` (for Python's numbers JAX's default).
 
     :raises TypeError: if it is not floating.
     """

@@ -20,7 +20,7 @@ __all__ = ["InducingPatches"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class InducingPatches:
-    r"""Inducing variables :math:`u = g(Z)` of a convolutional GP, g the patch response function (van der Wilk et al. 2017).
+    r"""Inducing variables :math:`u = g(Z)` of a convolutional GP, with g the patch response function (van der Wilk et al. 2017).
 
     ::
 
@@ -29,13 +29,13 @@ class InducingPatches:
         kernel = variance * kernels.Convolutional(kernels.RBF(3.0), **sizes)
         f = gp("f", kernel, InducingPatches(patches))
 
-    They belong to the one term of the kernel that is :class:`~numpyro_orthgp.kernels.Convolutional`, scaled or not, with patches of
-    as many entries as these: in a sum, other terms are independent of them, and another set, of points, may see those. Their
-    covariances are Eqs. 28 and 29 of Shi et al. 2020; sets of patches of two such terms are independent.
+    They belong to one term of the kernel: the :class:`~numpyro_orthgp.kernels.Convolutional`, scaled or not, whose patches have as
+    many entries. Other terms of a sum are independent of them, and may have another set, of points. Their covariances are Eqs. 28
+    and 29 of Shi et al. 2020. Sets of patches of two such terms are independent.
 
     :param patches: Z, shape (M, d), in the units of the images' pixels.
-    :param locations: rows and columns of the patches' upper left corners in pixels, shape (M, 2); for a kernel with ``location``,
-        and only for that. Need not be integers, and can be learned too.
+    :param locations: rows and columns of the patches' upper left corners in pixels, shape (M, 2), only for a kernel with
+        ``location``. They need not be integers, and can be learned.
     :raises TypeError: from :func:`~numpyro_orthgp.gp`, if the arrays are not floating.
     :raises ValueError: from :func:`~numpyro_orthgp.gp`, if shapes are wrong, ``locations`` are missing or not asked for, or the
         kernel has no such term, or several.
@@ -63,7 +63,7 @@ class InducingPatches:
         return term.scaled(term.kernel.patch_covariance(self.patches, term.columns(X), self.locations))
 
     def term(self, kernel: KernelLike) -> Component:
-        """The term of the kernel that the patches belong to, once they fit it."""
+        """The term of the kernel that the patches belong to, after a check that they match it."""
         patches = check_inputs("patches", self.patches)
         d = patches.shape[1]
         term = component(

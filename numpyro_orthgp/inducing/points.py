@@ -21,8 +21,8 @@ __all__ = ["InducingPoints", "MeanOnly", "covariance_of_points", "weighted_covar
 class InducingPoints:
     """Inducing variables that are values of the function: u = f(Z).
 
-    :param points: inputs Z, shape (M, D), same units as the data's inputs; or (P, M, D), points of its own for each of P
-        latent functions.
+    :param points: inputs Z, shape (M, D), same units as the data's inputs; or (P, M, D), other points for each of P latent
+        functions.
     """
 
     points: Array
@@ -38,7 +38,7 @@ class InducingPoints:
     def covariance(self, kernel: KernelLike, other: Feature) -> Array:
         if other is self:
             return covariance_of_points(kernel, self.points, self.points)
-        # Points are inputs, so the other feature already knows the answer, whatever its kind.
+        # Points are inputs, so every other feature has this covariance.
         return other.covariance_with_inputs(kernel, self.points).swapaxes(-1, -2)
 
     def covariance_with_inputs(self, kernel: KernelLike, X: Array) -> Array:
@@ -48,10 +48,10 @@ class InducingPoints:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MeanOnly:
-    r"""Points that shape the posterior mean alone (ODVGP, Salimbeni et al. 2018), in the orthogonal complement of all sets.
+    r"""Points that shape only the posterior mean (ODVGP, Salimbeni et al. 2018), in the orthogonal complement of all sets.
 
-    Their posterior covariance is the prior's, so they need no Cholesky factor and cost grows linearly in their number H:
-    with weights :math:`a`, the mean gains :math:`(k(x, \Gamma) - \sum_i A_i(x)^\top A_i(\Gamma)) a` and the bound loses
+    Their posterior covariance is the prior's. So they need no Cholesky factor, and the cost is linear in their number H. With
+    weights :math:`a` the mean gains :math:`(k(x, \Gamma) - \sum_i A_i(x)^\top A_i(\Gamma)) a`, and the bound loses
     :math:`a^\top C a / 2`.
 
     >>> import jax.numpy as jnp, numpyro
@@ -63,8 +63,8 @@ class MeanOnly:
     {'f.u0': (5,), 'f.u1_weights': (50,)}
 
     :param points: inputs Gamma, shape (H, D) or (P, H, D), same units as the data's inputs.
-    :param subsample_size: how many columns of the H x H matrix C enter the penalty at each step; a random choice
-        (unbiased) where the model has a random key. ``None`` takes all of them.
+    :param subsample_size: number of columns of the H x H matrix C in the penalty at each step, picked at random (unbiased) if the
+        model has a random key. ``None`` takes all columns.
     :raises ValueError: if ``subsample_size`` is not between 1 and H.
     """
 
@@ -76,7 +76,7 @@ class MeanOnly:
         return self.points.shape[-2]
 
     def checked(self, name: str) -> MeanOnly:
-        """Self, with its points checked under the name that the user knows them by."""
+        """Self, with its points checked under the name that the user knows."""
         points = check_inputs(name, self.points, latents=True)
         size = self.subsample_size
         if size is not None and not 1 <= size <= self.num:
@@ -87,7 +87,7 @@ class MeanOnly:
 
 
 def covariance_of_points(kernel: KernelLike, X1: Array, X2: Array) -> Array:
-    """The covariance matrix of two sets of points, either of which may differ between latent functions.
+    """The covariance matrix of two sets of points. Either set may differ between latent functions.
 
     :param X1: shape (n, D) or (P, n, D).
     :param X2: shape (m, D) or (P, m, D).
@@ -107,7 +107,7 @@ def covariance_of_points(kernel: KernelLike, X1: Array, X2: Array) -> Array:
         )
     if shape[:-2] == (P,):
         return _check_matrix(kernel(X1, X2), (P, *expected))
-    # A kernel without a latent axis of its own may be anything that takes two matrices.
+    # A kernel without a latent axis may be any function of two matrices.
     if X2 is X1:
         return jax.vmap(lambda X: kernel(X, X))(X1)
     return jax.vmap(kernel, in_axes=tuple(0 if X.ndim == 3 else None for X in (X1, X2)))(X1, X2)
@@ -116,7 +116,7 @@ def covariance_of_points(kernel: KernelLike, X1: Array, X2: Array) -> Array:
 def weighted_covariance(kernel: KernelLike, feature: Feature, X: Array, weights: Array) -> Array:
     """K(Z, X) weights for a feature, shape (..., M).
 
-    :param X: shape (B, D), or (P, B, D) where they are another set's points.
+    :param X: shape (B, D), or (P, B, D) for another set's points.
     :param weights: shape (..., B).
     """
     if isinstance(feature, InducingPoints) and isinstance(kernel, Kernel) and feature.points.ndim == X.ndim == 2:

@@ -1,4 +1,4 @@
-"""What f is asked for: inputs, shape (B, D), or a functional of f for each row. The few questions that both answer."""
+"""Rows at which f is evaluated: inputs, shape (B, D), or a functional of f for each row, with common operations for both."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def covariance_of_rows(kernel: Any, X: Rows) -> Array:
 
 
 def scale_of_rows(kernel: Any, X: Rows) -> Array | None:
-    """What rows of different units are divided by before they are factored; ``None`` for values of f, which all have one."""
+    """Divisors of rows with different units, applied before a Cholesky factor; ``None`` for values of f, which share one unit."""
     return X.scale(kernel) if isinstance(X, Functional) else None
 
 
@@ -45,7 +45,7 @@ def as_feature(X: Rows) -> Feature:
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
-    """Rows after rows."""
+    """Rows of all parts, one part after another."""
     if any(isinstance(X, Functional) for X in parts):
         return concatenate(parts)
     return jnp.concatenate(parts)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""How the ``inducing`` argument is read: a set, or a list of sets in the order of their decomposition.
+"""Reads the ``inducing`` argument: a set, or a list of sets in the order of their decomposition.
 
-Points of each latent function's own have shape (P, M, D), like hyperparameters with a leading axis P. A first set that all
-share is repeated P times where a later set is not shared.
+Points that differ between latent functions have shape (P, M, D), like hyperparameters with a leading axis P. A shared first set is
+repeated P times if a later set is not shared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["as_sets", "input_dim"]
 
 
 def input_dim(features: Sequence[Feature]) -> int | None:
-    """Number of input dimensions D, as inducing points show it; ``None`` if no set is of points."""
+    """Number of input dimensions D, from inducing points; ``None`` if no set consists of points."""
     return next((s.points.shape[-1] for s in features if isinstance(s, InducingPoints)), None)
 
 
@@ -29,7 +29,7 @@ def as_sets(inducing: Any) -> tuple[tuple[Feature, ...], MeanOnly | None]:
     """Read the ``inducing`` argument of :func:`~numpyro_orthgp.gp`.
 
     :param inducing: an array of shape (M, D) or (P, M, D), a feature, or a list of these, whose last entry may be a
-        :class:`MeanOnly`. Sets that all P latent functions share may stand beside sets of their own.
+        :class:`MeanOnly`. Sets shared by all P latent functions and sets that differ may be combined.
     :return: the features in order, and the mean-only points if there are any.
     :raises ValueError: for an empty list, a wrong shape, a ``MeanOnly`` that is first or not last, or sets that disagree on P.
     :raises TypeError: for entries of another kind, and integer arrays.
@@ -53,7 +53,7 @@ def as_sets(inducing: Any) -> tuple[tuple[Feature, ...], MeanOnly | None]:
 
 
 def _with_latents(features: tuple[Feature, ...], separate: Sequence[Array]) -> tuple[Feature, ...]:
-    """The features, the first of which shows how many latent functions there are if any set of points does."""
+    """The features. If any set of points has an axis of latent functions, the first set gets it too."""
     if len({points.shape[0] for points in separate}) > 1:
         raise ValueError(
             "Sets of `inducing` with a leading axis, one set of points for each of P latent functions, must agree on P; got "

@@ -19,7 +19,7 @@ from numpyro_orthgp.types import Array, KernelLike
 
 __all__ = ["SphericalHarmonics"]
 
-# Beyond this the M x M matrices, and the choice of directions, cost more than the harmonics are worth.
+# Beyond this number, the M x M matrices and the choice of directions cost more than the harmonics are worth.
 MAX_HARMONICS = 2048
 
 
@@ -28,26 +28,26 @@ MAX_HARMONICS = 2048
 class SphericalHarmonics:
     r"""Coefficients of spherical harmonics [1] of a function with an `ArcCosine` kernel.
 
-    The kernel sees an input as :math:`\tilde x = (\sqrt{w} x, \sqrt{b})` in :math:`R^{D+1}`, and its functions are :math:`f(x)
-    = |\tilde x|^n g(\tilde x / |\tilde x|)`, n its order, g a function on the unit sphere. With orthonormal harmonics and the
-    eigenvalues :math:`\lambda_l` of the kernel on the sphere
+    The kernel maps an input to :math:`\tilde x = (\sqrt{w} x, \sqrt{b})` in :math:`R^{D+1}`, and its functions are :math:`f(x)
+    = |\tilde x|^n g(\tilde x / |\tilde x|)`, with n its order and g a function on the unit sphere. With orthonormal harmonics and
+    the eigenvalues :math:`\lambda_l` of the kernel on the sphere
 
     .. math::
         f(x) = |\tilde x|^n \sum_{lk} \sqrt{\lambda_l}\, u_{lk}\, \phi_{lk}(\tilde x / |\tilde x|), \qquad \mathrm{cov}(u) = v I
 
-    with v the factors in front of the kernel. The :math:`\lambda_l`, and the directions that span the harmonics, depend on D and n
-    alone and are computed once, in float64. Degrees whose eigenvalue is zero have no features: for order 0 the even ones from
-    2, for order 1 the odd ones from 3, for order 2 the even ones from 4.
+    with v the product of factors in front of the kernel. The :math:`\lambda_l`, and the directions that span the harmonics, depend
+    only on D and n; they are computed once, in float64. Degrees with eigenvalue zero have no features: for order 0 the even ones
+    from 2, for order 1 the odd ones from 3, for order 2 the even ones from 4.
 
-    The number of harmonics of a degree grows as its power D - 1: this is for few input dimensions, at most 8 or so. A following
-    set of points, ``[SphericalHarmonics(...), Z]``, takes up what higher degrees would explain where the data are [2]. With the
-    features alone the covariance is diagonal, which the general machinery does not exploit: it factorizes it as any other.
+    The number of harmonics of a degree grows as its power D - 1, so use them for few input dimensions, at most about 8. A second
+    set of points, ``[SphericalHarmonics(...), Z]``, explains what higher degrees would explain near the data [2]. With harmonics
+    alone the covariance is diagonal; the library does not exploit this and factorizes it like any other.
 
     :param num_dims: number D of input columns that the kernel sees.
     :param max_degree: the highest degree of harmonics.
     :param order: order n of the kernel.
-    :param dtype: floating dtype, that of the inputs; by default JAX's default.
-    :raises ValueError: for values that are not in range, or more than 2048 harmonics. When used: if the kernel has no term
+    :param dtype: floating dtype of the inputs; by default JAX's default.
+    :raises ValueError: for values out of range, or more than 2048 harmonics. When used: if the kernel has no term
         ``ArcCosine(order)``, or several; for inputs with another number of columns.
     :raises TypeError: if the dtype is not floating.
 
@@ -87,7 +87,7 @@ class SphericalHarmonics:
         if not isinstance(other, SphericalHarmonics) or other.order != self.order:
             return covariance_across(self, kernel, other)
         term = self.term(kernel)
-        # Features of lower degree are the first ones of those of a higher one.
+        # The features of a lower maximal degree are the first features of a higher one.
         return term.scaled(jnp.eye(self.num, other.num, dtype=self.dtype))
 
     def covariance_with_inputs(self, kernel: KernelLike, X: Array) -> Array:
@@ -108,7 +108,7 @@ class SphericalHarmonics:
 
     @property
     def _spectrum(self) -> list[tuple[int, float]]:
-        """Degrees and their eigenvalues, where these are not zero."""
+        """Degrees with nonzero eigenvalues, and the eigenvalues."""
         degrees = range(self.max_degree + 1)
         pairs = [(degree, arc_cosine_eigenvalue(degree, self.num_dims + 1, self.order)) for degree in degrees]
         return [pair for pair in pairs if pair[1] > 0]

@@ -1,8 +1,8 @@
-"""The long format: each row is of one task, of several functions the one that the row names.
+"""The long format: each row belongs to one task, and names the function that it sees.
 
-What is asked of the functions is a weighted sum of few of them at each row. Of T independent functions it is one; of outputs that
-mix L functions by W (the linear model of coregionalization) it is L, whatever the number of tasks; and one more where each task has
-a function of its own beside these (the intrinsic model with :math:`\\kappa`).
+Each row sees a weighted sum of a few functions. With T independent functions it sees one. With outputs that mix L functions by W
+(the linear model of coregionalization) it sees L, for any number of tasks, and one more if each task also has its own function
+(the intrinsic model with :math:`\\kappa`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Chosen", "Tasks"]
 
 
 class Chosen(NamedTuple):
-    """Functions that each row sees: K - 1 or K that all rows see, and one that the row names, or none.
+    """The K functions that each row sees: K - 1 that all rows see and one that the row names, or K that all rows see.
 
-    :param shared: number of functions that all rows see, the first of all.
-    :param own: the one that each row sees besides, shape (B,), integers; ``None`` where there is none.
-    :param weights: of all these, shape (B, K); ``None`` where it is one, of weight 1.
-    :param known: which rows have a task that there is, shape (B,).
+    :param shared: number of functions that all rows see, which are the first ones of f.
+    :param own: index of the further function of each row, shape (B,), integers; ``None`` if there is none.
+    :param weights: weights of all these, shape (B, K); ``None`` for a single function with weight 1.
+    :param known: mask of the rows with a valid task, shape (B,).
     """
 
     shared: int
@@ -45,22 +45,22 @@ class Chosen(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    r"""Rows of several tasks, one task in each: what ``f(...)`` is called at in the long format.
+    r"""Rows of several tasks, one task per row: the argument of ``f(...)`` in the long format.
 
-    Of T independent functions, ``num_latents=T``, each row sees one::
+    With T independent functions, ``num_latents=T``, each row sees one::
 
         f = gp("f", kernel, Z, num_latents=T)
         numpyro.sample("y", likelihoods.Gaussian(f(Tasks(X, task)), noise[task]), obs=y)
 
-    With ``mixing`` W each row sees its task's mixture of L functions, :math:`\sum_l W_{l t} f_l(x)`, the linear model of
-    coregionalization, as ``f(X) @ W`` has it for all tasks; and with ``own`` a function of its task besides,
-    :math:`s_t f_{L + t}(x)`, for which f has L + T functions. With one kernel for all of these that is the intrinsic model,
-    :math:`W^\top W + \mathrm{diag}(s^2)` between tasks, which :class:`~numpyro_orthgp.kernels.Coregion` has for one function of
-    (input, task).
+    With ``mixing`` W each row sees its task's mixture of L functions, :math:`\sum_l W_{l t} f_l(x)`. This is the linear model of
+    coregionalization, which ``f(X) @ W`` evaluates for all tasks. With ``own`` it also sees a function of its task,
+    :math:`s_t f_{L + t}(x)`; then f has L + T functions. If all have one kernel, this is the intrinsic model with covariance
+    :math:`W^\top W + \mathrm{diag}(s^2)` between tasks, which :class:`~numpyro_orthgp.kernels.Coregion` provides for one function
+    of (input, task).
 
-    Marginals have shape (B,). A row costs what the functions that it sees cost, not what all do: B M kernel values and B M^2
-    products for each of K = 1, L or L + 1 functions. Parameters of each task's own are looked up by the task, ``noise[task]``. A
-    draw draws all functions at all rows.
+    Marginals have shape (B,). A row costs as much as the functions that it sees: B M kernel values and B M^2 products for each of
+    K = 1, L or L + 1 functions. Parameters that differ between tasks are indexed by the task, ``noise[task]``. A draw draws all
+    functions at all rows.
 
     >>> import jax.numpy as jnp, numpyro
     >>> from numpyro_orthgp import Tasks, gp, kernels
@@ -77,10 +77,10 @@ class Tasks:
     :param task: index of each row's task, 0..T-1, shape (B,), or () for all rows; integers, or whole numbers of a floating dtype,
         such as a column of a table.
     :param mixing: W, shape (L, T); ``None`` for independent functions.
-    :param own: with ``mixing``, standard deviations s of what is each task's own, shape () or (T,); ``None`` for nothing.
+    :param own: with ``mixing``, standard deviations s of each task's own function, shape () or (T,); ``None`` for no such function.
     :raises TypeError: when used, if arrays have wrong dtypes, or f is a single function.
-    :raises ValueError: when used, for wrong shapes, other numbers of functions than f has, or tasks that are none. Under ``jit``
-        tasks cannot be looked at: rows with a task that is none have a mean of NaN there, so that losses are NaN.
+    :raises ValueError: when used, for wrong shapes, other numbers of functions than f has, or invalid tasks. Under ``jit`` tasks
+        cannot be checked: rows with an invalid task have mean NaN, so losses are NaN.
     """
 
     X: ArrayLike | Functional
@@ -88,7 +88,7 @@ class Tasks:
     mixing: ArrayLike | None = None
     own: ArrayLike | None = None
 
-    places: ClassVar[None] = None  # by which messages know a functional
+    places: ClassVar[None] = None  # error messages recognize a functional by it
 
     @property
     def num(self) -> int:
@@ -100,8 +100,8 @@ class Tasks:
     def checked(self, dim: int | None, dtype: Any) -> Tasks:
         """Self, with rows and tasks as arrays of full shape.
 
-        :param dim: number of input dimensions, if that is known.
-        :param dtype: that of the inducing variables.
+        :param dim: number of input dimensions, if known.
+        :param dtype: dtype of the inducing variables.
         """
         if isinstance(self.X, Functional):
             X: Any = self.X.checked(dim, dtype)
@@ -122,9 +122,9 @@ class Tasks:
         return replace(self, X=X, task=jnp.broadcast_to(task, (len(X),)))
 
     def chosen(self, num_latents: int | None, dtype: Any) -> Chosen:
-        """Which functions of f each row sees, once :meth:`checked`.
+        """The functions of f that each row sees; call :meth:`checked` first.
 
-        :param num_latents: P, how many f has.
+        :param num_latents: P, number of functions of f.
         """
         if num_latents is None:
             raise TypeError(
@@ -167,7 +167,7 @@ class Tasks:
 
 
 def _index(task: Array, T: int) -> tuple[Array, Array]:
-    """Tasks as integers in 0..T-1, and which of them were such."""
+    """Tasks as integers in 0..T-1, and a mask of those that were valid."""
     inspect(partial(_refuse_unknown, T), task)
     rounded = jnp.round(task) if jnp.issubdtype(task.dtype, jnp.floating) else task
     known = (rounded == task) & (task >= 0) & (task < T)

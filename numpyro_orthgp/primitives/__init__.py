@@ -1,4 +1,4 @@
-"""What models are written with. The only room that knows NumPyro's message stack."""
+"""The primitives that models use."""
 
 from numpyro_orthgp.primitives.functions import gp
 from numpyro_orthgp.primitives.latent_inputs import latent_inputs

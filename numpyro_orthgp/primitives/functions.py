@@ -27,7 +27,7 @@ from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["gp"]
 
-# Up to so many mean-only points the inverse of their Fisher matrix preconditions natural gradients, beyond its diagonal.
+# Up to this number of mean-only points the inverse of their Fisher matrix preconditions gradients; beyond it, its diagonal.
 MAX_EXACT_FISHER = 1024
 
 
@@ -39,18 +39,18 @@ def gp(
     num_latents: int | None = None,
     jitter: float | None = None,
 ) -> GPFunction:
-    r"""Declare a function with a Gaussian-process prior, seen through sets of inducing variables.
+    r"""Declare a function with a Gaussian-process prior and sets of inducing variables.
 
-    Each set lives in the orthogonal complement of those before it:
+    Each set lives in the orthogonal complement of the earlier sets:
 
     .. math:: f(x) = \sum_i A_i(x)^\top e_i + \text{residual}(x), \qquad e_i \sim N(0, I),
 
-    with :math:`A_i` as in :mod:`numpyro_orthgp.functions.projection`. The whitened variables :math:`e_i` are the ordinary
-    NumPyro latent sites ``{name}.u0``, ``{name}.u1``, ... One set is SVGP [1], two SOLVE-GP [2]; a last entry
-    :class:`MeanOnly` makes it ODVGP [3] and declares the param site ``{name}.u{i}_weights``, shape (H,) or (P, H).
+    with :math:`A_i` as in :mod:`numpyro_orthgp.functions.projection`. The whitened variables :math:`e_i` are ordinary NumPyro
+    latent sites ``{name}.u0``, ``{name}.u1``, ... One set gives SVGP [1], two give SOLVE-GP [2]. A last entry :class:`MeanOnly`
+    gives ODVGP [3] and declares the param site ``{name}.u{i}_weights``, shape (H,) or (P, H).
 
     Under a guide of this package the function has the marginals of q(f). Otherwise (NUTS, ``Predictive``, NumPyro's autoguides,
-    ``condition``) it has those of p(f | u).
+    ``condition``) it has the marginals of p(f | u).
 
     >>> import jax.numpy as jnp, numpyro
     >>> from numpyro_orthgp import gp, kernels
@@ -62,16 +62,16 @@ def gp(
 
     :param name: name of the function, the prefix of its sites.
     :param kernel: covariance function; ``kernel(X1, X2)`` of shape (n, m), or (P, n, m) for one per latent function.
-    :param inducing: inducing points of shape (M, D), same units as the data's inputs, or (P, M, D), points of its own for each
-        latent function; or a feature; or a list of sets.
-    :param num_latents: number P of independent functions that share the kernel and inducing points; ``None`` for one function
-        without a latent axis, or, if hyperparameters or points have a leading axis, for as many functions as its size.
+    :param inducing: inducing points of shape (M, D), same units as the data's inputs, or (P, M, D), other points for each latent
+        function; or a feature; or a list of sets.
+    :param num_latents: number P of independent functions that share the kernel and inducing points. ``None`` gives one function
+        without a latent axis, or as many functions as the leading axis of hyperparameters or points.
     :param jitter: variance of independent noise on the inducing variables, relative to the mean of the kernel's diagonal;
         by default 1e-6 in float32 and 1e-10 in float64. Zero adds none. If the Cholesky factor does not exist with
-        this jitter, more is added. For ``f.expected`` in float64 give 1e-6; in float32 the default is right.
+        this jitter, more is added. For ``f.expected`` use 1e-6 in float64; in float32 the default is right.
     :return: the function, callable at inputs.
-    :raises ValueError: inside a plate (which would scale the divergence); for wrong shapes, empty sets, NaN or infinity; if the
-        guide's beliefs have other sizes; for a kernel that depends on an enumerated site.
+    :raises ValueError: inside a plate (which would scale the KL divergence); for wrong shapes, empty sets, NaN or infinity; if
+        the guide's Gaussians have other sizes; for a kernel that depends on an enumerated site.
     :raises TypeError: for integer inputs, or a kernel that cannot be called.
 
     **References:**
@@ -92,7 +92,7 @@ def gp(
     messages = [inducing_site(f"{name}.u{i}", Site(i, (*batch, s.num), s.dtype)) for i, s in enumerate(features)]
     blocks = decompose_sets(kernel, features, jitter)
     beliefs = tuple(known(message) for message in messages)
-    # Of the first set that has one: those before it may be conditioned on.
+    # The belief of the first set that has one; earlier sets may be conditioned on.
     belief = next((b for message in messages if (b := belief_of(message)) is not None), None)
     natural = belief is not None and belief.natural
     note_where_seeded()
@@ -124,11 +124,11 @@ def _mean_shift(
     batch: tuple[int, ...],
     natural: bool,
 ) -> MeanShift | None:
-    r"""Declare the weights a of the mean-only points and charge :math:`a^\top C a / 2` (Salimbeni et al. 2018, Prop. A.1)."""
+    r"""Declare the weights a of the mean-only points, with cost :math:`a^\top C a / 2` (Salimbeni et al. 2018, Prop. A.1)."""
     if mean_only is None:
         return None
     points, H = mean_only.points, mean_only.num
-    # A parameter of the model, like the inducing points: then every guide, Predictive and posterior see the same shift.
+    # A parameter of the model, like the inducing points, so that every guide, Predictive and posterior see the same shift.
     constraint = NaturalPart() if natural else constraints.real
     weights = numpyro.param(f"{name}_weights", jnp.zeros((*batch, H), points.dtype), constraint=constraint)
     if weights.shape != (*batch, H):
@@ -140,7 +140,7 @@ def _mean_shift(
     projected = project_shift(kernel, features, blocks, points, weights)
     drawn, scaled = _drawn(mean_only, weights)
     (product,) = weigh_points(kernel, [InducingPoints(drawn)], points, weights)
-    # Of the same columns as the product: a^T K a and what the sets explain of it are large and cancel, column by column.
+    # The same columns as in the product: a^T K a and the sets' share of it are large and cancel, column by column.
     of_drawn = projected if drawn is points else project_shift(kernel, features, blocks, drawn, scaled)
     explained = sum(jnp.sum(s * p) for s, p in zip(of_drawn, projected, strict=True))
     numpyro.factor(f"{name}_kl", (explained - jnp.sum(scaled * product)) / 2)
@@ -150,7 +150,7 @@ def _mean_shift(
 def _root_of_fisher(
     kernel: KernelLike, features: Sequence[Feature], blocks: Sequence[Block], points: Array
 ) -> tuple[Array, bool]:
-    """W with W'W = C^-1 for the mean-only points, C their covariance given the sets; of its diagonal alone if they are many."""
+    """W with W'W = C^-1 for the mean-only points, with C their covariance given the sets, or its diagonal if they are many."""
     diagonal = points.shape[-2] > MAX_EXACT_FISHER
     A = project(blocks, [s.covariance_with_inputs(kernel, points) for s in features])
     variance = kernel(points)

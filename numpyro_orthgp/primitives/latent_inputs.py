@@ -1,8 +1,8 @@
 """The primitive :func:`latent_inputs`: inputs that are latent variables, as in a GP-LVM.
 
-They are one site of batch shape (B,) and event shape (Q,), inside or outside of a plate. The guide makes the plate that the
-model has at the same arguments, once, and every other part of the guide is made to pick the same rows (``SamePlates`` in
-``guides/handlers.py``). Where an array is expected the draw is taken; ``CollapsedGP`` and ``f.expected`` take the Gaussian.
+They are one site of batch shape (B,) and event shape (Q,), inside or outside of a plate. The guide makes the model's plate once,
+with the same arguments, and all parts of the guide pick the same rows (``SamePlates`` in ``guides/handlers.py``). Where an array is
+expected, the draw is used; ``CollapsedGP`` and ``f.expected`` use the Gaussian.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def latent_inputs(
 ) -> LatentInputs:
     """Declare latent inputs, one row for each of ``num`` points: the latent variables of a GP-LVM.
 
-    They are one ordinary sample site, ``name``. Without a plate, or in a plate over the points, it holds all of them; in a
-    plate that subsamples, those of the minibatch::
+    They are one ordinary sample site, ``name``. Without a plate, or in a plate over the points, it holds all points. In a
+    plate that subsamples it holds those of the minibatch::
 
         X = latent_inputs("X", N, 2)                # Bayesian GP-LVM, collapsed
         numpyro.sample("y", CollapsedGP(kernel, X, Z, noise), obs=Y)
@@ -42,8 +42,8 @@ def latent_inputs(
             X = latent_inputs("X", N, 2)
             numpyro.sample("y", likelihoods.Poisson(f(X)).to_event(1), obs=Y[index])
 
-    Under a guide of this package that hands over its Gaussian (:class:`AutoSparseGP`, :func:`latent_inputs_posterior`),
-    ``CollapsedGP`` integrates the inputs out; ``f(X)`` sees a draw.
+    Guides of this package (:class:`AutoSparseGP`, :func:`latent_inputs_posterior`) pass their Gaussian to the model. Then
+    ``CollapsedGP`` integrates the inputs out, while ``f(X)`` uses a draw.
 
     >>> import numpyro
     >>> from numpyro_orthgp import latent_inputs
@@ -57,11 +57,10 @@ def latent_inputs(
     :param name: name of the site; the guide's parameters are ``{name}_loc`` and ``{name}_scale``, shape (N, D).
     :param num: number of all points N.
     :param dim: number of latent dimensions D.
-    :param prior: distribution of one row, event shape (D,), or of each, batch shape (N,); by default N(0, I).
-    :param dtype: of the draws where no guide has told a Gaussian; by default JAX's default floating dtype.
-    :return: the inputs, to be used like an array of shape (B, D).
-    :raises ValueError: if ``num`` or ``dim`` is not positive, the prior has another shape, the plate around it another size,
-        or the guide's Gaussian another shape.
+    :param prior: distribution of one row, event shape (D,), or of each row, batch shape (N,); by default N(0, I).
+    :param dtype: dtype of the draws without a Gaussian from a guide; by default JAX's default floating dtype.
+    :return: the inputs, usable like an array of shape (B, D).
+    :raises ValueError: if ``num`` or ``dim`` is not positive, or prior, guide's Gaussian or surrounding plate have other sizes.
 
     **References:**
 
@@ -75,7 +74,7 @@ def latent_inputs(
             f"`prior` must be a distribution of rows, event shape ({dim},) and batch shape () or ({num},); got event shape "
             f"{fn.event_shape} and batch shape {fn.batch_shape}. Use .to_event(1) to make the last axis an event."
         )
-    rows = numpyro.subsample(jnp.arange(num), event_dim=0)  # those that the plate around us has picked
+    rows = numpyro.subsample(jnp.arange(num), event_dim=0)  # rows that the surrounding plate has picked
     if fn.batch_shape == (num,) and rows.shape != (num,):
         raise ValueError(
             f"`prior` has batch shape ({num},) but the plate around `{name}` picks {rows.shape[0]} rows. Give the prior of those "
@@ -94,5 +93,5 @@ def _read(message: dict[str, Any], dtype: Any) -> LatentInputs:
             f"The guide's Gaussian of `{message['name']}` has mean and scale of shapes {belief.loc.shape} and "
             f"{belief.scale.shape}; the model's latent inputs have shape {shape}."
         )
-    # NumPyro draws in the default dtype, whatever that of the parameters.
+    # NumPyro draws in the default dtype, not in that of the parameters.
     return LatentInputs(value.astype(belief.loc.dtype), belief.loc, belief.scale)

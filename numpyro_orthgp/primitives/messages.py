@@ -1,15 +1,15 @@
-"""What guide and model tell each other through the ``infer`` dictionaries of sites, and how primitives read it.
+"""Messages between guide and model in the ``infer`` dictionaries of sites, and how primitives read them.
 
-A guide hands the Gaussian from which it drew a site's value to the model in the site's ``infer`` dictionary, which
-NumPyro's ``replay`` copies from guide to model. Primitives look there: with a :class:`Belief` they integrate over the
-Gaussian, if it is for that, with none they take the value. ``posterior`` asks for the Gaussian whatever it is for.
+A guide writes the Gaussian from which it drew a site's value into the site's ``infer`` dictionary. NumPyro's ``replay`` copies it
+from guide to model. A primitive that finds a :class:`Belief` integrates over its Gaussian, if it is ``analytic``; without one it
+uses the value. ``posterior`` always asks for the Gaussian.
 
-Primitives read the message of their site as the other handlers left it, not its name, so ``scope``, ``condition``,
+Primitives read their site's message after the other handlers, and do not rely on its name. So ``scope``, ``condition``,
 ``substitute`` and ``mask`` keep working.
 
-**Importance-weighted objectives.** A belief integrates out what an importance weight must see. Neither model nor guide is told
-the objective. So while tracing, ``gp`` looks up the Python stack for a ``RenyiELBO`` and raises an error that names the remedy,
-``analytic=False``. Hand-written importance sampling has to use ``analytic=False`` by itself.
+**Importance-weighted objectives.** Importance weights need the values that a belief integrates out. Neither model nor guide knows
+the objective. So while tracing, ``gp`` searches the Python stack for a ``RenyiELBO`` and raises an error that names the remedy,
+``analytic=False``. Hand-written importance sampling must set ``analytic=False`` itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MESSAGE = "numpyro_orthgp"
 
 
 class Site(NamedTuple):
-    """What the model writes into the ``infer`` of a whitened inducing site, for guides to read.
+    """Entry that the model writes into the ``infer`` of a whitened inducing site, for guides to read.
 
     :param position: position of the set in its gp.
     :param shape: event shape of the site, (M,) or (P, M).
@@ -52,9 +52,9 @@ class Site(NamedTuple):
 
 
 class InputSite(NamedTuple):
-    """What the model writes into the ``infer`` of a site of latent inputs.
+    """Entry that the model writes into the ``infer`` of a site of latent inputs.
 
-    :param num: number of all points N, of which a plate may have picked some.
+    :param num: number of all points N; a plate may have picked some of them.
     :param dim: number of latent dimensions.
     """
 
@@ -63,16 +63,16 @@ class InputSite(NamedTuple):
 
 
 class Belief(NamedTuple):
-    """What a guide writes there, for the model to read.
+    """Entry that a guide writes into ``infer``, for the model to read.
 
-    :param q: the Gaussian that the site's value was drawn from.
-    :param residual_scale: v, shape () or (P,), on the first site that a guide declares of a gp whose residual is tightened; else
-        ``None``.
-    :param group_size: G, where it is tightened in groups of G consecutive inputs; on the same site.
-    :param natural: whether the gp's parameters are stepped along natural gradients; then those of mean-only weights are
+    :param q: the Gaussian from which the site's value was drawn.
+    :param residual_scale: v, shape () or (P,), if the gp's residual is tightened, on the first site that the guide declares for the
+        gp; else ``None``.
+    :param group_size: G, if the residual is tightened in groups of G consecutive inputs; on the same site.
+    :param natural: whether the gp's parameters take natural gradient steps; then gradients of mean-only weights are
         preconditioned.
-    :param analytic: whether the model is to integrate over ``q``, as bounds may, or to use the value.
-    :param asked: whether it is no fit that runs the model, but who asks for all that the guide knows; ``q`` then, in any case.
+    :param analytic: whether the model integrates over ``q``, as bounds may, or uses the value.
+    :param asked: whether the model runs outside of a fit, for a caller that wants all that the guide knows; then it uses ``q``.
     """
 
     q: Whitened
@@ -89,12 +89,12 @@ class Belief(NamedTuple):
 
 
 class InputBelief(NamedTuple):
-    """What a guide writes into the ``infer`` of a site of latent inputs: the Gaussian that the value was drawn from.
+    """Entry that a guide writes into the ``infer`` of a site of latent inputs: the Gaussian from which the value was drawn.
 
-    :param loc: shape (B, D).
+    :param loc: means, shape (B, D).
     :param scale: standard deviations, shape (B, D).
     :param analytic: as in :class:`Belief`.
-    :param asked: as there.
+    :param asked: as in :class:`Belief`.
     """
 
     loc: Array
@@ -114,25 +114,25 @@ def belief_of(message: dict[str, Any]) -> Belief | None:
 
 
 def site_of(message: dict[str, Any]) -> Site | None:
-    """What :func:`gp` wrote into the message of one of its sites; ``None`` for sites that are not its own."""
+    """The entry of :func:`gp` in the message of one of its sites; ``None`` for other sites."""
     found = message.get("infer", {}).get(MESSAGE) if message["type"] == "sample" else None
     return found if isinstance(found, Site) else None
 
 
 def input_site_of(message: dict[str, Any]) -> InputSite | None:
-    """The same for sites of latent inputs."""
+    """The entry of :func:`latent_inputs` in the message of its site; ``None`` for other sites."""
     found = message.get("infer", {}).get(MESSAGE) if message["type"] == "sample" else None
     return found if isinstance(found, InputSite) else None
 
 
 def is_enumerated(message: dict[str, Any]) -> bool:
-    """Whether a discrete latent site is summed over by inference, and so none that a guide draws."""
+    """Whether inference sums over a discrete latent site, so that no guide draws it."""
     is_latent = message["type"] == "sample" and not message["is_observed"]
     return is_latent and message["infer"].get("enumerate") == "parallel" and message["fn"].has_enumerate_support
 
 
 class _LastMessage(Messenger):
-    """Keeps the message of the site it saw last, as every other handler has left it (renamed by ``scope``, say)."""
+    """Keeps the message of the last site, as all other handlers have left it (renamed by ``scope``, for example)."""
 
     message: dict[str, Any]
 
@@ -141,13 +141,13 @@ class _LastMessage(Messenger):
             self.message = msg
 
 
-# Those of the innermost `collected_functions`. Not a message of NumPyro's: a user's handlers would see it, and it is no site.
+# Functions of the innermost `collected_functions`. It is no message of NumPyro, since a user's handlers would see that.
 _collected: ContextVar[dict[str, GPFunction] | None] = ContextVar("collected", default=None)
 
 
 @contextmanager
 def collected_functions() -> Iterator[dict[str, GPFunction]]:
-    """The functions that ``gp`` statements make meanwhile, by their full names."""
+    """Context that collects the functions of ``gp`` statements, by their full names."""
     functions: dict[str, GPFunction] = {}
     token = _collected.set(functions)
     try:
@@ -157,14 +157,14 @@ def collected_functions() -> Iterator[dict[str, GPFunction]]:
 
 
 def announce(name: str, function: GPFunction) -> None:
-    """Tell who collects them of a finished function, by its full name."""
+    """Give a finished function to :func:`collected_functions`, by its full name."""
     functions = _collected.get()
     if functions is not None:
         functions[name] = function
 
 
 def sample_and_read(name: str, fn: Any, site: Site | InputSite) -> dict[str, Any]:
-    """Declare a sample site and return its message as all handlers have left it."""
+    """Declare a sample site, and return its message after all handlers."""
     reader = _LastMessage()
     with reader:
         numpyro.sample(name, fn, infer={MESSAGE: site})
@@ -187,9 +187,9 @@ def inducing_site(name: str, site: Site) -> dict[str, Any]:
 
 
 def known(message: dict[str, Any]) -> Whitened:
-    """What is known of a set: the Gaussian of the guide, or the value.
+    """The guide's Gaussian of a set, or the value.
 
-    :raises ValueError: if the guide's Gaussian has another size, or the objective weighs particles by importance.
+    :raises ValueError: if the guide's Gaussian has another size, or the objective is importance-weighted.
     """
     belief = belief_of(message)
     if belief is None or not is_integrated(belief, message["name"]):
@@ -203,9 +203,9 @@ def known(message: dict[str, Any]) -> Whitened:
 
 
 def is_integrated(belief: Belief | InputBelief, name: str) -> bool:
-    """Whether the model is to integrate over the Gaussian of site ``name``, and not to take the value.
+    """Whether the model integrates over the Gaussian of site ``name``, instead of using the value.
 
-    :raises ValueError: if it is, and the objective weighs particles by importance.
+    :raises ValueError: if it does, and the objective is importance-weighted.
     """
     if belief.analytic and not belief.asked:
         _refuse_importance_weights(name)
@@ -215,11 +215,11 @@ def is_integrated(belief: Belief | InputBelief, name: str) -> bool:
 def _refuse_importance_weights(name: str) -> None:
     """Refuse a belief under an objective that averages inside a logarithm.
 
-    :raises ValueError: if a ``RenyiELBO`` is what calls the model.
+    :raises ValueError: if a ``RenyiELBO`` calls the model.
     """
-    # With the Gaussian integrated out, the weight p(u)/q(u) of a particle would average to one inside the logarithm and the
-    # "bound" would lose its divergence. Neither model nor guide is told the objective, so look who is calling; this runs
-    # while tracing only.
+    # With the Gaussian integrated out, the weight p(u)/q(u) of a particle would average to one inside the logarithm, and the
+    # "bound" would lose its KL divergence. Neither model nor guide knows the objective, so look at the callers. This happens
+    # only while tracing.
     if is_calling(RenyiELBO):
         raise ValueError(
             f"RenyiELBO weighs particles by importance and must see values, but the guide of `{name}` hands over its Gaussian: "
@@ -230,9 +230,9 @@ def _refuse_importance_weights(name: str) -> None:
 def _refuse_stein_mixtures() -> None:
     """Refuse ``SteinVI``, which scores draws by densities of other Gaussians than those that they came from.
 
-    :raises ValueError: if one is what calls the guide.
+    :raises ValueError: if a ``SteinVI`` calls the guide.
     """
-    # Up to NumPyro 0.22 it takes parameters through their constraints twice where it scores the mixture of its guides.
+    # Up to NumPyro 0.22 it applies constraints to parameters twice when it scores the mixture of its guides.
     if is_calling("SteinVI"):
         raise ValueError(
             "SteinVI cannot be right with guides of numpyro_orthgp: NumPyro takes the parameters of a guide through their "
@@ -242,12 +242,12 @@ def _refuse_stein_mixtures() -> None:
 
 
 def is_calling(owner: type | str, method: str = "") -> bool:
-    """Whether a method of a class, or of one derived from it, is among the callers.
+    """Whether a method of a class, or of a subclass, is among the callers.
 
-    :param owner: the class, or its name where it may not be there.
-    :param method: the name of the method; any by default.
+    :param owner: the class, or its name if it may not be installed.
+    :param method: the name of the method; by default any.
     """
-    # By the names of the methods, not by their variables: to look at those keeps a copy of them, tracers and all.
+    # Look at names of methods, not at local variables: reading those keeps a copy of them, including tracers.
     frame: Any = sys._getframe(1)
     while frame is not None:
         name, _, of_class = frame.f_code.co_qualname.partition(".")

@@ -1,6 +1,6 @@
 """The primitive :func:`orthogonal`: the sets of a collapsed GP that are not integrated out.
 
-A distribution cannot declare sites, hence this extra line in a model: it declares them as ``gp`` would, any guide gives them
+A distribution cannot declare sites, so a model needs this extra line. It declares sites as ``gp`` does, any guide gives them
 Gaussians, and ``CollapsedGP(..., orthogonal=...)`` integrates out the first set.
 """
 
@@ -23,19 +23,19 @@ def orthogonal(
     r"""Declare the whitened inducing variables of the second and later sets of a :class:`CollapsedGP`.
 
     ``CollapsedGP`` integrates out its first set. The others are latent sites ``{name}.u1``, ``{name}.u2``, ... with prior
-    N(0, I), as :func:`gp` would declare them, and a guide gives them Gaussians: q(v) of Shi et al. 2020, Eq. 21; with covariance
-    "prior" in the guide, the special case Eq. 22::
+    N(0, I), as in :func:`gp`. A guide gives them Gaussians, the q(v) of Shi et al. 2020, Eq. 21; covariance "prior" in the guide
+    gives the special case Eq. 22::
 
         v = orthogonal("f", O)
         numpyro.sample("y", CollapsedGP(kernel, X, [Z, O], noise, orthogonal=v), obs=y)
 
-    Leave both out, and ``CollapsedGP(kernel, X, [Z, O], noise)`` takes the best q(v) in closed form, at the cost of a joint
+    Without both, ``CollapsedGP(kernel, X, [Z, O], noise)`` uses the best q(v) in closed form, at the cost of a joint Cholesky
     factor of all sets.
 
     :param name: name of the function, the prefix of the sites.
     :param inducing: the sets after the first, as for :func:`gp`.
-    :param num_latents: number of outputs, where y has shape (N, D); ``None`` for y of shape (N,).
-    :return: what is known of each set: the guide's Gaussian or a value.
+    :param num_latents: number D of outputs if y has shape (N, D); ``None`` for y of shape (N,).
+    :return: for each set the guide's Gaussian, or a value.
     :raises ValueError: inside a plate, or for mean-only points, which belong to :func:`gp`.
     """
     features, mean_only = as_sets(inducing)

@@ -1,4 +1,4 @@
-"""How much a fit may take: seconds by the clock, or numbers of points and steps, which give the same fit on any machine."""
+"""The budget of a fit: seconds by the clock, or numbers of points and steps. The latter give the same fit on any machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MOST_STEPS = 200  # of one search, unless the user says so
 @dataclass
 class Budget:
     """
-    :param seconds: of the clock; None to look at no clock.
-    :param num_points: M, if it is given; then no clock is looked at.
-    :param num_steps: the most steps of one search.
+    :param seconds: time limit; None for no limit.
+    :param num_points: M, if the user gives it; then there is no time limit.
+    :param num_steps: maximum number of steps of one search.
     """
 
     seconds: float | None
@@ -30,7 +30,7 @@ class Budget:
     def of(cls, time: float | None, M: int | None, num_steps: int | None, usual: int = MOST_STEPS) -> Budget:
         """
         :param usual: the number of steps if the user gives none.
-        :raises ValueError: for options that are not what they should be.
+        :raises ValueError: for invalid options.
         """
         if time is not None and not (isinstance(time, int | float) and time > 0):
             raise ValueError(f"`time` must be a positive number of seconds, or None for no limit; got {time!r}.")
@@ -43,19 +43,19 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return time.monotonic() - self.begin
 
     def allows(self, seconds: float) -> bool:
-        """Whether as much time is left."""
+        """Whether so many seconds are left."""
         return self.seconds is None or self.spent + seconds < self.seconds
 
     def part(self, share: float) -> Budget:
-        """The same clock with a share of the seconds, for what is not to take all of them."""
+        """The same clock with a share of the seconds."""
         return self if self.seconds is None else replace(self, seconds=share * self.seconds)
 
     def watch(self, progress: Progress) -> None:
-        """A callback that ends a search when the time is over."""
+        """Callback that ends a search when the time is over."""
         if not self.allows(0.0):
             raise KeyboardInterrupt
 

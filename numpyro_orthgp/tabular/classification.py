@@ -34,7 +34,7 @@ SHARPNESS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 def classification(
     X: Any, y: Any, *, time: float | None = 60.0, M: int | None = None, num_steps: int | None = None, seed: int = 0
 ) -> ClassificationFit:
-    r"""A Gaussian-process classification of y by the columns of a table, with nothing to choose.
+    r"""Gaussian-process classification of y by the columns of a table; all options have defaults.
 
     ::
 
@@ -42,20 +42,25 @@ def classification(
         new = fit.predict(X_new)
         new.label, new.probabilities, new.frame()
 
-    **Labels** are text, whole numbers, truth values or pandas categories, and predictions have them as they came. Rows whose label
-    is missing are left out. Of each class a tenth is held out, of one with four rows or more at least one row.
+    **Data.** Labels are text, whole numbers, truth values or pandas categories; predictions return them in the same form. Rows
+    without a label are left out. A tenth of each class is held out, at least one row of each class with four rows or more; of fewer
+    than 40 rows none.
+    Columns become standardized numbers as in :func:`~numpyro_orthgp.regression`.
 
-    **What it does.** Columns become standardized numbers as in :func:`~numpyro_orthgp.regression`. The model is
-    :func:`numpyro_orthgp.tabular.classification_model`: Matern 5/2 with a lengthscale for each column plus a plane, and an offset;
-    for two classes one function and a probit, for more a function for each class, of one kernel, and a softmax. A step sees 1024
-    rows at most. It moves the Gaussian of the inducing variables along its natural gradient and hyperparameters, to their
-    posterior modes, by Adam; in float64, whatever JAX is set to. There are two starts, and then the number of inducing points is
-    doubled, as in ``regression``, until held-out rows gain less than 0.005 nats each (where these are fewer than 200: the bound
-    less than that for each row), or the time is over. In the end all rows are fitted. If held-out rows are clearly predicted
-    better with flatter or sharper probabilities, :math:`p_c \propto q_c (p_c / q_c)^s` with q the shares of the classes, these
-    are returned; if by the shares alone, these, and the page says so.
+    **Model.** :func:`numpyro_orthgp.tabular.classification_model` has a Matern 5/2 kernel with a lengthscale for each column, plus
+    a plane, and an offset. Two classes have one function and a probit. More classes have one function each, with a common kernel,
+    and a softmax.
 
-    **To go on.** ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments`` are what ``SVI`` and ``NUTS`` take.
+    **Search.** A step sees a minibatch of at most 1024 rows, always in float64. It moves the Gaussian of the inducing variables
+    along its natural gradient, and the hyperparameters by Adam to their posterior modes. As in ``regression``, there are two
+    starts, and then the number of inducing points doubles until the held-out rows gain less than 0.005 nats each, or the time is
+    over. With fewer than 200 held-out rows the gain of the bound per row decides. The last fit is on all rows.
+
+    **Calibration.** If flatter or sharper probabilities, :math:`p_c \propto q_c (p_c / q_c)^s` with q the shares of the classes,
+    clearly predict held-out rows better, the fit returns these. If the shares alone predict better, it returns the shares, and the
+    page says so.
+
+    **Next steps.** ``SVI`` and ``NUTS`` take ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments``.
 
     >>> import numpy as np
     >>> import numpyro_orthgp as ogp
@@ -65,16 +70,17 @@ def classification(
     array(['up', 'down'], dtype='<U4')
 
     :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,).
-    :param y: labels, shape (N,); None or NaN where one is missing.
-    :param time: seconds. A search that has begun ends within a call to the device; compilation is not interrupted, so that it may
-        take some seconds more. None for no limit.
-    :param M: the number of inducing points, at once and without looking at the clock: the same fit on any machine.
-    :param num_steps: the steps of each search, 300 if not given; with it no clock is looked at.
-    :param seed: of the order of rows, by which some are held out.
+    :param y: labels, shape (N,); None or NaN where missing.
+    :param time: time limit in seconds; None for no limit. A running search stops within a call to the device. Compilation is not
+        interrupted, so a fit may take some seconds more.
+    :param M: number of inducing points. It is used at once, without a time limit: the same fit on any machine.
+    :param num_steps: number of steps of each search, by default 300. The last fit, to all rows, takes half as many.
+        If it is given, there is no time limit.
+    :param seed: seed of the order of rows, which decides which rows are held out.
     :return: the fit.
-    :raises TypeError: for columns or labels that are not what they should be.
-    :raises ValueError: for tables and labels that do not fit each other, fewer than ten labels, one class only, more than 100
-        classes, numbers with fractions, and options that are not what they should be.
+    :raises TypeError: for invalid columns or labels.
+    :raises ValueError: if table and labels do not match; for fewer than ten labels, a single class, more than 100 classes,
+        numbers with fractions, and invalid options.
     """
     budget = Budget.of(time, M, num_steps, USUAL_STEPS)
     table = read_table(X)
@@ -105,7 +111,7 @@ def found_for(data: dict[str, np.ndarray], options: dict[str, int], num_held: in
         return found
     held = search.held
     baseline = float(np.log(shares[held["y"]]).mean())
-    # The held-out rows were not in the last search, but are in what was found: what is chosen is judged by the search.
+    # The last search did not see the held-out rows, but the final fit did. So the search judges the choices.
     f, values = search.function(search.best["params"], search.best["Z"]), search.best["values"]
     totals = {s: float(score(f, values, held, s).sum()) for s in SHARPNESS}
     best = max(totals, key=lambda s: totals[s])
@@ -121,7 +127,7 @@ def shares_of(codes: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def sharpened(p: Any, shares: np.ndarray, sharpness: float) -> Any:
-    """Probabilities beside the shares of the classes, raised to a power; zero leaves the shares."""
+    """Probabilities relative to the shares of the classes, raised to a power; power zero gives the shares."""
     if sharpness == 1:
         return p
     xp = np if isinstance(p, np.ndarray) else jnp
@@ -131,12 +137,12 @@ def sharpened(p: Any, shares: np.ndarray, sharpness: float) -> Any:
 
 
 def class_probabilities(f: GPFunction, offset: Any, X: Any) -> Any:
-    """Shape (B, C), f integrated out; never zero."""
+    """Class probabilities with f integrated out, shape (B, C); never zero."""
     marginals = f(X) + offset
     if f.num_latents is not None:
         p = Categorical(marginals).probs
     else:
-        # Of the two the small one is not known as one less the other.
+        # One minus the large probability would lose the small one's digits.
         p = jnp.stack([Bernoulli(m, "probit").mean for m in (-1.0 * marginals, marginals)], -1)
     return jnp.maximum(p, jnp.finfo(p.dtype).tiny)
 
@@ -153,17 +159,16 @@ def probabilities_of(f: GPFunction, offset: Any, X: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, repr=False)
 class ClassificationFit(TableFit):
-    """What :func:`numpyro_orthgp.classification` returns; ``print`` shows what was done.
+    """The result of :func:`numpyro_orthgp.classification`; ``print`` it.
 
-    :param columns: what becomes of the table's columns.
-    :param found: hyperparameters, points and the searches for them.
-    :param X, y: standardized rows, (N, D), and classes 0, ..., C - 1, (N,), in the random order of the fit, the held-out
-        ones first.
+    :param columns: the encoding of the table's columns.
+    :param found: hyperparameters, inducing points and the searches for them.
+    :param X, y: standardized rows, (N, D), and classes 0, ..., C - 1, (N,), in the random order of the fit, held-out rows first.
     :param function: the fitted function, or functions, of standardized columns, without the offset.
     :param num_held: number of rows that the searches did not see.
     :param num_dropped: number of rows without a label.
-    :param budget: what the fit was allowed, in words.
-    :param labels: what the classes are.
+    :param budget: the budget of the fit, in words.
+    :param labels: the labels of the classes.
     """
 
     labels: Labels
@@ -175,7 +180,7 @@ class ClassificationFit(TableFit):
 
     @property
     def guide(self) -> Any:
-        """``AutoSparseGP`` with posterior modes of the hyperparameters, a new one each time."""
+        """``AutoSparseGP`` with posterior modes of the hyperparameters, a new one at each call."""
         return new_guide(self.model)
 
     @property
@@ -185,7 +190,7 @@ class ClassificationFit(TableFit):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the model: ``NUTS(fit.model)`` takes them as they are."""
+        """Keyword arguments of the model, which ``NUTS(fit.model)`` takes unchanged."""
         return {"X": self.X, "y": self.y, "Z": self.found.Z, "num_classes": len(self.classes)}
 
     @property
@@ -194,9 +199,9 @@ class ClassificationFit(TableFit):
         return shares_of(self.y[self.num_held :], len(self.classes))
 
     def predict(self, X: Any) -> ClassPredictions:
-        """Probabilities of the classes at the rows of a table. Three programs, at most, serve any number of rows.
+        """Predict class probabilities at the rows of a table. At most three programs are compiled for any number of rows.
 
-        :param X: a table with the columns of training, or an array of as many columns.
+        :param X: a table with the columns of training, or an array with as many columns.
         :raises ValueError: for other columns.
         """
         table = read_table(X)

@@ -1,11 +1,11 @@
-"""From the columns of a table to standardized numbers, by rules that are said in words and kept for new rows.
+"""From the columns of a table to standardized numbers. The same rules serve new rows.
 
-* A column of numbers (truth values too) is centred and divided by its standard deviation. Entries that are missing become its
-  median, and where any are missing in training a column of zeros and ones tells which.
-* A column of text or categories becomes a column for each of its most frequent levels, 1 there and -1 elsewhere, so that two
-  levels are about as far apart as two typical numbers. All other levels, those that are missing and those never seen in training
-  have -1 in all of these. Two levels, of which none is missing, need one such column.
-* What is constant in training, or the same as a column before it, is left out.
+* A column of numbers or truth values is centred and divided by its standard deviation. Missing entries become the median. If
+  entries are missing in training, a further column of -1 and 1 marks them.
+* A column of text or categories becomes one column for each of its most frequent levels: 1 at that level and -1 elsewhere. So two
+  levels are about as far apart as two typical numbers. Other levels, missing ones and levels not seen in training have -1 in all
+  of these columns. Two levels without missing entries need one column, in which unknown and missing ones are 0.
+* A column that is constant in training, or a copy of an earlier one, is left out.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from numpyro_orthgp.tabular.rows import is_missing
 
 __all__ = ["Column", "Columns", "Table", "read_table"]
 
-MOST_LEVELS = 20  # of a category, that have a column of their own
+MOST_LEVELS = 20  # levels of a category that get their own column
 MOST_SEEN = 1000  # levels that are remembered
 
 
 @dataclass(frozen=True)
 class Table:
     """
-    :param names: of the columns.
-    :param values: of each column, float64 with NaN where it is missing, or objects with None there.
+    :param names: names of the columns.
+    :param values: values of each column: float64 with NaN where missing, or objects with None where missing.
     :param index: labels of the rows, or None.
-    :param like: the class that it came as, which a table of predictions is made by; None for an array.
+    :param like: class of the user's table, which also makes the table of predictions; None for an array.
     """
 
     names: tuple[str, ...]
@@ -50,8 +50,8 @@ class Table:
 def read_table(X: Any) -> Table:
     """Columns of a pandas or polars table, or of an array of shape (N,) or (N, D).
 
-    :raises TypeError: for what is neither, and for columns of dates or of objects that are not text.
-    :raises ValueError: for a table without rows or columns, two columns of one name, and infinite numbers.
+    :raises TypeError: for other types, and for columns of dates or of objects that are not text.
+    :raises ValueError: for a table without rows or columns, two columns with the same name, and infinite numbers.
     """
     if hasattr(X, "columns") and hasattr(X, "shape"):
         names = [str(name) for name in X.columns]
@@ -105,7 +105,7 @@ def _column(name: str, column: Any) -> np.ndarray:
 
 
 def _level(value: Any) -> str:
-    """A category as text: without spaces around it, whole numbers as integers."""
+    """A category as text, without surrounding spaces; whole numbers as integers."""
     is_whole = isinstance(value, float | np.floating) and value == np.floor(value)
     return str(int(value)) if is_whole and np.isfinite(value) else str(value).strip()
 
@@ -124,14 +124,14 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Column:
-    """What becomes of one column.
+    """The encoding of one column.
 
-    :param name: of the column.
-    :param levels: with a column of their own; None for numbers.
-    :param median: of a column of numbers, what stands where they are missing.
-    :param mean, scale: what numbers are centred and divided by.
-    :param tells_missing: whether a column tells which are missing.
-    :param seen: all levels of training; None for numbers, and where there were more than 1000.
+    :param name: name of the column.
+    :param levels: levels that have their own column; None for numbers.
+    :param median: median of a column of numbers, which replaces missing entries.
+    :param mean, scale: numbers are centred by the mean and divided by the scale.
+    :param tells_missing: whether a further column marks missing entries.
+    :param seen: all levels of training; None for numbers, and if there were more than 1000.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Column:
             levels, counts = np.unique(np.asarray(known, str), return_counts=True)
             levels = levels[np.argsort(-counts, kind="stable")]
             _warn_of_numbers(name, levels)
-            two = len(levels) == 2 and len(known) == len(values)  # which one column tells apart
+            two = len(levels) == 2 and len(known) == len(values)  # one column tells them apart
             most = 1 if two else MOST_LEVELS
             names = tuple(str(v) for v in levels)
             return cls(name, names[:most], seen=names if len(names) <= MOST_SEEN else None)
@@ -159,12 +159,12 @@ class Column:
         median = float(np.median(known))
         filled = np.where(np.isfinite(values), values, median)
         spread = float(filled.std())
-        # What rounding makes of equal numbers is no spread.
+        # Equal numbers have no spread; rounding errors do not count.
         spread = spread if spread > np.finfo(float).eps * 8 * abs(median) else 0.0
         return cls(name, None, median, float(filled.mean()), spread or 1.0, len(known) < len(values))
 
     def encode(self, values: np.ndarray) -> list[np.ndarray]:
-        """Columns of numbers, about standardized, shape (N,) each."""
+        """Columns of approximately standardized numbers, shape (N,) each."""
         if self.levels is not None:
             if values.dtype != object:
                 self._check_codes(values)
@@ -208,7 +208,7 @@ class Column:
 
 
 def _warn_of_numbers(name: str, levels: np.ndarray) -> None:
-    """Of a column of text nearly all of which are numbers, more than there may be categories."""
+    """Warn if nearly all entries of a column of text are numbers, and there are more of them than levels with own columns."""
     numbers = sum(map(_is_number, levels.tolist()))
     if len(levels) > MOST_LEVELS and numbers > 0.9 * len(levels):
         others = [level for level in levels.tolist() if not _is_number(level)][:3]
@@ -223,10 +223,10 @@ def _warn_of_numbers(name: str, levels: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class Columns:
-    """What becomes of a table.
+    """The encoding of a table.
 
-    :param columns: one for each of the table's.
-    :param kept: which of the encoded columns are used: not constant in training, and no copy of one before.
+    :param columns: encodings of the table's columns.
+    :param kept: positions of the encoded columns that are used: not constant in training, and no copy of an earlier one.
     """
 
     columns: tuple[Column, ...]
@@ -253,7 +253,7 @@ class Columns:
     def encode(self, table: Table) -> np.ndarray:
         """Standardized numbers, shape (N, D).
 
-        :raises ValueError: if the table has other columns than in training.
+        :raises ValueError: if the table's columns are not those of training.
         """
         encoded = self._all(self.ordered(table))
         return np.stack([encoded[i] for i in self.kept], -1)
@@ -261,7 +261,7 @@ class Columns:
     def ordered(self, table: Table) -> Table:
         """The columns of training, in their order.
 
-        :raises ValueError: if the table has others.
+        :raises ValueError: if the table's columns are others.
         """
         known = [column.name for column in self.columns]
         if len(table.names) != len(known):
@@ -283,18 +283,18 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """Of the encoded columns."""
+        """Names of the encoded columns."""
         names = [name for column in self.columns for name in column.names()]
         return [names[i] for i in self.kept]
 
     @property
     def sources(self) -> np.ndarray:
-        """For each encoded column which of the table's it comes from, shape (D,)."""
+        """For each encoded column, the position of its column in the table, shape (D,)."""
         sources = [i for i, column in enumerate(self.columns) for _ in column.names()]
         return np.asarray(sources)[list(self.kept)]
 
     def words(self) -> list[str]:
-        """What was done beyond standardizing, a line for each kind."""
+        """The steps beyond standardizing, one line for each kind."""
         used = set(self.sources.tolist())
         left = [column.name for i, column in enumerate(self.columns) if i not in used]
         missing = [column.name for column in self.columns if column.tells_missing]

@@ -1,4 +1,4 @@
-"""From a table and a column of counts to predictions, :func:`counts`."""
+""":func:`counts`, from a table and a column of counts to predictions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def counts(
     num_steps: int | None = None,
     seed: int = 0,
 ) -> CountsFit:
-    r"""A Gaussian-process regression of counts on the columns of a table, with nothing to choose.
+    r"""Gaussian-process regression of counts on the columns of a table; all options have defaults.
 
     ::
 
@@ -49,13 +49,14 @@ def counts(
         new = fit.predict(X_new, exposure=1.0)
         new.mean, new.interval(0.9), new.frame()
 
-    **What it does.** As :func:`~numpyro_orthgp.classification`, with the model :func:`numpyro_orthgp.tabular.counts_model`: the
-    mean count is the exposure times the exponential of a Gaussian process, Matern 5/2 with a lengthscale for each column plus a
-    plane, and an offset. Counts are Poisson or, if held-out rows are clearly predicted better so (where none are held out: if the
-    bound is larger), negative binomial, whose variance is larger. If held-out rows are predicted better by one rate for all, that
-    is what is returned, and the page says so.
+    **Model.** :func:`numpyro_orthgp.tabular.counts_model`: the mean count is the exposure times the exponential of a Gaussian
+    process and an offset. The kernel is Matern 5/2 with a lengthscale for each column, plus a plane.
 
-    **To go on.** ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments`` are what ``SVI`` and ``NUTS`` take.
+    **Search.** As in :func:`~numpyro_orthgp.classification`. Counts are Poisson, or negative binomial, with larger variance, if
+    this clearly predicts held-out rows better. If no rows are held out, the larger bound decides. If one rate for all rows predicts
+    held-out rows better, the fit returns this rate, and the page says so.
+
+    **Next steps.** ``SVI`` and ``NUTS`` take ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments``.
 
     >>> import numpy as np
     >>> import numpyro_orthgp as ogp
@@ -66,8 +67,8 @@ def counts(
     True
 
     :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,).
-    :param y: counts, shape (N,); NaN where one is missing.
-    :param exposure: what each count is for, in time, area or people: positive, shape (N,); 1 if not given.
+    :param y: counts, shape (N,); NaN where missing.
+    :param exposure: time, area or number of people that each count is for: positive, shape (N,); by default 1.
     :param time: as for :func:`~numpyro_orthgp.classification`.
     :param M: likewise.
     :param num_steps: likewise.
@@ -75,7 +76,7 @@ def counts(
     :return: the fit.
     :raises TypeError: for columns, counts or exposures that are not numbers.
     :raises ValueError: for negative numbers or fractions, fewer than ten counts, counts that are all zero, exposures that are not
-        positive, tables and counts that do not fit each other, and options that are not what they should be.
+        positive, tables and counts that do not match, and invalid options.
     """
     budget = Budget.of(time, M, num_steps, USUAL_STEPS)
     table = read_table(X)
@@ -93,7 +94,7 @@ def counts(
 
 
 def found_for(data: dict[str, np.ndarray], num_held: int, budget: Budget) -> tuple[Found, bool]:
-    """The fit, and whether it is of negative binomial counts."""
+    """The fit, and whether its counts are negative binomial."""
     relevant = [np.log((data["y"] + 0.5) / (data["expected"] + 0.5))]
 
     def score(f: GPFunction, values: Values, rows: dict[str, np.ndarray]) -> np.ndarray:
@@ -124,7 +125,7 @@ def found_for(data: dict[str, np.ndarray], num_held: int, budget: Budget) -> tup
 
 
 def or_one_rate(found: Found, search: LatentSearch) -> Found:
-    """The fit, or one rate for all rows if held-out rows are predicted better by it."""
+    """The fit, or one rate for all rows if this rate predicts held-out rows better."""
     seen, held = search.seen, search.held
     rate, k = one_rate(seen["y"], seen["expected"])
     baseline = float(_pmf(held["y"], rate * held["expected"], k).mean())
@@ -140,7 +141,7 @@ def or_one_rate(found: Found, search: LatentSearch) -> Found:
 
 
 def one_rate(y: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
-    """The most likely rate, relative to what is expected, and concentration of counts that depend on nothing else."""
+    """Maximum-likelihood rate, relative to the expected counts, and concentration, if counts do not depend on inputs."""
     rate = float(y.sum() / expected.sum())
 
     def loss(log_k: float) -> float:
@@ -162,14 +163,14 @@ def _log_densities(concentration: Any, log_mean: Any, log_sd: Any, y: Any) -> tu
 
 
 def log_densities(concentration: Any, log_mean: np.ndarray, log_sd: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Log probabilities of counts, the function integrated out, shape (N,)."""
+    """Log probabilities of counts with the function integrated out, shape (N,)."""
     k = None if concentration is None else jnp.asarray(concentration)
     return in_blocks(_log_densities, k, log_mean, log_sd, y)[0]
 
 
 @dataclass(frozen=True)
 class _Densities:
-    """Log probabilities for a concentration; in float64."""
+    """Log probabilities of counts for one concentration, in float64."""
 
     concentration: np.ndarray | None
 
@@ -180,15 +181,15 @@ class _Densities:
 
 @dataclass(frozen=True, repr=False)
 class CountsFit(TableFit):
-    """What :func:`numpyro_orthgp.counts` returns; ``print`` shows what was done.
+    """The result of :func:`numpyro_orthgp.counts`; ``print`` it.
 
-    :param columns: what becomes of the table's columns.
-    :param found: hyperparameters, points and the searches for them.
-    :param X, y: standardized rows, (N, D), and counts, (N,), in the random order of the fit, the held-out ones first.
-    :param function: the fitted function of standardized columns, the logarithm of the rate without the offset.
+    :param columns: the encoding of the table's columns.
+    :param found: hyperparameters, inducing points and the searches for them.
+    :param X, y: standardized rows, (N, D), and counts, (N,), in the random order of the fit, held-out rows first.
+    :param function: the fitted function of standardized columns: the log rate without the offset.
     :param num_held: number of rows that the searches did not see.
     :param num_dropped: number of rows without a count.
-    :param budget: what the fit was allowed, in words.
+    :param budget: the budget of the fit, in words.
     :param expected: counts at the mean rate, (N,): exposure times rate.
     :param rate: the mean rate, counts per unit of exposure.
     :param overdispersed: whether counts are negative binomial.
@@ -206,20 +207,20 @@ class CountsFit(TableFit):
 
     @property
     def guide(self) -> Any:
-        """``AutoSparseGP`` with posterior modes of the hyperparameters, a new one each time."""
+        """``AutoSparseGP`` with posterior modes of the hyperparameters, a new one at each call."""
         return new_guide(self.model)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the model: ``NUTS(fit.model)`` takes them as they are."""
+        """Keyword arguments of the model, which ``NUTS(fit.model)`` takes unchanged."""
         data = {"X": self.X, "y": self.y, "expected": self.expected}
         return {**data, "Z": self.found.Z, "overdispersed": self.overdispersed}
 
     def predict(self, X: Any, exposure: Any = None) -> CountPredictions:
-        """New counts at the rows of a table. Three programs, at most, serve any number of rows.
+        """Predict new counts at the rows of a table. At most three programs are compiled for any number of rows.
 
-        :param X: a table with the columns of training, or an array of as many columns.
-        :param exposure: of each new count, shape (N,) or one for all; 1 if not given.
+        :param X: a table with the columns of training, or an array with as many columns.
+        :param exposure: exposure of each new count, shape (N,), or a scalar; by default 1.
         :raises ValueError: for other columns, and exposures that are not positive.
         """
         table, values = read_table(X), self.found.values

@@ -1,8 +1,8 @@
-r"""A fit of a table in one file, :meth:`TableFit.save` and :func:`load`.
+r"""A fit of a table in one file, for :meth:`TableFit.save` and :func:`load`.
 
-The file is NumPy's ``npz``: arrays, and among them one of bytes that is a description in JSON. Nothing in it is executed, and no
-pickle is read. The function is kept as its arrays. Their places are those of the function that this library makes of the
-same model, which is worked out from shapes alone, so that nothing is fitted or decomposed again.
+The file is NumPy's ``npz``. One of its arrays holds a description in JSON, as bytes. Loading executes nothing and reads no pickle.
+The function is kept as its arrays. Their order is that of the function which this library makes from the same model. That order
+follows from shapes alone, so loading fits and decomposes nothing again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def write_fit(path: Any, description: dict[str, Any], arrays: Arrays) -> None:
-    """Write a file as a whole, or not at all.
+    """Write a whole file, or none.
 
     :raises ValueError: if it cannot be written.
     """
@@ -72,10 +72,10 @@ def write_fit(path: Any, description: dict[str, Any], arrays: Arrays) -> None:
 
 
 def read_fit(path: Any, restore: Callable[[dict[str, Any], Arrays], Any]) -> Any:
-    """What ``restore`` makes of a file's description and arrays.
+    """The result of ``restore`` for a file's description and arrays.
 
     :raises FileNotFoundError: if there is no such file.
-    :raises ValueError: if it is damaged, or of something else, or of a later version.
+    :raises ValueError: if it is damaged, not a saved fit, or of another version of the format.
     """
     path = Path(path)
     if not path.exists():
@@ -95,7 +95,7 @@ def read_fit(path: Any, restore: Callable[[dict[str, Any], Arrays], Any]) -> Any
     if version != VERSION:
         raise ValueError(
             f"{path} has version {version!r} of the format, of which this library reads version {VERSION}. Take a newer library, "
-            "or fit and save again."
+            "or the one that saved it, or fit and save again."
         )
     if description.get("digest") != digest(arrays):
         raise ValueError(f"{path} is damaged: its arrays are not those that were saved.")
@@ -106,7 +106,7 @@ def read_fit(path: Any, restore: Callable[[dict[str, Any], Arrays], Any]) -> Any
 
 
 def digest(arrays: Arrays) -> str:
-    """Of names, dtypes, shapes and values."""
+    """Digest of names, dtypes, shapes and values."""
     found = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name]
@@ -145,13 +145,13 @@ def found_of(description: dict[str, Any], arrays: Arrays) -> Found:
 
 
 def group(arrays: Arrays, name: str) -> Arrays:
-    """Arrays whose names begin so, without the beginning."""
+    """Arrays whose names begin with ``name/``, under the rest of their names."""
     start = f"{name}/"
     return {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
 
 
 def describe_labels(labels: Labels) -> tuple[dict[str, Any], Arrays]:
-    """Text that came as objects is kept as NumPy's text, and comes back as objects."""
+    """Text in object arrays is saved as NumPy's text, and loaded as objects."""
     arrays = {"classes": plain(labels.classes)}
     if labels.levels is not None:
         arrays["levels"] = plain(labels.levels)
@@ -172,10 +172,10 @@ def plain(values: np.ndarray) -> np.ndarray:
 
 
 def describe_function(f: Any, recipe: Callable[[], Any], name: str = "function") -> Arrays:
-    """The arrays of a function, with names that begin with one.
+    """The arrays of a function, with names that begin with ``name/``.
 
-    :param recipe: what this library makes of the model; only shapes are worked out.
-    :raises ValueError: if the function is another.
+    :param recipe: makes the function of the model; only its shapes are evaluated.
+    :raises ValueError: if the function has another structure.
     """
     leaves = jax.tree.leaves(f)
     expected: Any = jax.eval_shape(recipe)

@@ -1,4 +1,4 @@
-"""What fits of tables have in common, :class:`TableFit`."""
+""":class:`TableFit`, the base class of all fits of tables."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ __all__ = ["TableFit"]
 @dataclass(frozen=True, repr=False)
 class TableFit(ABC):
     """
-    :param columns: what becomes of the table's columns.
-    :param found: hyperparameters, points and the searches for them.
-    :param X, y: standardized rows, (N, D), and outputs as the model takes them, (N,), in the random order of the fit, the held-out
-        ones first.
-    :param function: the function given all rows, of standardized columns, by the model.
+    :param columns: the encoding of the table's columns.
+    :param found: hyperparameters, inducing points and the searches for them.
+    :param X, y: standardized rows, (N, D), and outputs as the model takes them, (N,), in the random order of the fit, held-out rows
+        first.
+    :param function: the model's function of standardized columns, given all rows.
     :param num_held: number of rows that the searches did not see.
     :param num_dropped: number of rows without y.
-    :param budget: what the fit was allowed, in words.
+    :param budget: the budget of the fit, in words.
     """
 
     columns: Columns
@@ -60,12 +60,12 @@ class TableFit(ABC):
     @property
     @abstractmethod
     def guide(self) -> Any:
-        """The guide, a new one each time."""
+        """The guide, a new one at each call."""
 
     @property
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the model: ``NUTS(fit.model)`` takes them as they are."""
+        """Keyword arguments of the model, which ``NUTS(fit.model)`` takes unchanged."""
 
     @abstractmethod
     def predict(self, X: Any) -> Any:
@@ -73,28 +73,28 @@ class TableFit(ABC):
 
     @abstractmethod
     def _model_words(self) -> list[str]:
-        """What the model is, and its hyperparameters."""
+        """The model and its hyperparameters, in words."""
 
     @abstractmethod
     def _prediction_words(self) -> list[str]:
-        """In which way predictions differ from the model's."""
+        """How predictions differ from the model's, in words."""
 
     @abstractmethod
     def _program(self, X: Array, *more: Array) -> dict[str, Array]:
-        """What an exported program computes, of standardized columns."""
+        """Outputs of an exported program, from standardized columns."""
 
     @abstractmethod
     def _recipe(self) -> Callable[[], GPFunction]:
-        """What makes the function of the model."""
+        """A callable that makes the model's function."""
 
     @abstractmethod
     def _more(self) -> tuple[dict[str, Any], Arrays]:
-        """What is to be saved of this kind of fit alone."""
+        """Description and arrays that only this kind of fit saves."""
 
     @classmethod
     @abstractmethod
     def _with_more(cls, common: dict[str, Any], more: dict[str, Any], arrays: Arrays) -> TableFit:
-        """A fit of this kind, of what was saved."""
+        """A fit of this kind, from saved description and arrays."""
 
     title: ClassVar[str]
     num_more: ClassVar[int] = 0  # arguments of an exported program, beside the columns
@@ -108,15 +108,15 @@ class TableFit(ABC):
 
     @property
     def hyperparameters(self) -> dict[str, np.ndarray]:
-        """By site, in standardized units."""
+        """Hyperparameters by site, in standardized units."""
         return dict(self.found.values)
 
     def importance(self) -> dict[str, float]:
-        """For each column of the table the share of the variance of the function that goes through it, the largest first.
+        """Importance of the table's columns: the share of the function's variance that depends on each, largest first.
 
-        Total Sobol indices of the function's mean, by its inducing points, by exchanging the column between up to 1000 of the
-        rows (Jansen 1999): columns that act together count the variance that they share once each, so that the sum may be
-        more than one. Between columns that are correlated the function decides, not the data.
+        These are total Sobol indices of the function's mean. The mean comes from the inducing points, and each column is exchanged
+        between up to 1000 rows (Jansen 1999). Variance from an interaction of columns counts for each of them, so the sum may
+        exceed one. For correlated columns the fitted function decides, not the data.
         """
 
         def mean(X: np.ndarray) -> np.ndarray:
@@ -126,9 +126,9 @@ class TableFit(ABC):
             return importance_of(mean, self.X, self.columns)
 
     def check(self, **options: Any) -> Report:
-        """The page of :func:`numpyro_orthgp.check` on the model beneath. Rows that were held out are part of the data by now.
+        """The page of :func:`numpyro_orthgp.check` for the underlying model. Its data include the held-out rows.
 
-        :param options: of ``check``, ``nuts=200`` for one.
+        :param options: options of ``check``, such as ``nuts=200``.
         """
         if self.found.losses is not None and len(self.found.losses) > 1:
             options = {"losses": self.found.losses} | options
@@ -139,13 +139,13 @@ class TableFit(ABC):
             return check(self.model, self.guide, self.params, **arguments, **options)
 
     def save(self, path: Any) -> None:
-        """Keep the fit in one file, which :func:`numpyro_orthgp.load` reads; predictions are the same to the last bit.
+        """Save the fit in one file for :func:`numpyro_orthgp.load`. Predictions of the loaded fit are the same to the last bit.
 
-        It holds arrays and a description, no pickle, and is replaced as a whole or not at all. The standardized rows of training
-        are in it.
+        The file holds arrays and a description, and no pickle. It includes the standardized rows of training. An existing file is
+        replaced as a whole or not at all.
 
-        :param path: of the file; ``.npz`` is a good end for its name.
-        :raises ValueError: if it cannot be written, or the fit's function was replaced by one that cannot be described.
+        :param path: path of the file, preferably with suffix ``.npz``.
+        :raises ValueError: if the file cannot be written, or the fit's function was replaced by one that cannot be described.
         """
         found, found_arrays = describe_found(self.found)
         more, more_arrays = self._more()
@@ -172,14 +172,13 @@ class TableFit(ABC):
         return replace(self, function=function_from(arrays, self._recipe()))
 
     def as_array(self, X: Any) -> np.ndarray:
-        """A table as an exported program takes it, float64, shape (N, number of columns): numbers as they are, NaN where they are
-        missing, and of a category the position of the level among the ``levels`` in ``fit.columns.columns``, -1 for any other."""
+        """A table as the array for an exported program, float64, shape (N, number of columns). Numbers stay as they are, NaN where
+        missing. A category becomes the position of its level in the ``levels`` of ``fit.columns.columns``, or -1 if not there."""
         return numbers_of(self.columns, read_table(X))
 
     def export(self, *, platforms: Sequence[str] | None = None) -> Any:
-        """The predictions as a program for any number of rows, ``jax.export.Exported``, which runs without this library (to write
-        it JAX needs
-        ``flatbuffers``)::
+        """Export the predictions as a program that runs without this library, a ``jax.export.Exported`` for any number of rows. JAX
+        needs ``flatbuffers`` to serialize it::
 
             open("fit.bin", "wb").write(fit.export().serialize())
 
@@ -187,12 +186,12 @@ class TableFit(ABC):
             with jax.enable_x64(True):
                 program.call(X)["mean"]
 
-        Its argument is the array of :meth:`as_array`, float64; of counts there is a second one, the exposure, shape (N,). It
-        returns ``probabilities`` of labels, and ``mean`` and ``sd`` of counts. Of numbers it returns ``mean``, ``sd``,
-        ``function_sd``, and ``loc`` and ``scale``: a new output is ``loc + scale * e``, or the exponential of this where
-        ``fit.units.is_log``. Its quantile at ``level`` is that at ``fit.found.errors.quantile(level)`` in the place of e.
+        Its argument is the array of :meth:`as_array`, float64; for counts the exposure, shape (N,), is a second argument. For
+        labels it returns ``probabilities``, for counts ``mean`` and ``sd``. For numbers it returns ``mean``, ``sd``,
+        ``function_sd``, ``loc`` and ``scale``: a new output is ``loc + scale * e``, or its exponential if ``fit.units.is_log``.
+        For the quantile at ``level``, put ``fit.found.errors.quantile(level)`` in the place of e.
 
-        :param platforms: such as ``("cpu", "cuda")``; by default the one at hand.
+        :param platforms: platforms such as ``("cpu", "cuda")``; by default the current one.
         """
 
         def program(X: Array, *more: Array) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""How much of what is predicted goes through each column of a table."""
+"""Importance of a table's columns for predictions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MOST_ROWS = 1000
 
 
 def importance_of(mean: Callable[[np.ndarray], np.ndarray], X: np.ndarray, columns: Columns) -> dict[str, float]:
-    r"""Total Sobol indices by exchange, the largest first.
+    r"""Total Sobol indices by exchange of columns, largest first.
 
     .. math:: T_d = \frac{E[(m(x) - m(x \text{ with column } d \text{ of } x'))^2]}{2 \mathrm{Var}\, m(x)}
 
-    with x and x' two rows of the data (Jansen 1999). The columns that one column of the table has become are exchanged together.
+    with x and x' two rows of the data (Jansen 1999). All encoded columns of one column of the table are exchanged together.
 
-    :param mean: from standardized columns (N, D) to (N,), or (N, P) for several functions, which are averaged by variance.
+    :param mean: maps standardized columns (N, D) to (N,), or to (N, P) for several functions, which are weighted by variance.
     """
     X = X[:MOST_ROWS]
     other = np.roll(X, 1, axis=0)  # rows are in random order

@@ -1,7 +1,7 @@
-"""Mixed columns of a table as inputs of a gp: numbers, and categories as columns of indices, each for a kernel of its own.
+"""Mixed columns of a table as inputs of a gp: numbers, and categories as columns of indices, each for its own kernel.
 
-Categories are not cut into columns of zeros and ones here, as ``columns`` does for models that know numbers only: one column of
-indices is what :class:`~numpyro_orthgp.kernels.Coregion` reads, which learns how alike categories are.
+``columns`` encodes categories for models of numbers only, with one column per level. Here a category is one column of indices,
+which :class:`~numpyro_orthgp.kernels.Coregion` reads. That kernel learns how similar the categories are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpyro_orthgp.types import Array
 
 __all__ = ["Category", "Inputs", "inputs_of"]
 
-MISSING = "(missing)"  # the level of categories that are not given
+MISSING = "(missing)"  # level of missing categories
 _MISSING_NUMBERS = ("refuse", "indicator", "keep")
 _UNSEEN = ("refuse", "new")
 
@@ -29,10 +29,10 @@ _UNSEEN = ("refuse", "new")
 class Category:
     """A column of categories.
 
-    :param name: of the table's column.
-    :param column: which column of the inputs holds the indices.
-    :param levels: the categories, in the order of their indices; ``"(missing)"`` among them if any were missing in training.
-    :param num: how many indices there may be: one more than levels where unseen ones are taken for a new category.
+    :param name: name of the table's column.
+    :param column: position of the column of indices in the inputs.
+    :param levels: the categories, in the order of their indices, with ``"(missing)"`` if any were missing in training.
+    :param num: number of possible indices: one more than levels if unseen categories become a new one.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Category:
 
 @dataclass(frozen=True)
 class Inputs:
-    """How a table becomes inputs of a gp; what :func:`~numpyro_orthgp.inputs_of` learns. Call it with a table.
+    """A map from tables to inputs of a gp, learned by :func:`~numpyro_orthgp.inputs_of`. Call it with a table.
 
-    :param numbers: the columns of the inputs that hold numbers, standardized.
-    :param categories: the others.
-    :param names: of all columns of the inputs.
+    :param numbers: columns of the inputs that hold standardized numbers.
+    :param categories: the other columns.
+    :param names: names of all columns of the inputs.
     """
 
     numbers: tuple[int, ...]
@@ -70,9 +70,9 @@ class Inputs:
     def __call__(self, table: Any) -> Array:
         """A table as inputs, shape (N, D).
 
-        :param table: of the columns that it was learned from, in any order.
-        :raises ValueError: if a column lacks; for categories that training has not seen and for missing numbers, unless
-            :func:`~numpyro_orthgp.inputs_of` was told what to do with these.
+        :param table: a table with the columns of training, in any order.
+        :raises ValueError: if a column is missing; for missing numbers and for categories not seen in training, unless the options
+            of :func:`~numpyro_orthgp.inputs_of` admit them.
         """
         found = read_table(table)
         lacking = [e.name for e in self.encoders if e.name not in found.names]
@@ -112,7 +112,7 @@ def inputs_of(
     unseen: str = "refuse",
     dtype: Any = None,
 ) -> Inputs:
-    r"""Learn how a table of mixed columns becomes inputs: numbers standardized, categories columns of indices.
+    r"""Learn the map from a table of mixed columns to inputs: standardized numbers, and categories as columns of indices.
 
     ::
 
@@ -122,20 +122,21 @@ def inputs_of(
         kernel = Matern52(lengthscale).on(inputs.numbers) * Coregion.exchangeable(town.num, correlation).on(town.column)
         Z = init.kmeans(rng_key, X, 50, categories=[c.column for c in inputs.categories])
 
-    Text, pandas' categories and other columns that are no numbers are categories; missing ones are a category of their own,
+    Text, pandas' categories and other columns that are not numbers are categories. Missing ones are a further category,
     ``"(missing)"``.
 
     :param table: a pandas or polars table, or an array of numbers, shape (N, D), whose columns are called x0, x1, ...
-    :param categories: names of columns of numbers that are codes: postcodes, machines.
-    :param missing: what to do with missing numbers: "refuse" them; "indicator" puts the median in their place and a column of -1
-        and 1 beside it; "keep" leaves NaN, which a gp refuses, for a model that draws them.
-    :param unseen: what to do with categories that training has not seen: "refuse" them by name, or take all of a column for one
-        "new" category, with a warning; for a kernel that says what is common to all, ``Coregion.exchangeable``.
+    :param categories: names of columns whose numbers are codes, such as postcodes or machines.
+    :param missing: treatment of missing numbers: "refuse" raises an error; "indicator" replaces them by the median and adds a
+        column of -1 and 1; "keep" leaves NaN, for a model that samples them (a gp refuses NaN).
+    :param unseen: treatment of categories not seen in training: "refuse" raises an error with their names; "new" makes one new
+        category of all that a column has, with a warning, for a kernel such as ``Coregion.exchangeable``, which models what all
+        categories share.
     :param dtype: floating dtype of the inputs, by default JAX's.
     :return: ``Inputs``, to call with this and other tables.
     :raises TypeError: for columns of dates, or of objects that are not text.
-    :raises ValueError: for other options, missing numbers that are refused, columns without any number, or ``categories`` that are
-        no columns.
+    :raises ValueError: for other options, missing numbers that are refused, columns without any number, or ``categories`` that
+        name no column.
     """
     check_option("missing", missing, _MISSING_NUMBERS)
     check_option("unseen", unseen, _UNSEEN)
@@ -144,7 +145,7 @@ def inputs_of(
     if strange:
         raise ValueError(f"`categories` names {', '.join(map(repr, strange))}; the table has {', '.join(found.names)}.")
     inputs = _learned(found, set(categories), missing, unseen, jnp.zeros((), dtype).dtype)
-    inputs(table)  # refuses what it would refuse of others
+    inputs(table)  # makes the same checks as for other tables
     return inputs
 
 
@@ -161,7 +162,7 @@ def _learned(table: Table, coded: set[str], missing: str, unseen: str, dtype: An
         column = Column.learn(name, values)
         if not np.isfinite(values).any():
             raise ValueError(f"Column {name!r} has no number at all. Leave it out.")
-        # Told apart only where asked: else missing ones are refused, or kept.
+        # Only "indicator" marks missing numbers; otherwise they are refused or kept.
         of_column = column.names() if missing == "indicator" else [name]
         encoders.append(column if missing == "indicator" else _known(column, values))
         numbers += range(len(names), len(names) + len(of_column))
@@ -171,7 +172,7 @@ def _learned(table: Table, coded: set[str], missing: str, unseen: str, dtype: An
 
 
 def _known(column: Column, values: np.ndarray) -> Column:
-    """Standardized by the numbers that are there."""
+    """The encoding of a column, standardized by its observed numbers."""
     known = values[np.isfinite(values)]
     return Column(column.name, None, column.median, float(known.mean()), float(known.std()) or 1.0)
 

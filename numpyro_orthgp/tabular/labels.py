@@ -1,4 +1,4 @@
-"""Labels of any kind as classes 0, ..., C - 1, and back as they came."""
+"""Labels of any kind as classes 0, ..., C - 1, and back in their original form."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from numpyro_orthgp.tabular.rows import LEAST_ROWS, is_missing, one_column
 __all__ = ["Labels"]
 
 MOST_CLASSES = 100
-MOST_FRACTIONS = 10  # distinct numbers with fractions, that may be labels
+MOST_FRACTIONS = 10  # most distinct numbers with fractions that may be labels
 
 
 @dataclass(frozen=True)
 class Labels:
     """
-    :param classes: the distinct labels, in order, of the dtype that they came in.
-    :param levels: all levels of a pandas category, in its order; ``None`` for labels that are none.
-    :param ordered: whether that category is ordered.
+    :param classes: the distinct labels, in order, in their original dtype.
+    :param levels: all levels of a pandas category, in its order; ``None`` for other labels.
+    :param ordered: whether the pandas category is ordered.
     """
 
     classes: np.ndarray
@@ -31,16 +31,16 @@ class Labels:
 
     @classmethod
     def read(cls, y: Any, num_rows: int, index: Any = None) -> tuple[Labels, np.ndarray, np.ndarray]:
-        """What the labels are, the classes of those that are there, and which rows these are.
+        """The labels, the classes of the rows that have a label, and a mask of these rows.
 
-        :raises TypeError: for labels of several types, or of none that can be compared.
-        :raises ValueError: for too few labels, one class only, or more classes than can be told apart.
+        :raises TypeError: for labels of several types, or of a type that cannot be ordered.
+        :raises ValueError: for too few labels, a single class, or too many classes.
         """
         values = one_column(y, num_rows, index=index)
         seen = np.array([not is_missing(v) for v in values], bool)
         known = _of_one_type(values[seen])
         if known.dtype.kind == "f" and str(getattr(y, "dtype", "")).lower().startswith(("int", "uint")):
-            known = known.astype(int)  # pandas makes floats of whole numbers some of which are missing
+            known = known.astype(int)  # pandas turns integers with missing entries into floats
         if len(known) < LEAST_ROWS:
             raise ValueError(f"At least {LEAST_ROWS} labels are needed; got {len(known)}.")
         classes = np.unique(known)
@@ -57,7 +57,7 @@ class Labels:
     def codes(self, labels: Any) -> np.ndarray:
         """Classes of labels, shape (N,).
 
-        :raises ValueError: for labels that training did not have.
+        :raises ValueError: for labels not seen in training.
         """
         position = {label: i for i, label in enumerate(self.classes.tolist())}
         values = np.asarray(labels.to_numpy() if hasattr(labels, "to_numpy") else labels).tolist()
@@ -67,7 +67,7 @@ class Labels:
         return np.array([position[v] for v in values], int)
 
     def give_back(self, codes: np.ndarray) -> Any:
-        """Labels of classes, as they came: an array, or a pandas category (an array where pandas is not installed)."""
+        """Labels of classes in their original form: an array, or a pandas category (an array if pandas is not installed)."""
         labels = self.classes[codes]
         if self.levels is None:
             return labels
@@ -84,7 +84,7 @@ class Labels:
 
 
 def _of_one_type(values: np.ndarray) -> np.ndarray:
-    """Labels in an array that can be ordered: objects that are all numbers or truth values get their dtype."""
+    """Labels as an array that can be ordered. Objects that are all numbers or all truth values get that dtype."""
     if values.dtype.kind in "biufU":
         return values
     if values.dtype.kind != "O":

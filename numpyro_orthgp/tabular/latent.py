@@ -1,7 +1,7 @@
-"""Hyperparameters, inducing points and q of a model whose noise is not Gaussian: the searches of ``stages`` by stochastic steps.
+"""The searches of ``stages`` for a model with a non-Gaussian likelihood: stochastic steps for hyperparameters and q.
 
-A step sees a batch of rows. It moves q along its natural gradient and the hyperparameters by Adam, whose rate falls to a twentieth.
-Points stay where they are, as in ``search``. At the end all rows come in, the held-out ones too, for half as many steps.
+A step sees a minibatch. It moves q along its natural gradient and the hyperparameters by Adam, whose rate falls to a twentieth.
+Inducing points are fixed during a search, as in ``search``. A last fit, with half as many steps, sees all rows, also held-out ones.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ __all__ = ["LatentSearch", "latent_function"]
 
 USUAL_STEPS = 300
 BATCH = 1024
-NATURAL, RATE, LAST_RATE = 0.3, 0.2, 0.05  # step of q; Adam's rate, and the share of it that is left at the end
-FEW = 2  # rows that a model is looked at with
+NATURAL, RATE, LAST_RATE = 0.3, 0.2, 0.05  # step of q; Adam's rate, and the share of it that remains at the end
+FEW = 2  # rows that suffice to trace a model
 
 
 @dataclass
 class LatentSearch:
     """
-    :param model: of the arguments in ``data`` and ``options``, with a gp "f", ``Z`` and ``num_rows``.
-    :param data: arguments that have an entry for each row, in random order, the held-out ones first; X and y among them.
+    :param model: has a gp "f", and takes the arguments in ``data`` and ``options``, ``Z`` and ``num_rows``.
+    :param data: arguments with one entry per row, among them X and y, in random order, held-out rows first.
     :param options: further arguments.
-    :param relevant: the outputs that a column may be relevant for, in the order of the rows.
-    :param score: from function, parameters and rows of ``data`` to log densities.
+    :param relevant: outputs for the relevance of columns, in the order of the rows.
+    :param score: maps function, hyperparameters and rows of ``data`` to log densities.
     """
 
     model: Callable[..., None]
@@ -60,7 +60,7 @@ class LatentSearch:
     score: Callable[[GPFunction, Values, dict[str, np.ndarray]], np.ndarray]
     seen: dict[str, np.ndarray] = field(init=False)
     held: dict[str, np.ndarray] = field(init=False)
-    best: dict[str, Any] = field(init=False)  # what the best search ended with, which the held-out rows judge
+    best: dict[str, Any] = field(init=False)  # result of the best search, which the held-out rows judge
     best_stage: Stage = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,14 +75,14 @@ class LatentSearch:
         return self.num_rows
 
     def first(self, values: dict[str, Values] | None = None) -> list[Tried]:
-        """The first searches, from each of the starts."""
+        """The first searches, one from each start."""
         num = min(self.budget.num_points or FIRST_POINTS, self.num_rows)
         if values is None:
             values = starts(self.seen["X"], *(y[self.num_held :] for y in self.relevant))
         return [self.stage(num, name, {"values": start}) for name, start in values.items()]
 
     def search(self, tried: list[Tried]) -> Found:
-        """The fit of all rows, after as many searches as pay."""
+        """The fit of all rows, after further searches while they pay."""
         rows = self.num_rows, self.num_held, self.rows_for
         stages, (last, ended), _ = while_it_pays(tried, self.stage, self.budget, *rows)
         self.best, self.best_stage, losses = ended, last, ended["losses"]
@@ -146,7 +146,7 @@ class LatentSearch:
 
 
 def new_guide(model: Callable[..., None]) -> AutoSparseGP:
-    """A Gaussian of the inducing variables, and posterior modes of the hyperparameters."""
+    """A guide with a Gaussian for the inducing variables and posterior modes of the hyperparameters."""
     return AutoSparseGP(model, natural=True)
 
 
@@ -160,14 +160,14 @@ def values_of(params: dict[str, Any]) -> Values:
 
 
 def settled(losses: np.ndarray) -> float:
-    """The mean of the last tenth; infinite if there is no step."""
+    """The mean of the last tenth of the losses; infinite if there are none."""
     return float(losses[-max(len(losses) // 10, 1) :].mean()) if len(losses) else np.inf
 
 
 def latent_function(
     model: Callable[..., None], params: dict[str, Any], Z: Any, data: dict[str, Any], options: dict[str, Any]
 ) -> GPFunction:
-    """The fitted function; one program."""
+    """The fitted function, by one compiled program."""
     few = {name: jnp.asarray(array[:FEW]) for name, array in data.items()}
     static = tuple(sorted(options.items()))
     return _function(model, static, jax.tree.map(jnp.asarray, params), jnp.asarray(Z), few)

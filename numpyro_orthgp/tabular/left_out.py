@@ -1,8 +1,8 @@
-"""What rows say that were left out: how large the noise is, whether near rows help, what errors are distributed as, and whether the
-mean alone is better.
+"""Calibration on rows that were left out: the noise, the use of nearby rows, the distribution of errors, and whether the mean alone
+is better.
 
-Few rows are all left out, a fifth at a time, and the hyperparameters of each fifth are searched for among the others: they would
-know too well what they have seen.
+If rows are few, all of them are left out in turn, a fifth at a time. The hyperparameters for each fifth come from a search on the
+other rows, since they would predict rows that they have seen too well.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from numpyro_orthgp.tabular.stages import CLEARLY, FOLDS, MOST_POINTS, Found, St
 
 __all__ = ["LeftOut", "calibrate", "finish", "folds", "left_out"]
 
-MOST_WORK = 1e10  # N M^2 of the last step, which has no gradient
+MOST_WORK = 1e10  # largest N M^2 of the last step, which has no gradient
 STEP, MOST_CHANGES = 1.4, 6  # factors of the noise
-FOLD_POINTS = 400  # of a search for rows that are left out
+FOLD_POINTS = 400  # most inducing points of a search for rows that are left out
 FLAT = {"scale": 1e-3, "slope": 1e-3, "noise": 1.0}  # the mean and the standard deviation
 
 
 class LeftOut(NamedTuple):
-    """Rows to predict, and what they are predicted with."""
+    """Rows to predict, with the hyperparameters, inducing points and rows that predict them."""
 
     values: Values
     Z: np.ndarray
@@ -35,29 +35,29 @@ class LeftOut(NamedTuple):
     y_new: np.ndarray
 
     def predicted(self, factor: float, near: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Means and variances of new outputs with so many times the noise, and the outputs that came."""
+        """Predicted means and variances with the noise times ``factor``, and the observed outputs."""
         values = self.values | {"noise": self.values["noise"] * factor}
         mean, variance = moments(predictor_of(values, self.rows, self.Z, near), self.X_new)
         return mean, variance + values["noise"] ** 2, self.y_new
 
 
 def folds(num_rows: int) -> list[np.ndarray]:
-    """Which rows are left out, a fifth of them at a time: True, shape (N,).
+    """Masks of the rows that are left out, a fifth at a time, shape (N,) each; True for rows left out.
 
-    All have the same size, so that programs are compiled once; up to four rows are never left out.
+    All folds have the same size, so programs compile once. Up to four rows are never left out.
 
-    :param num_rows: N, in random order.
+    :param num_rows: N, number of rows, in random order.
     """
     size, rows = num_rows // FOLDS, np.arange(num_rows)
     return [(k * size <= rows) & (rows < (k + 1) * size) for k in range(FOLDS)]
 
 
 def left_out(searches: Searches, y: np.ndarray, values: Values, last: Stage, num_points: int) -> list[LeftOut]:
-    """Rows to calibrate with, that hyperparameters have not seen: the held-out ones if they are many. If they are few, all rows, a
-    fifth at a time, each fifth with a search of its own among the others.
+    """Rows for calibration, which the hyperparameters have not seen. These are the held-out rows if they are many. Otherwise they
+    are all rows, a fifth at a time, and each fifth has its own search on the other rows.
 
-    :param last: the search that hyperparameters are of.
-    :param num_points: that rows are predicted with.
+    :param last: the search that found the hyperparameters.
+    :param num_points: number of inducing points for predictions.
     """
     X, num_held = searches.X, searches.num_held
     if not searches.are_few:
@@ -74,9 +74,9 @@ def left_out(searches: Searches, y: np.ndarray, values: Values, last: Stage, num
 
 
 def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched, grows: bool) -> Found:
-    """All rows, and the points for them; the mean instead, where that predicts rows left out better.
+    """The fit of all rows, with inducing points for them; the mean instead, if it predicts left-out rows better.
 
-    :param stages, last, ended, grows: of :func:`~numpyro_orthgp.tabular.search.search`.
+    :param stages, last, ended, grows: results of :func:`~numpyro_orthgp.tabular.search.search`.
     """
     X, values, (y, log_slopes, _) = searches.X, ended.values, ended.outputs
     num_points, baseline, is_mean, near_noise, errors = last.num_points, np.nan, False, None, STANDARD
@@ -98,11 +98,13 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
 
 
 def calibrate(parts: list[LeftOut], values: Values, budget: Budget) -> tuple[Values, float | None, float, np.ndarray]:
-    """The noise, changed if rows left out are clearly predicted better with it; that of predictions with neighbours, if these are
-    clearly better; the mean log density of the rows then, and their distances from predictions, in predicted standard deviations.
+    """Calibrate on left-out rows: change the noise, or use neighbours, if this clearly predicts the rows better.
 
-    Of few rows, and of outputs with heavy tails, modes of the hyperparameters leave too small a noise. Where there are fewer points
-    than rows, the rows near each input may say more than the points do, and with them what the points miss is no noise any longer.
+    Posterior modes underestimate the noise if rows are few or outputs have heavy tails. If there are fewer inducing points than
+    rows, the rows near an input may add information. With them, what the points miss no longer counts as noise.
+
+    :return: hyperparameters; the noise of predictions with neighbours, or None; the rows' mean log density; and their distances
+        from predictions, in predicted standard deviations.
     """
 
     def at(factor: float, near: bool) -> tuple[float, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Fits of tables from files, :func:`load`."""
+""":func:`load`, which reads fits of tables from files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ KINDS: dict[str, type[TableFit]] = {cls.kind: cls for cls in (RegressionFit, Cla
 
 
 def load(path: Any) -> Any:
-    """A fit that ``fit.save(path)`` has kept: of :func:`regression`, :func:`classification` or :func:`counts`.
+    """Load a fit of :func:`regression`, :func:`classification` or :func:`counts` that ``fit.save(path)`` wrote.
 
-    Nothing in the file is executed, and nothing is fitted again. Predictions are those of the fit that was saved, to the last bit.
+    Nothing in the file is executed, and nothing is fitted again. Predictions equal those of the saved fit to the last bit.
 
-    :param path: of the file, text or a ``pathlib.Path``.
+    :param path: path of the file, text or a ``pathlib.Path``.
     :return: the fit.
     :raises FileNotFoundError: if there is no such file.
-    :raises ValueError: if it is damaged, of something else, or of a later version of the format.
+    :raises ValueError: if the file is damaged, is not a saved fit, or has another version of the format.
     """
     return read_fit(path, _restored)
 

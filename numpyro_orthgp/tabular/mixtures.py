@@ -1,8 +1,8 @@
-"""What errors of predictions are distributed as, in predicted standard deviations: a mixture of normal distributions.
+"""The distribution of prediction errors, in predicted standard deviations: a mixture of normal distributions.
 
-One normal distribution is too narrow for outliers and then too wide for the other rows. A Student t has two parameters for both,
-and is symmetric. A few normal distributions, each with a mean of its own, also have the shapes between, and skewed ones, and all
-their moments exist, those of the exponential too. How many is decided by Schwarz's criterion.
+One normal distribution is too narrow for outliers, or too wide for the other rows. A Student t has two parameters for both, and is
+symmetric. A mixture of a few normal distributions with different means also fits shapes in between, and skewed ones. All its
+moments exist, also those of its exponential. Schwarz's criterion decides the number of components.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import scipy
 __all__ = ["STANDARD", "Mixture", "fit_mixture", "moments_of"]
 
 MOST = 4  # components
-ROUNDS, SETTLED = 300, 0.01  # of expectation maximization, and nats that a round must gain
+ROUNDS, SETTLED = 300, 0.01  # rounds of expectation maximization, and nats that a round must gain
 NARROWEST = (
-    0.05  # the quantile of the distances from the median that no scale is below: else one may sit on a single row
+    0.05  # quantile of the distances from the median that bounds scales from below: else one may sit on a single row
 )
-STARTS = (0.1, 0.3)  # quantiles of these distances, where the narrowest component starts
+STARTS = (0.1, 0.3)  # quantiles of these distances at which the narrowest component starts
 
 
 @dataclass(frozen=True)
 class Mixture:
     """A mixture of normal distributions.
 
-    :param weights: shape (K,), adding up to one.
+    :param weights: shape (K,), with sum one.
     :param locs: means of the components, shape (K,).
     :param scales: standard deviations of the components, shape (K,).
     """
@@ -45,11 +45,11 @@ class Mixture:
         return np.asarray(scipy.special.logsumexp(self._log_joint(z), axis=-1))
 
     def cdf(self, z: Any) -> np.ndarray:
-        """Probability of less than z."""
+        """Probability of a value below z."""
         return np.asarray(scipy.special.ndtr((np.asarray(z)[..., None] - self.locs) / self.scales) @ self.weights)
 
     def quantile(self, level: np.ndarray) -> np.ndarray:
-        """What is below with this probability, of any shape."""
+        """Quantiles at probabilities of any shape."""
         each = (
             self.locs + self.scales * scipy.special.ndtri(level)[..., None]
         )  # the mixture's quantile is between those of its components
@@ -70,9 +70,9 @@ STANDARD = Mixture(np.ones(1), np.zeros(1), np.ones(1))
 
 
 def fit_mixture(z: np.ndarray) -> Mixture:
-    """The mixture that errors are most likely of: the standard normal distribution, another normal one, or two to four, with means
-    of their own or without, whichever has the largest log density of all less half a log N for each parameter (Schwarz 1978). One
-    more is tried while it pays.
+    """Fit a mixture to errors. Candidates are the standard normal distribution, another normal one, and two to four components, all
+    with and without means. The largest log density, less half a log N for each parameter, wins (Schwarz 1978). A further component
+    is tried while it pays.
 
     :param z: errors in predicted standard deviations, shape (N,).
     """
@@ -93,7 +93,7 @@ def fit_mixture(z: np.ndarray) -> Mixture:
 
 
 def _most_likely(z: np.ndarray, num: int, has_means: bool, start: float) -> tuple[float, Mixture]:
-    """By expectation maximization: log density of all, and the mixture."""
+    """Total log density and the maximum-likelihood mixture, by expectation maximization."""
     away = np.abs(z - np.median(z))
     narrowest = max(float(np.quantile(away, NARROWEST)), np.finfo(float).tiny ** 0.5)
     first, last = np.maximum(np.quantile(away, [start, 0.995]), narrowest)
@@ -114,7 +114,7 @@ def _most_likely(z: np.ndarray, num: int, has_means: bool, start: float) -> tupl
 
 
 def moments_of(errors: Mixture, loc: Any, scale: Any, is_log: bool, xp: Any = np) -> tuple[Any, Any]:
-    """Mean and standard deviation of ``loc + scale e``, or of its exponential.
+    """Mean and standard deviation of ``loc + scale e``, or of its exponential if ``is_log``.
 
     :param errors: the distribution of e.
     :param loc, scale: shape (N,).

@@ -1,6 +1,6 @@
-"""The models: ordinary NumPyro models of standardized columns, to read, to call, and to copy and change.
+"""The models of tables: ordinary NumPyro models of standardized columns, to read, to call, and to copy and change.
 
-Their priors are on the scale of standardized data, and weak: of a log-normal the mode is given, since the mode is what is fitted.
+Their priors are weak, on the scale of standardized data. Log-normals are given by their mode, since fits find posterior modes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["classification_model", "counts_model", "covariance", "regression_mod
 
 
 def log_normal(mode: Any, spread: float) -> dist.Distribution:
-    """A log-normal distribution by its mode and the standard deviation of the logarithm."""
+    """A log-normal distribution with a given mode and standard deviation of the logarithm."""
     return dist.LogNormal(jnp.log(mode) + spread**2, spread)
 
 
 def covariance(num_columns: int) -> Kernel:
-    r"""The kernel, with its hyperparameters sampled: Matern 5/2 with a lengthscale for each column, and a plane.
+    r"""Sample the hyperparameters of the kernel: Matern 5/2 with a lengthscale for each column, plus a plane.
 
     .. math:: k(x, x') = s^2 \, k_{5/2}(x, x'; \ell_1, \dots, \ell_D) + \frac{b^2}{D} x^\top x'
 
-    A priori lengthscales are about sqrt(D), at which typical standardized rows are a lengthscale or two apart whatever D.
+    Prior lengthscales are about sqrt(D). Typical standardized rows are then a lengthscale or two apart for any D.
 
     :param num_columns: D.
     """
@@ -47,7 +47,7 @@ def regression_model(X: Array, y: Array | None = None, *, Z: Array, observed: Ar
     :param X: standardized columns, shape (N, D).
     :param y: standardized outputs, shape (N,).
     :param Z: inducing points, shape (M, D). ``numpyro.param("Z", Z)`` in a copy of this model would learn them.
-    :param observed: False for rows that take no part, shape (N,); all do if not given.
+    :param observed: False for rows that are left out, shape (N,); by default all rows are used.
     """
     kernel = covariance(X.shape[1])
     noise = numpyro.sample("noise", log_normal(0.2, 1.5))
@@ -57,7 +57,7 @@ def regression_model(X: Array, y: Array | None = None, *, Z: Array, observed: Ar
 def classification_model(
     X: Array, y: Array | None = None, *, Z: Array, num_classes: int, num_rows: int | None = None
 ) -> None:
-    """Classes by a Gaussian process: one function and a probit for two, a function for each and a softmax for more.
+    """Gaussian-process classification. Two classes have one function and a probit, more have one function each and a softmax.
 
     :param X: standardized columns, shape (N, D), or a batch of their rows.
     :param y: classes 0, ..., C - 1, shape (N,).
@@ -85,13 +85,13 @@ def counts_model(
     overdispersed: bool,
     num_rows: int | None = None,
 ) -> None:
-    """Counts whose mean is ``expected`` times the exponential of a Gaussian process.
+    """Gaussian-process regression of counts, whose mean is ``expected`` times the exponential of a Gaussian process.
 
     :param X: standardized columns, shape (N, D), or a batch of their rows.
     :param y: counts, shape (N,).
-    :param expected: counts at the mean rate: the exposure times that rate, shape (N,) or a scalar.
+    :param expected: counts at the mean rate, the exposure times this rate, shape (N,) or a scalar.
     :param Z: inducing points, shape (M, D).
-    :param overdispersed: negative binomial counts instead of Poisson ones.
+    :param overdispersed: whether counts are negative binomial instead of Poisson.
     :param num_rows: N, if X is a batch.
     """
     offset = numpyro.sample("offset", dist.Normal(0.0, 2.0))

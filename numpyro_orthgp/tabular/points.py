@@ -1,4 +1,4 @@
-"""The kernel at given hyperparameters, and inducing points for it."""
+"""The models' kernel at given hyperparameters, and inducing points for it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from numpyro_orthgp.tabular.models import covariance
 
 __all__ = ["Values", "kernel_of", "points_for"]
 
-MOST_CANDIDATES = 20_000  # rows that points are picked from
+MOST_CANDIDATES = 20_000  # rows among which points are picked
 
-Values = dict[str, np.ndarray]  # of the hyperparameters, by site
+Values = dict[str, np.ndarray]  # values of the hyperparameters, by site
 
 
 def kernel_of(values: Values) -> Kernel:
@@ -27,10 +27,10 @@ def kernel_of(values: Values) -> Kernel:
 
 
 def points_for(values: Values, X: np.ndarray, num_points: int, among: np.ndarray | None = None) -> np.ndarray:
-    """Inducing points among the rows, where the kernel is least certain (Burt et al. 2020).
+    """Inducing points among the rows, picked where the conditional variance is largest (Burt et al. 2020).
 
-    :param X: rows in random order; of many the first ones are looked at.
-    :param among: True for the rows that may be points, shape (N,), all if not given: one program serves any choice of them.
+    :param X: rows in random order; if there are many, only the first ones are candidates.
+    :param among: True for the rows that may be points, shape (N,), by default all. One program serves any choice.
     """
     X = X[:MOST_CANDIDATES]
     among = None if among is None else among[:MOST_CANDIDATES]

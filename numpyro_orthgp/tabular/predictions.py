@@ -18,7 +18,7 @@ __all__ = ["ClassPredictions", "CountPredictions", "Predictions"]
 
 
 def table_of(columns: dict[str, Any], like: Any, index: Any) -> Any:
-    """A table of the kind that the inputs came in, with their index; a dict of arrays if they were an array."""
+    """A table of the same class as the inputs, with their index; a dict of arrays if the inputs were an array."""
     if like is None:
         return columns
     return like(columns) if index is None else like(columns, index=index)
@@ -26,7 +26,7 @@ def table_of(columns: dict[str, Any], like: Any, index: Any) -> Any:
 
 def checked_levels(level: Any) -> np.ndarray:
     """
-    :raises ValueError: for levels that are not between 0 and 1.
+    :raises ValueError: if levels are not between 0 and 1.
     """
     level = np.asarray(level, float)
     if not ((level > 0) & (level < 1)).all():
@@ -36,7 +36,7 @@ def checked_levels(level: Any) -> np.ndarray:
 
 def checked_outputs(y: Any, num: int) -> np.ndarray:
     """
-    :raises ValueError: if they are not one for each row.
+    :raises ValueError: if there is not one output for each row.
     """
     values = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
     if np.ma.is_masked(y):
@@ -47,7 +47,7 @@ def checked_outputs(y: Any, num: int) -> np.ndarray:
 
 
 class _Ordered(ABC):
-    """Predictions of outputs that have an order."""
+    """Predictions of ordered outputs."""
 
     mean: np.ndarray
     sd: np.ndarray
@@ -56,15 +56,15 @@ class _Ordered(ABC):
 
     @abstractmethod
     def quantile(self, level: Any) -> np.ndarray:
-        """What a new output is below with this probability."""
+        """Quantiles of new outputs at this probability."""
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends of the central interval that holds a new output with this probability."""
+        """Lower and upper ends of the central interval that contains a new output with probability ``level``."""
         lower, upper = self.quantile([0.5 - level / 2, 0.5 + level / 2]).T
         return lower, upper
 
     def frame(self, level: float = 0.95) -> Any:
-        """A table of the kind that the inputs came in, with their index; a dict of arrays if they were an array."""
+        """A table of the same class as the inputs, with their index; a dict of arrays if the inputs were an array."""
         lower, upper = self.interval(level)
         columns = {"mean": self.mean, "sd": self.sd, "lower": lower, "upper": upper}
         return table_of(columns, self.like, self.index)
@@ -72,14 +72,14 @@ class _Ordered(ABC):
 
 @dataclass(frozen=True)
 class Predictions(_Ordered):
-    """Distributions of new outputs, one for each row: of ``loc + scale e``, or of its exponential where ``is_log``.
+    """Distributions of new outputs, one for each row: that of ``loc + scale e``, or of its exponential if ``is_log``.
 
-    :param loc: in the units of y, or of its logarithm, shape (N,).
+    :param loc: location, in the units of y or of log y, shape (N,).
     :param scale: likewise.
     :param function_sd: standard deviation of the function alone, in the units of y, shape (N,).
-    :param index: labels of the rows, if they came in a table that has them.
-    :param errors: the distribution of e, the standard normal one or a mixture of normal distributions.
-    :param is_log: whether it is the logarithm of y that was modelled.
+    :param index: labels of the rows, if the user's table has them.
+    :param errors: the distribution of e: standard normal, or a mixture of normal distributions.
+    :param is_log: whether log y was modelled.
     """
 
     loc: np.ndarray
@@ -92,12 +92,12 @@ class Predictions(_Ordered):
 
     @property
     def mean(self) -> np.ndarray:  # type: ignore[override]
-        """Of a new output, in the units of y, shape (N,)."""
+        """Means of new outputs, in the units of y, shape (N,)."""
         return np.asarray(self._moments[0])
 
     @property
     def sd(self) -> np.ndarray:  # type: ignore[override]
-        """Standard deviation of a new output, with the noise, in the units of y, shape (N,)."""
+        """Standard deviations of new outputs, with noise, in the units of y, shape (N,)."""
         return np.asarray(self._moments[1])
 
     @cached_property
@@ -105,23 +105,23 @@ class Predictions(_Ordered):
         return moments_of(self.errors, self.loc, self.scale, self.is_log)
 
     def quantile(self, level: Any) -> np.ndarray:
-        """What a new output is below with this probability, shape (N,), or (N, K) for K levels.
+        """Quantiles of new outputs, shape (N,), or (N, K) for K levels.
 
-        :raises ValueError: for levels that are not between 0 and 1.
+        :raises ValueError: if levels are not between 0 and 1.
         """
         z = self.errors.quantile(checked_levels(level))
         found = self.loc + self.scale * z if z.ndim == 0 else self.loc[:, None] + self.scale[:, None] * z
         return np.asarray(np.exp(found) if self.is_log else found)
 
     def cdf(self, y: Any) -> np.ndarray:
-        """The probability of less than y for each row, shape (N,): uniform for outputs that came, if predictions are calibrated.
+        """The probability of an output below y for each row, shape (N,). It is uniform at observed y if predictions are calibrated.
 
         :raises ValueError: for another shape.
         """
         return self.errors.cdf(self._standardized(y)[0])
 
     def log_density(self, y: Any) -> np.ndarray:
-        """Of outputs that came, nats in the units of y, shape (N,).
+        """Log densities of observed outputs, in nats and in the units of y, shape (N,).
 
         :raises ValueError: for another shape.
         """
@@ -129,11 +129,11 @@ class Predictions(_Ordered):
         return self.errors.log_density(z) + slope
 
     def _standardized(self, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The e of outputs, and the logarithm of its derivative by y."""
+        """The errors e of outputs, and the log derivative of e with respect to y."""
         y = checked_outputs(y, len(self.loc)).astype(float)
         if not self.is_log:
             return (y - self.loc) / self.scale, -np.log(self.scale)
-        with np.errstate(divide="ignore", invalid="ignore"):  # nothing is below zero
+        with np.errstate(divide="ignore", invalid="ignore"):  # y <= 0 has probability zero
             log_y = np.where(y > 0, np.log(y), -np.inf)
         finite = np.where(y > 0, log_y, 0.0)
         return (log_y - self.loc) / self.scale, -np.log(self.scale) - finite
@@ -144,8 +144,8 @@ class ClassPredictions:
     """Probabilities of the classes, for each row.
 
     :param probabilities: shape (N, C), in the order of ``classes``.
-    :param labels: what the classes are.
-    :param index: labels of the rows, if they came in a table that has them.
+    :param labels: the labels of the classes.
+    :param index: labels of the rows, if the user's table has them.
     """
 
     probabilities: np.ndarray
@@ -160,20 +160,20 @@ class ClassPredictions:
 
     @property
     def label(self) -> Any:
-        """The most probable label of each row, of the kind that y was."""
+        """The most probable label of each row, of the same kind as y."""
         return self.labels.give_back(self.probabilities.argmax(-1))
 
     def log_density(self, y: Any) -> np.ndarray:
-        """Log probabilities of labels that came, nats, shape (N,).
+        """Log probabilities of observed labels, in nats, shape (N,).
 
-        :raises ValueError: for another shape, or a label that training did not have.
+        :raises ValueError: for another shape, or a label not seen in training.
         """
         codes = self.labels.codes(checked_outputs(y, len(self.probabilities)))
         return np.log(self.probabilities[np.arange(len(codes)), codes])
 
     def frame(self) -> Any:
-        """The label and a column of probabilities for each class, as a table of the kind that the inputs came in, with their index;
-        a dict of arrays if they were an array."""
+        """A table of the same class as the inputs, with their index: the label, and a column of probabilities for each class. It is
+        a dict of arrays if the inputs were an array."""
         columns = {"label": self.label} | {
             f"P({label})": p for label, p in zip(self.classes.tolist(), self.probabilities.T, strict=True)
         }
@@ -187,13 +187,13 @@ ROWS_AT_ONCE = 2048
 
 @dataclass(frozen=True)
 class CountPredictions(_Ordered):
-    """Distributions of new counts, one for each row: Poisson or negative binomial with a log rate that is normal.
+    """Distributions of new counts, one for each row: Poisson or negative binomial with a normal log rate.
 
     :param log_mean: mean of the logarithm of the rate times the exposure, shape (N,).
     :param log_sd: its standard deviation, shape (N,).
-    :param concentration: k of the negative binomial distribution; infinite for Poisson's.
-    :param index: labels of the rows, if they came in a table that has them.
-    :param densities: log densities of counts, of ``log_mean``, ``log_sd`` and y.
+    :param concentration: k of the negative binomial distribution; infinite for Poisson.
+    :param index: labels of the rows, if the user's table has them.
+    :param densities: maps ``log_mean``, ``log_sd`` and y to log probabilities of counts.
     """
 
     log_mean: np.ndarray
@@ -230,16 +230,16 @@ class CountPredictions(_Ordered):
         return np.where(y < 0, 0.0, given @ WEIGHTS)
 
     def quantile(self, level: Any) -> np.ndarray:
-        """The smallest count that is not exceeded with this probability, shape (N,), or (N, K) for K levels.
+        """Quantiles of new counts, shape (N,), or (N, K) for K levels: the smallest count not exceeded with probability ``level``.
 
-        :raises ValueError: for levels that are not between 0 and 1.
+        :raises ValueError: if levels are not between 0 and 1.
         """
         level = checked_levels(level)
         found = [self._quantile(each) for each in np.atleast_1d(level)]
         return found[0] if level.ndim == 0 else np.stack(found, -1)
 
     def _quantile(self, level: float) -> np.ndarray:
-        """By bisection between -1 and a count that is large enough."""
+        """Bisection between -1 and a count that is large enough."""
         lower, upper = np.full(len(self.log_mean), -1.0), np.ceil(self.mean + self.sd)
         while (short := self.cdf(upper) < level).any():
             upper = np.where(short, 2 * upper + 1, upper)
@@ -250,9 +250,9 @@ class CountPredictions(_Ordered):
         return upper
 
     def log_density(self, y: Any) -> np.ndarray:
-        """Log probabilities of counts that came, nats, shape (N,).
+        """Log probabilities of observed counts, in nats, shape (N,).
 
-        :raises ValueError: for another shape, or for what is no count.
+        :raises ValueError: for another shape, or if y is not a count.
         """
         counts = checked_outputs(y, len(self.log_mean)).astype(float)
         if not ((counts >= 0) & (counts == np.round(counts))).all():

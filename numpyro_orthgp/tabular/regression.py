@@ -1,4 +1,4 @@
-"""From a table and a column of numbers to predictions, :func:`regression`."""
+""":func:`regression`, from a table and a column of numbers to predictions."""
 
 from __future__ import annotations
 
@@ -36,36 +36,38 @@ __all__ = ["RegressionFit", "regression"]
 def regression(
     X: Any, y: Any, *, time: float | None = 60.0, M: int | None = None, num_steps: int | None = None, seed: int = 0
 ) -> RegressionFit:
-    r"""A Gaussian-process regression of y on the columns of a table, with nothing to choose.
+    r"""Gaussian-process regression of y on the columns of a table; all options have defaults.
 
     ::
 
         fit = ogp.regression(X, y)  # a minute at most
-        print(fit)  # what was done, and what came of it
+        print(fit)  # what was done, with results
         new = fit.predict(X_new)
         lower, upper = new.interval(0.95)
 
-    **What it does.** Columns are standardized, categories become columns of -1 and 1, missing entries the median and a column that
-    tells which; rows whose y is missing are left out. The model is :func:`numpyro_orthgp.tabular.regression_model`: Matern 5/2
-    with a lengthscale for each column plus a plane, Gaussian noise, weak priors, and the collapsed bound of Titsias 2025
-    (:class:`~numpyro_orthgp.CollapsedGP`). Hyperparameters are posterior modes, by :func:`~numpyro_orthgp.fit_lbfgs` in float64,
-    whatever JAX is set to, from two starts: equal lengthscales, and such as the relevance of each column by itself suggests.
-    Outputs that are positive and skewed are also tried as logarithms; the bounds of both are densities of y, and the larger wins.
-    Then the number of inducing points is doubled, picked anew for the kernel so far, until the rows that are held out (a tenth)
-    gain less than 0.005 nats each, or, where these are fewer than 200, the bounds leave no larger gap (while it is above 0.2, there
-    are four times the points); or the time is over. Of many rows the hyperparameters see twenty a point; the function that is
-    returned is given all of them.
+    **Data.** Columns are standardized. Categories become columns of -1 and 1. Missing entries become the median, and a further
+    column marks them. Rows without y are left out.
 
-    **What rows left out say.** These are the held-out rows if there are 500 or more. Of fewer rows all are left out, a fifth at a
-    time, each fifth with a search of its own among the others (while the time lasts), so that hyperparameters have not seen what
-    they predict. If these rows are clearly predicted better with a larger noise, it is made larger, by steps of a factor of 1.4;
-    if with the rows nearest to each input, predictions use these (:func:`~numpyro_orthgp.with_neighbors`), and the noise may become
-    smaller too. New outputs are distributed about their predictions as these rows are: normally, or by a mixture of up to four
-    normal distributions, which has heavy and skewed tails if they have; Schwarz's criterion decides. If rows left out are predicted
-    better by the mean and the standard deviation of y, these are what is returned, and the page says so.
+    **Model.** :func:`numpyro_orthgp.tabular.regression_model` has a Matern 5/2 kernel with a lengthscale for each column, plus a
+    plane, Gaussian noise, weak priors, and the collapsed bound of Titsias 2025 (:class:`~numpyro_orthgp.CollapsedGP`).
 
-    **To go on.** ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments`` are what ``SVI`` and ``NUTS`` take; the model
-    is a few lines of the public pieces, to copy and change.
+    **Search.** :func:`~numpyro_orthgp.fit_lbfgs` finds posterior modes of the hyperparameters, always in float64. It has two
+    starts: equal lengthscales, and lengthscales from the relevance of each single column. Positive, skewed outputs are also
+    tried as logarithms. Both bounds are densities of y, and the larger wins. Then the number of inducing points doubles, with
+    new points for the current kernel, until the held-out rows (a tenth, at most 1000) gain less than 0.005 nats each, or the
+    time is over. With fewer than 200 held-out rows the gap between the bounds decides instead; above 0.2 nats per row the
+    points are quadrupled. Hyperparameters see twenty rows per inducing point, at least 1000; the returned function sees all
+    rows.
+
+    **Calibration.** It uses the held-out rows if there are 500 or more. Otherwise all rows are left out in turn, a fifth at a time,
+    and the hyperparameters of each fifth come from a search on the other rows, while time is left. If larger noise clearly predicts
+    these rows better, the noise grows in steps of a factor of 1.4. If the nearest rows clearly help, predictions use them
+    (:func:`~numpyro_orthgp.with_neighbors`), and the noise may also shrink. Errors of new outputs follow the errors of these rows:
+    a normal distribution, or a mixture of up to four, which can have heavy and skewed tails. Schwarz's criterion decides. If the
+    mean and the standard deviation of y alone predict better, the fit returns these, and the page says so.
+
+    **Next steps.** ``SVI`` and ``NUTS`` take ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments``. The model is a few
+    public lines, to copy and change.
 
     >>> import numpy as np
     >>> import numpyro_orthgp as ogp
@@ -75,16 +77,16 @@ def regression(
     array([105.,  95.])
 
     :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,).
-    :param y: numbers, shape (N,); NaN where it is missing.
-    :param time: seconds, three quarters of them for the searches. A search that has begun ends within a step; compilation is not
-        interrupted, so that it may take some seconds more. None for no limit.
-    :param M: the number of inducing points, at once and without looking at the clock: the same fit on any machine.
-    :param num_steps: the most steps of each search, 200 if not given; with it no clock is looked at.
-    :param seed: of the order of rows, the first of which are held out.
+    :param y: numbers, shape (N,); NaN where missing.
+    :param time: time limit in seconds, three quarters of it for the searches; None for no limit. A running search stops within a
+        step. Compilation is not interrupted, so a fit may take some seconds more.
+    :param M: number of inducing points. It is used at once, without a time limit: the same fit on any machine.
+    :param num_steps: maximum number of steps of each search, by default 200; if it is given, there is no time limit.
+    :param seed: seed of the order of rows; the first rows are held out.
     :return: the fit.
-    :raises TypeError: for columns or outputs that are neither numbers nor categories.
-    :raises ValueError: for tables and outputs that do not fit each other, fewer than ten outputs, constant outputs, infinite
-        numbers, and options that are not what they should be.
+    :raises TypeError: for columns that are neither numbers nor categories, and outputs that are no numbers.
+    :raises ValueError: if table and outputs do not match; for fewer than ten outputs, constant outputs, infinite numbers, and
+        invalid options.
 
     **References:**
         1. Ober et al. Recommendations for Baselines and Benchmarking Approximate Gaussian Processes. 2024.
@@ -114,23 +116,23 @@ def regression(
 
 
 def near_values(found: Found) -> Values:
-    """Hyperparameters of predictions with neighbours."""
+    """Hyperparameters for predictions with neighbours."""
     return found.values | {"noise": np.array(found.near_noise)}
 
 
 @dataclass(frozen=True, repr=False)
 class RegressionFit(TableFit):
-    """What :func:`numpyro_orthgp.regression` returns; ``print`` shows what was done.
+    """The result of :func:`numpyro_orthgp.regression`; ``print`` it.
 
-    :param columns: what becomes of the table's columns.
-    :param found: hyperparameters, points and the searches for them.
-    :param X, y: standardized rows, (N, D) and (N,), in the random order of the fit, the held-out ones first.
-    :param function: the function given all rows, of standardized columns, by the model.
+    :param columns: the encoding of the table's columns.
+    :param found: hyperparameters, inducing points and the searches for them.
+    :param X, y: standardized rows, (N, D) and (N,), in the random order of the fit, held-out rows first.
+    :param function: the model's function of standardized columns, given all rows.
     :param num_held: number of rows that the searches did not see.
     :param num_dropped: number of rows without y.
-    :param budget: what the fit was allowed, in words.
-    :param units: mean and standard deviation of y or of its logarithm, and which of them is modelled.
-    :param predictor: what predicts: the function, or one with another noise and the rows near each input.
+    :param budget: the budget of the fit, in words.
+    :param units: mean and standard deviation of y or of log y, and which of the two is modelled.
+    :param predictor: the function that predicts: ``function``, or one with other noise that also uses the rows near each input.
     """
 
     units: Units
@@ -143,29 +145,29 @@ class RegressionFit(TableFit):
 
     @property
     def baseline(self) -> str:  # type: ignore[override]
-        """What predictions are compared with that know no inputs."""
+        """The predictions without inputs that the fit is compared with."""
         return f"mean and sd of {self._modelled}"
 
     @property
     def guide(self) -> Any:
-        """``AutoDelta`` of the hyperparameters, a new one each time."""
+        """``AutoDelta`` of the hyperparameters, a new one at each call."""
         return new_guide()
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the model: ``NUTS(fit.model)`` takes them as they are."""
+        """Keyword arguments of the model, which ``NUTS(fit.model)`` takes unchanged."""
         return {"X": self.X, "y": self.y, "Z": self.found.Z}
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the noise of predictions, in standardized units."""
+        """Standard deviation of the predictions' noise, in standardized units."""
         near = self.found.near_noise
         return float(self.found.values["noise"]) if near is None else near
 
     def predict(self, X: Any) -> Predictions:
-        """New outputs at the rows of a table, in the units of y. Three programs, at most, serve any number of rows.
+        """Predict new outputs at the rows of a table, in the units of y. At most three programs serve any number of rows.
 
-        :param X: a table with the columns of training, or an array of as many columns.
+        :param X: a table with the columns of training, or an array with as many columns.
         :raises ValueError: for other columns.
         """
         table = read_table(X)
@@ -175,9 +177,9 @@ class RegressionFit(TableFit):
         return Predictions(*given, table.index, table.like, self.found.errors, self.units.is_log)
 
     def check(self, **options: Any) -> Report:
-        """As for every fit; what predictions have already, tails and neighbours, is no advice.
+        """As for every fit, without advice on tails and neighbours that the predictions already have.
 
-        :param options: of ``check``, ``nuts=200`` for one.
+        :param options: options of ``check``, such as ``nuts=200``.
         """
         report = super().check(**options)
         if not self.found.errors.is_standard:
@@ -185,9 +187,9 @@ class RegressionFit(TableFit):
         return report if self.found.near_noise is None else replace(report, nearby={})
 
     def _distribution(self, mean: Any, variance: Any, xp: Any = np) -> tuple[Any, Any, Any]:
-        """Location and scale of new outputs, and the standard deviation of the function in the units of y.
+        """Location and scale of new outputs, and the function's standard deviation in the units of y.
 
-        :param mean, variance: of the function, standardized.
+        :param mean, variance: the function's moments, standardized.
         """
         loc, scale, is_log = self.units
         loc, spread = loc + scale * mean, scale * xp.sqrt(xp.maximum(variance, 0))

@@ -1,4 +1,4 @@
-"""Which rows of a table take part, and in which order."""
+"""The rows of a table that a fit uses, and their order."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MOST_HELD, LEAST_HELD = 1000, 10  # rows that are held out, if there are enough
 
 
 def one_column(y: Any, num_rows: int, name: str = "y", index: Any = None) -> np.ndarray:
-    """Outputs as an array of shape (N,), None where a masked array has none.
+    """Outputs as an array of shape (N,), with None where a masked array is masked.
 
-    :param index: labels of the rows of X, if they have any.
-    :raises ValueError: if they are not one for each row, or have the labels of X in another order.
+    :param index: labels of the rows of X, if X has any.
+    :raises ValueError: if there is not one output for each row, or they have the labels of X in another order.
     """
     values = y.to_numpy() if hasattr(y, "to_numpy") else _without_mask(y)
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
@@ -30,7 +30,7 @@ def one_column(y: Any, num_rows: int, name: str = "y", index: Any = None) -> np.
 
 
 def _without_mask(values: Any) -> np.ndarray:
-    """An array; of a masked one objects, with None in the place of what is masked."""
+    """An array. A masked one becomes an array of objects, with None where masked."""
     if not np.ma.is_masked(values):
         return np.asarray(values)
     known = np.ma.getdata(values).astype(object)
@@ -51,9 +51,9 @@ def _check_labels_of_rows(name: str, own: Any, index: Any) -> None:
 
 
 def observed_numbers(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs that are there, float64, and which rows these are.
+    """Observed outputs, float64, and a mask of their rows.
 
-    :raises TypeError: for what is not numbers.
+    :raises TypeError: if outputs are not numbers.
     :raises ValueError: for infinite, constant or too few outputs.
     """
     values = one_column(y, num_rows, index=index)
@@ -74,10 +74,10 @@ def observed_numbers(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarr
 
 
 def observed_counts(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarray, np.ndarray]:
-    """Counts that are there, float64, and which rows these are.
+    """Observed counts, float64, and a mask of their rows.
 
-    :raises TypeError: for what is not numbers.
-    :raises ValueError: for numbers that are no counts, for too few, and if all are zero.
+    :raises TypeError: if they are not numbers.
+    :raises ValueError: if numbers are not counts, are too few, or are all zero.
     """
     values = _numbers("y", one_column(y, num_rows, index=index), "Labels are for ogp.classification.")
     seen = ~np.isnan(values)
@@ -100,9 +100,9 @@ def observed_counts(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarra
 
 
 def positive_column(name: str, values: Any, num_rows: int, index: Any = None) -> np.ndarray:
-    """A positive number for each row, float64; ``None`` stands for ones, and one number for all rows.
+    """A positive number for each row, float64. ``None`` gives ones, and a scalar serves all rows.
 
-    :raises TypeError: for what is not numbers.
+    :raises TypeError: if values are not numbers.
     :raises ValueError: for another shape, and numbers that are missing, infinite or not positive.
     """
     if values is None or np.ndim(values) == 0:
@@ -123,8 +123,8 @@ def is_missing(value: Any) -> bool:
 
 
 def _numbers(name: str, values: np.ndarray, hint: str) -> np.ndarray:
-    """As float64, NaN where one is missing."""
-    if values.dtype.kind in "mMc":  # which NumPy would convert, to nanoseconds and to real parts
+    """Values as float64, NaN where missing."""
+    if values.dtype.kind in "mMc":  # NumPy would convert these to nanoseconds and to real parts
         raise TypeError(
             f"`{name}` must be real numbers; got {values.dtype}. Say what about it is meant, as numbers: days since a start, a "
             "duration in hours, a real part."
@@ -141,8 +141,8 @@ def _numbers(name: str, values: np.ndarray, hint: str) -> np.ndarray:
 
 
 def order_of_classes(codes: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-    """As :func:`order_of`, with the same share of each class held out: of a class with four rows or more at least one, and never
-    all of them."""
+    """As :func:`order_of`, with the same share of each class held out. A class with four rows or more has at least one held out,
+    and never all."""
     order, num_held = order_of(len(codes), seed)
     if not num_held:
         return order, 0
@@ -156,6 +156,7 @@ def order_of_classes(codes: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
 
 
 def order_of(num_rows: int, seed: int) -> tuple[np.ndarray, int]:
-    """A random order of the rows, and how many of the first are held out: a tenth, at least 10 and at most 1000."""
+    """A random order of the rows, and how many of the first are held out: a tenth, at least 10 and at most 1000; of
+    fewer than 40 rows none."""
     num_held = min(max(num_rows // 10, LEAST_HELD), MOST_HELD)
     return np.random.default_rng(seed).permutation(num_rows), num_held if num_rows >= 4 * num_held else 0

@@ -1,12 +1,12 @@
-"""Hyperparameters and inducing points of a collapsed regression: a few searches, each with more rows and more points.
+"""Search for hyperparameters and inducing points of a collapsed regression. Each search has more rows and more points.
 
-A search is L-BFGS with points that stay where they are. They are picked for the kernel that the search before has found, where it
-is least certain (Burt et al. 2020), which is what Ober et al. 2024 recommend. Hyperparameters are known from twenty rows a point,
-so early searches are cheap; all rows come in at the end, in closed form. It goes on while held-out rows gain by it (where these are
-few: while the bounds leave a gap) and time is left.
+A search is L-BFGS with fixed inducing points. They are picked where the conditional variance is largest (Burt et al. 2020), for the
+kernel of the previous search, as Ober et al. 2024 recommend. Twenty rows per point determine the hyperparameters, so early searches
+are cheap. All rows enter at the end, in closed form. Searches go on while held-out rows gain (if these are few, while the bounds
+leave a gap) and time is left.
 
-Compiling a program takes longer than running it on a small table. So tables of few rows, where other rows are left out again and
-again, have programs of one shape: all rows are in them, and the ones left out are marked as not observed.
+On small tables, compilation takes longer than a run. If rows are few, different rows are left out repeatedly. All programs then
+have one shape: they take all rows, and rows left out are marked as not observed.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ __all__ = [
     "search",
 ]  # fmt: skip
 
-MANY_HELD = 500  # rows by which the distribution of errors is known
-TOLERANCE = 0.05  # nats, of a search
-SEARCHES = 0.75  # of the time, that the searches may take
+MANY_HELD = 500  # held-out rows that suffice for the distribution of errors
+TOLERANCE = 0.05  # tolerance of a search, nats
+SEARCHES = 0.75  # share of the time for the searches
 
 
 class Rows(NamedTuple):
-    """Rows that something is learned from.
+    """Training rows.
 
     :param X, y: standardized columns and outputs, (N, D) and (N,).
     :param observed: False for rows that are left out, shape (N,); ``None`` if none are.
@@ -73,17 +73,17 @@ class Rows(NamedTuple):
 
 
 def everything(X: np.ndarray, y: np.ndarray, num_held: int) -> Rows:
-    """All rows, in the form in which most programs of :class:`Searches` take them."""
+    """All rows, in the form that most programs of :class:`Searches` take."""
     return Rows(X, y, np.ones(len(y), bool) if num_held < MANY_HELD else None)
 
 
 def function_of(values: Values, rows: Rows, Z: Any) -> GPFunction:
-    """The function given the rows, in closed form; one program."""
+    """The function given the rows, in closed form, by one compiled program."""
     return _function(*_arrays(values, rows), jnp.asarray(Z))
 
 
 def predictor_of(values: Values, rows: Rows, Z: Any, near: bool) -> GPFunction | NeighborFunction:
-    """What predicts: the function, or with the rows nearest to each input."""
+    """The function for predictions; with ``near`` it also uses the rows nearest to each input."""
     f = function_of(values, rows, Z)
     if not near:
         return f
@@ -112,8 +112,8 @@ _function, _bounds = quick_jit(_given, 0), quick_jit(_both_bounds, 0)
 
 
 def new_guide() -> AutoDelta:
-    """Posterior modes. Its model hides y: it would evaluate the bound, operation by operation, when it is started. Where it starts
-    is given to each fit, so what costs least to compute will do."""
+    """A guide of posterior modes. Its model hides y, since its setup would evaluate the bound operation by operation. Each fit is
+    given initial values, so the cheapest initialization suffices here."""
     return AutoDelta(numpyro.handlers.block(regression_model, hide=["y"]), init_loc_fn=init_to_feasible())
 
 
@@ -127,9 +127,9 @@ def as_values(params: dict[str, Any]) -> Values:
 
 
 class Searched(NamedTuple):
-    """What a search begins or ends with.
+    """Start or result of a search.
 
-    :param values: of the hyperparameters.
+    :param values: values of the hyperparameters.
     :param outputs: y or its logarithm.
     """
 
@@ -139,7 +139,7 @@ class Searched(NamedTuple):
 
 @dataclass
 class Searches:
-    """Rows in random order, of which the first ``num_held`` are held out."""
+    """Searches on rows in random order, the first ``num_held`` of which are held out."""
 
     X: np.ndarray
     num_held: int
@@ -150,14 +150,14 @@ class Searches:
 
     @property
     def are_few(self) -> bool:
-        """Whether held-out rows are so few that all are left out, in turn."""
+        """Whether held-out rows are so few that all rows are left out in turn."""
         return self.num_held < MANY_HELD
 
     def rows_for(self, num_points: int) -> int:
         return min(len(self.X) - self.num_held, max(LEAST_ROWS, ROWS_PER_POINT * num_points))
 
     def rows(self, y: np.ndarray, num: int) -> Rows:
-        """The first rows that are not held out, so many of them; of few the held-out ones are there too, but not observed."""
+        """The first ``num`` rows that are not held out. If rows are few, held-out ones are included, marked as not observed."""
         first, last = self.num_held, self.num_held + num
         if self.are_few:
             return Rows(self.X[:last], y[:last], np.arange(last) >= first)
@@ -174,7 +174,7 @@ class Searches:
         score, gap = (
             np.nan,
             np.nan,
-        )  # the gap's program takes seconds to compile, for nothing where held-out rows decide
+        )  # the gap's program takes seconds to compile, and is not needed if held-out rows decide
         if self.num_held:
             f = function_of(values, rows, Z)
             score = float((log_densities(values, f, self.X[held], y[held]) + log_slopes[held]).mean())
@@ -209,12 +209,12 @@ def search(
     """
     :param X: standardized columns, shape (N, D), rows in random order.
     :param outputs: y, and its logarithm if that is to be tried; the lower loss wins.
-    :param num_held: how many of the first rows are held out from the searches; they are in the fit that is returned.
-    :return: what can search further; all searches; the best one and what it ended with; whether more points still paid.
+    :param num_held: number of first rows that the searches do not see; the returned fit includes them.
+    :return: a ``Searches`` for further searches; all stages; the best one and its result; whether more points still paid.
     """
     searches = Searches(X, num_held, budget.part(SEARCHES))
     num_rows = len(X) - num_held
-    # With a fifth of the rows left out there are as many, so that the programs are the same.
+    # As many rows remain when a fifth is left out, so the programs are the same.
     most = num_rows if budget.num_points is not None else max(len(X) - -(-len(X) // FOLDS), 1)
     first = min(budget.num_points or FIRST_POINTS, most)
     seen = slice(num_held, num_held + searches.rows_for(first))
@@ -229,5 +229,5 @@ def search(
     stages, (last, ended), grows = while_it_pays(
         tried, searches.stage, searches.budget, num_rows, num_held, searches.rows_for
     )
-    searches.budget = budget  # all of it, for what comes after
+    searches.budget = budget  # the whole budget, for later searches
     return searches, stages, last, ended, grows

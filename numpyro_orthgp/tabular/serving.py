@@ -1,4 +1,4 @@
-"""A fit as a program that runs without this library: JAX's export, for any number of rows."""
+"""Export of a fit with ``jax.export``: a program for any number of rows that runs without this library."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["exported", "moments_at", "numbers_of", "standardized"]
 
 
 def numbers_of(columns: Columns, table: Table) -> np.ndarray:
-    """A table as the array that an exported program takes: numbers as they are, levels of a category as their positions among
-    those that have a column, and -1 for others; shape (N, number of columns of the table)."""
+    """A table as the array for an exported program, shape (N, number of columns of the table). Numbers stay as they are. A level of
+    a category becomes its position among the levels that have a column, or -1."""
     ordered = columns.ordered(table)
     return np.stack([_numbers(*pair) for pair in zip(columns.columns, ordered.values, strict=True)], -1)
 
@@ -32,7 +32,7 @@ def _numbers(column: Column, values: np.ndarray) -> np.ndarray:
 
 
 def standardized(columns: Columns, X: Array) -> Array:
-    """What :meth:`Columns.encode` does, for the array of :func:`numbers_of`; within a program."""
+    """:meth:`Columns.encode` for the array of :func:`numbers_of`, within a program."""
     encoded: list[Array] = []
     for column, values in zip(columns.columns, X.T, strict=True):
         if column.levels is not None:
@@ -45,7 +45,7 @@ def standardized(columns: Columns, X: Array) -> Array:
 
 
 def moments_at(f: Any, X: Array) -> tuple[Array, Array]:
-    """Mean and variance of a function within a program for any number of rows: with neighbours one row after the other."""
+    """Mean and variance of a function, within a program for any number of rows. With neighbours it takes one row at a time."""
     if not isinstance(f, NeighborFunction):
         marginals = f(X)
         return marginals.mean, marginals.variance
@@ -61,8 +61,8 @@ def exported(
     program: Callable[..., dict[str, Array]], num_columns: int, num_more: int, platforms: Sequence[str] | None
 ) -> Any:
     """
-    :param program: of an array (B, num_columns) and further ones (B,).
-    :param num_more: number of these.
+    :param program: takes an array (B, num_columns) and further arrays (B,).
+    :param num_more: number of further arrays.
     """
     (rows,) = export.symbolic_shape("rows")
     with jax.enable_x64(True):

@@ -1,4 +1,4 @@
-"""What every fit of a table does: a few searches, each with twice the points, while that pays and time is left."""
+"""The searches of every fit of a table: each has twice the points of the one before, while this pays and time is left."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ __all__ = ["Found", "Search", "Stage", "Tried", "in_blocks", "while_it_pays"]
 
 FIRST_POINTS, MOST_POINTS = 100, 1600
 LEAST_ROWS, ROWS_PER_POINT = 1000, 20
-PAYS = 0.005  # nats for a row, that twice the points must gain
-FAR = 0.2  # nats for a row between the bounds, from which four times the points come next
-ENOUGH = 200  # held-out rows to go by; with fewer the bound decides
-FEW_STEPS = 5  # that a search must have time for
-CLEARLY = 1.0  # nats of all held-out rows, that a change must gain
-FOLDS = 5  # of few rows, each left out once
-BLOCKS = (16, 128, 1024)  # rows of predictions at once
+PAYS = 0.005  # nats per row that twice the points must gain
+FAR = 0.2  # gap of the bounds, nats per row, above which the next search has four times the points
+ENOUGH = 200  # held-out rows that suffice to decide; with fewer the bound decides
+FEW_STEPS = 5  # steps that a search must have time for
+CLEARLY = 1.0  # nats that a change must gain on all held-out rows together
+FOLDS = 5  # folds if rows are few, each left out once
+BLOCKS = (16, 128, 1024)  # rows per block of predictions
 
 
 class Stage(NamedTuple):
     """One search.
 
-    :param num_rows, num_points: of it.
-    :param start: its name, or where the one before ended.
-    :param loss: the lowest, or the mean of the last tenth of the steps where it is an estimate.
-    :param status, num_steps: of the fit.
+    :param num_rows, num_points: numbers of rows and inducing points.
+    :param start: name of the start; later searches start from the result of the previous one.
+    :param loss: the lowest loss, or the mean of the last tenth of the steps if losses are estimates.
+    :param status, num_steps: status and number of steps of the fit.
     :param held_out: mean log density of the held-out rows; NaN if there are none.
-    :param gap: upper less lower bound of the log evidence, per row, nats; NaN where no upper one is known, and where
-        held-out rows are many and decide.
-    :param seconds: compilation too.
+    :param gap: upper minus lower bound of the log evidence, per row, nats; NaN if no upper bound is known, or held-out rows are
+        many and decide.
+    :param seconds: duration, with compilation.
     """
 
     num_rows: int
@@ -54,17 +54,16 @@ class Stage(NamedTuple):
 @dataclass
 class Found:
     """
-    :param values: of the hyperparameters.
+    :param values: values of the hyperparameters.
     :param Z: inducing points for all rows.
-    :param params: of the guide.
+    :param params: parameters of the guide.
     :param stages: the searches.
-    :param baseline: mean log density of held-out rows under a distribution that knows no inputs.
-    :param is_mean: whether that one is better, so that it was taken.
-    :param near_noise: of numbers: the noise of predictions that also use the rows nearest to each input; ``None`` where they do
-        not.
-    :param errors: of numbers: what the errors of predictions are distributed as, in standard deviations by the model.
-    :param sharpness: of labels: the power that probabilities are raised to, beside the shares of the classes.
-    :param losses: of the last fit, if its loss is an estimate.
+    :param baseline: mean log density of held-out rows under a distribution that does not depend on inputs.
+    :param is_mean: whether this distribution is better and replaces the fit.
+    :param near_noise: for numbers, the noise of predictions that also use the rows nearest to each input; otherwise ``None``.
+    :param errors: for numbers, the distribution of prediction errors, in the model's standard deviations.
+    :param sharpness: for labels, the power of the probabilities relative to the shares of the classes.
+    :param losses: losses of the last fit, if they are estimates.
     """
 
     values: Values
@@ -79,19 +78,19 @@ class Found:
     losses: np.ndarray | None = None
 
 
-Tried = tuple[Stage, Any]  # a search, and what it ended with
+Tried = tuple[Stage, Any]  # a search and its result
 Search = Callable[[int, str, Any], Tried]  # number of points, name and values of the start
 
 
 def while_it_pays(
     tried: Iterable[Tried], search: Search, budget: Budget, num_rows: int, num_held: int, rows_for: Callable[[int], int]
 ) -> tuple[list[Stage], Tried, bool]:
-    """The best of the first searches, and after it such with twice the points.
+    """Take the best of the first searches, and continue with twice the points while this pays.
 
     :param tried: the first searches; the lowest loss wins.
-    :param num_rows: that the searches may see.
-    :param rows_for: the rows that a search with so many points sees.
-    :return: all searches, the best with what it ended with, and whether more points still paid.
+    :param num_rows: number of rows that the searches may see.
+    :param rows_for: maps a number of points to the number of rows that a search sees.
+    :return: all searches, the best one with its result, and whether more points still paid.
     """
     tried = list(tried)
     stages = [stage for stage, _ in tried]
@@ -112,15 +111,15 @@ def while_it_pays(
             pays, better = gained > PAYS, gained > 0
         else:
             pays, better = stage.gap > PAYS, True
-        if better:  # else the points before were
+        if better:  # otherwise the previous search is the best
             last, ended = stage, new
     return stages, (last, ended), pays
 
 
 def in_blocks(program: Callable[..., Any], given: Any, *rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """What a compiled program says of any number of rows. Blocks have one of three sizes, so there are three programs at most.
+    """Apply a compiled program to any number of rows. Blocks have one of three sizes, so at most three programs are compiled.
 
-    :param program: of ``given`` and blocks of rows, to a tuple of arrays with one entry or row for each.
+    :param program: maps ``given`` and blocks of rows to a tuple of arrays, with one entry or row for each row.
     """
     parts, first, num = [], 0, len(rows[0])
     while first < num:

@@ -1,7 +1,7 @@
-"""Where hyperparameters start, in the units of standardized data.
+"""Initial hyperparameters, in the units of standardized data.
 
-One start is not enough: with 32 columns of which four matter (pumadyn32nm) a fit from equal lengthscales takes all for noise. The
-other start looks at the data: a column by which means or variances of y differ gets a short lengthscale.
+One start is not enough: if 4 of 32 columns matter (pumadyn32nm), a fit from equal lengthscales explains everything as noise. The
+second start uses the data: a column gets a short lengthscale if the mean or variance of y differs along it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 __all__ = ["relevance", "starts"]
 
 NUM_BINS = 10
-LEAST = 0.1  # of the largest relevance, that a column gets: nothing is ruled out
+LEAST = 0.1  # least share of the largest relevance for a column: none is ruled out
 
 
 def relevance(X: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """For each column the share of the variance of y, and of (y - mean)^2, between ten bins of it, beyond what chance gives.
+    """Relevance of each column: shares of the variances of y and of (y - mean)^2 between ten bins of the column, beyond chance.
 
     :param X: shape (N, D).
     :param y: shape (N,).
@@ -26,7 +26,7 @@ def relevance(X: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _between(x: np.ndarray, y: np.ndarray) -> float:
-    """The correlation ratio, less twice its expectation where x has no say."""
+    """The correlation ratio, minus twice its expectation for an irrelevant x."""
     edges = np.unique(np.quantile(x, np.linspace(0, 1, NUM_BINS + 1)[1:-1]))
     group = np.searchsorted(edges, x, side="right")
     counts = np.bincount(group)
@@ -39,9 +39,9 @@ def _between(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def starts(X: np.ndarray, *outputs: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
-    """Values of the kernel's hyperparameters to start from, by the name of the start.
+    """Initial values of the kernel's hyperparameters, by name of the start.
 
-    :param outputs: what relevance is for, shape (N,) each: the outputs, or a truth value for each class.
+    :param outputs: outputs for the relevance of columns, shape (N,) each: y, or a truth value for each class.
     """
     D = X.shape[1]
     weight = np.sqrt(sum(y.var() * relevance(X, y) for y in outputs))

@@ -1,4 +1,4 @@
-"""Units of outputs: what is modelled is y, or its logarithm, with mean 0 and standard deviation 1."""
+"""Units of outputs: the models see y or log y, with mean 0 and standard deviation 1."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import scipy
 
 __all__ = ["Outputs", "Units", "may_be_logarithms"]
 
-SKEWED = 0.5  # the skewness from which logarithms are tried; of an exponential distribution it is 2
+SKEWED = 0.5  # skewness above which logarithms are tried; an exponential distribution has 2
 
 
 class Units(NamedTuple):
     """
-    :param loc, scale: mean and standard deviation of y or of its logarithm.
-    :param is_log: whether it is the logarithm.
+    :param loc, scale: mean and standard deviation of y or of log y.
+    :param is_log: whether log y is modelled.
     """
 
     loc: float
@@ -37,8 +37,8 @@ class Units(NamedTuple):
 class Outputs(NamedTuple):
     """
     :param values: standardized, shape (N,).
-    :param log_slopes: what is added to log densities of the values to have those of y over its standard deviation, which compare.
-    :param units: of the values.
+    :param log_slopes: added to log densities of the values, it gives log densities of y over its standard deviation, which compare.
+    :param units: units of the values.
     """
 
     values: np.ndarray
@@ -47,7 +47,7 @@ class Outputs(NamedTuple):
 
 
 def may_be_logarithms(y: np.ndarray) -> bool:
-    """Whether y is positive, has its long tail above, and its logarithm is less skewed."""
+    """Whether y is positive with a long upper tail, and log y is less skewed."""
     if not (y > 0).all():
         return False
     skewness = float(scipy.stats.skew(y))
