@@ -65,7 +65,7 @@ class StudentT(ExpectedLikelihood):
 
     @property
     def variance(self) -> Array:
-        """Var[y]; infinite for df up to 2. For df up to 1 NumPyro gives an infinite mean and no variance."""
+        """Var[y]; infinite for df up to 2."""
         df, heavy = self.df, self.df <= 2
         noise = jnp.where(heavy, jnp.inf, self.scale**2 * df / jnp.where(heavy, 1, df - 2))
         return self.marginals.variance + noise
@@ -128,8 +128,9 @@ class AsymmetricLaplace(ExpectedLikelihood):
 
         AsymmetricLaplace(f(X), scale, quantile=0.9)
 
-    The density is NumPyro's ``AsymmetricLaplaceQuantile`` (Yu and Moyeed 2001). Its logarithm is the loss of quantile regression
-    :math:`\rho(u) = \tau \max(u, 0) + (1 - \tau) \max(-u, 0)` with :math:`u = y - f`. Everything has a closed form:
+    The density is NumPyro's ``AsymmetricLaplaceQuantile`` (Yu and Moyeed 2001). Up to a constant its logarithm is
+    :math:`-\rho(y - f) / s` with the loss of quantile regression
+    :math:`\rho(u) = \tau \max(u, 0) + (1 - \tau) \max(-u, 0)`. Everything has a closed form:
 
     .. math:: E_q[\log p(y \mid f)] &= \log \frac{\tau (1 - \tau)}{s} - \frac1s E_q[\rho(y - f)], \\
         p(y) &= \frac{\tau (1 - \tau)}{s} \sum_\pm e^{a_\pm^2 v / 2 \mp a_\pm d}\,

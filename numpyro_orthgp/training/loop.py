@@ -137,7 +137,7 @@ def fit(
     :param checkpoint_every: steps between checkpoints.
     :param resume: ``False`` starts again and overwrites the file. "anyway" continues from a file of another problem, if all shapes
         are equal: other data, a changed model, or a newer JAX.
-    :param mesh: devices that share each batch; their number must divide ``batch_size``.
+    :param mesh: devices that share each batch; their number must divide ``batch_size``, or N without one.
     :param callback: called with a :class:`~numpyro_orthgp.training.Progress` after each call to the device.
     :param kwargs: further keyword arguments of model and guide, unchanged: constants of a step.
         If the model has an argument with one of the names above, use ``functools.partial``.
