@@ -419,3 +419,13 @@ def test_errors(problem):
         ogp.gp_posterior("f", 3, init_scale=0.0)
     with pytest.raises(ValueError, match="Unknown `init_scale key` 'g'"):
         handlers.seed(ogp.AutoSparseGP(linear_inside, init_scale={"g": 1.0}), 0)(X, X[:, 0], Z2=Z2)
+
+
+def test_means_that_do_not_fit_the_inputs():
+    with handlers.seed(rng_seed=0):
+        inner = ogp.gp("inner", kernels.RBF(0.5), jnp.linspace(0.0, 1.0, 4)[:, None])
+        last = ogp.gp("last", kernels.RBF(0.5), jnp.linspace(0.0, 1.0, 4)[:, None])
+        X = jnp.linspace(0.0, 1.0, 5)[:, None]
+        with pytest.raises(ValueError, match=r"`means\[0\]` must have shape \(1, 1\), from the columns.*got \(2, 1\)"):
+            ogp.DeepGP([inner, last], means=[jnp.ones((2, 1))])(X)
+        assert ogp.DeepGP([inner, last], means=[jnp.ones(1)])(X).shape == (5,)

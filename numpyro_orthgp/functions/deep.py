@@ -187,6 +187,11 @@ class DeepGP:
         mean = None if self.means is None else self.means[i]
         if mean is None:
             return None
+        if not callable(mean) and jnp.shape(mean)[:1] != H.shape[1:]:
+            raise ValueError(
+                f"`means[{i}]` must have shape ({H.shape[1]}, {num}), from the columns of the inputs to the {num} function(s) of "
+                f"layers[{i}]; got {jnp.shape(mean)}."
+            )
         values = _columns(jnp.asarray(mean(H) if callable(mean) else matmul(H, jnp.asarray(mean))))
         if values.shape != (len(H), num):
             raise ValueError(
