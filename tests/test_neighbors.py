@@ -222,3 +222,23 @@ def test_refused_within_a_guide():
     tight = ogp.GPFunction(f.kernel, f.features, f.blocks, f.beliefs, None, jnp.ones(()))
     with pytest.raises(ValueError, match="one that a guide is fitting"):
         with_neighbors(tight, X, Y, NOISE)
+
+
+def test_float32_where_noise_is_a_hundredth_of_the_signal():
+    """Beside float64 with the same jitter: covariances of near rows over the noise's have condition numbers of 1e6."""
+    rng = np.random.default_rng(0)
+    X, Xs = rng.uniform(0, 10, (300, 1)), rng.uniform(0, 10, (40, 1))
+    Z, noise = np.linspace(0, 10, 6)[:, None], 0.01
+    y = np.sin(2 * X[:, 0]) + noise * rng.normal(size=300)
+
+    def moments(dtype):
+        X_, Z_, y_, Xs_ = (jnp.asarray(a, dtype) for a in (X, Z, y, Xs))
+        s = jnp.asarray(noise, dtype)
+        f = CollapsedGP(kernels.RBF(jnp.asarray(1.0, dtype)), X_, Z_, s, jitter=1e-6).posterior(y_)
+        m = ogp.with_neighbors(f, X_, y_, s)(Xs_)
+        assert m.mean.dtype == dtype
+        return np.asarray(m.mean, float), np.asarray(m.variance, float) + noise**2
+
+    (mean, variance), (mean32, variance32) = moments(jnp.float64), moments(jnp.float32)
+    np.testing.assert_allclose(variance32, variance, rtol=0.01)
+    assert (np.abs(mean32 - mean) / np.sqrt(variance)).max() < 0.5

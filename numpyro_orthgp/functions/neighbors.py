@@ -36,7 +36,7 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.inducing import Functional, InducingPoints
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.compiled import one_program
-from numpyro_orthgp.math.grouped import added_identity, cut_groups, gram_of_groups, group_inverse
+from numpyro_orthgp.math.grouped import added_identity, cut_groups, gram_of_groups, solve_groups
 from numpyro_orthgp.math.linalg import clip_rounding, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike
@@ -170,9 +170,9 @@ class NeighborFunction:
         mean = cut_groups(f.mean([InducingPoints(rows)], A), size)
         y, root = (jnp.moveaxis(a[near], -1, 0) if a.ndim == 2 else a[near] for a in (self.y, self.precision_root))
 
-        C = root[..., :, None] * D[..., 1:, 1:] * root[..., None, :]
-        across = D[..., 1:, 0]
-        weights = _times(group_inverse(added_identity(C)), root * across)
+        C = added_identity(root[..., :, None] * D[..., 1:, 1:] * root[..., None, :])
+        across = root * D[..., 1:, 0]
+        weights = solve_groups(C, across)
         g = root * weights
         explained = jnp.zeros((), X.dtype)
         for q, Ai in zip(f.beliefs, A, strict=True):
@@ -182,7 +182,8 @@ class NeighborFunction:
         values = (
             mean[..., 0] + jnp.sum(g * (y - mean[..., 1:]), -1),
             explained,
-            clip_rounding(D[..., 0, 0] - jnp.sum(g * across, -1)),
+            # Of second order in errors of the weights, where D** - g' D_b* is of first.
+            clip_rounding(D[..., 0, 0] - jnp.sum(weights * (2 * across - _times(C, weights)), -1)),
         )
         mean, explained, residual = (f._columns(jnp.broadcast_to(a, values[0].shape)) for a in values)
         return mean, explained, residual
