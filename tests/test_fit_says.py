@@ -255,7 +255,7 @@ def test_check_counts_distinct_rows_as_the_model_sees_them():
         warnings.simplefilter("ignore", UserWarning)
         svi, result = start(X, y)
     report = ogp.check(model, svi.guide, result.params, X, y, num_samples=25)
-    assert report.functions["f"].num_distinct == 235 and "at 500 inputs (235 distinct), of" in str(report)
+    assert report.functions["f"].num_distinct == 235 and "at 500 inputs (235 distinct): median" in str(report)
     [advice] = [line for line in report.advice if "distinct" in line]
     assert advice.startswith("X: 500 rows hold 235 distinct values") and "Subtract an offset" in advice
     # Standardized they are told apart.
@@ -280,3 +280,16 @@ def test_an_event_within_a_plate_is_counted_as_often_as_it_has_rows():
 
     assert "`y` counts its only event, of shape (20,), once for each of the 20 rows" in fit(repeated, None)[1][0]
     assert fit(once, None)[1] == fit(rows, None)[1] == []
+
+
+def test_weights_with_an_axis_too_many():
+    def weighted(shape):
+        def observe(w, X, y):
+            with numpyro.plate("d", len(y)), handlers.scale(scale=jnp.full(shape, 0.5)):
+                numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+        return observe
+
+    (said,) = (m for m in fit(weighted((20, 1)), None)[1] if "several times" in m)
+    assert "`y` counts its rows several times: a scale of shape (20, 1)" in said and "to (20, 20)" in said
+    assert fit(weighted((20,)), None)[1] == fit(weighted(()), None)[1] == []

@@ -288,6 +288,8 @@ def test_shares_of_variance(fitted):
     np.testing.assert_allclose(shares["season"], np.cov(means[1], means.sum(0))[0, 1] / means.sum(0).var(ddof=1))
     with pytest.raises(ValueError, match="two inputs or more"):
         ogp.variance_shares(fitted, jnp.asarray(X[:1]))
+    with pytest.raises(ValueError, match=r"the same at all inputs `X`, so it has no variance to share"):
+        ogp.variance_shares(fitted, jnp.asarray(X[[0, 0, 0]]))
 
 
 @settings(max_examples=10, deadline=None)

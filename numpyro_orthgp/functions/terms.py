@@ -17,8 +17,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 
+from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.inducing.functional import Functional, Values
 from numpyro_orthgp.inducing.tasks import Tasks
@@ -81,13 +83,23 @@ def variance_shares(f: Any, X: ArrayLike) -> dict[str, Array]:
     :param f: a function whose kernel is a sum, from :func:`posterior`.
     :param X: inputs for the variance, shape (B, D), two or more.
     :return: the shares by name of the term, in order, shape () or (P,).
-    :raises ValueError: for a single input.
+    :raises ValueError: for a single input, or if the mean is the same at all inputs and has no variance to share.
     """
     if len(X) < 2:  # type: ignore[arg-type]
         raise ValueError(f"`X` must hold two inputs or more, over which a mean varies; got {len(X)}.")  # type: ignore[arg-type]
     names = term_names(f)
     means = jnp.stack([f.term(i)(X).mean for i in range(len(names))])
+    inspect(_refuse_no_variance, means.sum(0))
     means = means - means.mean(1, keepdims=True)
     total = means.sum(0)
     shares = (means * total).sum(1) / (total**2).sum(0)
     return dict(zip(names, shares, strict=True))
+
+
+def _refuse_no_variance(mean: Array) -> None:
+    values = np.asarray(mean)
+    if (np.ptp(values, 0) <= 8 * np.finfo(values.dtype).eps * np.abs(values).max(0)).any():
+        raise ValueError(
+            "The posterior mean is the same at all inputs `X`, so it has no variance to share. Is the function fitted, and do the "
+            "inputs differ?"
+        )

@@ -71,6 +71,7 @@ class PlatesOfBatch(Messenger):
         elif msg["type"] == "sample" and msg["is_observed"]:
             if (repeats := _repeats(msg)) > 1:
                 warnings.warn(_words_of_repeats(msg, repeats), UserWarning, stacklevel=2)
+            _warn_of_scale(msg)
             if (counted := self.counted(msg)) not in (None, self.stands_for):
                 warnings.warn(self.words(msg, counted), UserWarning, stacklevel=2)
 
@@ -131,3 +132,18 @@ def _words_of_repeats(msg: dict[str, Any], repeats: int) -> str:
         f"`{msg['name']}` counts its only event, of shape {jnp.shape(msg['value'])}, once for each of the {repeats} rows of plates "
         "around it: the fit would be too certain. Leave `.to_event()` out within the plate, or leave the plate out."
     )
+
+
+def _warn_of_scale(msg: dict[str, Any]) -> None:
+    """Warn of weights that broadcast log densities to more axes, so that each row counts several times."""
+    batch, scale = msg["fn"].batch_shape, () if msg["scale"] is None else jnp.shape(msg["scale"])
+    if not batch or not scale:
+        return
+    together = jnp.broadcast_shapes(scale, batch)
+    if math.prod(together) > math.prod(batch):
+        warnings.warn(
+            f"`{msg['name']}` counts its rows several times: a scale of shape {scale} and log densities of shape {batch} broadcast "
+            f"to {together}. Weights of rows have the shape {batch}.",
+            UserWarning,
+            stacklevel=2,
+        )
