@@ -704,7 +704,7 @@ def test_hyperparameters_beside_nuts():
     report = ogp.check(model, guide, params, *args, nuts=100, num_samples=100)
     m = report.nuts.sites["lengthscale"]
     assert m.scale_q == 0 and m.loc_q == 1.0 and m.scale > 0.05
-    assert any("lengthscale is a point for this guide" in line for line in report.advice)
+    assert any("lengthscale is a point estimate in this guide" in line for line in report.advice)
     narrow = ogp.AutoSparseGP(model, hyper=AutoNormal)
     params = q | {"lengthscale_auto_loc": jnp.log(m.loc), "lengthscale_auto_scale": jnp.asarray(0.02)}
     report = ogp.check(model, narrow, params, *args, nuts=100, num_samples=100)

@@ -109,7 +109,7 @@ def test_arguments_without_defaults_are_asked_for_but_the_last():
     assert counts.shape == (1000, 4) and (counts == counts.round()).all()
     m = result.posterior()["f"](X[:4])
     assert_allclose(counts.mean(0), np.exp(m.mean + m.variance / 2), rtol=0.2)
-    with pytest.raises(TypeError, match=r"`predict` needs .* `offset`, `y` did not come, of \(X, offset, y\)"):
+    with pytest.raises(TypeError, match=r"`predict` needs .* Missing: `offset`, `y`, of \(X, offset, y\)"):
         result.predict(X[:4])
     with pytest.raises(ValueError, match="no output to draw"):
         result.predict(X[:4], np.zeros(4), y[:4])
