@@ -215,3 +215,19 @@ def test_tightened_draws_in_a_loop_of_numpyro_are_charged():
         return sum(s["fn"].log_prob(s["value"]).sum() for n, s in sites.items() if "residual_cost" in n)
 
     assert_allclose(charge(steps), charge(lambda f, X: f(X).independent().sample()), rtol=1e-6)
+
+
+def test_rows_that_no_likelihood_has():
+    """Rows whose latent inputs are to be inferred: outside of the support only where they count."""
+    with numpyro.handlers.seed(rng_seed=0):
+        f = ogp.gp("f", kernels.RBF(1.0), jnp.linspace(-1.0, 1.0, 4)[:, None], num_latents=2)
+    y, few = jnp.asarray([[1.0, -1.0], [2.0, 3.0]]), {"num_starts": 2, "num_samples": 8, "num_steps": 2}
+    with pytest.raises(ValueError, match=r"`y` must lie in the support of Poisson.*got -1\.0 at \(0, 1\)"):
+        ogp.infer_latents(f, y, likelihoods.Poisson, **few)
+    found = ogp.infer_latents(f, y, likelihoods.Poisson, observed=y >= 0, **few)
+    assert np.isfinite(found.loc).all()
+
+
+def test_a_name_is_no_guide():
+    with pytest.raises(TypeError, match=r"`hyper` must make a guide from a model.*got 'AutoNormal'"):
+        ogp.AutoSparseGP(regression, hyper="AutoNormal")

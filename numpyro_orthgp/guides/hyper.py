@@ -145,7 +145,14 @@ def effects_of(model: Callable[..., Any], trace: dict[str, Any], args: Any, kwar
 
 
 def started_at_medians(hyper: Callable[..., Any], model: Callable[..., Any]) -> Any:
-    """The guide that ``hyper`` makes. NumPyro's classes with random initial values start at prior medians."""
+    """The guide that ``hyper`` makes. NumPyro's classes with random initial values start at prior medians.
+
+    :raises TypeError: for what makes no guide, such as a name.
+    """
+    if not callable(hyper):
+        raise TypeError(
+            f"`hyper` must make a guide from a model, such as the class AutoNormal of numpyro.infer.autoguide; got {hyper!r}."
+        )
     if isinstance(hyper, type) and issubclass(hyper, AutoGuide):
         start = inspect.signature(hyper).parameters.get("init_loc_fn")
         if start is not None and start.default is init_to_uniform:

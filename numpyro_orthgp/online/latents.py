@@ -17,6 +17,7 @@ from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, ch
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.inducing import input_dim
+from numpyro_orthgp.likelihoods.base import check_observed
 from numpyro_orthgp.math.quadrature import quasi_normal
 from numpyro_orthgp.online.noise import as_likelihood
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
@@ -83,8 +84,8 @@ def infer_latents(
     :param num_steps: number of Adam steps.
     :param learning_rate: initial step size of Adam. It decays along a cosine.
     :param rng_key: key for nodes and candidates; default ``jax.random.PRNGKey(0)``.
-    :raises ValueError: for wrong shapes, a row without observed entries, NaN that counts as observed, or noise or a number that is
-        not positive.
+    :raises ValueError: for wrong shapes, a row without observed entries, entries outside of the likelihood's support (also NaN that
+        counts as observed), or noise or a number that is not positive.
     :raises TypeError: for integer latent dimensions or a function without inducing points.
     """
     y, observed = _check_rows(y, observed, f.num_latents)
@@ -93,6 +94,7 @@ def infer_latents(
     for name, number in (("num_starts", num_starts), ("num_samples", num_samples), ("num_steps", num_steps)):
         check_integer(name, number)
     make = as_likelihood(likelihood, dtype)
+    _check_support(make, y, observed)
     node_key, start_key = random.split(random.PRNGKey(0) if rng_key is None else rng_key)
     nodes = quasi_normal(node_key, num_samples, (), dim, dtype)
     candidates = random.normal(start_key, (8 * num_starts, dim), dtype)
@@ -104,6 +106,13 @@ def infer_latents(
     if callable(likelihood):  # it may depend on what has changed since the last call, so it is traced again
         return jax.jit(lambda parts: _infer_rows(row, parts))(parts)
     return _infer_rows_compiled(row, parts)
+
+
+def _check_support(make: Callable[[Marginals], dist.Distribution], y: Array, observed: Array) -> None:
+    zeros = jnp.zeros_like(y)
+    fn = make(Marginals(zeros, zeros + 1, zeros))
+    if fn.batch_shape == y.shape:
+        check_observed("y", fn.mask(observed), y)
 
 
 @jax.tree_util.register_dataclass
