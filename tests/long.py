@@ -1,6 +1,6 @@
 """``python -m tests.long junit.xml``: writes the list of tests that ``make test`` leaves to ``make slow``, ``tests/long.txt``.
 
-``make slow PYTEST=--junitxml=junit.xml`` measures. Of each file all tests stay that take less than a second. Of the others the
+``make slow PYTEST=--junitxml=junit.xml`` measures. After ``make test`` instead, what is listed stays so. Of each file all tests stay that take less than a second. Of the others the
 cheapest stay, until the file has taken fifteen: first one case of each test, then more cases. So every file has some, and what is
 left out is a further case of a test, or a long way through the whole library.
 """
@@ -40,5 +40,8 @@ def long_of(file: str, tests: dict[str, list[tuple[float, str]]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    names = [name for file, tests in measured(sys.argv[1]).items() for name in long_of(file, tests)]
+    files = measured(sys.argv[1])
+    names = {name for file, tests in files.items() for name in long_of(file, tests)}
+    ran = {f"{file}.py::{name}" for file, tests in files.items() for cases in tests.values() for _, name in cases}
+    names |= set(LIST.read_text().splitlines()) - ran
     LIST.write_text("".join(f"{name}\n" for name in sorted(names)))
