@@ -1,9 +1,9 @@
 """``python -m tests.long junit.xml``: writes the list of tests that ``make test`` leaves to ``make slow``, ``tests/long.txt``.
 
-``make slow PYTEST=--junitxml=junit.xml`` measures. After ``make test`` instead, what is listed already stays listed. Of each file
-all tests stay that take less than a second. Of the others the cheapest stay, until the file has taken fifteen: first one case of
-each test, then more cases. So every file has some, and what is left out is a further case of a test, or a long way through the whole
-library.
+``make slow PYTEST=--junitxml=junit.xml`` measures. After ``make test`` instead, what is listed already stays listed. Of each
+file all tests stay that take less than a second. Of the others the cheapest stay, until the file has taken fifteen: first one
+case of each test, then more cases. So every file has some, and what is left out is a further case of a test, or a long way
+through the whole library.
 """
 
 from __future__ import annotations
