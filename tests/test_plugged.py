@@ -43,7 +43,7 @@ def plugged(observe, guide=ogp.AutoSparseGP, **options):
     svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
     params, arguments = svi.get_params(svi.init(KEY, X, Y)), Arguments((X, Y), {})
     layout = look(model, arguments, GuideDraws(guide, params, arguments, KEY), fitted=True, whole=False)
-    return plugged_of(Subject(model, guide, params, arguments, layout, KEY))
+    return plugged_of(Subject(model, guide, params, arguments, layout, KEY), ["f", "g"])
 
 
 def of_closure(f, scale):
@@ -126,6 +126,16 @@ def test_of_values_the_mean_is_one_too():
     observe = PLUGGED["mean"][0]
     assert plugged(observe, analytic=False) == {}
     assert plugged(observe, AutoNormal) == {}
+
+
+def test_missing_outputs_tell_nothing():
+    """A density that is NaN has no derivative to judge by."""
+
+    def observe(f, g, X, y):
+        with numpyro.handlers.mask(mask=jnp.arange(len(X)) > 3):
+            sees(dist.Normal(f(X).sample(), 0.1), jnp.where(jnp.arange(len(X)) > 3, Y, jnp.nan))
+
+    assert plugged(observe) == {}
 
 
 def test_tightened_and_masked():

@@ -150,7 +150,7 @@ def check(
         None if starts is None else starts_of(losses, starts),
         outputs_of_fit(subject, arrays),
         {name: found for name, (f, X) in scales.items() if (found := scales_of(f, X, arrays)) is not None},
-        plugged_of(subject),
+        plugged_of(subject, [name for name in functions if name not in layout.collapsed]),
     )
 
 

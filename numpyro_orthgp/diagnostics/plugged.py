@@ -3,12 +3,12 @@ r"""Sites that take moments of f as numbers: ``dist.Normal(f(X).mean, s)``.
 A bound averages the log density of a site over q(f): by a likelihood of this package, or over draws. The density at the mean of f
 is neither: the loss may lie below the negative log evidence. The site does not see how much f varies, so the data do not narrow q.
 
-**How they are found.** The model runs once more while q of each function is moved, and draws stay constant
-(``functions/frozen.py``). What still has a derivative with respect to the move takes moments as numbers. The marginals that a
-likelihood of this package integrates may move with the functions that they are made of, and with no other.
+**How they are found.** The model runs once more with q of each function moved, and with draws as constants
+(``functions/frozen.py``). A site that still has a derivative with respect to the move takes moments as numbers. Marginals in a
+likelihood of this package may move with the functions that they are made of, and with no other.
 
-**What is not found.** ``numpyro.factor`` may hold an expectation, which is right, or a density at a mean, which is not: its number
-does not tell. Marginals that draw row by row do not tell what they are made of, so what was added to them is not seen.
+**What is not found.** ``numpyro.factor`` may hold an expectation, which is right, or a density at a mean, which is wrong. Its
+number does not tell which. Marginals that draw row by row do not know their functions, so moments added to them are not seen.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class _Number(NamedTuple):
     value: Array
 
 
-def plugged_of(subject: Subject) -> dict[str, tuple[str, ...]]:
-    """By name of the site, the gps whose moments it takes as numbers; of gps that the fit integrates over."""
-    gps: list[str] = []
-    subject.measure(lambda sites, functions: gps.extend(functions))
+def plugged_of(subject: Subject, gps: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The gps whose moments a site takes as numbers, by name of the site.
+
+    :param gps: names of the model's gps. Those that the fit does not integrate over are never found.
+    """
     if not gps:
         return {}
     looked_at: list[_Number] = []
@@ -68,7 +69,7 @@ def plugged_of(subject: Subject) -> dict[str, tuple[str, ...]]:
             return moved.measure(look)
 
     # Not at the fit itself: where means are zero, products of them have no derivative.
-    slopes = np.asarray(jax.jit(jax.jacrev(numbers))(jnp.full(len(gps), 0.5)))
+    slopes = np.nan_to_num(jax.jit(jax.jacrev(numbers))(jnp.full(len(gps), 0.5)))  # NaN tells nothing
     found: dict[str, list[str]] = {}
     for number, slope in zip(looked_at, slopes, strict=True):
         moves = [gp for gp, s in zip(gps, slope, strict=True) if s != 0 and gp not in number.own]

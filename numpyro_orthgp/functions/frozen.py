@@ -1,4 +1,4 @@
-"""Runs of a model in which draws of f, and expectations over f, are constants.
+"""Runs of a model in which draws of f are constants.
 
 If a site's density still varies with q, the site takes moments of f as numbers. So ``check`` finds sites such as
 ``numpyro.sample("y", dist.Normal(f(X).mean, s))``, whose density gives no bound.
@@ -21,7 +21,7 @@ _frozen: ContextVar[bool] = ContextVar("frozen", default=False)
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Context in which draws and expectations have no derivative."""
+    """Context in which draws have no derivative."""
     token = _frozen.set(True)
     try:
         yield
