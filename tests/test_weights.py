@@ -155,3 +155,22 @@ def test_weights_of_a_minibatch():
     state = svi.init(KEY, batches[0])
     found = -np.mean([svi.evaluate(state, rows) for rows in batches])
     np.testing.assert_allclose(found, at_the_prior(w, None), rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda f: likelihoods.LogNormal(f, S),
+        lambda f: likelihoods.Transformed(likelihoods.Gaussian(f, S), dist.transforms.ExpTransform()),
+    ],
+    ids=["LogNormal", "Transformed"],
+)
+def test_logarithms_are_charged_as_their_gaussian_is(make):
+    w = WEIGHTS["each row"]
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(1.0), jnp.asarray(Z))
+        with numpyro.plate("data", N), handlers.scale(scale=jnp.asarray(w)):
+            numpyro.sample("y", make(f(jnp.asarray(X))), obs=jnp.exp(jnp.asarray(Y)))
+
+    np.testing.assert_allclose(bound(model, residual="tight"), at_the_prior(w, None) - w @ Y, rtol=1e-8)

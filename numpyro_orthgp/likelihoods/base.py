@@ -78,6 +78,7 @@ class ExpectedLikelihood(ToldOfMasks):
     pytree_aux_fields: tuple[str, ...] = ("integrator", "by_default", "mixes", "lead", "told")
     integrates_function = True  # a likelihood of this package, see `is_expected`
     sees_several = False  # whether one y sees f at several inputs, which need joint draws
+    power: Array | None = None  # weights below one, see `_power`
     moments_suffice = False  # whether the expectation needs only mean and variance of f, for any distribution of f
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

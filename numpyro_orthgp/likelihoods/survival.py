@@ -295,7 +295,9 @@ class LogNormal(SurvivalLikelihood):
 
     @property
     def _logarithm(self) -> Gaussian:
-        return Gaussian(self.marginals._lifted(self.lead), self.scale)
+        given = Gaussian(self.marginals._lifted(self.lead), self.scale)
+        given.power = self.power  # of where this likelihood was made, which may be over
+        return given
 
     @property
     def standard_moments(self) -> tuple[Array, Array]:
