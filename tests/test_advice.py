@@ -82,7 +82,7 @@ TABLE = {
     ),
     "inputs that are not scaled": (
         {"X": X * [1e4, 1e-2], "Z": Z * [1e4, 1e-2], "num_steps": 30},
-        ["Columns of the inputs of y have very different scales", "column 0 has standard deviation 9", "Standardize"],
+        ["Columns of the inputs of y have very different scales", "Column 0 has standard deviation 9", "Standardize"],
     ),
     "rows twice": ({"X": X[again], "y": Y[again]}, ["100 of 200 rows repeat an earlier one"]),
     "outliers": ({"y": WAVE + NOISE * ROUGH * outlying}, ["y has outliers", "likelihoods.StudentT"]),

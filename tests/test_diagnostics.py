@@ -328,7 +328,7 @@ def test_gaps_of_a_covariate_are_latent(rng, by_hand):
         np.testing.assert_allclose(values(data, "sample_stats", "log_q")[s], log_q, rtol=1e-8)
     assert set(data["log_likelihood"].data_vars) == {"x", "y"} and "X" not in data["constant_data"].data_vars
     if by_hand:
-        match = "Other sites depend on 'x_unobserved', where nothing is observed"
+        match = "Other sites depend on unobserved values of 'x_unobserved'"
         with pytest.raises(ValueError, match=match):
             ogp.khat(
                 gaps, guide, params, *args, lambda loc, scale: likelihoods.Gaussian(ogp.Marginals(*[loc] * 3), scale)
