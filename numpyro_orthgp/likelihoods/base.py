@@ -78,7 +78,6 @@ class ExpectedLikelihood(ToldOfMasks):
     pytree_aux_fields: tuple[str, ...] = ("integrator", "by_default", "mixes", "lead", "told")
     integrates_function = True  # a likelihood of this package, see `is_expected`
     sees_several = False  # whether one y sees f at several inputs, which need joint draws
-    power: Array | None = None  # weights below one, see `_power`
     moments_suffice = False  # whether the expectation needs only mean and variance of f, for any distribution of f
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -93,13 +92,13 @@ class ExpectedLikelihood(ToldOfMasks):
     ) -> None:
         self.marginals = self._required(marginals)
         batch_shape, event_shape = self._shapes()
+        self.power = self._power(batch_shape[self.lead :])
         if marginals.groups is not None and not self.closed_form:
             refuse_groups(type(self).__name__)
         dim = (marginals.num_latents or 1) if self.mixes else 1
         self.by_default = integrator is None
         self.integrator = integrator or (GaussHermite() if dim <= 2 else QuasiMonteCarlo())
         self.rng_key = None if isinstance(self.integrator, GaussHermite) else prng_key()
-        self.power = self._power(batch_shape[self.lead :])
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
     def _power(self, batch: tuple[int, ...]) -> Array | None:
