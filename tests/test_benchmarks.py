@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from benchmarks import (
     many_functions,
     second_calls,
     sources,
+    tables_on_disk,
 )
 from benchmarks.peers import floor, ours, problem
 from benchmarks.peers.__main__ import check
@@ -95,6 +97,14 @@ def test_accelerator_runs_on_what_there_is():
     assert found["errors"]["bound, this library"] < 1e-4
     assert all(ms > 0 for dtype in ("float32", "float64") for ms in found[dtype].values())
     assert len(found["fits"]) == 2
+
+
+@pytest.mark.slow
+def test_a_table_on_disk_is_searched_in_part(capsys):
+    fit = tables_on_disk.main(["--num-rows", "120000", "--time", "10"])
+    assert len(fit.X) == 100_000 and fit.num_rows == 110_000 and fit.num_given > 100_000
+    found = dict(re.findall(r"(test log density|mean and sd alone) (-?[\d.]+)", capsys.readouterr().out))
+    assert float(found["test log density"]) > -0.5 > float(found["mean and sd alone"])
 
 
 SMALL = ["--sizes", "8", "--pairs", "", "--batch-size", "20", "--num-data", "30"]

@@ -202,8 +202,10 @@ class CollapsedGP(dist.Distribution):
         :param value: y, shape (N,) or (N, D).
         :return: one function, or D of them (``num_latents`` = D).
         """
-        y = self._checked(value)
-        blocks, moments = self._optimum(y)
+        return self._posterior(self._checked(value))
+
+    def _posterior(self, y: Array, sums: Statistics | None = None) -> GPFunction:
+        blocks, moments = self._optimum(y, sums)
         # Latent axes of size 1 count too.
         latent = self._separate is not None or any(q.loc.ndim == 2 for q in self.orthogonal or ())
         single = y.ndim == 1 and not latent
@@ -217,10 +219,14 @@ class CollapsedGP(dist.Distribution):
         )
 
     @one_program
-    def _optimum(self, y: Array) -> tuple[tuple[Block, ...], list[tuple[Array, Array]]]:
-        prior, rows = self._prior(), self._rows(y)
-        sums = sum_over_points(prior, rows, self._bound, self._rows_at_once(rows))
-        return prior.blocks, optimum(sums, self._sizes)
+    def _optimum(self, y: Array, sums: Statistics | None) -> tuple[tuple[Block, ...], list[tuple[Array, Array]]]:
+        prior = self._prior()
+        return prior.blocks, optimum(self._sums(y, None, prior) if sums is None else sums, self._sizes)
+
+    @one_program
+    def _sums(self, y: Array, offset: Array | None = None, prior: Prior | None = None) -> Statistics:
+        rows = self._rows(y)
+        return sum_over_points(prior or self._prior(), rows, self._bound, self._rows_at_once(rows), offset)
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draws of y from the exact prior N(loc, K + noise), for any bound, at the draw of latent inputs.

@@ -75,7 +75,9 @@ class Rows(NamedTuple):
     precision: Array
 
 
-def sum_over_points(prior: Prior, rows: Rows, bound: Bound, block_size: int | None) -> Statistics:
+def sum_over_points(
+    prior: Prior, rows: Rows, bound: Bound, block_size: int | None, offset: Array | None = None
+) -> Statistics:
     r"""The sums over all points, ``block_size`` rows at a time; each block is computed again for the gradient.
 
     Memory is then that of one block, O(M^2 + block_size M), in both directions. If the projections of all rows are few, they are
@@ -84,13 +86,16 @@ def sum_over_points(prior: Prior, rows: Rows, bound: Bound, block_size: int | No
     In float32 the sums are those of :math:`y - A^\top m_0`, with :math:`m_0` fitted to a few rows. The bound is the same for any
     :math:`m_0`, so it needs no derivative. With :math:`m_0 = 0` the bound would be a small difference of two large sums, with
     errors of nats if the signal is far above the noise (``benchmarks/float32_sums.py``).
+
+    :param offset: :math:`m_0`, if it was fitted before: sums of the same offset can be added.
     """
     entries = rows.X.shape[0] * sum(math.prod(block.whitener.shape[:-1]) for block in prior.blocks)
     if rows.scale is not None:
         # The variance of all rows, since errors of all blocks add up.
         variance = jnp.mean(psi0(prior.kernel, rows.X, rows.scale, num_points=prior.num_points))
         prior = prior._replace(magnified=_SMALLEST_SEEN * (1 + variance * jnp.max(jnp.sum(rows.precision, 0))))
-    offset = _offset(prior, rows, bound, block_size) if rows.scale is None and rows.Y.dtype in _COARSE else None
+    if offset is None and rows.scale is None and rows.Y.dtype in _COARSE:
+        offset = _offset(prior, rows, bound, block_size)
     return _sums(prior, rows, bound, block_size, offset, keep_large=entries <= MAX_KEPT)._replace(offset=offset)
 
 

@@ -54,6 +54,12 @@ class Budget:
         """The same clock with a share of the seconds."""
         return self if self.seconds is None else replace(self, seconds=share * self.seconds)
 
+    def renewed(self, share: float) -> Budget:
+        """The same clock, set back if less than a share of the seconds is left."""
+        if self.seconds is None or self.allows(share * self.seconds):
+            return self
+        return replace(self, seconds=self.spent + share * self.seconds)
+
     def watch(self, progress: Progress) -> None:
         """Callback that ends a search when the time is over."""
         if not self.allows(0.0):

@@ -24,6 +24,7 @@ from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predictions import ClassPredictions
 from numpyro_orthgp.tabular.rows import order_of_classes
 from numpyro_orthgp.tabular.stages import CLEARLY, Found, in_blocks
+from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
 from numpyro_orthgp.types import Array
 
 __all__ = ["ClassificationFit", "classification"]
@@ -69,7 +70,8 @@ def classification(
     >>> fit.predict([[1.5], [4.7]]).label
     array(['up', 'down'], dtype='<U4')
 
-    :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,).
+    :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,), in memory or on disk. Of more than a million
+        rows a random million is used.
     :param y: labels, shape (N,); None or NaN where missing.
     :param time: time limit in seconds; None for no limit. A running search stops within a call to the device. Compilation is not
         interrupted, so a fit may take some seconds more.
@@ -83,16 +85,18 @@ def classification(
         numbers with fractions, and invalid options.
     """
     budget = Budget.of(time, M, num_steps, USUAL_STEPS)
-    table = read_table(X)
+    table = table_of(X)
     labels, codes, seen = Labels.read(y, table.num_rows, table.index)
-    columns = Columns.learn(table.rows(seen))
+    part, of_part = part_of(table, seen, seed, MOST)
+    used, codes = table.rows(part), codes[of_part]
+    columns = Columns.learn(used)
     order, num_held = order_of_classes(codes, seed)
-    data = {"X": columns.encode(table.rows(seen))[order], "y": codes[order]}
+    data = {"X": columns.encode(used)[order], "y": codes[order]}
     options = {"num_classes": len(labels.classes)}
     with jax.enable_x64(True):
         found = found_for(data, options, num_held, budget)
         f = latent_function(classification_model, found.params, found.Z, data, options)
-    fixed = num_held, int((~seen).sum()), budget.words()
+    fixed = num_held, int((~seen).sum()), budget.words(), int(seen.sum())
     return ClassificationFit(columns, found, data["X"], data["y"], f, *fixed, labels)
 
 
@@ -168,6 +172,7 @@ class ClassificationFit(TableFit):
     :param num_held: number of rows that the searches did not see.
     :param num_dropped: number of rows without a label.
     :param budget: the budget of the fit, in words.
+    :param num_rows: number of rows with y. If there are many, ``X`` and ``y`` are a part of them.
     :param labels: the labels of the classes.
     """
 

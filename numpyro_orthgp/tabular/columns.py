@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_orthgp.tabular.rows import is_missing
+from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = ["Column", "Columns", "Table", "read_table"]
 
@@ -42,7 +43,7 @@ class Table:
     def num_rows(self) -> int:
         return len(self.values[0])
 
-    def rows(self, which: np.ndarray) -> Table:
+    def rows(self, which: np.ndarray | slice) -> Table:
         """Some of the rows, without their labels."""
         return Table(self.names, tuple(values[which] for values in self.values), like=self.like)
 
@@ -61,6 +62,7 @@ def read_table(X: Any) -> Table:
         values = tuple(_column(name, X[key]) for name, key in zip(names, X.columns, strict=True))
         table = Table(tuple(names), values, getattr(X, "index", None), type(X))
     else:
+        X = rows_of(X) if is_lazy(X) else X
         array = X.astype(float).filled(np.nan) if np.ma.is_masked(X) and X.dtype.kind in "biuf" else np.asarray(X)
         if array.dtype.kind not in "biuf":
             raise TypeError(

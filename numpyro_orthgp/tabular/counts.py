@@ -26,6 +26,7 @@ from numpyro_orthgp.tabular.predictions import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, positive_column
 from numpyro_orthgp.tabular.serving import moments_at
 from numpyro_orthgp.tabular.stages import CLEARLY, Found, in_blocks, moments
+from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
 from numpyro_orthgp.types import Array
 
 __all__ = ["CountsFit", "counts"]
@@ -66,7 +67,8 @@ def counts(
     >>> bool(fit.predict([[1.5]]).mean > 2 * fit.predict([[4.7]]).mean)
     True
 
-    :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,).
+    :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,), in memory or on disk. Of more than a million
+        rows a random million is used.
     :param y: counts, shape (N,); NaN where missing.
     :param exposure: time, area or number of people that each count is for: positive, shape (N,); by default 1.
     :param time: as for :func:`~numpyro_orthgp.classification`.
@@ -79,17 +81,19 @@ def counts(
         positive, tables and counts that do not match, and invalid options.
     """
     budget = Budget.of(time, M, num_steps, USUAL_STEPS)
-    table = read_table(X)
+    table = table_of(X)
     y, seen = observed_counts(y, table.num_rows, table.index)
-    exposure = positive_column("exposure", exposure, table.num_rows, table.index)[seen]
-    columns = Columns.learn(table.rows(seen))
+    part, of_part = part_of(table, seen, seed, MOST)
+    used, y = table.rows(part), y[of_part]
+    exposure = positive_column("exposure", exposure, table.num_rows, table.index)[part]
+    columns = Columns.learn(used)
     order, num_held = order_of(len(y), seed)
     rate = float(y.sum() / exposure.sum())
-    data = {"X": columns.encode(table.rows(seen))[order], "y": y[order], "expected": rate * exposure[order]}
+    data = {"X": columns.encode(used)[order], "y": y[order], "expected": rate * exposure[order]}
     with jax.enable_x64(True):
         found, overdispersed = found_for(data, num_held, budget)
         f = latent_function(counts_model, found.params, found.Z, data, {"overdispersed": overdispersed})
-    fixed = num_held, int((~seen).sum()), budget.words()
+    fixed = num_held, int((~seen).sum()), budget.words(), int(seen.sum())
     return CountsFit(columns, found, data["X"], data["y"], f, *fixed, data["expected"], rate, overdispersed)
 
 
@@ -190,6 +194,7 @@ class CountsFit(TableFit):
     :param num_held: number of rows that the searches did not see.
     :param num_dropped: number of rows without a count.
     :param budget: the budget of the fit, in words.
+    :param num_rows: number of rows with y. If there are many, ``X`` and ``y`` are a part of them.
     :param expected: counts at the mean rate, (N,): exposure times rate.
     :param rate: the mean rate, counts per unit of exposure.
     :param overdispersed: whether counts are negative binomial.

@@ -29,7 +29,7 @@ from numpyro_orthgp.tabular.stages import Found, Stage
 
 __all__ = ["read_fit", "write_fit"]
 
-FORMAT, VERSION = "numpyro_orthgp fit of a table", 3
+FORMAT, VERSION = "numpyro_orthgp fit of a table", 4
 BAD = (
     OSError,
     EOFError,

@@ -43,6 +43,7 @@ class TableFit(ABC):
     :param num_held: number of rows that the searches did not see.
     :param num_dropped: number of rows without y.
     :param budget: the budget of the fit, in words.
+    :param num_rows: number of rows with y. If there are many, ``X`` and ``y`` are a part of them.
     """
 
     columns: Columns
@@ -53,6 +54,7 @@ class TableFit(ABC):
     num_held: int
     num_dropped: int
     budget: str
+    num_rows: int
 
     kind: ClassVar[str]
     model: ClassVar[Any]
@@ -152,6 +154,7 @@ class TableFit(ABC):
         with jax.enable_x64(True):
             function = describe_function(self.function, self._recipe())
         common = {"num_held": self.num_held, "num_dropped": self.num_dropped, "budget": self.budget}
+        common["num_rows"] = self.num_rows
         columns = describe_columns(self.columns)
         description = {"kind": self.kind, "common": common, "columns": columns, "found": found, "more": more}
         write_fit(path, description, {"X": self.X, "y": self.y, **found_arrays, **more_arrays, **function})
@@ -202,8 +205,8 @@ class TableFit(ABC):
     def __str__(self) -> str:
         found, X = self.found, self.X
         dropped = f" ({self.num_dropped} without y left out)" if self.num_dropped else ""
-        head = f"{self.title}: {len(X)} rows{dropped}, {X.shape[1]} columns, {len(found.Z)} inducing points"
-        lines = [head, *(f"  {line}" for line in self.columns.words()), *self._model_words(), ""]
+        head = f"{self.title}: {self.num_rows} rows{dropped}, {X.shape[1]} columns, {len(found.Z)} inducing points"
+        lines = [head, *(f"  {line}" for line in self._part_words() + self.columns.words()), *self._model_words(), ""]
         lines += [f"searches ({self.budget})", f"  {self.bounds}held-out log density per row"]
         lines.append("   rows  points  steps      loss  gap/row  held out  from, and how it ended")
         for s in found.stages:
@@ -215,10 +218,14 @@ class TableFit(ABC):
             lines.append(f"{self._left_out_words()}: log density {found.baseline:.3f} {better}")
         return "\n".join(lines + self._prediction_words())
 
+    def _part_words(self) -> list[str]:
+        few = len(self.X) < self.num_rows
+        return [f"searched in {len(self.X)} rows, picked at random"] if few else []
+
     def _left_out_words(self) -> str:
         return f"held-out rows {self.num_held}"
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__} of {len(self.X)} rows, {self.X.shape[1]} columns; print it to see what was done>"
+            f"<{type(self).__name__} of {self.num_rows} rows, {self.X.shape[1]} columns; print it to see what was done>"
         )

@@ -14,6 +14,7 @@ import numpy as np
 from numpyro_orthgp.diagnostics import Report
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.neighbors import NeighborFunction, with_neighbors
+from numpyro_orthgp.online.blocks import RowSums
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns, read_table
 from numpyro_orthgp.tabular.files import Arrays, describe_function, function_from
@@ -27,10 +28,13 @@ from numpyro_orthgp.tabular.rows import observed_numbers, order_of
 from numpyro_orthgp.tabular.search import MANY_HELD, Rows, everything, function_of, new_guide, predictor_of, search
 from numpyro_orthgp.tabular.serving import moments_at
 from numpyro_orthgp.tabular.stages import Found, moments
+from numpyro_orthgp.tabular.stored import PART, all_rows, part_of, table_of
 from numpyro_orthgp.tabular.units import Units, may_be_logarithms
 from numpyro_orthgp.types import Array
 
 __all__ = ["RegressionFit", "regression"]
+
+PASS = 0.25  # least share of the time for all rows, where the searches see a part of them
 
 
 def regression(
@@ -59,6 +63,11 @@ def regression(
     points are quadrupled. Hyperparameters see twenty rows per inducing point, at least 1000; the returned function sees all
     rows.
 
+    **Many rows.** X may be an array on disk, memory-mapped or of h5py, zarr or :func:`numpyro_orthgp.training.columns`. From more
+    than 100,000 rows on disk, or a million in memory, 100,000 random rows serve the search and the calibration. Then the function
+    is given all rows in one pass (:func:`~numpyro_orthgp.online.from_blocks`), or those that can be read before the time is over.
+    This pass has at least a quarter of ``time``.
+
     **Calibration.** It uses the held-out rows if there are 500 or more. Otherwise all rows are left out in turn, a fifth at a time,
     and the hyperparameters of each fifth come from a search on the other rows, while time is left. If larger noise clearly predicts
     these rows better, the noise grows in steps of a factor of 1.4. If the nearest rows clearly help, predictions use them
@@ -76,7 +85,7 @@ def regression(
     >>> fit.predict([[1.5], [4.7]]).mean.round(0)
     array([105.,  95.])
 
-    :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,).
+    :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,), in memory or on disk.
     :param y: numbers, shape (N,); NaN where missing.
     :param time: time limit in seconds, three quarters of it for the searches; None for no limit. A running search stops within a
         step. Compilation is not interrupted, so a fit may take some seconds more.
@@ -94,25 +103,45 @@ def regression(
         3. Schwarz. Estimating the Dimension of a Model. 1978.
     """
     budget = Budget.of(time, M, num_steps)
-    table = read_table(X)
-    outputs, seen = observed_numbers(y, table.num_rows, table.index)
-    columns = Columns.learn(table.rows(seen))
-    order, num_held = order_of(len(outputs), seed)
-    inputs = columns.encode(table.rows(seen))[order]
-    outputs = outputs[order]
-    tried = [Units.of(outputs, is_log) for is_log in (False, True)[: 1 + may_be_logarithms(outputs)]]
+    table = table_of(X)
+    known, seen = observed_numbers(y, table.num_rows, table.index)
+    part, of_part = part_of(table, seen, seed, PART)
+    used = table.rows(part)
+    columns = Columns.learn(used)
+    order, num_held = order_of(len(part), seed)
+    inputs, outputs = columns.encode(used)[order], known[of_part][order]
+    logs = known.min() > 0 and may_be_logarithms(outputs)
+    tried = [Units.of(outputs, is_log) for is_log in (False, True)[: 1 + logs]]
     with jax.enable_x64(True):
         searches, stages, last, ended, grows = search(
             inputs, [units.standardized(outputs) for units in tried], num_held, budget
         )
-        found = finish(searches, stages, last, ended, grows)
-        rows = everything(inputs, ended.outputs.values, num_held)
-        f = function_of(found.values, rows, found.Z)
-        predictor: GPFunction | NeighborFunction = f
-        if found.near_noise is not None:
-            predictor = predictor_of(near_values(found), rows, found.Z, near=True)
-    fixed = num_held, int((~seen).sum()), budget.words()
-    return RegressionFit(columns, found, rows.X, rows.y, f, *fixed, ended.outputs.units, predictor)
+        found, units = finish(searches, stages, last, ended, grows), ended.outputs.units
+        rows, num_given = everything(inputs, ended.outputs.values, num_held), len(part)
+        if of_part.all() or found.is_mean:
+            f, predictor = functions_of(found, rows)
+        else:
+            others = np.full(len(seen), np.nan)
+            others[np.flatnonzero(seen)[~of_part]] = units.standardized(known[~of_part]).values
+            sums = all_rows(found.values, found.Z, rows[:2], table, columns, others, budget.renewed(PASS))
+            f, predictor = functions_of(found, rows, sums)
+            num_given = sums.num_rows
+    fixed = num_held, int((~seen).sum()), budget.words(), len(known)
+    return RegressionFit(columns, found, rows.X, rows.y, f, *fixed, units, predictor, num_given)
+
+
+def functions_of(
+    found: Found, rows: Rows, sums: RowSums | None = None
+) -> tuple[GPFunction, GPFunction | NeighborFunction]:
+    """The model's function and the one that predicts, given the rows, or given those in ``sums``."""
+    near = found.near_noise
+    f = function_of(found.values, rows, found.Z) if sums is None else sums.function()
+    if near is None:
+        return f, f
+    if sums is None:
+        return f, predictor_of(near_values(found), rows, found.Z, near=True)
+    of_all = sums.function(near / float(found.values["noise"]))
+    return f, with_neighbors(of_all, *map(jnp.asarray, (rows.X, rows.y, near)))
 
 
 def near_values(found: Found) -> Values:
@@ -131,12 +160,15 @@ class RegressionFit(TableFit):
     :param num_held: number of rows that the searches did not see.
     :param num_dropped: number of rows without y.
     :param budget: the budget of the fit, in words.
+    :param num_rows: number of rows with y. If there are many, ``X`` and ``y`` are a part of them.
     :param units: mean and standard deviation of y or of log y, and which of the two is modelled.
     :param predictor: the function that predicts: ``function``, or one with other noise that also uses the rows near each input.
+    :param num_given: number of rows that the function is given.
     """
 
     units: Units
     predictor: GPFunction | NeighborFunction
+    num_given: int
 
     kind = "regression"
     title = "Gaussian-process regression"
@@ -216,11 +248,12 @@ class RegressionFit(TableFit):
         if isinstance(self.predictor, NeighborFunction):
             with jax.enable_x64(True):
                 arrays = describe_function(self.predictor.f, self._recipe(), "near")
-        return {"units": list(self.units)}, arrays
+        return {"units": list(self.units), "num_given": self.num_given}, arrays
 
     @classmethod
     def _with_more(cls, common: dict[str, Any], more: dict[str, Any], arrays: Arrays) -> RegressionFit:
-        return cls(**common, units=Units(*more["units"]), predictor=common["function"])
+        units, num_given = Units(*more["units"]), more["num_given"]
+        return cls(**common, units=units, predictor=common["function"], num_given=num_given)
 
     def _with_functions(self, arrays: Arrays) -> RegressionFit:
         f: GPFunction = function_from(arrays, self._recipe())
@@ -239,6 +272,11 @@ class RegressionFit(TableFit):
             "  f ~ GP(0, scale^2 Matern52(lengthscale) + slope^2 / D Linear)",
             f"  scale {v['scale']:.3g}, slope {v['slope']:.3g}, noise {v['noise']:.3g} ({unit})",
         ]
+
+    def _part_words(self) -> list[str]:
+        whole = self.num_given == self.num_rows
+        given = "all" if whole else f"{self.num_given}, as many as came in before the time was over"
+        return [f"{words}; the function is given {given}" for words in super()._part_words()]
 
     def _left_out_words(self) -> str:
         few = self.num_held < MANY_HELD

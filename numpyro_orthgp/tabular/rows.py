@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_orthgp.training.columns import is_lazy, rows_of
+
 __all__ = [
     "LEAST_ROWS", "is_missing", "observed_counts", "observed_numbers", "one_column", "order_of", "order_of_classes",
     "positive_column",
@@ -21,7 +23,7 @@ def one_column(y: Any, num_rows: int, name: str = "y", index: Any = None) -> np.
     :param index: labels of the rows of X, if X has any.
     :raises ValueError: if there is not one output for each row, or they have the labels of X in another order.
     """
-    values = y.to_numpy() if hasattr(y, "to_numpy") else _without_mask(y)
+    values = y.to_numpy() if hasattr(y, "to_numpy") else rows_of(y) if is_lazy(y) else _without_mask(y)
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.shape != (num_rows,):
         raise ValueError(f"`{name}` must have shape ({num_rows},), one entry for each row of X; got {values.shape}.")
@@ -130,7 +132,10 @@ def _numbers(name: str, values: np.ndarray, hint: str) -> np.ndarray:
             "duration in hours, a real part."
         )
     try:
-        numbers = np.array([np.nan if is_missing(v) else v for v in values], float)
+        if values.dtype.kind in "biuf":
+            numbers = values.astype(float)
+        else:
+            numbers = np.array([np.nan if is_missing(v) else v for v in values], float)
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"`{name}` must be numbers; got {values.dtype}, {values[0]!r} for one. {hint}".rstrip()
