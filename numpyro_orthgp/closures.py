@@ -47,9 +47,9 @@ class Closure:
             return self.function(*args, **kwargs)
         except jax.errors.UnexpectedTracerError as error:
             raise TypeError(
-                f"{self.function!r} holds an array of a program that has ended, where it is not found: in a global variable, or an "
-                "object that is no pytree. Let the function close over the array itself (a local variable, a kernel, a list, a "
-                "dict), or make the object a pytree."
+                f"{self.function!r} uses an array of a JAX program that has ended. The library cannot find this "
+                "array: it is in a global variable, or in an object that is no pytree. Let the function close "
+                "over the array itself (a local variable, a kernel, a list, a dict), or make the object a pytree."
             ) from error
 
     def __repr__(self) -> str:

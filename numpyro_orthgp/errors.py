@@ -148,9 +148,10 @@ def check_floating(name: str, x: Any) -> jax.Array:
     except (TypeError, ValueError) as error:
         if hasattr(x, "places"):
             raise TypeError(
-                f"`{name}` must be an array of inputs here; got {type(x).__name__}, a linear functional. Functionals are asked of "
-                "one function, f(...), f.joint(...), paths(...): the derivative or average of a deep GP, of patches or under "
-                "uncertain inputs is not known. Draw values, and go on from these."
+                f"`{name}` must be an array of inputs here; got {type(x).__name__}, a linear functional. Only a "
+                "single function takes functionals: f(...), f.joint(...), paths(...). The derivative or average "
+                "of a deep GP, of patches or under uncertain inputs is not known. Draw values of f, and compute "
+                "with these."
             ) from error
         raise TypeError(
             f"`{name}` must be an array of floating-point numbers; got {_described(x)}. Text and categories need numbers: for "
@@ -186,8 +187,9 @@ def _refuse_rounded(name: str, x: Any) -> None:
     bad = (values > most) | (values < -most) if values.dtype.kind in "iu" else np.zeros(0, bool)
     if bad.any():
         raise ValueError(
-            f"`{name}` is {values.dtype} and holds {values[bad][0]}, which {dtype} would round: it counts to {most}. Subtract an "
-            f"offset while they are integers, {name} - {name}.min(), or use 64 bits (numpyro.enable_x64())."
+            f"`{name}` is {values.dtype} and holds {values[bad][0]}, which {dtype} would round: it holds whole "
+            f"numbers exactly up to {most}. Subtract an offset while they are integers, {name} - {name}.min(), or "
+            "use 64 bits (numpyro.enable_x64())."
         )
 
 

@@ -75,7 +75,7 @@ def test_centres_of_tasks_are_no_tasks():
             return ogp.gp("f", kernel, Z)
 
     with pytest.raises(
-        ValueError, match=r"Averages of tasks are no tasks.*init\.kmeans\(\.\.\., categories=\[column\]\)"
+        ValueError, match=r"An average of task indices is no task.*init\.kmeans\(\.\.\., categories=\[column\]\)"
     ):
         declare(init.kmeans(jax.random.PRNGKey(0), X, 4))
     beside = np.concatenate([init.kmeans(jax.random.PRNGKey(0), X[:, :1], 6), np.arange(6)[:, None] % 3.0], 1)

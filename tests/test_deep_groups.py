@@ -182,7 +182,7 @@ def test_what_stays_refused():
         svi = SVI(model, guide, optax.adam(1e-2), TraceMeanField_ELBO())
         return svi.evaluate(svi.init(jax.random.PRNGKey(0), XS, YS), XS, YS)
 
-    with pytest.raises(ValueError, match="draws of one point are no groups"):
+    with pytest.raises(ValueError, match="these rows are several draws of one point"):
         loss(particles, guide_of(particles, 2))
     with pytest.raises(TypeError, match="needs inner layers made by gp"):
         loss(of_others, guide_of(of_others, 2))

@@ -140,7 +140,7 @@ assert "Processes differ in more than their rows" in said and "float32[3]" in sa
 assert "need `mesh`" in raised(ValueError, run, own, mesh=None)
 assert "need `mesh`" in raised(ValueError, run, own, mesh=Mesh(np.array(jax.devices()[:3]), ("data",)))
 assert "at most the number of rows of all processes, 48" in raised(ValueError, run, own, batch_size=52)
-assert "say `batch_size`" in raised(ValueError, run, stream(), batch_size=None)
+assert "`batch_size` must be given" in raised(ValueError, run, stream(), batch_size=None)
 if "--slow" in sys.argv:  # a model with inducing points
     rng = np.random.default_rng(1)
     arrays, Z = problems.data(rng, 48), [jnp.asarray(s) for s in problems.sets(rng, [4])]

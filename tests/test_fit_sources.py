@@ -456,7 +456,7 @@ class Odd:
 EIGHT = (X[:8], y[:8])
 WRONG = {
     "an iterator with a checkpoint": (lambda: Stream(iter(pairs()), N), {"checkpoint": "run.npz"}, ValueError,
-        "`checkpoint` needs batches that come again.*an iterator gives them once.*function that makes it"),
+        "`checkpoint` needs batches that can be read again.*an iterator gives them once.*function that makes it"),
     "an iterator that ends": (lambda: Stream(iter(pairs()), N), {}, ValueError, "ended after 6 batches.*a function that makes"),
     "a loader of unknown length": (lambda: Stream(pairs()), {}, ValueError,
         r"How many rows a list gives in an epoch is not known.*Stream\(loader, num_rows=N\).*sum\("),
@@ -464,8 +464,8 @@ WRONG = {
     "an empty loader": (lambda: Stream(iter([]), N), {}, ValueError, "gave no batch"),
     "batch size": (lambda: Stream(pairs(), N), {"batch_size": 4}, ValueError,
         r"`batch_size` is the source's, 8; got 4. Leave it out, or say it in Stream\(loader, batch_size=4\)"),
-    "groups": (lambda: Stream(pairs(), N), {"group_size": 2}, ValueError, "`group_size` is of arrays"),
-    "blocks of a stream": (lambda: Stream(pairs(), N), {"shuffle": BLOCKS}, ValueError, "`shuffle` is of arrays"),
+    "groups": (lambda: Stream(pairs(), N), {"group_size": 2}, ValueError, "`group_size` is for arrays of one process"),
+    "blocks of a stream": (lambda: Stream(pairs(), N), {"shuffle": BLOCKS}, ValueError, "`shuffle` is for arrays of one process"),
     "blocks of what": (lambda: (X, y), {"shuffle": True}, TypeError, "`shuffle` must be a .*Blocks; got bool"),
     "groups in blocks": (lambda: (X, y), {"shuffle": BLOCKS, "batch_size": 8, "group_size": 2}, ValueError,
         "`group_size` needs rows"),
@@ -490,7 +490,7 @@ def test_errors(name, tmp_path, monkeypatch):
 
 def test_lbfgs_needs_all_rows():
     with pytest.raises(
-        TypeError, match="`data` must be arrays where every step sees all of them, and of a Stream only batches"
+        TypeError, match="`data` must be arrays here, since every step uses all rows; a Stream only gives batches"
     ):
         ogp.fit_lbfgs(make(), KEY, Stream(pairs(), N))
 

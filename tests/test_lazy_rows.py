@@ -336,7 +336,7 @@ def test_parameters_that_are_no_tables(declare, message):
 
 
 def test_a_parameter_that_is_stepped_as_a_whole_is_named():
-    with pytest.warns(UserWarning, match="'whole' has 20 rows and is stepped as a whole"):
+    with pytest.warns(UserWarning, match="'whole' has 20 rows, and lazy_rows updates all of them"):
         fit(ogp.lazy_rows(optax.adam(0.1)), in_plate(whole), lambda Y: None)
 
 
@@ -344,7 +344,9 @@ def test_tables_that_are_read_elsewhere_are_refused():
     def guide(Y):
         numpyro.param("loc", jnp.ones(N))
 
-    with pytest.raises(ValueError, match=r"`loc` has a row for each of the data, and is read outside of their plate"):
+    with pytest.raises(
+        ValueError, match=r"`loc`, which has a row for each of the data, is also read outside of their plate"
+    ):
         fit(ogp.lazy_rows(optax.adam(0.1)), in_plate(lambda: numpyro.param("loc", jnp.ones(N), event_dim=0)), guide)
 
     def nested(Y):
@@ -366,6 +368,6 @@ def test_rows_of_a_stream_are_not_known():
     svi = SVI(model, lambda Y: None, ogp.training.lazy_rows(optax.adam(0.1)), Trace_ELBO())
     stream = ogp.training.Stream([(Y[:5],), (Y[5:10],), (Y[10:15],), (Y[15:],)], num_rows=N, batch_size=5)
     with pytest.raises(
-        ValueError, match=r"`loc` has a value for each row.*which rows a batch of a stream has is not known"
+        ValueError, match=r"`loc` has a value for each row.*a stream does not say which rows are in a batch"
     ):
         ogp.fit(svi, KEY, stream, num_steps=2, progress_bar=False)

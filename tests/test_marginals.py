@@ -231,7 +231,7 @@ def test_a_small_residual_is_not_lost_beside_a_large_explained_variance():
             r"broadcasts to the shape \(3, 2\) of f\(X\); got \(3,\).*array\[:, None\]",
         ),
         (lambda f, g: f - np.ones(7), ValueError, r"`f\(X\) \+ array` needs an array"),
-        (lambda f, g: f + f, TypeError, r"Marginals \+ Marginals: what is made of two functions needs the covariance"),
+        (lambda f, g: f + f, TypeError, r"Marginals \+ Marginals: the result needs the covariance"),
         (lambda f, g: f * f, TypeError, r"Marginals \* Marginals"),
         (
             lambda f, g: f @ W,
@@ -255,7 +255,7 @@ def test_a_small_residual_is_not_lost_beside_a_large_explained_variance():
         (lambda f, g: g[..., [0, -3]], IndexError, r"p must lie in 0\.\.1"),
         (lambda f, g: g[..., 2:], ValueError, "at least one output"),
         (lambda f, g: g[..., [1, -1]], ValueError, r"none twice; got \[1, -1\]"),
-        (lambda f, g: ogp.stack([(g @ W)[..., 0], f]), ValueError, r"Stack first and mix then"),
+        (lambda f, g: ogp.stack([(g @ W)[..., 0], f]), ValueError, r"Stack first, then mix"),
         (lambda f, g: (g @ W)[..., 0] @ W, ValueError, r"got \(3,\)"),
         (lambda f, g: ogp.stack([f, g]), ValueError, r"`stack` needs marginals of one shape \(B,\)"),
         (lambda f, g: ogp.stack([]), ValueError, r"`stack` needs marginals of one shape"),

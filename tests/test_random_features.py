@@ -167,7 +167,7 @@ class Mine(RBF):
     "kernel, message",
     [
         (RBF() + kernels.White(0.1), "without White: .* f.joint"),
-        (RBF() * Mine(), "of Mine none are known; known are ArcCosine, .*RBF"),
+        (RBF() * Mine(), "those of Mine are not known. Known are ArcCosine, .*RBF"),
         (RBF() + (lambda X1, X2=None: RBF()(X1, X2)), "of <function .*f.joint"),
     ],
     ids=["white", "subclass", "function"],

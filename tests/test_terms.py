@@ -254,8 +254,8 @@ def test_names_of_terms_tell_them_apart(fitted):
             "No summand of the kernel is named 'tide'; its summands are 0: trend, 1: season, 2: Matern32",
         ),
         (3, ValueError, "The kernel has 3 summands, 0: trend, 1: season, 2: Matern32; got the position 3"),
-        (kernels.RBF(), ValueError, "no part of that of the function.*take a name"),
-        (1.0, TypeError, "A summand is told by its name, its position or its kernel; got 1.0"),
+        (kernels.RBF(), ValueError, "no part of the function's kernel.*give a name"),
+        (1.0, TypeError, "`which` must be the name of a summand, its position or its kernel; got 1.0"),
         ([], ValueError, "at least one summand"),
     ],
 )
@@ -266,7 +266,7 @@ def test_unknown_terms_say_so(fitted, which, error, message):
 
 def test_a_term_of_another_term_says_so(fitted):
     season = fitted.term("season").at(jnp.asarray(AT))
-    with pytest.raises(ValueError, match="A functional of one term of f is asked for of another term"):
+    with pytest.raises(ValueError, match="This functional is of one term of f"):
         fitted.term("trend")(season)
     assert fitted.term([0, 1]).at(season).places == season.places
 

@@ -41,18 +41,19 @@ def check_bound(bound: str, alpha: Any, N: int, num_sets: int, given: bool, unce
         )
     if bound in ("fitc", "dtc", "pep") and num_sets > 1:
         raise ValueError(
-            f"bound={bound!r} is no bound, and known for one set of inducing points only; got {num_sets} sets. Join them, "
-            "or use 'titsias2009' or 'titsias2025'."
+            f"bound={bound!r} is no lower bound, and is known for one set of inducing points only; got {num_sets} "
+            "sets. Join them, or use 'titsias2009' or 'titsias2025'."
         )
     if bound == "conditional" and num_sets > 1 and not given:
         raise ValueError(
-            "bound='conditional' with several sets needs q of the further ones: orthogonal=numpyro_orthgp.orthogonal(name, O)."
+            "bound='conditional' with several sets needs a q for each set after the first: "
+            "orthogonal=numpyro_orthgp.orthogonal(name, O)."
         )
     if uncertain and (bound in ("conditional", "fitc", "pep") or given):
         what = "sets whose q is given by `orthogonal`" if given else f"bound={bound!r}"
         raise ValueError(
-            f"With latent inputs that have a Gaussian, {what} has no closed form; use 'titsias2009' or 'titsias2025' without "
-            "`orthogonal`, or a guide that hands over draws only (analytic=False)."
+            f"If the guide gives latent inputs a Gaussian, {what} has no closed form; use 'titsias2009' or "
+            "'titsias2025' without `orthogonal`, or a guide that passes draws only (analytic=False)."
         )
     return 1.0 if alpha is None else float(alpha)
 
@@ -81,8 +82,8 @@ def check_given(given: Sequence[Whitened] | None, features: Sequence[Feature]) -
     sizes, expected = [q.loc.shape[-1] for q in given], [s.num for s in features[1:]]
     if sizes != expected:
         raise ValueError(
-            f"`orthogonal` must hold what is known of every set after the first, of sizes {expected}; got sizes {sizes}. Pass "
-            "the same sets to orthogonal() and to CollapsedGP."
+            f"`orthogonal` must hold a q for each set after the first, of sizes {expected}; got sizes {sizes}. "
+            "Pass the same sets to orthogonal() and to CollapsedGP."
         )
 
 

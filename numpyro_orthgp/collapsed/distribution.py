@@ -185,7 +185,7 @@ class CollapsedGP(dist.Distribution):
         :raises ValueError: for latent inputs with a Gaussian, for which no upper bound is known.
         """
         if self._uncertain:
-            raise ValueError("`upper_bound` needs inputs that are known; with latent inputs none is known.")
+            raise ValueError("`upper_bound` needs known inputs; no upper bound is known for latent inputs.")
         return self._log_upper_bound(self._checked(value))
 
     @one_program

@@ -44,9 +44,10 @@ def operand(symbol: str, value: Any, dtype: Any) -> Array:
     """
     if hasattr(value, "explained"):
         raise TypeError(
-            f"Marginals {symbol} Marginals: what is made of two functions needs the covariance between them. Use a kernel that "
-            "is a sum (k1 + k2), whose terms are f.term(...), or for independent functions (stack([f(X), g(X)]) @ "
-            "jnp.ones((2, 1)))[..., 0]. One function at two inputs: f(Average(jnp.stack([a, b], 1), jnp.array([1.0, -1.0])))."
+            f"Marginals {symbol} Marginals: the result needs the covariance between the two functions, which "
+            "marginals do not have. Use a kernel that is a sum (k1 + k2), whose terms are f.term(...). For "
+            "independent functions use (stack([f(X), g(X)]) @ jnp.ones((2, 1)))[..., 0]. For one function at two "
+            "inputs use f(Average(jnp.stack([a, b], 1), jnp.array([1.0, -1.0])))."
         )
     value = jnp.asarray(value)
     # Integers become real first: unsigned ones would wrap around when negated or squared.

@@ -206,8 +206,8 @@ class DeepGP:
         self._check_no_groups()
         if self.layers[-1].group_size is not None:
             raise ValueError(
-                "Rows that are draws of one point are no groups to tighten the residual in. Leave `group_size` out, or take one "
-                "draw, deep(X)."
+                "`group_size` makes groups of different rows, but these rows are several draws of one point. "
+                "Leave `group_size` out, or take one draw, deep(X)."
             )
         rng_key = prng_key(jnp.asarray(X)) if rng_key is None else rng_key
         if rng_key is None:
@@ -220,8 +220,9 @@ class DeepGP:
     def _check_no_groups(self) -> None:
         if any(getattr(layer, "group_size", None) is not None for layer in self.layers[:-1]):
             raise ValueError(
-                "Inner layers are drawn, and the residual of a draw is tightened as a whole, not in groups of rows. Give "
-                "`group_size` for the last layer alone: group_size={'its name': 16}."
+                "`group_size` is not for inner layers: they are drawn, and the residual of a draw is tightened "
+                "by one number for all rows. Give `group_size` for the last layer alone: "
+                "group_size={'its name': 16}."
             )
 
     def _check_layers(self) -> None:

@@ -81,7 +81,7 @@ def patchwise(
     mean, explained, residual, total = map_blocks(moments, X, max_entries // per_image)
     if f.group_size is not None:
         raise ValueError(
-            "patchwise() knows no groups of rows, since its rows are patches. Leave `group_size` out for this gp: "
+            "patchwise() has no groups of rows, since its rows are patches. Leave `group_size` out for this gp: "
             "group_size={'another gp': 16}."
         )
     v = f.residual_scale

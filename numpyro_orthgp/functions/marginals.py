@@ -164,7 +164,8 @@ class Marginals:
             )
         if self.groups is not None:
             raise ValueError(
-                "The residual of a draw is tightened as a whole, not in groups of rows. Leave `group_size` out for this gp: "
+                "`sample()` is not known with `group_size`: the residual of a draw is tightened by one number "
+                "for all rows, not in groups. Leave `group_size` out for this gp: "
                 "group_size={'another gp': 16}."
             )
         if self.tight and self.names is not None:
@@ -233,7 +234,8 @@ class Marginals:
         which = jnp.where(which < 0, self.shape[-1], which)  # under `jit` negative indices give NaN
         if self.groups is not None:
             raise ValueError(
-                "Rows of one group would be of different functions. Leave `group_size` out for what `pick` chooses from."
+                "`pick` chooses a function for each row, so rows of one group would be of different functions. "
+                "Leave `group_size` out for the gp that `pick` chooses from."
             )
         m = self._lifted(which.ndim - 1)
         joint = None if self.joint is None else Partial(arithmetic.draw_of_rows, self.joint, which)
@@ -306,8 +308,8 @@ class Marginals:
         run = getattr(joint.args[0], "run", None) if isinstance(joint, DrawInRun) and joint.args else None
         if run is not None and run.has_drawn(value):
             raise ValueError(
-                f"`f(a) {symbol} f(b).sample()` takes marginals of f and a draw of the same f for independent, and would not give "
-                f"a bound. Draw both: f(a).sample() {symbol} f(b).sample()."
+                f"`f(a) {symbol} f(b).sample()` would treat the marginals of f and a draw of the same f as "
+                f"independent, and the loss would not be a bound. Draw both: f(a).sample() {symbol} f(b).sample()."
             )
 
     def _lifted(self, lead: int) -> Marginals:

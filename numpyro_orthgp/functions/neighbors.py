@@ -107,8 +107,8 @@ def with_neighbors(
 def _inputs(f: GPFunction, X: Any) -> Array:
     if isinstance(X, Functional):
         raise TypeError(
-            f"Neighbours are rows at inputs, where values of f were observed; got {type(X).__name__}. Predict functionals and "
-            "terms of f by f itself."
+            "`X` must be inputs, since neighbours are the training rows nearest to an input; got "
+            f"{type(X).__name__}. Predict functionals and terms of f by f itself."
         )
     return f.checked(X)
 

@@ -232,8 +232,9 @@ def _num_dims(kernel: Any, features: Sequence[Feature]) -> int:
     for s in features:
         if not isinstance(s, InducingPoints | InducingPatches):
             raise TypeError(
-                "Paths need sets that are inducing points or patches, where prior functions have values; got "
-                f"{type(s).__name__}. For draws at inputs that are known in advance use f.joint(X).sample(rng_key)."
+                "Paths need sets of inducing points or patches, where prior functions can be evaluated; got "
+                f"{type(s).__name__}. For draws at inputs that are known in advance use "
+                "f.joint(X).sample(rng_key)."
             )
     known = input_dim(features)
     if known is not None:

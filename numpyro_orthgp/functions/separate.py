@@ -104,8 +104,8 @@ def _separated(f: Any, X: Rows) -> tuple[Any, list[bool]]:
     kernel, own = separable(f.kernel, f.num_latents, f.features[0].dtype, batch_of)
     if isinstance(kernel, OfFunctions) and isinstance(X, Functional) and X.places is not None:
         raise TypeError(
-            "A term of one of several functions needs a kernel whose hyperparameters have a leading axis, one entry for each "
-            "function; that of a kernel which is a plain function is not known."
+            "`term` of one of several functions needs a kernel whose hyperparameters have a leading axis, one "
+            "entry for each function. A kernel that is a plain function has no such hyperparameters."
         )
     marks = replace(
         f,

@@ -133,8 +133,9 @@ def refuse_enumerated(num_latents: int | None) -> None:
     """
     if num_latents is not None and enumerating():
         raise ValueError(
-            f"The kernel or its points have a leading axis of {num_latents}, and a discrete site is enumerated, which makes such "
-            f"axes too. If these are {num_latents} functions, say num_latents={num_latents}. Else: {_NOT_OF_PRIORS}"
+            f"The kernel or its points have a leading axis of {num_latents}. It may stand for functions, or for "
+            f"the states of a discrete site that is enumerated. If these are {num_latents} functions, say "
+            f"num_latents={num_latents}. Else: {_NOT_OF_PRIORS}"
         )
 
 
@@ -169,9 +170,9 @@ def refuse_uncharged(what: str) -> NoReturn:
     :raises ValueError: always.
     """
     raise ValueError(
-        f"{what} is not charged for the tightened residual of this gp, so the loss would be no bound. Call f(X).sample() at all "
-        "inputs at once, outside of loops, or within numpyro.contrib.control_flow.scan; or leave the residual as it is: "
-        'residual={"another gp": "tight"}.'
+        f"{what} is not charged for the tightened residual of this gp, so the loss would be no bound. Call "
+        "f(X).sample() at all inputs at once, outside of loops, or within numpyro.contrib.control_flow.scan. Or "
+        f"do not tighten this gp: residual={{'another gp': 'tight'}}."
     )
 
 
@@ -190,8 +191,9 @@ def refuse_drawn_by_rows(what: str) -> None:
     drawn = getattr(model_running(), "_drawn_by_rows", None)
     if drawn is not None:
         raise ValueError(
-            f"{what}, and {drawn!r} was drawn row by row before. If the inputs depend on that draw this would be no bound: draw "
-            "rows jointly, f(X).sample(); for groups DeepGP([inner, last]) does. If they do not, put this before that draw."
+            f"{what}, and {drawn!r} was drawn row by row before. If the inputs depend on that draw, the loss "
+            "would be no bound: draw rows jointly, f(X).sample(), or use DeepGP([inner, last]), which draws "
+            "groups jointly. If they do not, move this before that draw."
         )
 
 

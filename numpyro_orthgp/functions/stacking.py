@@ -31,8 +31,8 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
         raise ValueError(f"`stack` needs marginals of one shape (B,); got {[m.shape for m in marginals]}.")
     if any(m.mixing is not None for m in marginals):
         raise ValueError(
-            "`stack` needs functions that do not mix others. Stack first and mix then, stack([f(X), g(X)]) @ W; several outputs "
-            "of one mixture are (f(X) @ W)[..., [0, 2]]."
+            "`stack` needs functions that are not mixed by `@ W`. Stack first, then mix: stack([f(X), g(X)]) @ "
+            "W. For several outputs of one mixture use (f(X) @ W)[..., [0, 2]]."
         )
     if len({(m.tight, type(m)) for m in marginals}) != 1:
         raise ValueError(
@@ -41,9 +41,10 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
     origins = [origin for m in marginals if (origin := _origin(m)) is not None]
     if len(set(origins)) < len(origins):
         raise ValueError(
-            "`stack` puts different functions side by side, which are independent; here one function comes twice. Where y depends "
-            "on one function at several inputs, draw it there: f(a).sample() and f(b).sample() belong to one function. Where each "
-            "has a y of its own, give each a statement."
+            "`stack` needs different functions, since it treats them as independent; here one function comes "
+            "twice. If one y depends on one function at several inputs, draw it there: f(a).sample() and "
+            "f(b).sample() belong to one function. If each input has a y of its own, give each y its own "
+            "statement."
         )
     columns = {name: jnp.stack([getattr(m, name) for m in marginals], -1) for name in ("mean", "explained", "residual")}
     totals = [m.total for m in marginals if m.total is not None]

@@ -31,8 +31,8 @@ def marginals_of_tasks(f: Any, X: Rows, tasks: Tasks) -> Marginals:
     """
     if f.group_size is not None:
         raise ValueError(
-            "Rows of one group would be of different functions: groups know no tasks. Leave `group_size` out for this gp: "
-            "group_size={'another gp': 16}."
+            "Tasks cannot have groups of rows, since rows of one group would be of different functions. Leave "
+            "`group_size` out for this gp: group_size={'another gp': 16}."
         )
     chosen = tasks.chosen(f.num_latents, X.dtype)
     mean, explained, residual, total = _moments(f, X, chosen)

@@ -66,8 +66,9 @@ def refuse_unobserved(name: str, message: dict[str, Any], messages: Container[st
         return
     if message["infer"].get("enumerate") == "parallel":
         raise ValueError(
-            f"`{name}` is an output of a likelihood of numpyro_orthgp that nobody observed: its log density is an expectation, and "
-            'there are no values to enumerate. Leave infer={"enumerate": "parallel"} out, or the rows without outputs.'
+            f"`{name}` has a likelihood of numpyro_orthgp and no observations. Its log density is an expectation, "
+            f'so there are no values to enumerate. Leave infer={{"enumerate": "parallel"}} out, or leave out the '
+            "rows without outputs."
         )
     if not hidden_by_mask(name, messages) and is_calling(SVI, "run"):
         raise ValueError(

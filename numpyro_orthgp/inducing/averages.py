@@ -188,8 +188,9 @@ class Integral(Functional):
     def check(self, kernel: Any) -> None:
         if has_white(kernel):
             raise ValueError(
-                "White noise has no integral: nodes would average so many draws of it. Leave it to the likelihood's noise, or ask "
-                "for the integral of the other terms: f.term(...)(Integral(lower, upper))."
+                "White noise has no integral: the result would depend on the number of nodes. Leave white noise "
+                "to the likelihood, or ask for the integral of the other terms: f.term(...)(Integral(lower, "
+                "upper))."
             )
 
     def is_exact(self, kernel: Any) -> bool:

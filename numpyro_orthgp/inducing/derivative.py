@@ -141,10 +141,10 @@ def _refuse_kinks(variance: Array, by_differences: Array, rounding: Array) -> No
         )
     if (np.asarray(by_differences) > 4 * np.asarray(variance) + np.asarray(rounding)).all():
         raise ValueError(
-            "A process with this kernel has no such derivative: differences over short steps vary with "
-            f"{float(np.max(by_differences)):.3g}, the derivative of the kernel says {float(np.max(variance)):.3g}. It has a kink "
-            "where two inputs coincide. Take a smoother kernel, or the derivative of the other terms alone: "
-            "f.term(...)(Derivative(X, dim))."
+            "A process with this kernel has no such derivative: the kernel has a kink where two inputs coincide. "
+            f"Differences over short steps have variance {float(np.max(by_differences)):.3g}; the derivative of "
+            f"the kernel gives {float(np.max(variance)):.3g}. Take a smoother kernel, or the derivative of the "
+            "other terms alone: f.term(...)(Derivative(X, dim))."
         )
 
 

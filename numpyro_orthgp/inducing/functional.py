@@ -100,7 +100,10 @@ class Functional(abc.ABC):
         """
         common = common_places(self.places, places)
         if not common:
-            raise ValueError("A functional of one term of f is asked for of another term, in which it has no part.")
+            raise ValueError(
+                "This functional is of one term of f, and is zero for the term that it is evaluated "
+                "for. Give a functional to the term that it belongs to."
+            )
         return replace(self, places=common)  # type: ignore[type-var]
 
     # ---------------------------------------------------------------- what follows
@@ -142,8 +145,8 @@ class Functional(abc.ABC):
         if self.places is not None:
             if not isinstance(feature, InterDomain):
                 raise TypeError(
-                    "Of a term of f only the covariance with inducing points, and with features that belong to one term of the "
-                    f"kernel, is known; got {type(feature).__name__}."
+                    "The covariance of a term of f is known with inducing points, and with features that belong "
+                    f"to one term of the kernel; got {type(feature).__name__}."
                 )
             if feature.term(kernel).place not in self.places:
                 return jnp.zeros((feature.num, self.num), self.dtype)

@@ -127,7 +127,7 @@ def _refuse_unknown(T: int, X: Array) -> None:
     bad = tasks[~np.isin(tasks, np.arange(T))]
     if bad.size:
         raise ValueError(
-            f"Task indices must be whole numbers in 0..{T - 1}, one for each row of `W`; got {bad[0]}. Does `.on(...)` name the "
-            "column of tasks? Averages of tasks are no tasks: inducing points come from init.kmeans(..., categories=[column]), or "
-            "are rows of X (init.greedy_variance)."
+            f"Task indices must be whole numbers in 0..{T - 1}, one for each row of `W`; got {bad[0]}. Does "
+            "`.on(...)` name the column of tasks? An average of task indices is no task: take inducing points "
+            "from init.kmeans(..., categories=[column]), or from rows of X (init.greedy_variance)."
         )

@@ -250,8 +250,8 @@ def _check_known(kernel: Any) -> None:
         known = ", ".join(sorted(kind.__name__ for kind in (*FREQUENCIES, *_FEATURES, Constant)))
         name = kernel.function if isinstance(kernel, Function) else type(kernel).__name__
         raise TypeError(
-            f"A path needs random features of every part of the kernel, and of {name} none are known; known are {known}, and their "
-            f"sums, products, multiples and restrictions to columns. {instead}"
+            f"A path needs random features of every part of the kernel; those of {name} are not known. Known are "
+            f"{known}, and their sums, products, multiples and restrictions to columns. {instead}"
         )
 
 

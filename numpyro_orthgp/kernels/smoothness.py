@@ -58,16 +58,16 @@ def check_smooth(kernel: Any, dims: tuple[int | None, ...], num_dims: int) -> No
     name, order, wanted = type(rough).__name__, int(_order(rough)), len(dims)
     has = {0: "no derivatives", 1: "first derivatives only"}.get(order, f"derivatives up to order {order}")
     why: dict[Any, str] = {
-        Coregion: "Coregion is a function of tasks, which are no numbers to differentiate along. Take the derivative along another "
-        "column.",
-        Convolutional: "Derivatives of functions of images are not known here.",
+        Coregion: "Coregion is a function of task indices, which have no derivative. Take the derivative along "
+        "another column.",
+        Convolutional: "Derivatives of functions of images are not known.",
         White: "White noise has no derivatives. Leave it to the likelihood's noise, or ask for the derivative of the other "
         "terms: f.term(...)(Derivative(X, dim)).",
     }
     raise ValueError(
         why.get(type(rough))
-        or f"A process with the kernel {name} has {has}; asked for is one of order {wanted}. Take a smoother kernel (RBF, "
-        f"Matern52), or the derivative of the other terms alone: f.term(...)(Derivative(X, dim))."
+        or f"A process with the kernel {name} has {has}; this needs one of order {wanted}. Take a smoother kernel "
+        "(RBF, Matern52), or the derivative of the other terms alone: f.term(...)(Derivative(X, dim))."
     )
 
 

@@ -83,12 +83,13 @@ def _find(known: Sequence[Summand], which: Any) -> list[Summand]:
         found = [s for s in known if any(which is part for part in s.path)]
         if not found:
             raise ValueError(
-                f"The kernel given is no part of that of the function, whose summands are {listed}. What comes out of "
-                "posterior(...) or jit has a kernel of its own: take a name, f.term('trend'), or a position, f.term(0)."
+                f"The kernel given is no part of the function's kernel, whose summands are {listed}. "
+                "posterior(...) and jit make copies of the kernel. So give a name, f.term('trend'), or a "
+                "position, f.term(0)."
             )
         return found
     if isinstance(which, bool) or not hasattr(which, "__index__"):
-        raise TypeError(f"A summand is told by its name, its position or its kernel; got {which!r}.")
+        raise TypeError(f"`which` must be the name of a summand, its position or its kernel; got {which!r}.")
     if not -len(known) <= which.__index__() < len(known):
         raise ValueError(f"The kernel has {len(known)} summands, {listed}; got the position {which}.")
     return [known[which.__index__()]]

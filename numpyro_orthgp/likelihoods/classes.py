@@ -266,8 +266,9 @@ def _probs(likelihood: Ordinal, num_classes: int) -> Array:
 def _check_robustmax(marginals: Marginals, epsilon: Array) -> None:
     if marginals.mixing is not None:
         raise ValueError(
-            'Categorical(link="robustmax") needs independent latent functions: which of mixed ones is the largest is not a '
-            'one-dimensional integral. Use link="softmax", or functions that are not mixed (`@ W`).'
+            'Categorical(link="robustmax") needs independent latent functions. For mixed functions (`@ W`) the '
+            'probability that one is the largest is no one-dimensional integral. Use link="softmax", or '
+            "functions that are not mixed."
         )
     if marginals.shape[-1] < 2:
         raise ValueError(

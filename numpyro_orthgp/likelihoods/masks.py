@@ -29,9 +29,9 @@ class _RealOfGroups(_Real):
 
     def feasible_like(self, prototype: Any) -> NoReturn:
         raise ValueError(
-            "A likelihood whose residual is tightened in groups of rows (`group_size`) was not told of this mask, and would not "
-            "give a bound. Mask the likelihood itself, likelihood.mask(mask).to_event(1), or by numpyro.handlers.mask, and not by "
-            "dist.MaskedDistribution or beneath dist.Independent."
+            "With `group_size` a likelihood must know which rows are masked, but it was not told of this mask, "
+            "so the loss would not be a bound. Mask the likelihood itself: likelihood.mask(mask).to_event(1), or "
+            "numpyro.handlers.mask. Do not use dist.MaskedDistribution, or a mask beneath dist.Independent."
         )
 
 
@@ -60,8 +60,8 @@ class ToldOfMasks(dist.Distribution):
     def expand(self, batch_shape: tuple[int, ...]) -> dist.Distribution:
         if self.marginals.groups is not None and tuple(batch_shape) != self.batch_shape:
             raise ValueError(
-                f"A likelihood whose residual is tightened in groups of rows has the batch shape {self.batch_shape} alone; a plate "
-                f"around it wants {tuple(batch_shape)}. Leave `group_size` out, or give each row an output of its own."
+                f"With `group_size` a likelihood has the batch shape {self.batch_shape} alone; a plate around it "
+                f"wants {tuple(batch_shape)}. Leave `group_size` out, or give each row an output of its own."
             )
         return super().expand(batch_shape)
 
@@ -85,9 +85,9 @@ def refuse_groups(likelihood: str) -> NoReturn:
     :raises ValueError: always: the bound is not known for groups of rows with this likelihood.
     """
     raise ValueError(
-        "A residual that is tightened in groups of rows (`group_size`) is known for Gaussian noise on functions that are not "
-        f"mixed; {likelihood} here needs the variance of each row, or has functions that f(X) @ W mixes. Leave `group_size` "
-        "out for this gp: group_size={'another gp': 16}."
+        f"`group_size` needs Gaussian noise on functions that are not mixed; {likelihood} here needs the variance "
+        "of each row, or has functions that f(X) @ W mixes. Leave `group_size` out for this gp: "
+        f"group_size={{'another gp': 16}}."
     )
 
 
@@ -97,9 +97,9 @@ def refuse_enumerated_groups() -> None:
     """
     if states_may_differ():
         raise ValueError(
-            "A residual that is tightened in groups of rows (`group_size`) has one charge for all rows of a group, which an "
-            "enumerated site of each row does not see: noise, factors of f(X) and masks must not depend on it; offsets of f(X) "
-            "may, and so may all of them on a site outside of plates. Leave `group_size` out for this gp: "
+            "With `group_size` all rows of a group have one charge, so noise, factors of f(X) and masks must not "
+            "depend on an enumerated site of each row. Offsets of f(X) may depend on it, and all of them may "
+            "depend on a site outside of plates. Leave `group_size` out for this gp: "
             "group_size={'another gp': 16}."
         )
 

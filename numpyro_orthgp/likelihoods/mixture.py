@@ -56,7 +56,8 @@ class Mixture(dist.Distribution):
         marginals = getattr(unwrap(components)[0], "marginals", None)
         if getattr(marginals, "groups", None) is not None:
             raise ValueError(
-                "Rows that are draws of one point are no groups to tighten the residual in: leave `group_size` out."
+                "`group_size` makes groups of different rows, but these rows are several draws of one point: "
+                "leave `group_size` out."
             )
         self.components = components
         super().__init__(self.log_weights.shape[:1], components.event_shape, validate_args=validate_args)

@@ -71,8 +71,9 @@ def drop_sets(f: GPFunction, below: float = 0.01) -> GPFunction:
         return f
     if f.shift is not None:
         raise ValueError(
-            f"`drop_sets` cannot drop {len(f.features) - count} of {len(f.features)} sets of a function with MeanOnly points: "
-            "these are orthogonal to every set, so what they say where a dropped one was would change. Fit again without it."
+            f"`drop_sets` cannot drop {len(f.features) - count} of {len(f.features)} sets of a function with "
+            "MeanOnly points: these are orthogonal to every set, so without a set they would change the mean "
+            "differently. Fit again without it."
         )
     if kept == list(range(count)):
         return replace(f, features=f.features[:count], blocks=f.blocks[:count], beliefs=f.beliefs[:count])
@@ -106,7 +107,10 @@ def compress(
     """
     features, mean_only = as_sets(inducing)
     if mean_only is not None:
-        raise ValueError("`compress` takes no MeanOnly points: what it keeps is a Gaussian at inducing variables.")
+        raise ValueError(
+            "`compress` takes no MeanOnly points: its result is a Gaussian at inducing variables, "
+            "which cannot hold their part of the mean."
+        )
     blocks = decompose_sets(f.kernel, features, check_jitter(jitter, features[0].dtype))
     A = project_sets(f, features)
     means = project(blocks, split(f.mean(features, A)[..., None], features, -2))

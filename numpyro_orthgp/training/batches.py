@@ -76,8 +76,8 @@ class Batches:
             raise TypeError("`data` must be all rows here; training.Local, rows of several processes, is for ogp.fit.")
         if hasattr(data, "batches") and not isinstance(data, (tuple, dict)):
             raise TypeError(
-                f"`data` must be arrays where every step sees all of them, and of a {type(data).__name__} only batches are known. "
-                "Use ogp.fit, and pass what has `num_rows` and `batches(step)`."
+                f"`data` must be arrays here, since every step uses all rows; a {type(data).__name__} only gives "
+                "batches. Use ogp.fit, and pass an object with `num_rows` and `batches(step)`."
             )
         if not isinstance(data, (tuple, dict)):
             raise TypeError(
@@ -318,14 +318,12 @@ def _num_rows(names: list[str], arrays: list[np.ndarray]) -> int:
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{length} in {name}" for name, length in lengths.items())
         raise ValueError(
-            f"Arrays of `data` must have the same number of rows; got {listed}. What is no row of the data, such as inducing "
-            "points, is passed as a keyword: fit(svi, rng_key, (X, y), ..., Z=Z)."
+            f"Arrays of `data` must have the same number of rows; got {listed}. Pass arrays that are not rows of "
+            "the data, such as inducing points, as keywords: fit(svi, rng_key, (X, y), ..., Z=Z)."
         )
     if not any(lengths.values()):
         raise ValueError("`data` must hold at least one row; got " + (f"{lengths}." if lengths else "no arrays."))
     num = next(iter(lengths.values()))
     if num > MAX_ROWS:
-        raise ValueError(
-            f"`data` have {num} rows; numbers of rows go up to {MAX_ROWS}. Pass them as a training.Stream."
-        )
+        raise ValueError(f"`data` have {num} rows; at most {MAX_ROWS} are possible. Pass them as a training.Stream.")
     return num

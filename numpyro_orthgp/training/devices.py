@@ -105,10 +105,11 @@ class Devices:
                 f"({found[0]} in the first, {next(text for text in found if text != found[0])} in another)."
             )
         raise ValueError(
-            f"Processes have different data (rows: {[int(text.split()[-1]) for text in found]}), `rng_key` or `batch_size`: each "
-            "must pass all the rows, the same in every process, of which it reads only those that it needs; rows of its own "
-            "would be weighed wrongly. Put them where all can read them (np.memmap, h5py, zarr or parquet files), or say that each "
-            "has its own: training.Local((X, y))."
+            f"Processes have different data (rows: {[int(text.split()[-1]) for text in found]}), `rng_key` or "
+            "`batch_size`. Each process must pass all the rows, the same in every process, and reads only those "
+            "that it needs. Rows of its own would get wrong weights. Put the rows where all processes can read "
+            "them (np.memmap, h5py, zarr or parquet files), or say that each process has its own: "
+            "training.Local((X, y))."
         )
 
     def together(self, make: Callable[[], Any]) -> Any:

@@ -118,13 +118,13 @@ class Shards:
         if is_source:
             if batch_size is None or shuffle is not None:
                 raise ValueError(
-                    "Sources of several processes are put together to batches: say `batch_size`, rows of a step of all of them; "
-                    "`shuffle` is of arrays."
+                    "Sources of several processes are joined to batches, so `batch_size` must be given, the "
+                    "number of rows in a step of all processes; `shuffle` is for arrays only."
                 )
             return Streamed(data, None, seed)
         if self.num_rows > MAX_ROWS:
             raise ValueError(
-                f"Numbers of rows go up to {MAX_ROWS}; processes have {self.num_rows}. Pass training.Stream."
+                f"At most {MAX_ROWS} rows are possible; processes have {self.num_rows}. Pass training.Stream."
             )
         return Batches(data, 1, seed, None, shuffle)
 

@@ -215,12 +215,14 @@ def _batches(
     for name, given in (("group_size", group_size), ("shuffle", None if is_local else shuffle)):
         if given is not None:
             raise ValueError(
-                f"`{name}` is of arrays of one process, whose rows `fit` puts in order; the batches of a source are in its own."
+                f"`{name}` is for arrays of one process, whose rows `fit` puts in order. The batches of a source "
+                "have their own order."
             )
     if has_checkpoint and not getattr(data.data if is_local else data, "is_resumable", True):
         raise ValueError(
-            "`checkpoint` needs batches that come again when the run goes on, and an iterator gives them once. Pass the loader "
-            "that it is of, or a function that makes it: Stream(lambda: make_iterator(), num_rows=N)."
+            "`checkpoint` needs batches that can be read again when the run goes on; an iterator gives them "
+            "once. Pass the loader that the iterator is made from, or a function that makes it: Stream(lambda: "
+            "make_iterator(), num_rows=N)."
         )
     return Shards(data, batch_size, seed, shuffle, devices) if is_local else Streamed(data, batch_size, seed)
 

@@ -65,8 +65,9 @@ class PlatesOfBatch(Messenger):
                 msg["value"] = jnp.arange(size) if self.rows is None else self.rows
         elif self.rows is None and not msg.get("is_observed") and self.is_of_rows(msg):
             raise ValueError(
-                f"`{msg['name']}` has a value for each row of the data, and which rows a batch of a stream has is not known. Pass "
-                "arrays instead, or lazy ones (h5py, zarr, training.columns), whose rows have numbers."
+                f"`{msg['name']}` has a value for each row of the data, but a stream does not say which rows are "
+                "in a batch. Pass arrays instead, or lazy ones (h5py, zarr, training.columns), whose rows have "
+                "numbers."
             )
         elif msg["type"] == "sample" and msg["is_observed"]:
             if (repeats := _repeats(msg)) > 1:

@@ -58,9 +58,9 @@ class Fitted:
         """
         if self.is_part and rows is None:
             raise ValueError(
-                "The fit saw its data as a stream, of which it keeps one batch, or as rows of several processes, and this asks "
-                "for all rows. Ask the function with data of yours: ogp.khat(model, guide, result.params, *batch, ...), "
-                "ogp.to_arviz, ogp.check."
+                "This needs all rows, but the fit read its data as a stream, of which it keeps one batch, or as "
+                "rows of several processes. Call the function with your own data: ogp.khat(model, guide, "
+                "result.params, *batch, ...), ogp.to_arviz, ogp.check."
             )
         data = jax.tree.map(lambda a: rows_of(a, rows), self.data)
         # Cast and placed on JAX's default device, as in the fit.

@@ -172,8 +172,9 @@ class Streamed:
             batch = next(self.steps, None)
             if batch is None:
                 raise ValueError(
-                    f"The source of `data` ended after {self.at + i} batches, and the fit wants more. Ask for fewer steps, or pass "
-                    "what can be begun anew: a loader, or a function that makes the iterator."
+                    f"The source of `data` ended after {self.at + i} batches, but the fit needs more. Ask for "
+                    "fewer steps, or pass a source that can start again: a loader, or a function that makes the "
+                    "iterator."
                 )
             self._put_batch(plain(batch), [stack[i] for stack in stacks], self.at + i)
         self.at += num

@@ -79,8 +79,9 @@ class RowsOfBatch(Messenger):
         elif msg["name"] in self.given:
             if self._frame(msg) is None:
                 raise ValueError(
-                    f"`{msg['name']}` has a row for each of the data, and is read outside of their plate too, or without "
-                    "event_dim; lazy_rows knows the rows of the batch only. Read it inside of the plate, with event_dim."
+                    f"lazy_rows knows only the rows of the batch, but `{msg['name']}`, which has a row for each "
+                    "of the data, is also read outside of their plate, or without event_dim. Read it inside of "
+                    "the plate, with event_dim."
                 )
             msg["kwargs"] = {name: value for name, value in msg["kwargs"].items() if name != "event_dim"}
 
@@ -132,8 +133,8 @@ class RowsOfBatch(Messenger):
             )
         if whole:
             warnings.warn(
-                f"{', '.join(map(repr, whole))} has {self.size} rows and is stepped as a whole, at a cost that grows with them. "
-                "Declare it inside of the plate of the data, with event_dim.",
+                f"{', '.join(map(repr, whole))} has {self.size} rows, and lazy_rows updates all of them at each "
+                "step, not only those of the batch. Declare it inside of the plate of the data, with event_dim.",
                 UserWarning,
                 stacklevel=2,
             )
