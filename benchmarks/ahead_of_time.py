@@ -8,7 +8,7 @@ Programs are compiled to the end, nothing is run. Printed are for each: seconds 
 arguments and results; its products, and how many of them are at less than full precision; its calls of libraries, for factors of
 small matrices and solves with them; and for an NVIDIA GPU how often its machine code (PTX) names TF32, a format of 10 bits. The
 first line is a control: a product at JAX's default precision, where both are seen; anywhere else they end the script with an
-error. Made up data of kin40k's shape.
+error. Made up data of kin40k's shape. ``JAX_OPTIMIZATION_LEVEL=O1`` in the environment asks XLA for less work.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,7 +109,7 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], device: A
 
 
 def cases(dtype: str, args: argparse.Namespace, rows: tuple[np.ndarray, np.ndarray]) -> Iterator[Case]:
-    """The programs: a control, training steps, predictions."""
+    """The programs: a control, products alone, training steps, predictions."""
 
     def make(num_inducing: int, batch: int = args.batch_size, second: int = 0) -> problem.Problem:
         return problem.make(*rows, dtype, batch=batch, num_inducing=num_inducing, second=second)
@@ -121,7 +122,12 @@ def cases(dtype: str, args: argparse.Namespace, rows: tuple[np.ndarray, np.ndarr
         fitted, moments = ours.predictor(p, diagonalized=False)
         return moments, jax.eval_shape(fitted, p.X[:10], p.y[:10]), p.X
 
-    yield CONTROL, lambda: (jnp.matmul, *2 * [np.zeros((512, 512), dtype)])
+    def product(M: int, precision: str | None = None) -> tuple[Any, ...]:
+        return partial(jnp.matmul, precision=precision), *2 * [np.zeros((M, M), dtype)]
+
+    yield CONTROL, lambda: product(512)
+    for M in args.products:
+        yield f"a product ({M}), full precision", lambda M=M: product(M, "highest")
     for M in args.sizes:
         yield f"SVGP ({M})", lambda M=M: training(make(M))
     for M in args.pairs:
@@ -138,6 +144,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", choices=["h100", "v5e", "host"], default="host")
     parser.add_argument("--sizes", type=integers, default=[512, 1024], help="M")
     parser.add_argument("--pairs", type=integers, default=[512], help="M of each of two sets")
+    parser.add_argument(
+        "--products", type=integers, default=[], help="rows of matrix products, each a program of its own"
+    )
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--num-data", type=int, default=20_000, help="inputs to predict at")
     parser.add_argument("--dtype", type=lambda text: text.split(","), default=["float32"])

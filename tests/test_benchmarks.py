@@ -111,8 +111,9 @@ SMALL = ["--sizes", "8", "--pairs", "", "--batch-size", "20", "--num-data", "30"
 
 
 def test_no_product_is_rounded_by_programs_compiled_ahead_of_time():
-    control, *programs = ahead_of_time.main(SMALL)["float32"].values()
+    control, product, *programs = ahead_of_time.main([*SMALL, "--products", "8"])["float32"].values()
     assert (control.products, control.rounded, control.tf32) == (1, 1, None) and len(programs) == 2
+    assert (product.products, product.rounded) == (1, 0)
     assert all(p.products > 2 and p.rounded == 0 and p.megabytes > 0 for p in programs)
 
 
