@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpyro
 from numpyro.infer import RenyiELBO
-from numpyro.primitives import Messenger
+from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.gaussians.distributions import WhitenedPrior
@@ -31,7 +32,8 @@ from numpyro_orthgp.types import Array
 
 __all__ = [
     "MESSAGE", "Belief", "InputBelief", "InputSite", "Site", "announce", "belief_of", "collected_functions", "inducing_site",
-    "input_site_of", "is_calling", "is_enumerated", "is_integrated", "known", "sample_and_read", "site_of",
+    "input_site_of", "is_calling", "is_enumerated", "is_integrated", "known", "refuse_handlers_of_rows",
+    "sample_and_read", "site_of",
 ]  # fmt: skip
 
 # The key of `infer`.
@@ -184,6 +186,24 @@ def inducing_site(name: str, site: Site) -> dict[str, Any]:
             f"inside {plates}. Declare f = gp(...) before the plate and call f(X) inside it."
         )
     return message
+
+
+def refuse_handlers_of_rows(name: str) -> None:
+    """Refuse a mask or scale that has one entry per row around a function, which is one event of all rows.
+
+    NumPyro would give every site within a copy per row, hyperparameters too, and multiply the divergence by the sum of a scale.
+
+    :param name: the function's.
+    :raises ValueError: if there is one.
+    """
+    for handler in _PYRO_STACK:
+        for kind in (numpyro.handlers.mask, numpyro.handlers.scale):
+            if isinstance(handler, kind) and (shape := np.shape(getattr(handler, kind.__name__))):
+                raise ValueError(
+                    f"handlers.{kind.__name__} with one entry per row, shape {shape}, is around the function `{name}`, which all "
+                    "rows share. Put it around the rows alone: declare f = gp(...) and hyperparameters outside of it, and sample y "
+                    "inside."
+                )
 
 
 def known(message: dict[str, Any]) -> Whitened:
