@@ -14,7 +14,6 @@ the objective. So while tracing, ``gp`` searches the Python stack for a ``RenyiE
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,13 +25,14 @@ from numpyro.infer import RenyiELBO
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.sites import is_calling
 from numpyro_orthgp.gaussians.distributions import WhitenedPrior
 from numpyro_orthgp.gaussians.family import Value, Whitened
 from numpyro_orthgp.types import Array
 
 __all__ = [
     "MESSAGE", "Belief", "InputBelief", "InputSite", "Site", "announce", "belief_of", "collected_functions", "inducing_site",
-    "input_site_of", "is_calling", "is_enumerated", "is_integrated", "known", "refuse_handlers_of_rows",
+    "input_site_of", "is_enumerated", "is_integrated", "known", "refuse_handlers_of_rows",
     "sample_and_read", "site_of",
 ]  # fmt: skip
 
@@ -259,21 +259,3 @@ def _refuse_stein_mixtures() -> None:
             "constraints twice where it scores the mixture, so the covariances there are not those that were drawn from. Use "
             "SVGD(model, ...) of numpyro.contrib.einstein, which needs no guide, or SVI."
         )
-
-
-def is_calling(owner: type | str, method: str = "") -> bool:
-    """Whether a method of a class, or of a subclass, is among the callers.
-
-    :param owner: the class, or its name if it may not be installed.
-    :param method: the name of the method; by default any.
-    """
-    # Look at names of methods, not at local variables: reading those keeps a copy of them, including tracers.
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        name, _, of_class = frame.f_code.co_qualname.partition(".")
-        found = frame.f_globals.get(name)
-        if isinstance(found, type) and of_class.startswith(method):
-            if found.__name__ == owner if isinstance(owner, str) else issubclass(found, owner):
-                return True
-        frame = frame.f_back
-    return False
