@@ -251,3 +251,15 @@ def test_predictive_densities_within_distributions_of_numpyro():
             log_predictive(other, y)
     right = ogp.Likelihood(M, lambda f: dist.FoldedDistribution(dist.Normal(f, 0.5)))
     assert log_predictive(right, y).shape == (5,)
+
+
+def test_hints_of_shapes_are_given_where_they_help():
+    two = ogp.stack([M, M])
+    for m, array, hint in (
+        (M, jnp.ones((5, 1)), "[:, 0]"),
+        (M, jnp.ones((3, 1)), None),
+        (two, jnp.ones(5), "[:, None]"),
+    ):
+        with pytest.raises(ValueError, match="needs an array that broadcasts") as error:
+            m + array
+        assert (f"Did you mean array{hint}?" in str(error.value)) == ("Did you mean" in str(error.value)) == bool(hint)
