@@ -33,7 +33,7 @@ from numpyro_orthgp.types import Array
 __all__ = [
     "MESSAGE", "Belief", "InputBelief", "InputSite", "Site", "announce", "belief_of", "collected_functions", "inducing_site",
     "input_site_of", "is_enumerated", "is_integrated", "known", "refuse_handlers_of_rows",
-    "sample_and_read", "site_of",
+    "sample_and_read", "single_site_of", "site_of",
 ]  # fmt: skip
 
 # The key of `infer`.
@@ -119,6 +119,20 @@ def site_of(message: dict[str, Any]) -> Site | None:
     """The entry of :func:`gp` in the message of one of its sites; ``None`` for other sites."""
     found = message.get("infer", {}).get(MESSAGE) if message["type"] == "sample" else None
     return found if isinstance(found, Site) else None
+
+
+def single_site_of(message: dict[str, Any]) -> Site | None:
+    """:func:`site_of` for guides, which declare each site once.
+
+    :raises ValueError: if a loop of NumPyro has stacked the sites of several functions, one of each step.
+    """
+    site = site_of(message)
+    if site is not None and not message["is_observed"] and (shape := np.shape(message["value"])) != site.shape:
+        raise ValueError(
+            f"`{message['name']}` has shape {shape}, and {site.shape} in one step: gp() or orthogonal() within scan declares "
+            "another function in each step. Declare f = gp(...) before the loop and call f(X) inside it."
+        )
+    return site
 
 
 def input_site_of(message: dict[str, Any]) -> InputSite | None:
