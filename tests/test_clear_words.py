@@ -16,6 +16,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import init, kernels, likelihoods
+from numpyro_orthgp.likelihoods.base import log_predictive
 
 KEY = jax.random.PRNGKey(0)
 M = ogp.Marginals(jnp.linspace(-1.0, 1.0, 5), jnp.full(5, 0.3), jnp.full(5, 0.1))
@@ -231,3 +232,34 @@ def test_rows_that_no_likelihood_has():
 def test_a_name_is_no_guide():
     with pytest.raises(TypeError, match=r"`hyper` must make a guide from a model.*got 'AutoNormal'"):
         ogp.AutoSparseGP(regression, hyper="AutoNormal")
+
+
+def test_predictive_densities_within_distributions_of_numpyro():
+    """They were taken for plain distributions, whose ``log_prob`` is then an expectation and no predictive density."""
+    y, seen, exp = jnp.linspace(0.2, 2.0, 5), jnp.arange(5) != 2, dist.transforms.ExpTransform()
+    fn = likelihoods.Gaussian(M, 0.5)
+    wrapped, ours = dist.TransformedDistribution(fn, exp), likelihoods.Transformed(fn, exp)
+    assert_allclose(wrapped.log_prob(y), ours.log_prob(y), rtol=1e-6)
+    assert_allclose(log_predictive(wrapped, y), ours.log_predictive(y), rtol=1e-6)
+    assert_allclose(log_predictive(wrapped.mask(seen), y), jnp.where(seen, ours.log_predictive(y), 0.0), rtol=1e-6)
+    together = log_predictive(wrapped.to_event(1), y)
+    assert_allclose(together, ours.log_predictive(y).sum(), rtol=1e-6)
+    mixture = dist.MixtureGeneral(dist.Categorical(jnp.array([0.5, 0.5])), [fn, likelihoods.Gaussian(M, 2.0)])
+    assert mixture.log_prob(y).shape == (5,)
+    for other in (mixture, dist.FoldedDistribution(fn)):
+        with pytest.raises(TypeError, match=r"of (Mixture\w*|FoldedDistribution) around Gaussian.*ogp\.Likelihood"):
+            log_predictive(other, y)
+    right = ogp.Likelihood(M, lambda f: dist.FoldedDistribution(dist.Normal(f, 0.5)))
+    assert log_predictive(right, y).shape == (5,)
+
+
+def test_hints_of_shapes_are_given_where_they_help():
+    two = ogp.stack([M, M])
+    for m, array, hint in (
+        (M, jnp.ones((5, 1)), "[:, 0]"),
+        (M, jnp.ones((3, 1)), None),
+        (two, jnp.ones(5), "[:, None]"),
+    ):
+        with pytest.raises(ValueError, match="needs an array that broadcasts") as error:
+            m + array
+        assert (f"Did you mean array{hint}?" in str(error.value)) == ("Did you mean" in str(error.value)) == bool(hint)

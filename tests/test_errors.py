@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro import handlers
@@ -103,6 +104,22 @@ def test_gp_inside_a_plate():
         pytest.raises(ValueError, match=r"outside of plates.*'data'"),
     ):
         ogp.gp("f", kernels.RBF(1.0), Z)
+
+
+@pytest.mark.parametrize("handler", [handlers.mask, handlers.scale])
+@pytest.mark.parametrize("of_kernel", [False, True])
+def test_masks_and_scales_of_rows_around_a_whole_model(handler, of_kernel):
+    """Around a gp they gave errors about its number of functions, and a scale multiplied the divergence by its sum."""
+    name = handler.__name__
+    rows = {name: jnp.ones(6, bool if name == "mask" else float)}
+    with handlers.seed(rng_seed=0), handler(**rows):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal()) if of_kernel else 1.0
+        with pytest.raises(ValueError, match=rf"handlers\.{name}.*shape \(6,\).*`f`.*rows alone"):
+            ogp.gp("f", kernels.RBF(lengthscale), Z)
+        with pytest.raises(ValueError, match=rf"handlers\.{name}.*`g`"):
+            ogp.orthogonal("g", Z)
+    with handlers.seed(rng_seed=0), handler(**{name: rows[name][0]}):  # of all rows alike
+        assert ogp.gp("f", kernels.RBF(1.0), Z)(X).shape == (6,)
 
 
 def test_guide_of_another_size():

@@ -180,6 +180,22 @@ def test_masks_that_nobody_tells_of_are_refused():
     np.testing.assert_allclose(single, start(svi_of(1, wrap=lambda fn: fn.mask(seen))), rtol=1e-8)
 
 
+def test_masks_around_transforms_of_numpyro_are_refused():
+    """They tell nobody of a mask: hidden rows paid a part of their group's charge, which was cut off afterwards."""
+    seen, affine = jnp.asarray(SEEN), dist.transforms.AffineTransform(0.0, 1.0)
+    wraps = {
+        "numpyro": lambda fn: dist.TransformedDistribution(fn, affine),
+        "ours": lambda fn: likelihoods.Transformed(fn, affine),
+    }
+    with pytest.raises(ValueError, match=r"not told of a mask by.*likelihoods\.Transformed"):
+        start(svi_of(4, wrap=lambda fn: wraps["numpyro"](fn).mask(seen)))
+    np.testing.assert_allclose(start(svi_of(4, wrap=wraps["numpyro"])), dense_start(4), rtol=1e-8)
+    ours = start(svi_of(4, wrap=lambda fn: wraps["ours"](fn).mask(seen)))
+    np.testing.assert_allclose(ours, dense_start(4, SEEN), rtol=1e-8)
+    with pytest.raises(ValueError, match=r"group_size.*a mixture of NumPyro's"):
+        start(svi_of(4, wrap=lambda fn: dist.MixtureGeneral(dist.Categorical(jnp.array([0.5, 0.5])), [fn, fn])))
+
+
 def test_missing_rows_of_outputs_that_are_events():
     def model(X, Y):
         f = gp("f", kernels.Matern32(0.3), [jnp.asarray(Z), jnp.asarray(O)], num_latents=2)

@@ -655,3 +655,13 @@ def test_symmetric_and_positive_semidefinite(rows, name):
     K = np.asarray(compiled(name)(X, X + 0))
     np.testing.assert_allclose(K, K.T, rtol=1e-12, atol=1e-12)
     assert np.linalg.eigvalsh((K + K.T) / 2).min() >= -1e-11 * max(np.trace(K), 1)
+
+
+@pytest.mark.parametrize("part", [kernels.RBF(jnp.ones((2, 1))), jnp.ones(2), kernels.Constant(jnp.ones(2)).on(0)])
+def test_parts_for_different_numbers_of_functions(part):
+    three, X = kernels.RBF(jnp.ones((3, 1))), jnp.linspace(0.0, 1.0, 4)[:, None]
+    for kernel in [three * part] if isinstance(part, jax.Array) else [three + part, three * part]:
+        for call, others in ((kernel, (X,)), (kernel, ()), (kernel.weighted_sum, (X, jnp.ones(4)))):
+            with pytest.raises(ValueError, match="same number of latent functions; got values of shapes"):
+                call(X, *others)
+    assert (three + kernels.RBF(jnp.ones((1, 1)))).weighted_sum(X, X, jnp.ones(4)).shape == (3, 4)

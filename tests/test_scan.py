@@ -71,6 +71,9 @@ WRAPPED = {
     "masked": lambda m, noise: likelihoods.Gaussian(m, noise).mask(jnp.arange(B) != 1),
     "event": lambda m, noise: likelihoods.Gaussian(m, noise).to_event(1),
     "masked event": lambda m, noise: likelihoods.StudentT(m, 4.0, noise).to_event(1).mask(noise > 0.2),
+    "transformed": lambda m, noise: dist.TransformedDistribution(
+        likelihoods.Gaussian(m, noise), dist.transforms.AffineTransform(0.3, 1 + noise)
+    ),
     "mixture": lambda m, noise: likelihoods.Mixture(likelihoods.Gaussian(m, noise), jnp.log(noise) * jnp.ones((B // 2, 2))),
 }  # fmt: skip
 
@@ -108,6 +111,19 @@ def test_other_distributions_expand_as_before():
 
     y = jnp.ones((NUM_STEPS, 2, B))
     assert_allclose(log_density(model, (y,), {}, {})[0], dist.Normal(0.0, 1.0).log_prob(y).sum(), rtol=1e-12)
+
+
+def test_a_function_in_each_step_is_refused():
+    def model(y):
+        def step(carry, y):
+            f = ogp.gp("f", kernels.RBF(0.7), Z)
+            return carry, numpyro.sample("y", likelihoods.Gaussian(f(X[0]), 0.3), obs=y)
+
+        scan(step, 0.0, y)
+
+    svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.1), Trace_ELBO())
+    with pytest.raises(ValueError, match=r"`f\.u0` has shape \(3, 4\), and \(4,\) in one step.*before the loop"):
+        svi.init(KEY, jnp.ones((NUM_STEPS, B)))
 
 
 def test_a_scan_within_a_scan():

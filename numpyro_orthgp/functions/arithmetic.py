@@ -63,10 +63,10 @@ def check_operand(symbol: str, value: Array, mean: Array, lead: int) -> int:
     own = mean.shape[lead:]
     extra = value.ndim - len(own)
     if not broadcasts(value.shape, own, lead):
-        hint = "[:, None]" if len(own) == 2 else "[:, 0]"
+        fixes: dict[tuple[int, ...], str] = {own[:1]: "[:, None]"} if len(own) == 2 else {(*own, 1): "[:, 0]"}
+        hint = f" Did you mean array{fixes[value.shape]}?" if value.shape in fixes else ""
         raise ValueError(
-            f"`f(X) {symbol} array` needs an array that broadcasts to the shape {own} of f(X); got {value.shape}. "
-            f"Did you mean array{hint}?"
+            f"`f(X) {symbol} array` needs an array that broadcasts to the shape {own} of f(X); got {value.shape}.{hint}"
         )
     return max(lead, extra)
 

@@ -1,8 +1,9 @@
-"""A function's access to its model: random keys, names for sites, and plates of its rows."""
+"""A function's access to its model: random keys, names for sites, plates of its rows, and who is calling."""
 
 from __future__ import annotations
 
 import operator
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ __all__ = [
     "Names",
     "charge",
     "enumerating",
+    "is_calling",
     "model_running",
     "note_where_seeded",
     "prng_key",
@@ -137,6 +139,24 @@ def refuse_enumerated(num_latents: int | None) -> None:
             f"the states of a discrete site that is enumerated. If these are {num_latents} functions, say "
             f"num_latents={num_latents}. Else: {_NOT_OF_PRIORS}"
         )
+
+
+def is_calling(owner: type | str, method: str = "") -> bool:
+    """Whether a method of a class, or of a subclass, is among the callers.
+
+    :param owner: the class, or its name if it may not be installed.
+    :param method: the name of the method; by default any.
+    """
+    # Look at names of methods, not at local variables: reading those keeps a copy of them, including tracers.
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name, _, of_class = frame.f_code.co_qualname.partition(".")
+        found = frame.f_globals.get(name)
+        if isinstance(found, type) and of_class.startswith(method):
+            if found.__name__ == owner if isinstance(owner, str) else issubclass(found, owner):
+                return True
+        frame = frame.f_back
+    return False
 
 
 def charge(name: str, cost: Array, weights: Any = None) -> None:

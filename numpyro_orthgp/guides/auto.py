@@ -34,7 +34,7 @@ from numpyro_orthgp.guides.looking import look, start_apart
 from numpyro_orthgp.guides.missing import refuse_unobserved, sample_missing
 from numpyro_orthgp.guides.summaries import Summaries
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
-from numpyro_orthgp.primitives.messages import InputSite, Site, input_site_of, is_enumerated, site_of
+from numpyro_orthgp.primitives.messages import InputSite, Site, input_site_of, is_enumerated, single_site_of
 
 __all__ = ["AutoSparseGP"]
 
@@ -215,7 +215,7 @@ class AutoSparseGP(Summaries):
         for name, message in messages.items():
             if message["type"] != "sample":
                 continue
-            site, inputs = site_of(message), input_site_of(message)
+            site, inputs = single_site_of(message), input_site_of(message)
             if site is not None:
                 self._gps.setdefault(name.removesuffix(f".u{site.position}"), []).append(site)
             if message["is_observed"]:

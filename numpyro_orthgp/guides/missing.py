@@ -20,9 +20,9 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.primitives import Messenger
 
+from numpyro_orthgp.functions.sites import is_calling
 from numpyro_orthgp.guides.handlers import OutputsByRow, hidden_by_mask
 from numpyro_orthgp.likelihoods.base import is_expected
-from numpyro_orthgp.primitives.messages import is_calling
 
 __all__ = ["refuse_unobserved", "sample_missing"]
 

@@ -19,6 +19,7 @@ from numpyro_orthgp.kernels.hyperparameters import (
     check_inputs,
     check_value,
     hyperparameter,
+    latents_agree,
     per_latent,
     static,
 )
@@ -147,13 +148,16 @@ class Sum(Kernel):
     right: KernelLike
 
     def matrix(self, X1: Array, X2: Array) -> Array:
-        return self.left(X1, X2) + self.right(X1, X2)
+        left, right = latents_agree(self.left(X1, X2), self.right(X1, X2))
+        return left + right
 
     def weighted_sum(self, X1: Array, X2: Array, weights: Array) -> Array:
-        return weighted_sum(self.left, X1, X2, weights) + weighted_sum(self.right, X1, X2, weights)
+        left, right = latents_agree(weighted_sum(self.left, X1, X2, weights), weighted_sum(self.right, X1, X2, weights))
+        return left + right
 
     def diagonal(self, X: Array) -> Array:
-        return self.left(X) + self.right(X)
+        left, right = latents_agree(self.left(X), self.right(X))
+        return left + right
 
 
 class Product(Kernel):
@@ -167,10 +171,12 @@ class Product(Kernel):
     right: KernelLike
 
     def matrix(self, X1: Array, X2: Array) -> Array:
-        return self.left(X1, X2) * self.right(X1, X2)
+        left, right = latents_agree(self.left(X1, X2), self.right(X1, X2))
+        return left * right
 
     def diagonal(self, X: Array) -> Array:
-        return self.left(X) * self.right(X)
+        left, right = latents_agree(self.left(X), self.right(X))
+        return left * right
 
 
 class Scaled(Kernel):
@@ -184,13 +190,17 @@ class Scaled(Kernel):
     variance: ArrayLike = hyperparameter()
 
     def matrix(self, X1: Array, X2: Array) -> Array:
-        return per_latent("variance", self.variance, X1) * self.kernel(X1, X2)
+        variance, value = latents_agree(per_latent("variance", self.variance, X1), self.kernel(X1, X2))
+        return variance * value
 
     def weighted_sum(self, X1: Array, X2: Array, weights: Array) -> Array:
-        return per_latent("variance", self.variance, X1, axes=1) * weighted_sum(self.kernel, X1, X2, weights)
+        variance = per_latent("variance", self.variance, X1, axes=1)
+        variance, value = latents_agree(variance, weighted_sum(self.kernel, X1, X2, weights))
+        return variance * value
 
     def diagonal(self, X: Array) -> Array:
-        return per_latent("variance", self.variance, X, axes=1) * self.kernel(X)
+        variance, value = latents_agree(per_latent("variance", self.variance, X, axes=1), self.kernel(X))
+        return variance * value
 
 
 def _column(dim: Any) -> int:

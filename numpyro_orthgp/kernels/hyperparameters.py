@@ -21,6 +21,7 @@ __all__ = [
     "check_inputs",
     "check_value",
     "hyperparameter",
+    "latents_agree",
     "per_dimension",
     "per_latent",
     "static",
@@ -108,6 +109,22 @@ def per_latent(name: str, value: ArrayLike, X: Array, *, axes: int = 2) -> Array
     if array.ndim > 1:
         raise ValueError(f"`{name}` must have shape () or (P,), one per latent function; got {array.shape}.")
     return array.reshape(array.shape + array.ndim * axes * (1,))
+
+
+def latents_agree(left: Any, right: Any) -> tuple[Any, Any]:
+    """Both operands of a sum or product of kernels.
+
+    :raises ValueError: if their leading axes, one entry per latent function, differ.
+    """
+    shapes = jnp.shape(left), jnp.shape(right)
+    try:
+        jnp.broadcast_shapes(*shapes)
+    except ValueError as error:
+        raise ValueError(
+            f"Parts of a kernel that are added or multiplied must be for the same number of latent functions; got values of shapes "
+            f"{shapes[0]} and {shapes[1]}. Hyperparameters have no leading axis, or each the same one, with an entry per function."
+        ) from error
+    return left, right
 
 
 def check_inputs(name: str, X: ArrayLike) -> Array:

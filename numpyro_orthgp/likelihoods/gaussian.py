@@ -99,6 +99,7 @@ class Gaussian(ExpectedLikelihood):
         m = self.marginals
         if m.groups is None:
             return self._charged(jnp.log1p(m.residual / self._noise**2))
+        self.refuse_wrappers()
         return self._charged(outputs_first(charges(m.groups, self._by_output), m.own_shape))
 
     @property

@@ -18,7 +18,7 @@ from numpyro.distributions.constraints import _Real
 
 from numpyro_orthgp.functions.arithmetic import outputs_first
 from numpyro_orthgp.functions.marginals import Marginals
-from numpyro_orthgp.functions.sites import states_may_differ
+from numpyro_orthgp.functions.sites import is_calling, states_may_differ
 from numpyro_orthgp.math.grouped import scale_groups
 
 __all__ = ["ToldOfMasks", "refuse_enumerated_groups", "refuse_groups"]
@@ -64,6 +64,20 @@ class ToldOfMasks(dist.Distribution):
                 f"wants {tuple(batch_shape)}. Leave `group_size` out, or give each row an output of its own."
             )
         return super().expand(batch_shape)
+
+    def refuse_wrappers(self) -> None:
+        """Refuse groups of rows within wrappers of NumPyro that combine log densities row by row and tell nobody of masks.
+
+        :raises ValueError: if one of them asks for the log density.
+        """
+        if is_calling("_MixtureBase", "log_prob"):
+            refuse_groups("a mixture of NumPyro's")
+        if is_calling(dist.TransformedDistribution, "log_prob") and is_calling(dist.MaskedDistribution, "log_prob"):
+            raise ValueError(
+                "A likelihood whose residual is tightened in groups of rows (`group_size`) is not told of a mask by "
+                "dist.TransformedDistribution, and would not give a bound. Use numpyro_orthgp.likelihoods.Transformed(likelihood, "
+                "transforms), which takes the same arguments and may be masked."
+            )
 
     def without(self, mask: Any) -> Any:
         """The likelihood with the residual of only those points that have an output.

@@ -84,10 +84,12 @@ class Stacked(dist.Distribution):
 for _kind in (ExpectedLikelihood, Mixture, Stacked):
     promote_batch_shape.register(_kind, Stacked)
 
-_promote_expanded = promote_batch_shape.dispatch(dist.ExpandedDistribution)
+
+def _stack_wrapped(kind: type) -> None:
+    """Stack likelihoods within a wrapper of NumPyro, whose own function would misalign their arrays without calling the above."""
+    of_others = promote_batch_shape.dispatch(kind)
+    promote_batch_shape.register(kind, lambda d: Stacked(d) if is_expected(d.base_dist) else of_others(d))
 
 
-@promote_batch_shape.register(dist.ExpandedDistribution)
-def _(d: dist.ExpandedDistribution) -> dist.Distribution:
-    # NumPyro's own function would add axes to the expanded distribution's arrays, and misalign them, without calling the above.
-    return Stacked(d) if is_expected(d) else _promote_expanded(d)
+for _kind in (dist.ExpandedDistribution, dist.TransformedDistribution):
+    _stack_wrapped(_kind)

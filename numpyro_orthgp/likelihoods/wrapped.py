@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
@@ -17,7 +19,10 @@ MASK = (
     "Pass y.filled(0.0) and say which are there: numpyro.sample(..., obs=y, obs_mask=mask), or numpyro.handlers.mask."
 )
 
-__all__ = ["MASK", "check_observed", "is_expected", "log_predictive", "refuse_outside", "unwrap"]
+# How a distribution of NumPyro's around a likelihood is read as a likelihood of this package, by its type.
+READ_AS: dict[type, Callable[[Any], Any]] = {}
+
+__all__ = ["MASK", "READ_AS", "check_observed", "is_expected", "log_predictive", "refuse_outside", "unwrap"]
 
 
 def is_expected(fn: Any) -> bool:
@@ -29,8 +34,11 @@ def log_predictive(fn: Any, y: ArrayLike) -> Array:
     """``log_predictive`` of a site's likelihood, with any wrappers; for other distributions ``log_prob``.
 
     :return: shape of the batch; zero where masked.
+    :raises TypeError: for a distribution of NumPyro's that combines likelihoods of this package, such as a mixture.
     """
+    fn = _read(fn)
     if not is_expected(fn):
+        _refuse_averages(fn)
         return fn.log_prob(y)
     if isinstance(fn, dist.MaskedDistribution):
         return _log_predictive_masked(fn, jnp.asarray(y))
@@ -41,6 +49,17 @@ def log_predictive(fn: Any, y: ArrayLike) -> Array:
         values = log_predictive(fn.base_dist, y)
         return jnp.broadcast_to(values, jnp.broadcast_shapes(values.shape, fn.batch_shape))
     return fn.log_predictive(y)
+
+
+def _refuse_averages(fn: Any) -> None:
+    leaves = jax.tree.leaves(fn, is_leaf=is_expected)
+    inner = next((type(unwrap(leaf)[0]).__name__ for leaf in leaves if is_expected(leaf)), None)
+    if inner is not None:
+        raise TypeError(
+            f"The predictive density of {type(fn).__name__} around {inner} is not known: the likelihood averages over f before "
+            f"{type(fn).__name__} combines densities. Let ogp.Likelihood average the whole: Likelihood(f(X), lambda f: "
+            f"dist.{type(fn).__name__}(...)), with a distribution of numpyro given f in the place of {inner}."
+        )
 
 
 def _log_predictive_masked(fn: dist.MaskedDistribution, y: Array) -> Array:
@@ -65,7 +84,7 @@ def check_observed(name: str, fn: Any, value: Any) -> None:
 def unwrap(fn: Any) -> tuple[Any, Any]:
     """The distribution inside masks, expansions and ``to_event``, and the combined mask, True without masks."""
     masks: list[tuple[Any, int]] = []
-    while isinstance(fn, (dist.MaskedDistribution, dist.Independent, dist.ExpandedDistribution)):
+    while isinstance(fn := _read(fn), (dist.MaskedDistribution, dist.Independent, dist.ExpandedDistribution)):
         if isinstance(fn, dist.MaskedDistribution):
             masks.append((fn._mask, fn.event_dim))
         fn = fn.base_dist
@@ -75,6 +94,11 @@ def unwrap(fn: Any) -> tuple[Any, Any]:
             each = each.reshape(each.shape + (1,) * (event_dim - fn.event_dim))
         mask = each if mask is True else mask & each
     return fn, mask
+
+
+def _read(fn: Any) -> Any:
+    read = READ_AS.get(type(fn))
+    return fn if read is None else read(fn)
 
 
 def refuse_outside(likelihood: str, name: str, support: Any, y: Array, mask: Any) -> None:

@@ -22,7 +22,14 @@ from numpyro_orthgp.gaussians.natural_step import precondition
 from numpyro_orthgp.inducing import Feature, InducingPoints, MeanOnly, as_sets, covariance_of_points
 from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
-from numpyro_orthgp.primitives.messages import Site, announce, belief_of, inducing_site, known
+from numpyro_orthgp.primitives.messages import (
+    Site,
+    announce,
+    belief_of,
+    inducing_site,
+    known,
+    refuse_handlers_of_rows,
+)
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["gp"]
@@ -70,8 +77,8 @@ def gp(
         by default 1e-6 in float32 and 1e-10 in float64. Zero adds none. If the Cholesky factor does not exist with
         this jitter, more is added. For ``f.expected`` use 1e-6 in float64; in float32 the default is right.
     :return: the function, callable at inputs.
-    :raises ValueError: inside a plate (which would scale the KL divergence); for wrong shapes, empty sets, NaN or infinity; if
-        the guide's Gaussians have other sizes; for a kernel that depends on an enumerated site.
+    :raises ValueError: inside a plate (which would scale the KL divergence), or a mask or scale of rows; for wrong shapes, empty
+        sets, NaN or infinity; if the guide's Gaussians have other sizes; for a kernel that depends on an enumerated site.
     :raises TypeError: for integer inputs, or a kernel that cannot be called.
 
     **References:**
@@ -80,6 +87,7 @@ def gp(
     2. Shi, Titsias, Mnih. Sparse Orthogonal Variational Inference for Gaussian Processes. 2020. Eqs. 2-4.
     3. Salimbeni, Cheng, Boots, Deisenroth. Orthogonally Decoupled Variational Gaussian Processes. 2018.
     """
+    refuse_handlers_of_rows(name)
     with told_of_enumeration():
         features, mean_only = as_sets(inducing)
         kernel, given = as_kernel(kernel), num_latents

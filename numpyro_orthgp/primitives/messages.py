@@ -14,24 +14,26 @@ the objective. So while tracing, ``gp`` searches the Python stack for a ``RenyiE
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpyro
 from numpyro.infer import RenyiELBO
-from numpyro.primitives import Messenger
+from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.sites import is_calling
 from numpyro_orthgp.gaussians.distributions import WhitenedPrior
 from numpyro_orthgp.gaussians.family import Value, Whitened
 from numpyro_orthgp.types import Array
 
 __all__ = [
     "MESSAGE", "Belief", "InputBelief", "InputSite", "Site", "announce", "belief_of", "collected_functions", "inducing_site",
-    "input_site_of", "is_calling", "is_enumerated", "is_integrated", "known", "sample_and_read", "site_of",
+    "input_site_of", "is_enumerated", "is_integrated", "known", "refuse_handlers_of_rows",
+    "sample_and_read", "single_site_of", "site_of",
 ]  # fmt: skip
 
 # The key of `infer`.
@@ -119,6 +121,20 @@ def site_of(message: dict[str, Any]) -> Site | None:
     return found if isinstance(found, Site) else None
 
 
+def single_site_of(message: dict[str, Any]) -> Site | None:
+    """:func:`site_of` for guides, which declare each site once.
+
+    :raises ValueError: if a loop of NumPyro has stacked the sites of several functions, one of each step.
+    """
+    site = site_of(message)
+    if site is not None and not message["is_observed"] and (shape := np.shape(message["value"])) != site.shape:
+        raise ValueError(
+            f"`{message['name']}` has shape {shape}, and {site.shape} in one step: gp() or orthogonal() within scan declares "
+            "another function in each step. Declare f = gp(...) before the loop and call f(X) inside it."
+        )
+    return site
+
+
 def input_site_of(message: dict[str, Any]) -> InputSite | None:
     """The entry of :func:`latent_inputs` in the message of its site; ``None`` for other sites."""
     found = message.get("infer", {}).get(MESSAGE) if message["type"] == "sample" else None
@@ -186,6 +202,24 @@ def inducing_site(name: str, site: Site) -> dict[str, Any]:
     return message
 
 
+def refuse_handlers_of_rows(name: str) -> None:
+    """Refuse a mask or scale that has one entry per row around a function, which is one event of all rows.
+
+    NumPyro would give every site within a copy per row, hyperparameters too, and multiply the divergence by the sum of a scale.
+
+    :param name: the function's.
+    :raises ValueError: if there is one.
+    """
+    for handler in _PYRO_STACK:
+        for kind in (numpyro.handlers.mask, numpyro.handlers.scale):
+            if isinstance(handler, kind) and (shape := np.shape(getattr(handler, kind.__name__))):
+                raise ValueError(
+                    f"handlers.{kind.__name__} with one entry per row, shape {shape}, is around the function `{name}`, which all "
+                    "rows share. Put it around the rows alone: declare f = gp(...) and hyperparameters outside of it, and sample y "
+                    "inside."
+                )
+
+
 def known(message: dict[str, Any]) -> Whitened:
     """The guide's Gaussian of a set, or the value.
 
@@ -239,21 +273,3 @@ def _refuse_stein_mixtures() -> None:
             "constraints twice where it scores the mixture, so the covariances there are not those that were drawn from. Use "
             "SVGD(model, ...) of numpyro.contrib.einstein, which needs no guide, or SVI."
         )
-
-
-def is_calling(owner: type | str, method: str = "") -> bool:
-    """Whether a method of a class, or of a subclass, is among the callers.
-
-    :param owner: the class, or its name if it may not be installed.
-    :param method: the name of the method; by default any.
-    """
-    # Look at names of methods, not at local variables: reading those keeps a copy of them, including tracers.
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        name, _, of_class = frame.f_code.co_qualname.partition(".")
-        found = frame.f_globals.get(name)
-        if isinstance(found, type) and of_class.startswith(method):
-            if found.__name__ == owner if isinstance(owner, str) else issubclass(found, owner):
-                return True
-        frame = frame.f_back
-    return False

@@ -11,7 +11,7 @@ from typing import Any
 
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature, as_sets
-from numpyro_orthgp.primitives.messages import Site, inducing_site, known
+from numpyro_orthgp.primitives.messages import Site, inducing_site, known, refuse_handlers_of_rows
 from numpyro_orthgp.types import ArrayLike
 
 __all__ = ["orthogonal"]
@@ -36,8 +36,9 @@ def orthogonal(
     :param inducing: the sets after the first, as for :func:`gp`.
     :param num_latents: number D of outputs if y has shape (N, D); ``None`` for y of shape (N,).
     :return: for each set the guide's Gaussian, or a value.
-    :raises ValueError: inside a plate, or for mean-only points, which belong to :func:`gp`.
+    :raises ValueError: inside a plate, or a mask or scale of rows; for mean-only points, which belong to :func:`gp`.
     """
+    refuse_handlers_of_rows(name)
     features, mean_only = as_sets(inducing)
     if mean_only is not None:
         raise ValueError("`orthogonal` takes no MeanOnly points; use gp(...), or a set whose covariance is 'prior'.")
