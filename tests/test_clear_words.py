@@ -253,6 +253,20 @@ def test_predictive_densities_within_distributions_of_numpyro():
     assert log_predictive(right, y).shape == (5,)
 
 
+@pytest.mark.parametrize("wrapper", [dist.RightCensoredDistribution, dist.LeftCensoredDistribution])
+def test_censored_distributions_of_numpyro_are_refused_with_a_way_out(wrapper):
+    y, censored = jnp.linspace(-1.0, 2.0, 5), jnp.arange(5) % 2 == 0
+    with pytest.raises(NotImplementedError, match=r"Gaussian has no cdf.*numpyro_orthgp\.Likelihood.*RightCensored"):
+        wrapper(likelihoods.Gaussian(M, 0.5), censored).log_prob(y)
+    whole = ogp.Likelihood(M, lambda f: wrapper(dist.Normal(f, 0.5), censored))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(50)
+    f = np.asarray(M.mean)[:, None] + np.sqrt(np.asarray(M.variance))[:, None] * nodes
+    each = wrapper(dist.Normal(f, 0.5), censored[:, None]).log_prob(y[:, None]) @ (weights / weights.sum())
+    assert_allclose(whole.log_prob(y), each, atol=2e-3)
+    with pytest.raises(NotImplementedError, match="has no cdf"):
+        whole.icdf(0.5)
+
+
 def test_hints_of_shapes_are_given_where_they_help():
     two = ogp.stack([M, M])
     for m, array, hint in (

@@ -33,7 +33,9 @@ from numpyro_orthgp.likelihoods.integrators import (
     log_expectation,
 )
 from numpyro_orthgp.likelihoods.masks import ToldOfMasks, refuse_groups
-from numpyro_orthgp.likelihoods.wrapped import MASK, check_observed, is_expected, log_predictive, refuse_outside, unwrap
+from numpyro_orthgp.likelihoods.wrapped import (
+    MASK, check_observed, is_expected, log_predictive, no_cdf, refuse_outside, unwrap,
+)  # fmt: skip
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
 from numpyro_orthgp.math.ranks import broadcasting
@@ -220,6 +222,8 @@ class ExpectedLikelihood(ToldOfMasks):
     def _rounded(self, y: Array, dtype: Any) -> Array:
         """Draws in ``dtype``. A subclass with an open support keeps draws inside it if rounding would put them on its edge."""
         return y.astype(dtype)
+
+    cdf = icdf = no_cdf
 
     @property
     def support(self) -> Any:

@@ -22,7 +22,18 @@ MASK = (
 # How a distribution of NumPyro's around a likelihood is read as a likelihood of this package, by its type.
 READ_AS: dict[type, Callable[[Any], Any]] = {}
 
-__all__ = ["MASK", "READ_AS", "check_observed", "is_expected", "log_predictive", "refuse_outside", "unwrap"]
+__all__ = ["MASK", "READ_AS", "check_observed", "is_expected", "log_predictive", "no_cdf", "refuse_outside", "unwrap"]
+
+
+def no_cdf(self: Any, value: ArrayLike) -> Array:
+    """
+    :raises NotImplementedError: always. The log of an average of probabilities, which NumPyro would make of it, is no bound.
+    """
+    raise NotImplementedError(
+        f"{type(self).__name__} has no cdf: f is integrated out of log densities. For censored or truncated outputs integrate over "
+        "the whole: numpyro_orthgp.Likelihood(f(X), lambda f: dist.RightCensoredDistribution(dist.Normal(f, scale), censored)); "
+        "Weibull, Gamma, LogNormal and Exponential take `censored`."
+    )
 
 
 def is_expected(fn: Any) -> bool:
