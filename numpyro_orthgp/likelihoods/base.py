@@ -34,7 +34,13 @@ from numpyro_orthgp.likelihoods.integrators import (
 )
 from numpyro_orthgp.likelihoods.masks import ToldOfMasks, refuse_groups
 from numpyro_orthgp.likelihoods.wrapped import (
-    MASK, check_observed, is_expected, log_predictive, no_cdf, refuse_outside, unwrap,
+    MASK,
+    check_observed,
+    is_expected,
+    log_predictive,
+    no_cdf,
+    refuse_outside,
+    unwrap,
 )  # fmt: skip
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
@@ -81,6 +87,7 @@ class ExpectedLikelihood(ToldOfMasks):
     integrates_function = True  # a likelihood of this package, see `is_expected`
     sees_several = False  # whether one y sees f at several inputs, which need joint draws
     moments_suffice = False  # whether the expectation needs only mean and variance of f, for any distribution of f
+    cdf = icdf = no_cdf
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -222,8 +229,6 @@ class ExpectedLikelihood(ToldOfMasks):
     def _rounded(self, y: Array, dtype: Any) -> Array:
         """Draws in ``dtype``. A subclass with an open support keeps draws inside it if rounding would put them on its edge."""
         return y.astype(dtype)
-
-    cdf = icdf = no_cdf
 
     @property
     def support(self) -> Any:
