@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
 from numpyro_orthgp.tabular.columns import MOST_LEVELS, Columns, read_table
+from numpyro_orthgp.tabular.serving import numbers_of, standardized
 
 pd = pytest.importorskip("pandas")
 
@@ -61,3 +63,24 @@ def test_new_rows_of_which_all_are_missing(rng):
         np.testing.assert_array_equal(columns.encode(read_table(new)), expected)
     new = pd.DataFrame({"a": [None], "b": [None], "c": ["now it is known"]})  # it was left out
     np.testing.assert_array_equal(columns.encode(read_table(new)), expected)
+
+
+def test_an_exported_program_takes_categories_as_a_fit_does(rng, recwarn):
+    """Two levels with a new one between them, and codes that come as numbers."""
+    num = 60
+    frame = pd.DataFrame(
+        {
+            "two": ["u", "v"] * 30,
+            "code": pd.Categorical([1, 2, 3] * 20),
+            "name": [f"n{i}" for i in range(num)],
+            "many": [f"m{i % 25}" for i in range(num)],
+            "nothing": [None] * num,
+            "a": np.where(np.arange(num) == 3, np.nan, rng.normal(size=num)),
+        }
+    )
+    columns, _ = learned(frame)
+    new = frame.iloc[:5].assign(two=["u", "v", "new", None, "v"], code=[3.0, 1.0, 2.0, np.nan, 4.0], nothing=1.0)
+    for rows in (read_table(frame), read_table(new)):
+        with jax.enable_x64(True):
+            found = standardized(columns, numbers_of(columns, rows))
+        np.testing.assert_allclose(found, columns.encode(rows), rtol=1e-12)

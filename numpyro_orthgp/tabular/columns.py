@@ -94,15 +94,14 @@ class Column:
         if self.levels is not None:
             if not self.levels:
                 return []
-            if values.dtype != object:
-                self._check_codes(values)
-                values = np.array([None if v != v else level_of(v) for v in values], object)
+            values = self.levels_of(values)
             codes = [2 * np.array([v == level for v in values], float) - 1 for level in self.levels]
             if self.seen is not None:
-                unseen = np.array([v is not None and v not in self.seen for v in values], bool)
-                self._warn_of_unseen(values[unseen])
-                if len(self.levels) < len(self.seen) == 2:  # where no entry was missing: in the middle of the two
-                    codes = [np.where([v in self.seen for v in values], codes[0], 0.0)]
+                known = frozenset(self.seen)
+                seen, missing = np.array([(v in known, v is None) for v in values], bool).reshape(-1, 2).T
+                self._warn_of_unseen(values[~seen & ~missing])
+                if self.tells_two:  # unknown ones are in the middle of the two
+                    codes = [np.where(seen, codes[0], 0.0)]
             return codes
         if values.dtype == object:
             raise TypeError(f"Column {self.name!r} was numbers in training, and holds text or categories now.")
@@ -110,12 +109,26 @@ class Column:
         numbers = (np.where(missing, self.median, values) - self.mean) / self.scale
         return [numbers, 2.0 * missing - 1] if self.tells_missing else [numbers]
 
+    def levels_of(self, values: np.ndarray) -> np.ndarray:
+        """Entries as levels, also where codes came as numbers; None where missing.
+
+        :raises TypeError: for numbers, if levels are none.
+        """
+        if values.dtype == object:
+            return values
+        self._check_codes(values)
+        return np.array([None if v != v else level_of(v) for v in values], object)
+
+    @property
+    def tells_two(self) -> bool:
+        """Whether one column tells two levels apart: no entry was missing in training."""
+        return self.seen is not None and len(self.seen) == 2 and len(self.levels or ()) == 1
+
     def _warn_of_unseen(self, values: np.ndarray) -> None:
         if not len(values):
             return
         levels = [str(v) for v in np.unique(values.astype(str))]
-        between = self.seen is not None and len(self.seen) == 2 and len(self.levels or ()) == 1
-        what = "lie between the two levels" if between else "count as none of the levels that are told apart"
+        what = "lie between the two levels" if self.tells_two else "count as none of the levels that are told apart"
         warnings.warn(
             f"Column {self.name!r} of `X` holds {_some(map(repr, levels), 3)} in {len(values)} rows, which training did not have: "
             f"these rows {what}, and predictions for them may be far off.",
@@ -124,7 +137,7 @@ class Column:
 
     def _check_codes(self, values: np.ndarray) -> None:
         known = values[np.isfinite(values)]
-        if len(known) and not any(map(_is_number, self.levels or ())):
+        if len(known) and self.levels and not any(map(_is_number, self.levels)):
             raise TypeError(
                 f"Column {self.name!r} was text or categories in training, and holds numbers now, {known[0]:g} for one."
             )
