@@ -240,7 +240,7 @@ def test_spaces_around_categories_mean_nothing():
 def test_text_that_is_numbers_is_said(rng):
     numbers = [f"{v:.3f}" for v in rng.normal(size=40)]
     with pytest.warns(UserWarning, match=r"'a' is text, 40 of whose 41 .* The others are '\?'\. If it is a number"):
-        learned(pd.DataFrame({"a": [*numbers, "?"]}))
+        learned(pd.DataFrame({"a": [*numbers, "?"], "b": np.arange(41.0)}))
     learned(pd.DataFrame({"a": [str(i % 10) for i in range(50)]}))  # codes, each often
 
 

@@ -5,111 +5,37 @@
 * A column of text or categories becomes one column for each of its most frequent levels: 1 at that level and -1 elsewhere. So two
   levels are about as far apart as two typical numbers. Other levels, missing ones and levels not seen in training have -1 in all
   of these columns. Two levels without missing entries need one column, in which unknown and missing ones are 0.
+  If there are more levels, such as names, a level needs two rows, and one row in a thousand, for a column.
 * A column that is constant in training, or a copy of an earlier one, is left out.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from numpyro_orthgp.tabular.rows import is_missing
-from numpyro_orthgp.training.columns import is_lazy, rows_of
+from numpyro_orthgp.tabular.tables import Table, level_of, read_table
 
 __all__ = ["Column", "Columns", "Table", "read_table"]
 
 MOST_LEVELS = 20  # levels of a category that get their own column
 MOST_SEEN = 1000  # levels that are remembered
+LEAST_OF_LEVEL, LEAST_SHARE = 2, 0.001  # rows, and share of the rows, that each of them needs if there are more
 
 
-@dataclass(frozen=True)
-class Table:
-    """
-    :param names: names of the columns.
-    :param values: values of each column: float64 with NaN where missing, or objects with None where missing.
-    :param index: labels of the rows, or None.
-    :param like: class of the user's table, which also makes the table of predictions; None for an array.
-    """
-
-    names: tuple[str, ...]
-    values: tuple[np.ndarray, ...]
-    index: Any = None
-    like: Any = None
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.values[0])
-
-    def rows(self, which: np.ndarray | slice) -> Table:
-        """Some of the rows, without their labels."""
-        return Table(self.names, tuple(values[which] for values in self.values), like=self.like)
+MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+DATE = re.compile(
+    rf"((\d{{1,4}}[-/. ]){{2}}\d{{1,4}}|(\d{{1,2}}[-/. ]*)?{MONTH}[-/. ]+(\d{{1,2}}[, ]+)?\d{{2,4}})([T ].*)?",
+    re.IGNORECASE,
+)
 
 
-def read_table(X: Any) -> Table:
-    """Columns of a pandas or polars table, or of an array of shape (N,) or (N, D).
-
-    :raises TypeError: for other types, and for columns of dates or of objects that are not text.
-    :raises ValueError: for a table without rows or columns, two columns with the same name, and infinite numbers.
-    """
-    if hasattr(X, "columns") and hasattr(X, "shape"):
-        names = [str(name) for name in X.columns]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"`X` has more than one column of the name {twice[0]!r}: give each a name of its own.")
-        values = tuple(_column(name, X[key]) for name, key in zip(names, X.columns, strict=True))
-        table = Table(tuple(names), values, getattr(X, "index", None), type(X))
-    else:
-        X = rows_of(X) if is_lazy(X) else X
-        array = X.astype(float).filled(np.nan) if np.ma.is_masked(X) and X.dtype.kind in "biuf" else np.asarray(X)
-        if array.dtype.kind not in "biuf":
-            raise TypeError(
-                f"`X` must be numbers, or a pandas or polars table; got {type(X).__name__} of {array.dtype}. An array has one "
-                "kind of column: for text and categories pass a table, pandas.DataFrame(X), whose columns have dtypes of their own."
-            )
-        if array.ndim not in (1, 2):
-            raise ValueError(f"`X` must have shape (N, D), one row per case; got {array.shape}.")
-        array = array.astype(float)[:, None] if array.ndim == 1 else array.astype(float)
-        table = Table(tuple(f"x{d}" for d in range(array.shape[1])), tuple(array.T))
-    if not table.names or not table.num_rows:
-        raise ValueError("`X` must have at least one row and one column.")
-    for name, column in zip(table.names, table.values, strict=True):
-        if column.dtype.kind == "f" and np.isinf(column).any():
-            raise ValueError(f"Column {name!r} of `X` has infinite entries. Make them missing (NaN), or finite.")
-    return table
-
-
-def _column(name: str, column: Any) -> np.ndarray:
-    """Numbers as float64, categories as objects."""
-    dtype = str(column.dtype)
-    if dtype.lower().startswith(("datetime", "timedelta", "date", "duration", "time", "period")):
-        raise TypeError(
-            f"Column {name!r} of `X` holds dates ({dtype}). Say what about them matters, as numbers: days since a start, hour of "
-            "the day, month."
-        )
-    kind = getattr(column.dtype, "kind", "O")  # of pandas, whatever holds the numbers: arrow's "double", sparse ones
-    if kind == "c":
-        raise TypeError(f"Column {name!r} of `X` holds complex numbers. Pass real and imaginary parts as columns.")
-    if kind in "biuf" or dtype.lower().startswith(("int", "uint", "float", "bool", "decimal")):
-        values = np.asarray(column.to_numpy())
-        return values.astype(float) if values.dtype.kind in "biuf" else np.array([_number(v) for v in values])
-    values = np.array([None if is_missing(v) else v for v in column.to_numpy()], object)
-    if all(v is None or isinstance(v, bool | int | float | np.number | np.bool_) for v in values) and dtype == "object":
-        return np.array([_number(v) for v in values])
-    strange = [v for v in values if not (v is None or isinstance(v, str | bool | int | float | np.generic))]
-    if strange:
-        raise TypeError(
-            f"Column {name!r} of `X` holds {type(strange[0]).__name__}; columns are numbers, text or categories."
-        )
-    return np.array([None if v is None else _level(v) for v in values], object)
-
-
-def _level(value: Any) -> str:
-    """A category as text, without surrounding spaces; whole numbers as integers."""
-    is_whole = isinstance(value, float | np.floating) and value == np.floor(value)
-    return str(int(value)) if is_whole and np.isfinite(value) else str(value).strip()
+def _is_date(text: str) -> bool:
+    return DATE.fullmatch(text) is not None
 
 
 def _is_number(text: str) -> bool:
@@ -120,16 +46,12 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _number(value: Any) -> float:
-    return np.nan if type(value).__name__ == "NAType" or value is None else float(value)
-
-
 @dataclass(frozen=True)
 class Column:
     """The encoding of one column.
 
     :param name: name of the column.
-    :param levels: levels that have their own column; None for numbers.
+    :param levels: levels that have their own column; None for numbers. There are none if no entry is known or hardly one recurs.
     :param median: median of a column of numbers, which replaces missing entries.
     :param mean, scale: numbers are centred by the mean and divided by the scale.
     :param tells_missing: whether a further column marks missing entries.
@@ -150,14 +72,16 @@ class Column:
             known = [v for v in values if v is not None]
             levels, counts = np.unique(np.asarray(known, str), return_counts=True)
             levels = levels[np.argsort(-counts, kind="stable")]
-            _warn_of_numbers(name, levels)
+            _warn_of_meanings(name, levels.tolist())
             two = len(levels) == 2 and len(known) == len(values)  # one column tells them apart
             most = 1 if two else MOST_LEVELS
+            if len(levels) > MOST_LEVELS:
+                most = min(most, int(np.sum(counts >= max(LEAST_OF_LEVEL, LEAST_SHARE * len(values)))))
             names = tuple(str(v) for v in levels)
             return cls(name, names[:most], seen=names if len(names) <= MOST_SEEN else None)
         known = values[np.isfinite(values)]
         if not len(known):
-            return cls(name)
+            return cls(name, (), seen=())
         median = float(np.median(known))
         filled = np.where(np.isfinite(values), values, median)
         spread = float(filled.std())
@@ -168,15 +92,16 @@ class Column:
     def encode(self, values: np.ndarray) -> list[np.ndarray]:
         """Columns of approximately standardized numbers, shape (N,) each."""
         if self.levels is not None:
-            if values.dtype != object:
-                self._check_codes(values)
-                values = np.array([None if v != v else _level(v) for v in values], object)
+            if not self.levels:
+                return []
+            values = self.levels_of(values)
             codes = [2 * np.array([v == level for v in values], float) - 1 for level in self.levels]
             if self.seen is not None:
-                unseen = np.array([v is not None and v not in self.seen for v in values], bool)
-                self._warn_of_unseen(values[unseen])
-                if len(self.levels) < len(self.seen) == 2:  # where no entry was missing: in the middle of the two
-                    codes = [np.where([v in self.seen for v in values], codes[0], 0.0)]
+                known = frozenset(self.seen)
+                seen, missing = np.array([(v in known, v is None) for v in values], bool).reshape(-1, 2).T
+                self._warn_of_unseen(values[~seen & ~missing])
+                if self.tells_two:  # unknown ones are in the middle of the two
+                    codes = [np.where(seen, codes[0], 0.0)]
             return codes
         if values.dtype == object:
             raise TypeError(f"Column {self.name!r} was numbers in training, and holds text or categories now.")
@@ -184,12 +109,26 @@ class Column:
         numbers = (np.where(missing, self.median, values) - self.mean) / self.scale
         return [numbers, 2.0 * missing - 1] if self.tells_missing else [numbers]
 
+    def levels_of(self, values: np.ndarray) -> np.ndarray:
+        """Entries as levels, also where codes came as numbers; None where missing.
+
+        :raises TypeError: for numbers, if levels are none.
+        """
+        if values.dtype == object:
+            return values
+        self._check_codes(values)
+        return np.array([None if v != v else level_of(v) for v in values], object)
+
+    @property
+    def tells_two(self) -> bool:
+        """Whether one column tells two levels apart: no entry was missing in training."""
+        return self.seen is not None and len(self.seen) == 2 and len(self.levels or ()) == 1
+
     def _warn_of_unseen(self, values: np.ndarray) -> None:
         if not len(values):
             return
         levels = [str(v) for v in np.unique(values.astype(str))]
-        between = self.seen is not None and len(self.seen) == 2 and len(self.levels or ()) == 1
-        what = "lie between the two levels" if between else "count as none of the levels that are told apart"
+        what = "lie between the two levels" if self.tells_two else "count as none of the levels that are told apart"
         warnings.warn(
             f"Column {self.name!r} of `X` holds {_some(map(repr, levels), 3)} in {len(values)} rows, which training did not have: "
             f"these rows {what}, and predictions for them may be far off.",
@@ -198,7 +137,7 @@ class Column:
 
     def _check_codes(self, values: np.ndarray) -> None:
         known = values[np.isfinite(values)]
-        if len(known) and not any(map(_is_number, self.levels or ())):
+        if len(known) and self.levels and not any(map(_is_number, self.levels)):
             raise TypeError(
                 f"Column {self.name!r} was text or categories in training, and holds numbers now, {known[0]:g} for one."
             )
@@ -209,18 +148,24 @@ class Column:
         return [self.name, f"{self.name} is missing"] if self.tells_missing else [self.name]
 
 
-def _warn_of_numbers(name: str, levels: np.ndarray) -> None:
-    """Warn if nearly all entries of a column of text are numbers, and there are more of them than levels with own columns."""
-    numbers = sum(map(_is_number, levels.tolist()))
-    if len(levels) > MOST_LEVELS and numbers > 0.9 * len(levels):
-        others = [level for level in levels.tolist() if not _is_number(level)][:3]
-        found = f" The others are {', '.join(map(repr, others))}." if others else ""
-        warnings.warn(
-            f"Column {name!r} is text, {numbers} of whose {len(levels)} different entries are numbers, and is taken for a "
-            f"category: only the {MOST_LEVELS} most frequent are told apart.{found} If it is a number, convert it: "
-            f"pandas.to_numeric(table[{name!r}], errors='coerce').",
-            stacklevel=2,
-        )
+def _warn_of_meanings(name: str, levels: list[str]) -> None:
+    """Warn if nearly all entries of a column of text are numbers or dates, and more of them than levels with own columns."""
+    if len(levels) <= MOST_LEVELS:
+        return
+    to_date = f"pandas.to_datetime(table[{name!r}], errors='coerce')"
+    meanings = [
+        ("numbers", _is_number, f"If it is a number, convert it: pandas.to_numeric(table[{name!r}], errors='coerce')."),
+        ("dates", _is_date, f"Say what about them matters, as numbers, such as {to_date}.dt.month."),
+    ]
+    for what, is_one, advice in meanings:
+        others = [level for level in levels if not is_one(level)]
+        if len(others) < 0.1 * len(levels):
+            found = f" The others are {', '.join(map(repr, others[:3]))}." if others else ""
+            warnings.warn(
+                f"Column {name!r} is text, {len(levels) - len(others)} of whose {len(levels)} different entries are {what}, and "
+                f"is taken for a category: at most the {MOST_LEVELS} most frequent are told apart.{found} {advice}",
+                stacklevel=2,
+            )
 
 
 @dataclass(frozen=True)
@@ -249,7 +194,9 @@ class Columns:
                 kept.append(i)
                 seen.add(rounded)
         if not kept:
-            raise ValueError("All columns of `X` are constant, so nothing can be learned from them.")
+            raise ValueError(
+                "All columns of `X` are constant, or text whose entries hardly recur, so nothing can be learned from them."
+            )
         return cls(columns, tuple(kept))
 
     def encode(self, table: Table) -> np.ndarray:
@@ -298,15 +245,17 @@ class Columns:
     def words(self) -> list[str]:
         """The steps beyond standardizing, one line for each kind."""
         used = set(self.sources.tolist())
-        left = [column.name for i, column in enumerate(self.columns) if i not in used]
+        names = [column.name for column in self.columns if column.levels == () and column.seen != ()]
+        left = [column.name for i, column in enumerate(self.columns) if i not in used and column.name not in names]
         missing = [column.name for column in self.columns if column.tells_missing]
-        coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if c.levels is not None]
+        coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if c.levels]
         found = [
             ("constant or copies, left out", left),
+            ("text whose entries hardly recur, left out", names),
             ("missing entries are medians, with a column that tells which", missing),
             ("categories, columns of -1 and 1 (levels)", coded),
         ]
-        return [f"{what}: {_some(names, 6)}" for what, names in found if names]
+        return [f"{what}: {_some(those, 6)}" for what, those in found if those]
 
 
 def _some(names: Any, most: int = 12) -> str:

@@ -19,7 +19,8 @@ __all__ = ["exported", "moments_at", "numbers_of", "standardized"]
 
 def numbers_of(columns: Columns, table: Table) -> np.ndarray:
     """A table as the array for an exported program, shape (N, number of columns of the table). Numbers stay as they are. A level of
-    a category becomes its position among the levels that have a column, or -1."""
+    a category becomes its position among the levels that have a column, or -1. If one column tells two levels apart, a level that
+    is neither becomes NaN."""
     ordered = columns.ordered(table)
     return np.stack([_numbers(*pair) for pair in zip(columns.columns, ordered.values, strict=True)], -1)
 
@@ -27,8 +28,9 @@ def numbers_of(columns: Columns, table: Table) -> np.ndarray:
 def _numbers(column: Column, values: np.ndarray) -> np.ndarray:
     if column.levels is None:
         return values
-    position = {level: i for i, level in enumerate(column.levels)}
-    return np.array([position.get(str(v), -1) if v is not None and v == v else -1 for v in values], float)
+    position = dict.fromkeys(column.seen or (), -1) | {level: i for i, level in enumerate(column.levels)}
+    neither = np.nan if column.tells_two else -1
+    return np.array([position.get(v, neither) for v in column.levels_of(values)], float)
 
 
 def standardized(columns: Columns, X: Array) -> Array:
@@ -36,7 +38,8 @@ def standardized(columns: Columns, X: Array) -> Array:
     encoded: list[Array] = []
     for column, values in zip(columns.columns, X.T, strict=True):
         if column.levels is not None:
-            encoded += [jnp.where(values == i, 1.0, -1.0) for i in range(len(column.levels))]
+            others = jnp.where(jnp.isnan(values), 0.0, -1.0) if column.tells_two else -1.0
+            encoded += [jnp.where(values == i, 1.0, others) for i in range(len(column.levels))]
             continue
         missing = ~jnp.isfinite(values)
         encoded.append((jnp.where(missing, column.median, values) - column.mean) / column.scale)

@@ -16,8 +16,9 @@ import numpy as np
 
 from numpyro_orthgp.online.blocks import RowSums, sums_of_blocks
 from numpyro_orthgp.tabular.budget import Budget
-from numpyro_orthgp.tabular.columns import Columns, Table, read_table
+from numpyro_orthgp.tabular.columns import Columns
 from numpyro_orthgp.tabular.points import Values, kernel_of
+from numpyro_orthgp.tabular.tables import Table, read_table
 from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = ["MOST", "PART", "StoredTable", "all_rows", "part_of", "table_of"]

@@ -1,0 +1,111 @@
+"""Tables as they come: columns of numbers, and columns of text or categories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numpyro_orthgp.tabular.rows import is_missing
+from numpyro_orthgp.training.columns import is_lazy, rows_of
+
+__all__ = ["Table", "level_of", "read_table"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """
+    :param names: names of the columns.
+    :param values: values of each column: float64 with NaN where missing, or objects with None where missing.
+    :param index: labels of the rows, or None.
+    :param like: class of the user's table, which also makes the table of predictions; None for an array.
+    """
+
+    names: tuple[str, ...]
+    values: tuple[np.ndarray, ...]
+    index: Any = None
+    like: Any = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.values[0])
+
+    def rows(self, which: np.ndarray | slice) -> Table:
+        """Some of the rows, without their labels."""
+        return Table(self.names, tuple(values[which] for values in self.values), like=self.like)
+
+
+def read_table(X: Any) -> Table:
+    """Columns of a pandas or polars table, or of an array of shape (N,) or (N, D).
+
+    :raises TypeError: for other types, and for columns of dates or of objects that are not text.
+    :raises ValueError: for a table without rows or columns, two columns with the same name, and infinite numbers.
+    """
+    if hasattr(X, "columns") and hasattr(X, "shape"):
+        names = [str(name) for name in X.columns]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"`X` has more than one column of the name {twice[0]!r}: give each a name of its own.")
+        values = tuple(_column(name, X[key]) for name, key in zip(names, X.columns, strict=True))
+        table = Table(tuple(names), values, getattr(X, "index", None), type(X))
+    else:
+        X = rows_of(X) if is_lazy(X) else X
+        array = X.astype(float).filled(np.nan) if np.ma.is_masked(X) and X.dtype.kind in "biuf" else np.asarray(X)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(
+                f"`X` must be numbers, or a pandas or polars table; got {type(X).__name__} of {array.dtype}. An array has one "
+                "kind of column: for text and categories pass a table, pandas.DataFrame(X), whose columns have dtypes of their own."
+            )
+        if array.ndim not in (1, 2):
+            raise ValueError(f"`X` must have shape (N, D), one row per case; got {array.shape}.")
+        array = array.astype(float)[:, None] if array.ndim == 1 else array.astype(float)
+        table = Table(tuple(f"x{d}" for d in range(array.shape[1])), tuple(array.T))
+    if not table.names or not table.num_rows:
+        raise ValueError("`X` must have at least one row and one column.")
+    for name, column in zip(table.names, table.values, strict=True):
+        if column.dtype.kind == "f" and np.isinf(column).any():
+            raise ValueError(f"Column {name!r} of `X` has infinite entries. Make them missing (NaN), or finite.")
+    return table
+
+
+def _column(name: str, column: Any) -> np.ndarray:
+    """Numbers as float64, categories as objects."""
+    dtype = str(column.dtype)
+    if dtype.lower().startswith(("datetime", "timedelta", "date", "duration", "time", "period")):
+        raise TypeError(
+            f"Column {name!r} of `X` holds dates ({dtype}). Say what about them matters, as numbers: days since a start, hour of "
+            "the day, month."
+        )
+    kind = getattr(column.dtype, "kind", "O")  # of pandas, whatever holds the numbers: arrow's "double", sparse ones
+    if kind == "c":
+        raise TypeError(f"Column {name!r} of `X` holds complex numbers. Pass real and imaginary parts as columns.")
+    if kind in "biuf" or dtype.lower().startswith(("int", "uint", "float", "bool", "decimal")):
+        values = np.asarray(column.to_numpy())
+        return values.astype(float) if values.dtype.kind in "biuf" else np.array([_number(v) for v in values])
+    values = np.array([None if is_missing(v) else v for v in column.to_numpy()], object)
+    if _holds_only(values, bool | np.bool_) or (
+        dtype == "object" and _holds_only(values, bool | int | float | np.number | np.bool_)
+    ):
+        return np.array([_number(v) for v in values])
+    strange = [v for v in values if not (v is None or isinstance(v, str | bool | int | float | np.generic))]
+    if strange:
+        raise TypeError(
+            f"Column {name!r} of `X` holds {type(strange[0]).__name__}; columns are numbers, text or categories."
+        )
+    return np.array([None if v is None else level_of(v) for v in values], object)
+
+
+def _holds_only(values: np.ndarray, kinds: Any) -> bool:
+    """Whether all entries that are not missing are of these kinds. If all are missing, they are."""
+    return all(v is None or isinstance(v, kinds) for v in values)
+
+
+def level_of(value: Any) -> str:
+    """A category as text, without surrounding spaces; whole numbers as integers."""
+    is_whole = isinstance(value, float | np.floating) and value == np.floor(value)
+    return str(int(value)) if is_whole and np.isfinite(value) else str(value).strip()
+
+
+def _number(value: Any) -> float:
+    return np.nan if type(value).__name__ == "NAType" or value is None else float(value)

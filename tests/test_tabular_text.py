@@ -1,0 +1,86 @@
+"""Columns of text, categories and truth values as real tables have them: dates, names of rows, and types that change."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from numpyro_orthgp.tabular.columns import MOST_LEVELS, Columns, read_table
+from numpyro_orthgp.tabular.serving import numbers_of, standardized
+
+pd = pytest.importorskip("pandas")
+
+
+def learned(X):
+    table = read_table(X)
+    columns = Columns.learn(table)
+    return columns, columns.encode(table)
+
+
+@pytest.mark.parametrize("form", ["%Y-%m-%d", "%m/%d/%Y %H:%M:%S", "%d.%m.%y", "%d-%b-%Y", "%B %d, %Y", "%b-%Y"])
+def test_text_that_is_dates_is_said(form):
+    """They become a category without a word otherwise, of which the twenty most frequent days are told apart."""
+    days = pd.date_range("2020-01-01", periods=40, freq="31D").strftime(form)
+    frame = pd.DataFrame({"when": [*days, *days], "b": np.arange(80.0)})
+    with pytest.warns(
+        UserWarning, match=r"'when' is text, \d+ of whose \d+ different entries are dates.*to_datetime.*month"
+    ):
+        learned(frame)
+
+
+def test_names_of_rows_are_no_categories(rng, recwarn):
+    """A column for a level of one row fits the noise of this row, and says nothing about new ones."""
+    frame = pd.DataFrame(
+        {"name": [f"n{i}" for i in range(60)], "town": [f"t{min(i, 40)}" for i in range(60)], "a": rng.normal(size=60)}
+    )
+    columns, _ = learned(frame)
+    assert columns.names == ["town=t40", "a"]
+    assert "text whose entries hardly recur, left out: name" in columns.words()
+    assert columns.encode(read_table(frame.assign(name="new").iloc[:3])).shape == (3, 2)
+    assert not recwarn.list
+    with pytest.raises(ValueError, match="constant, or text whose entries hardly recur"):
+        learned(frame[["name"]])
+    often = [f"l{i % 25}" for i in range(5000)]
+    assert len(learned(pd.DataFrame({"c": ["u", "u", *often]}))[0].names) == MOST_LEVELS
+    assert learned(pd.DataFrame({"c": [f"l{i // 3}" if i < 300 else "u" for i in range(5000)]}))[0].names == ["c=u"]
+
+
+@pytest.mark.parametrize("train", [pd.Categorical([True, False, None] * 4), np.array([True, False, None] * 4, object)])
+def test_truth_values_whatever_holds_them(train):
+    columns, X = learned(pd.DataFrame({"c": train, "a": np.arange(12.0)}))
+    assert columns.names == ["c", "c is missing", "a"]
+    for new in ([True, False], pd.Categorical([True, False]), pd.array([True, False], dtype="boolean")):
+        np.testing.assert_array_equal(columns.encode(read_table(pd.DataFrame({"c": new, "a": [0.0, 1.0]}))), X[:2])
+
+
+def test_new_rows_of_which_all_are_missing(rng):
+    """Whatever type holds them."""
+    columns, _ = learned(pd.DataFrame({"a": [1.0, 2.0, 3.0, None], "b": [*"uvwu"], "c": [None] * 4}))
+    expected = [[0.0, 1.0, -1.0, -1.0, -1.0]]  # "a", "a is missing", and the levels of "b"
+    for dtype in ("float", "object", "category", "string"):
+        new = pd.DataFrame({name: pd.Series([None], dtype=dtype) for name in "abc"})
+        np.testing.assert_array_equal(columns.encode(read_table(new)), expected)
+    new = pd.DataFrame({"a": [None], "b": [None], "c": ["now it is known"]})  # it was left out
+    np.testing.assert_array_equal(columns.encode(read_table(new)), expected)
+
+
+def test_an_exported_program_takes_categories_as_a_fit_does(rng, recwarn):
+    """Two levels with a new one between them, and codes that come as numbers."""
+    num = 60
+    frame = pd.DataFrame(
+        {
+            "two": ["u", "v"] * 30,
+            "code": pd.Categorical([1, 2, 3] * 20),
+            "name": [f"n{i}" for i in range(num)],
+            "many": [f"m{i % 25}" for i in range(num)],
+            "nothing": [None] * num,
+            "a": np.where(np.arange(num) == 3, np.nan, rng.normal(size=num)),
+        }
+    )
+    columns, _ = learned(frame)
+    new = frame.iloc[:5].assign(two=["u", "v", "new", None, "v"], code=[3.0, 1.0, 2.0, np.nan, 4.0], nothing=1.0)
+    for rows in (read_table(frame), read_table(new)):
+        with jax.enable_x64(True):
+            found = standardized(columns, numbers_of(columns, rows))
+        np.testing.assert_allclose(found, columns.encode(rows), rtol=1e-12)
