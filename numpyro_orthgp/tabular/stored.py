@@ -42,10 +42,8 @@ class StoredTable:
     def num_rows(self) -> int:
         return int(self.array.shape[0])
 
-    def rows(self, which: Any) -> Table:
-        """Some of the rows, by sorted numbers, by a mask, or by a slice."""
-        if not isinstance(which, slice) and which.dtype == bool:
-            which = np.flatnonzero(which)
+    def rows(self, which: np.ndarray | slice) -> Table:
+        """Some of the rows, by sorted numbers or by a slice."""
         return read_table(rows_of(self.array, which))
 
 
@@ -54,7 +52,7 @@ def table_of(X: Any) -> Table | StoredTable:
 
     :raises TypeError, ValueError: as :func:`~numpyro_orthgp.tabular.columns.read_table`.
     """
-    if not (is_lazy(X) or isinstance(X, np.memmap)) or len(X.shape) != 2 or len(X) <= PART:
+    if not (is_lazy(X) or isinstance(X, np.memmap)) or len(X.shape) != 2 or X.shape[0] <= PART:
         return read_table(X)
     read_table(rows_of(X, slice(0, 1)))  # checks its dtype
     return StoredTable(X)
