@@ -16,6 +16,7 @@ from numpyro_orthgp.tabular.classification import sharpened
 from numpyro_orthgp.tabular.columns import read_table
 from numpyro_orthgp.tabular.counts import one_rate
 from numpyro_orthgp.tabular.labels import Labels
+from numpyro_orthgp.tabular.latent import LEAST_STEPS
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, order_of_classes, positive_column
 
 SMALL = {"M": 20, "num_steps": 60}
@@ -299,3 +300,14 @@ def test_exposures():
         positive_column("exposure", [1.0], 2)
     with pytest.raises(TypeError, match="`exposure` must be numbers"):
         positive_column("exposure", ["a", "b"], 2)
+
+
+def test_a_search_leaves_its_start_though_compilation_takes_the_time():
+    """One search of enough steps, instead of several of one step each."""
+    X, z, rng = table(150)
+    for fit in (
+        ogp.counts(X, rng.poisson(np.exp(1 + z)), time=1e-3),
+        ogp.classification(X, z > 0, time=1e-3),
+    ):
+        (stage,) = fit.found.stages
+        assert stage.status == "interrupted" and stage.num_steps == LEAST_STEPS and not fit.found.is_mean
