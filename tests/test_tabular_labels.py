@@ -17,6 +17,7 @@ from numpyro_orthgp.tabular.columns import read_table
 from numpyro_orthgp.tabular.counts import one_rate
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.latent import LEAST_STEPS
+from numpyro_orthgp.tabular.predictions import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, order_of_classes, positive_column
 
 SMALL = {"M": 20, "num_steps": 60}
@@ -311,3 +312,26 @@ def test_a_search_leaves_its_start_though_compilation_takes_the_time():
     ):
         (stage,) = fit.found.stages
         assert stage.status == "interrupted" and stage.num_steps == LEAST_STEPS and not fit.found.is_mean
+
+
+@pytest.mark.parametrize("k", [np.inf, 0.5, 20.0])
+def test_probabilities_of_counts_by_as_few_nodes_as_suffice(monkeypatch, k):
+    """Intervals for many rows take seconds otherwise, and not minutes."""
+    log_mean, log_sd = np.linspace(-3, 5, 50), np.full(50, 0.2)
+    p = CountPredictions(log_mean, log_sd, k, lambda *_: log_mean)
+    name = "pdtr" if np.isinf(k) else "betainc"
+    evaluate, sizes = getattr(special, name), []
+
+    def counted(*args):
+        found = evaluate(*args)
+        sizes.append(found.size)
+        return found
+
+    monkeypatch.setattr(special, name, counted)
+    y = np.floor(p.mean)
+    found = p.cdf(y)
+    assert max(sizes) < 150 * len(y)  # of 401 nodes
+    z, weights = np.polynomial.hermite_e.hermegauss(200)
+    rate = np.exp(log_mean[:, None] + 0.2 * z)
+    given = stats.poisson.cdf(y[:, None], rate) if np.isinf(k) else stats.nbinom.cdf(y[:, None], k, k / (k + rate))
+    np.testing.assert_allclose(found, given @ weights / weights.sum(), atol=1e-7)
