@@ -16,6 +16,8 @@ from numpyro_orthgp.tabular.classification import sharpened
 from numpyro_orthgp.tabular.columns import read_table
 from numpyro_orthgp.tabular.counts import one_rate
 from numpyro_orthgp.tabular.labels import Labels
+from numpyro_orthgp.tabular.latent import LEAST_STEPS
+from numpyro_orthgp.tabular.predictions import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, order_of_classes, positive_column
 
 SMALL = {"M": 20, "num_steps": 60}
@@ -299,3 +301,37 @@ def test_exposures():
         positive_column("exposure", [1.0], 2)
     with pytest.raises(TypeError, match="`exposure` must be numbers"):
         positive_column("exposure", ["a", "b"], 2)
+
+
+def test_a_search_leaves_its_start_though_compilation_takes_the_time():
+    """One search of enough steps, instead of several of one step each."""
+    X, z, rng = table(150)
+    for fit in (
+        ogp.counts(X, rng.poisson(np.exp(1 + z)), time=1e-3),
+        ogp.classification(X, z > 0, time=1e-3),
+    ):
+        (stage,) = fit.found.stages
+        assert stage.status == "interrupted" and stage.num_steps == LEAST_STEPS and not fit.found.is_mean
+
+
+@pytest.mark.parametrize("k", [np.inf, 0.5, 20.0])
+def test_probabilities_of_counts_by_as_few_nodes_as_suffice(monkeypatch, k):
+    """Intervals for many rows take seconds otherwise, and not minutes."""
+    log_mean, log_sd = np.linspace(-3, 5, 50), np.full(50, 0.2)
+    p = CountPredictions(log_mean, log_sd, k, lambda *_: log_mean)
+    name = "pdtr" if np.isinf(k) else "betainc"
+    evaluate, sizes = getattr(special, name), []
+
+    def counted(*args):
+        found = evaluate(*args)
+        sizes.append(found.size)
+        return found
+
+    monkeypatch.setattr(special, name, counted)
+    y = np.floor(p.mean)
+    found = p.cdf(y)
+    assert max(sizes) < 150 * len(y)  # of 401 nodes
+    z, weights = np.polynomial.hermite_e.hermegauss(200)
+    rate = np.exp(log_mean[:, None] + 0.2 * z)
+    given = stats.poisson.cdf(y[:, None], rate) if np.isinf(k) else stats.nbinom.cdf(y[:, None], k, k / (k + rate))
+    np.testing.assert_allclose(found, given @ weights / weights.sum(), atol=1e-7)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+
 import jax
 import numpy as np
 import pytest
@@ -84,3 +87,32 @@ def test_an_exported_program_takes_categories_as_a_fit_does(rng, recwarn):
         with jax.enable_x64(True):
             found = standardized(columns, numbers_of(columns, rows))
         np.testing.assert_allclose(found, columns.encode(rows), rtol=1e-12)
+
+
+def test_numbers_as_databases_give_them():
+    columns, X = learned(pd.DataFrame({"a": [Decimal("1.5"), Decimal("2.5"), None, Decimal("4")]}))
+    assert columns.names == ["a", "a is missing"]
+    assert X[2, 0] == columns.encode(read_table(pd.DataFrame({"a": [2.5]})))[0, 0]
+
+
+def test_ranges_are_categories():
+    ages = pd.Series([3, 17, 44, 60, 71, 5])
+    old, new = (
+        pd.DataFrame({"age": pd.cut(ages, [0, 20, 50, 80])}),
+        pd.DataFrame({"age": pd.cut(ages[:2], [0, 20, 50, 80])}),
+    )
+    columns, X = learned(old)
+    assert sorted(columns.names) == ["age=(0, 20]", "age=(20, 50]", "age=(50, 80]"]
+    np.testing.assert_array_equal(columns.encode(read_table(new)), X[:2])
+    np.testing.assert_array_equal(learned(pd.DataFrame({"age": pd.arrays.IntervalArray(old["age"])}))[1], X)
+
+
+@pytest.mark.parametrize(
+    "when",
+    [date(2020, 1, 2), datetime(2020, 1, 2, 3), pd.Period("2020-01"), timedelta(hours=3), np.datetime64("2020-01-02")],
+)
+@pytest.mark.parametrize("dtype", ["object", "category"])
+def test_dates_as_objects_are_refused_as_dates(when, dtype):
+    column = pd.Series(pd.Series([when, None], dtype="object"), dtype=dtype)
+    with pytest.raises(TypeError, match=r"'d' of `X` holds dates.*as numbers: days since a start"):
+        read_table(pd.DataFrame({"d": column}))

@@ -25,7 +25,7 @@ from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predictions import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, positive_column
 from numpyro_orthgp.tabular.serving import moments_at
-from numpyro_orthgp.tabular.stages import CLEARLY, Found, in_blocks, moments
+from numpyro_orthgp.tabular.stages import CLEARLY, Found, Tried, in_blocks, moments
 from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
 from numpyro_orthgp.types import Array
 
@@ -112,11 +112,14 @@ def found_for(data: dict[str, np.ndarray], num_held: int, budget: Budget) -> tup
 
     wide, narrow = searching(True), searching(False)
     tried = wide.first()
-    _, ended = min(tried, key=lambda pair: pair[0].loss)
-    start = {name: value for name, value in ended["values"].items() if name != "concentration"}
-    plain = narrow.first({"Poisson, where the other ended": start})
-    best = min(tried, key=lambda pair: pair[0].loss)[0]
-    if num_held:
+    best, ended = min(tried, key=lambda pair: pair[0].loss)
+    plain: list[Tried] = []
+    if budget.allows(0.0):
+        start = {name: value for name, value in ended["values"].items() if name != "concentration"}
+        plain = narrow.first({"Poisson, where the other ended": start})
+    if not plain:
+        overdispersed = True
+    elif num_held:
         overdispersed = best.held_out > plain[0][0].held_out + CLEARLY / num_held
     else:
         overdispersed = best.loss < plain[0][0].loss

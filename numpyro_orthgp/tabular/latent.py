@@ -31,11 +31,11 @@ from numpyro_orthgp.tabular.stages import (
     while_it_pays,
 )
 from numpyro_orthgp.tabular.starts import starts
-from numpyro_orthgp.training import FitResult, fit
+from numpyro_orthgp.training import FitResult, Progress, fit
 
 __all__ = ["LatentSearch", "latent_function"]
 
-USUAL_STEPS = 300
+USUAL_STEPS, LEAST_STEPS = 300, 50
 BATCH = 1024
 NATURAL, RATE, LAST_RATE = 0.3, 0.2, 0.05  # step of q; Adam's rate, and the share of it that remains at the end
 FEW = 2  # rows that suffice to trace a model
@@ -75,11 +75,15 @@ class LatentSearch:
         return self.num_rows
 
     def first(self, values: dict[str, Values] | None = None) -> list[Tried]:
-        """The first searches, one from each start."""
+        """The first searches, one from each start while there is time, and one at least."""
         num = min(self.budget.num_points or FIRST_POINTS, self.num_rows)
         if values is None:
             values = starts(self.seen["X"], *(y[self.num_held :] for y in self.relevant))
-        return [self.stage(num, name, {"values": start}) for name, start in values.items()]
+        tried: list[Tried] = []
+        for name, start in values.items():
+            if not tried or self.budget.allows(0.0):
+                tried.append(self.stage(num, name, {"values": start}))
+        return tried
 
     def search(self, tried: list[Tried]) -> Found:
         """The fit of all rows, after further searches while they pay."""
@@ -108,7 +112,7 @@ class LatentSearch:
         return Stage(rows, num, name, loss, status, result.num_steps, held_out, np.nan, seconds), ended
 
     def on_all_rows(self, ended: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        num_steps = max(self.budget.num_steps // 2, 1)
+        num_steps = max(self.best_stage.num_steps // 2, 1)  # fewer, if the time ended the search
         result = self.trained(self.data, ended["Z"], ended["params"], num_steps, LAST_RATE * RATE, watched=False)
         return {name: np.asarray(value) for name, value in result.params.items()}, result.losses
 
@@ -132,7 +136,7 @@ class LatentSearch:
             num_steps=num_steps,
             init_params=jax.tree.map(jnp.asarray, start),
             progress_bar=False,
-            callback=self.budget.watch if watched else None,
+            callback=self.watch if watched else None,
             Z=Z,
             num_rows=num_rows,
             **self.options,
@@ -140,6 +144,11 @@ class LatentSearch:
         if result.status == "interrupted" and (not watched or self.budget.allows(0.0)):  # by the user, not by the clock
             raise KeyboardInterrupt
         return result
+
+    def watch(self, progress: Progress) -> None:
+        """End a search when the time is over, but not before it has left its start: compilation alone may take the time."""
+        if progress.step >= LEAST_STEPS:
+            self.budget.watch(progress)
 
     def function(self, params: dict[str, Any], Z: np.ndarray) -> GPFunction:
         return latent_function(self.model, params, Z, self.data, self.options)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_orthgp.tabular.budget import Budget
-from numpyro_orthgp.tabular.mixtures import STANDARD, fit_mixture
+from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture, fit_mixture
 from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.search import Rows, Searched, Searches, as_params, as_values, everything, predictor_of
 from numpyro_orthgp.tabular.stages import CLEARLY, FOLDS, MOST_POINTS, Found, Stage, moments
@@ -21,6 +21,10 @@ __all__ = ["LeftOut", "calibrate", "finish", "folds", "left_out"]
 
 MOST_WORK = 1e10  # largest N M^2 of the last step, which has no gradient
 STEP, MOST_CHANGES = 1.4, 6  # factors of the noise
+SEARCHES_LEFT_OUT = 0.15  # least share of the time for them
+OF_Y_ALONE = (
+    0.1  # least standard deviation of a part of the distribution of y alone, of which a fit's errors hold no equal
+)
 FOLD_POINTS = 400  # most inducing points of a search for rows that are left out
 FLAT = {"scale": 1e-3, "slope": 1e-3, "noise": 1.0}  # the mean and the standard deviation
 
@@ -60,6 +64,7 @@ def left_out(searches: Searches, y: np.ndarray, values: Values, last: Stage, num
     :param num_points: number of inducing points for predictions.
     """
     X, num_held = searches.X, searches.num_held
+    searches.budget = searches.budget.renewed(SEARCHES_LEFT_OUT)
     if not searches.are_few:
         rows = Rows(X[num_held:], y[num_held:])
         return [LeftOut(values, rows.points(values, num_points), rows, X[:num_held], y[:num_held])]
@@ -74,7 +79,7 @@ def left_out(searches: Searches, y: np.ndarray, values: Values, last: Stage, num
 
 
 def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched, grows: bool) -> Found:
-    """The fit of all rows, with inducing points for them; the mean instead, if it predicts left-out rows better.
+    """The fit of all rows, with inducing points for them; the distribution of y alone instead, if it predicts left-out rows better.
 
     :param stages, last, ended, grows: results of :func:`~numpyro_orthgp.tabular.search.search`.
     """
@@ -85,16 +90,24 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
         num_points = min(len(y), max(num_points, min(most, 2 * num_points)))
     if searches.num_held:
         parts = left_out(searches, y, values, last, num_points)
-        baseline = float(np.mean(-0.5 * (np.log(2 * np.pi) + np.concatenate([part.y_new for part in parts]) ** 2)))
+        alone = np.concatenate([part.y_new for part in parts])
         values, near_noise, score, found = calibrate(parts, values, searches.budget)
-        is_mean = bool(score < baseline)
-        errors = STANDARD if is_mean else fit_mixture(found)
+        errors, flat = fit_mixture(found), fit_mixture(alone, OF_Y_ALONE)
+        baseline = float(STANDARD.log_density(alone).mean())
+        # A few far rows decide between normal distributions, and values that recur between mixtures: so both must say it.
+        is_mean = bool(score < baseline and score + gain(errors, found) < baseline + gain(flat, alone))
+        errors = flat if is_mean else errors
         baseline += float(log_slopes[: len(found)].mean())
     if is_mean:
         values, near_noise = values | {k: np.array(v) for k, v in FLAT.items()}, None
     Z = everything(X, y, searches.num_held).points(values, num_points)
     params = {name: np.asarray(value) for name, value in as_params(values).items()}
     return Found(values, Z, params, stages, baseline, is_mean, near_noise, errors)
+
+
+def gain(errors: Mixture, z: np.ndarray) -> float:
+    """What a distribution of the errors gains over the standard normal one, nats per row."""
+    return float(np.mean(errors.log_density(z) - STANDARD.log_density(z)))
 
 
 def calibrate(parts: list[LeftOut], values: Values, budget: Budget) -> tuple[Values, float | None, float, np.ndarray]:
@@ -115,8 +128,8 @@ def calibrate(parts: list[LeftOut], values: Values, budget: Budget) -> tuple[Val
     def climb(near: bool, steps: tuple[float, ...]) -> tuple[float, float, np.ndarray]:
         (best, distances), factor = at(1.0, near), 1.0
         for step in steps:
-            for _ in range(MOST_CHANGES):
-                if not budget.allows(0.0):
+            for i in range(MOST_CHANGES):
+                if i and not budget.allows(0.0):
                     break
                 score, other = at(factor * step, near)
                 if score < best + CLEARLY:

@@ -69,12 +69,13 @@ class Mixture:
 STANDARD = Mixture(np.ones(1), np.zeros(1), np.ones(1))
 
 
-def fit_mixture(z: np.ndarray) -> Mixture:
+def fit_mixture(z: np.ndarray, narrowest: float = 0.0) -> Mixture:
     """Fit a mixture to errors. Candidates are the standard normal distribution, another normal one, and two to four components, all
     with and without means. The largest log density, less half a log N for each parameter, wins (Schwarz 1978). A further component
     is tried while it pays.
 
     :param z: errors in predicted standard deviations, shape (N,).
+    :param narrowest: least standard deviation of a component; a value that recurs would make one as narrow as can be.
     """
     price = 0.5 * np.log(len(z))
     best, chosen = float(STANDARD.log_density(z).sum()), STANDARD
@@ -83,7 +84,7 @@ def fit_mixture(z: np.ndarray) -> Mixture:
             break
         for has_means in (False, True):
             value, found = max(
-                (_most_likely(z, num, has_means, start) for start in STARTS[: 1 if num == 1 else None]),
+                (_most_likely(z, num, has_means, start, narrowest) for start in STARTS[: 1 if num == 1 else None]),
                 key=lambda pair: pair[0],
             )
             value -= price * ((3 if has_means else 2) * num - 1)
@@ -92,10 +93,10 @@ def fit_mixture(z: np.ndarray) -> Mixture:
     return chosen
 
 
-def _most_likely(z: np.ndarray, num: int, has_means: bool, start: float) -> tuple[float, Mixture]:
+def _most_likely(z: np.ndarray, num: int, has_means: bool, start: float, narrowest: float) -> tuple[float, Mixture]:
     """Total log density and the maximum-likelihood mixture, by expectation maximization."""
     away = np.abs(z - np.median(z))
-    narrowest = max(float(np.quantile(away, NARROWEST)), np.finfo(float).tiny ** 0.5)
+    narrowest = max(float(np.quantile(away, NARROWEST)), narrowest, np.finfo(float).tiny ** 0.5)
     first, last = np.maximum(np.quantile(away, [start, 0.995]), narrowest)
     found = Mixture(np.full(num, 1 / num), np.zeros(num), np.geomspace(first, last, num))
     before = -np.inf

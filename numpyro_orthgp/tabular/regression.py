@@ -73,7 +73,7 @@ def regression(
     these rows better, the noise grows in steps of a factor of 1.4. If the nearest rows clearly help, predictions use them
     (:func:`~numpyro_orthgp.with_neighbors`), and the noise may also shrink. Errors of new outputs follow the errors of these rows:
     a normal distribution, or a mixture of up to four, which can have heavy and skewed tails. Schwarz's criterion decides. If the
-    mean and the standard deviation of y alone predict better, the fit returns these, and the page says so.
+    distribution of y alone predicts better, by normal distributions and by mixtures, the fit returns it, and the page says so.
 
     **Next steps.** ``SVI`` and ``NUTS`` take ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments``. The model is a few
     public lines, to copy and change.

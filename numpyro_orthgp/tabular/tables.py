@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,9 @@ from numpyro_orthgp.tabular.rows import is_missing
 from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = ["Table", "level_of", "read_table"]
+
+NUMBERS = bool | int | float | Decimal | np.number | np.bool_
+TIMES = timedelta | np.datetime64 | np.timedelta64  # beside what has a ``strftime``
 
 
 @dataclass(frozen=True)
@@ -73,27 +78,33 @@ def _column(name: str, column: Any) -> np.ndarray:
     """Numbers as float64, categories as objects."""
     dtype = str(column.dtype)
     if dtype.lower().startswith(("datetime", "timedelta", "date", "duration", "time", "period")):
-        raise TypeError(
-            f"Column {name!r} of `X` holds dates ({dtype}). Say what about them matters, as numbers: days since a start, hour of "
-            "the day, month."
-        )
+        raise _dates(name, dtype)
     kind = getattr(column.dtype, "kind", "O")  # of pandas, whatever holds the numbers: arrow's "double", sparse ones
     if kind == "c":
         raise TypeError(f"Column {name!r} of `X` holds complex numbers. Pass real and imaginary parts as columns.")
-    if kind in "biuf" or dtype.lower().startswith(("int", "uint", "float", "bool", "decimal")):
+    of_ranges = dtype.startswith("interval")
+    if kind in "biuf" or (not of_ranges and dtype.lower().startswith(("int", "uint", "float", "bool", "decimal"))):
         values = np.asarray(column.to_numpy())
         return values.astype(float) if values.dtype.kind in "biuf" else np.array([_number(v) for v in values])
     values = np.array([None if is_missing(v) else v for v in column.to_numpy()], object)
-    if _holds_only(values, bool | np.bool_) or (
-        dtype == "object" and _holds_only(values, bool | int | float | np.number | np.bool_)
-    ):
+    if _holds_only(values, bool | np.bool_) or (dtype == "object" and _holds_only(values, NUMBERS)):
         return np.array([_number(v) for v in values])
-    strange = [v for v in values if not (v is None or isinstance(v, str | bool | int | float | np.generic))]
-    if strange:
+    if any(hasattr(v, "strftime") or isinstance(v, TIMES) for v in values):
+        found = next(v for v in values if hasattr(v, "strftime") or isinstance(v, TIMES))
+        raise _dates(name, f"{type(found).__name__}, {found} for one")
+    strange = [v for v in values if not (v is None or isinstance(v, str | np.generic | NUMBERS))]
+    if strange and not (of_ranges or dtype == "category"):
         raise TypeError(
             f"Column {name!r} of `X` holds {type(strange[0]).__name__}; columns are numbers, text or categories."
         )
     return np.array([None if v is None else level_of(v) for v in values], object)
+
+
+def _dates(name: str, what: str) -> TypeError:
+    return TypeError(
+        f"Column {name!r} of `X` holds dates ({what}). Say what about them matters, as numbers: days since a start, hour of the "
+        "day, month."
+    )
 
 
 def _holds_only(values: np.ndarray, kinds: Any) -> bool:
