@@ -558,7 +558,7 @@ def test_what_is_local_to_a_row_is_refused_of_streams():
     source = lambda: Stream(pairs(arrays=(y,)), N)  # noqa: E731
     svi = lambda model: SVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO())  # noqa: E731
     with pytest.raises(
-        ValueError, match=r"`effect.*` has a value for each row of the data, and which rows.*is not known"
+        ValueError, match=r"`effect.*` has a value for each row of the data, but a stream does not say which rows"
     ):
         run(source(), svi(local), num_steps=2)
     assert run(source(), svi(shared), num_steps=2).status == "finished"

@@ -188,7 +188,7 @@ def test_an_array_that_is_not_found():
             return self.base(A) if B is None else self.base(A, B)
 
     hidden = jax.jit(lambda l: Closure(Hidden(kernels.RBF(l))))(0.7)
-    with pytest.raises(TypeError, match=r"an array of a program that has ended.*close over the array itself"):
+    with pytest.raises(TypeError, match=r"uses an array of a JAX program that has ended.*close over the array itself"):
         hidden(X, X)
 
 

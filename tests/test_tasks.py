@@ -543,7 +543,7 @@ def test_who_knows_no_tasks_says_so(rng, X, task):
     with pytest.raises(TypeError, match="linear functional"):
         ogp.gp("h", kernels.RBF(1.0), Tasks(X, task))
     f = random_f(rng, lambda A, B=None: plain(A, B))
-    with pytest.raises(TypeError, match="A term of one of several functions"):
+    with pytest.raises(TypeError, match="`term` of one of several functions needs a kernel"):
         f(Tasks(f.term(0).at(X), task))
 
 
