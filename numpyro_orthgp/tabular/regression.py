@@ -126,6 +126,7 @@ def regression(
             sums = all_rows(found.values, found.Z, rows[:2], table, columns, others, budget.renewed(PASS))
             f, predictor = functions_of(found, rows, sums)
             num_given = sums.num_rows
+        jax.block_until_ready((f, predictor))  # or the first prediction would wait for them
     fixed = num_held, int((~seen).sum()), budget.words(), len(known)
     return RegressionFit(columns, found, rows.X, rows.y, f, *fixed, units, predictor, num_given)
 
