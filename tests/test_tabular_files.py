@@ -234,6 +234,7 @@ def test_programs_take_tables_as_arrays():
     assert array.shape == (80, 3) and array[:2, 0].tolist() == [-1, -1] and np.isnan(array[3, 2])
     with jax.enable_x64(True):
         out = fit.export().call(array)
-    p = fit.predict(new)
+    with pytest.warns(UserWarning, match="'never seen' in 1 rows"):
+        p = fit.predict(new)
     np.testing.assert_allclose(out["mean"], p.mean, rtol=1e-8)
     np.testing.assert_allclose(out["function_sd"], p.function_sd, rtol=1e-8)
