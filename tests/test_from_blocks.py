@@ -1,5 +1,7 @@
 """``online.from_blocks``: rows that come block by block give the function of all rows at once, and a dense formula."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, online
-from numpyro_orthgp.online.blocks import sums_of_blocks
+from numpyro_orthgp.collapsed.blocks import sums_of_blocks
 
 CUTS = ((0, 10), (10, 11), (11, 11), (11, 130), (130, 203))
 NOISE = 0.2
@@ -66,7 +68,8 @@ def test_several_outputs_and_other_noise():
     with jax.enable_x64(True):
         X, y, Z, new = data(np.float64)
         Y = np.stack([y, 5 - y**2], -1)
-        sums = sums_of_blocks(kernel(np.float64), Z, NOISE, cut(X, Y), block_size=64)
+        make = partial(ogp.CollapsedGP, kernel(np.float64), inducing=Z, noise_scale=NOISE)
+        sums = sums_of_blocks(make, cut(X, Y), 64)
         g = ogp.CollapsedGP(kernel(np.float64), X, Z, 3 * NOISE).posterior(Y)
         np.testing.assert_allclose(sums.function(3.0)(new).mean, g(new).mean, atol=1e-9)
         np.testing.assert_allclose(sums.function(3.0)(new).variance, g(new).variance, atol=1e-10)

@@ -335,3 +335,12 @@ def test_probabilities_of_counts_by_as_few_nodes_as_suffice(monkeypatch, k):
     rate = np.exp(log_mean[:, None] + 0.2 * z)
     given = stats.poisson.cdf(y[:, None], rate) if np.isinf(k) else stats.nbinom.cdf(y[:, None], k, k / (k + rate))
     np.testing.assert_allclose(found, given @ weights / weights.sum(), atol=1e-7)
+
+
+def test_fast_functions_are_not_taken_for_noise():
+    """Sixteen periods, of which lengthscales of a standard deviation see nothing."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 100, 400)
+    labels = ogp.classification(x[:300], np.where(np.sin(x[:300]) > 0, "up", "down"), M=80, num_steps=100)
+    assert [stage.start for stage in labels.found.stages] == ["equal lengthscales", "short lengthscales"]
+    assert np.mean(labels.predict(x[300:]).label == np.where(np.sin(x[300:]) > 0, "up", "down")) > 0.85

@@ -67,6 +67,13 @@ def test_the_function_is_given_all_rows(small, log):
         assert np.abs(fit.function(here).mean - part(here).mean).max() > 1e-4
 
 
+def test_y_alone_needs_no_pass(small):
+    X, _ = rows()
+    fit = ogp.regression(X, np.random.default_rng(1).normal(size=500), **OPTIONS)
+    assert fit.found.is_mean and fit.num_given == 120
+    assert "searched in 120 rows, picked at random\n" in str(fit)
+
+
 def test_neighbours_are_of_the_part(small, monkeypatch):
     """Predictions with neighbours have q(u) given all rows, at the noise that goes with neighbours."""
     from numpyro_orthgp.tabular import left_out

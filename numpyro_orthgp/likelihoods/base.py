@@ -41,7 +41,7 @@ from numpyro_orthgp.likelihoods.wrapped import (
     no_cdf,
     refuse_outside,
     unwrap,
-)  # fmt: skip
+)
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
 from numpyro_orthgp.math.ranks import broadcasting

@@ -11,7 +11,7 @@ To *add* points to a fit, give the model one more orthogonal set and use ``SVI.i
 starts at its prior, which does not change the posterior.
 """
 
-from numpyro_orthgp.online.blocks import from_blocks
+from numpyro_orthgp.collapsed.blocks import from_blocks
 from numpyro_orthgp.online.condition import condition
 from numpyro_orthgp.online.memory import remember
 from numpyro_orthgp.online.sets import compress, divergences, drop_sets, start_from

@@ -28,15 +28,17 @@ from numpyro_orthgp.tabular.stages import (
     Found,
     Stage,
     Tried,
+    moments,
     while_it_pays,
 )
-from numpyro_orthgp.tabular.starts import starts
+from numpyro_orthgp.tabular.starts import shorter, starts
 from numpyro_orthgp.training import FitResult, Progress, fit
 
 __all__ = ["LatentSearch", "latent_function"]
 
 USUAL_STEPS, LEAST_STEPS = 300, 50
 BATCH = 1024
+FLAT = 0.3  # standard deviation of a function, below which a further search starts from shorter lengthscales
 NATURAL, RATE, LAST_RATE = 0.3, 0.2, 0.05  # step of q; Adam's rate, and the share of it that remains at the end
 FEW = 2  # rows that suffice to trace a model
 
@@ -75,15 +77,24 @@ class LatentSearch:
         return self.num_rows
 
     def first(self, values: dict[str, Values] | None = None) -> list[Tried]:
-        """The first searches, one from each start while there is time, and one at least."""
+        """The first searches, one from each start while there is time, and one at least.
+
+        :param values: starts; by default those of ``starts``, and a further one if they take everything for noise.
+        """
         num = min(self.budget.num_points or FIRST_POINTS, self.num_rows)
-        if values is None:
-            values = starts(self.seen["X"], *(y[self.num_held :] for y in self.relevant))
+        begin = values or starts(self.seen["X"], *(y[self.num_held :] for y in self.relevant))
         tried: list[Tried] = []
-        for name, start in values.items():
+        for name, start in begin.items():
             if not tried or self.budget.allows(0.0):
                 tried.append(self.stage(num, name, {"values": start}))
+        if values is None and self.budget.allows(0.0) and self.is_flat(min(tried, key=lambda pair: pair[0].loss)[1]):
+            tried.append(self.stage(num, "short lengthscales", {"values": shorter(begin)}))
         return tried
+
+    def is_flat(self, ended: dict[str, Any]) -> bool:
+        """Whether the function hardly varies between rows."""
+        mean, _ = moments(self.function(ended["params"], ended["Z"]), self.seen["X"][:LEAST_ROWS])
+        return bool(mean.std(axis=0).max() < FLAT)
 
     def search(self, tried: list[Tried]) -> Found:
         """The fit of all rows, after further searches while they pay."""

@@ -21,10 +21,8 @@ __all__ = ["LeftOut", "calibrate", "finish", "folds", "left_out"]
 
 MOST_WORK = 1e10  # largest N M^2 of the last step, which has no gradient
 STEP, MOST_CHANGES = 1.4, 6  # factors of the noise
-SEARCHES_LEFT_OUT = 0.15  # least share of the time for them
-OF_Y_ALONE = (
-    0.1  # least standard deviation of a part of the distribution of y alone, of which a fit's errors hold no equal
-)
+SEARCHES_LEFT_OUT = 0.15  # least share of the time for rows that are left out
+OF_Y_ALONE = 0.1  # least standard deviation within the distribution of y alone: values that recur are no peaks of it
 FOLD_POINTS = 400  # most inducing points of a search for rows that are left out
 FLAT = {"scale": 1e-3, "slope": 1e-3, "noise": 1.0}  # the mean and the standard deviation
 
@@ -64,7 +62,6 @@ def left_out(searches: Searches, y: np.ndarray, values: Values, last: Stage, num
     :param num_points: number of inducing points for predictions.
     """
     X, num_held = searches.X, searches.num_held
-    searches.budget = searches.budget.renewed(SEARCHES_LEFT_OUT)
     if not searches.are_few:
         rows = Rows(X[num_held:], y[num_held:])
         return [LeftOut(values, rows.points(values, num_points), rows, X[:num_held], y[:num_held])]
@@ -89,6 +86,7 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
         most = min(MOST_POINTS, int((MOST_WORK / len(y)) ** 0.5))
         num_points = min(len(y), max(num_points, min(most, 2 * num_points)))
     if searches.num_held:
+        searches.budget = searches.budget.renewed(SEARCHES_LEFT_OUT)
         parts = left_out(searches, y, values, last, num_points)
         alone = np.concatenate([part.y_new for part in parts])
         values, near_noise, score, found = calibrate(parts, values, searches.budget)

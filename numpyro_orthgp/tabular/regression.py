@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.collapsed.blocks import RowSums
 from numpyro_orthgp.diagnostics import Report
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.neighbors import NeighborFunction, with_neighbors
-from numpyro_orthgp.online.blocks import RowSums
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns, read_table
 from numpyro_orthgp.tabular.files import Arrays, describe_function, function_from
@@ -123,7 +123,7 @@ def regression(
         else:
             others = np.full(len(seen), np.nan)
             others[np.flatnonzero(seen)[~of_part]] = units.standardized(known[~of_part]).values
-            sums = all_rows(found.values, found.Z, rows[:2], table, columns, others, budget.renewed(PASS))
+            sums = all_rows(found.values, found.Z, (rows.X, rows.y), table, columns, others, budget.renewed(PASS))
             f, predictor = functions_of(found, rows, sums)
             num_given = sums.num_rows
         jax.block_until_ready((f, predictor))  # or the first prediction would wait for them
@@ -275,6 +275,8 @@ class RegressionFit(TableFit):
         ]
 
     def _part_words(self) -> list[str]:
+        if self.found.is_mean:
+            return super()._part_words()
         whole = self.num_given == self.num_rows
         given = "all" if whole else f"{self.num_given}, as many as came in before the time was over"
         return [f"{words}; the function is given {given}" for words in super()._part_words()]

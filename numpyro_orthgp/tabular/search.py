@@ -39,7 +39,7 @@ from numpyro_orthgp.tabular.stages import (
     moments,
     while_it_pays,
 )
-from numpyro_orthgp.tabular.starts import starts
+from numpyro_orthgp.tabular.starts import shorter, starts
 from numpyro_orthgp.tabular.units import Outputs
 from numpyro_orthgp.training import FitResult, fit_lbfgs
 
@@ -50,7 +50,7 @@ __all__ = [
 
 MANY_HELD = 500  # held-out rows that suffice for the distribution of errors
 TOLERANCE = 0.05  # tolerance of a search, nats
-TAKEN_FOR_NOISE, SHORT = 0.9, 0.1  # noise above which a third search starts from so much shorter lengthscales
+TAKEN_FOR_NOISE = 0.9  # noise above which a further search starts from shorter lengthscales
 SEARCHES = 0.75  # share of the time for the searches
 
 
@@ -226,11 +226,8 @@ def search(
         for name, values in begin.items()
     ]
     values = min(tried, key=lambda pair: pair[0].loss)[1].values
-    if values["noise"] > TAKEN_FOR_NOISE and searches.budget.allows(
-        0.0
-    ):  # a function may vary faster than a start can see
-        short = begin["equal lengthscales"]
-        short = short | {"lengthscale": SHORT * short["lengthscale"], "noise": np.array(0.3)}
+    if values["noise"] > TAKEN_FOR_NOISE and searches.budget.allows(0.0):
+        short = shorter(begin) | {"noise": np.array(0.3)}
         tried.append(searches.stage(first, "short lengthscales", Searched(short, plain)))
         values = min(tried, key=lambda pair: pair[0].loss)[1].values
     tried += [searches.stage(first, "the logarithm of y", Searched(values, other)) for other in others]

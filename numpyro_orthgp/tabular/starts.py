@@ -1,16 +1,19 @@
 """Initial hyperparameters, in the units of standardized data.
 
 One start is not enough: if 4 of 32 columns matter (pumadyn32nm), a fit from equal lengthscales explains everything as noise. The
-second start uses the data: a column gets a short lengthscale if the mean or variance of y differs along it.
+second start uses the data: a column gets a short lengthscale if the mean or variance of y differs along it. If y varies faster than
+both can see, such as a sine of many periods, both explain it as noise; then a third start has short lengthscales.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["relevance", "starts"]
+__all__ = ["relevance", "shorter", "starts"]
 
 NUM_BINS = 10
+EQUAL = "equal lengthscales"
+SHORT = 0.1  # lengthscales of the third start, relative to the first
 LEAST = 0.1  # least share of the largest relevance for a column: none is ruled out
 
 
@@ -44,10 +47,21 @@ def starts(X: np.ndarray, *outputs: np.ndarray) -> dict[str, dict[str, np.ndarra
     :param outputs: outputs for the relevance of columns, shape (N,) each: y, or a truth value for each class.
     """
     D = X.shape[1]
+    equal = np.full(D, D**0.5)
     weight = np.sqrt(sum(y.var() * relevance(X, y) for y in outputs))
     weight = np.clip(weight / (weight.max() or 1.0), LEAST, 1.0)
     common = {"scale": np.array(1.0), "slope": np.array(0.3)}
-    return {
-        "equal lengthscales": {"lengthscale": np.full(D, D**0.5), **common},
-        "lengthscales by relevance": {"lengthscale": np.sqrt(np.sum(weight**2)) / weight, **common},
-    }
+    by_relevance = np.sqrt(np.sum(weight**2)) / weight
+    found = {EQUAL: {"lengthscale": equal, **common}}
+    if not np.allclose(by_relevance, equal):
+        found["lengthscales by relevance"] = {"lengthscale": by_relevance, **common}
+    return found
+
+
+def shorter(begin: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """A further start, for outputs that the others take for noise: they may vary faster than these can see.
+
+    :param begin: the result of :func:`starts`.
+    """
+    start = begin[EQUAL]
+    return start | {"lengthscale": SHORT * start["lengthscale"]}

@@ -9,12 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.online.blocks import RowSums, sums_of_blocks
+from numpyro_orthgp.collapsed import CollapsedGP
+from numpyro_orthgp.collapsed.blocks import RowSums, sums_of_blocks
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns
 from numpyro_orthgp.tabular.points import Values, kernel_of
@@ -101,7 +103,8 @@ def all_rows(
             X = _encoded(columns, table.rows(slice(start, start + len(y))))
             yield X[np.isfinite(y)], y[np.isfinite(y)]
 
-    return sums_of_blocks(kernel_of(values), jnp.asarray(Z), jnp.asarray(values["noise"]), blocks())
+    noise = jnp.asarray(values["noise"])
+    return sums_of_blocks(partial(CollapsedGP, kernel_of(values), inducing=jnp.asarray(Z), noise_scale=noise), blocks())
 
 
 def _encoded(columns: Columns, table: Table) -> np.ndarray:

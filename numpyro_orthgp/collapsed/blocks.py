@@ -6,22 +6,25 @@ added up block by block, so memory does not grow with the number of rows. The re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.collapsed.bounds import Statistics
+from numpyro_orthgp.collapsed.distribution import CollapsedGP
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.inducing import Feature, as_sets
+from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
 __all__ = ["RowSums", "from_blocks", "sums_of_blocks"]
+
+BLOCK = 16_384  # rows that are computed at once
 
 
 def from_blocks(
@@ -31,7 +34,7 @@ def from_blocks(
     blocks: Iterable[tuple[ArrayLike, ArrayLike]],
     *,
     jitter: float | None = None,
-    block_size: int = 16_384,
+    block_size: int = BLOCK,
 ) -> GPFunction:
     r"""Regression on data that do not fit in memory, with given hyperparameters: the function given all rows, in one pass.
 
@@ -61,7 +64,8 @@ def from_blocks(
     :raises TypeError: if a block is no pair, or its dtype is not that of ``inducing``.
     :raises ValueError: if there are no rows, for NaN or infinite numbers, and if shapes do not match.
     """
-    return sums_of_blocks(kernel, inducing, noise_scale, blocks, jitter=jitter, block_size=block_size).function()
+    make = partial(CollapsedGP, kernel, inducing=inducing, noise_scale=noise_scale, jitter=jitter)
+    return sums_of_blocks(make, blocks, block_size).function()
 
 
 @dataclass(frozen=True)
@@ -84,40 +88,34 @@ class RowSums:
 
         :param noise_factor: factor of the standard deviation of the noise. The sums scale with it, so no further pass is needed.
         """
+        if self.sums.offset is not None and noise_factor != 1:
+            raise ValueError("`noise_factor` needs sums of float64.")
         scale, dtype = noise_factor**-2, self.y.dtype
         sums = self.sums._replace(gram=scale * self.sums.gram, product=scale * self.sums.product)
-        if sums.offset is not None and noise_factor != 1:
-            raise ValueError("`noise_factor` needs sums of float64.")
         return self.one._posterior(self.y, jax.tree.map(lambda a: jnp.asarray(a, dtype), sums))
 
 
 def sums_of_blocks(
-    kernel: KernelLike,
-    inducing: ArrayLike | Feature,
-    noise_scale: ArrayLike,
-    blocks: Iterable[tuple[ArrayLike, ArrayLike]],
-    *,
-    jitter: float | None = None,
-    block_size: int = 16_384,
+    make: Callable[..., CollapsedGP], blocks: Iterable[tuple[ArrayLike, ArrayLike]], block_size: int = BLOCK
 ) -> RowSums:
-    """The sums that :func:`from_blocks` needs; see there for parameters and errors."""
+    """The sums that :func:`from_blocks` needs.
+
+    :param make: from inputs ``X`` and a mask ``observed`` of rows to the distribution of a block.
+    """
     check_integer("block_size", block_size)
-    dtype = as_sets(inducing)[0][0].dtype
     num_rows, last, total, offset = 0, None, None, None
     for X, y in _cut(blocks, block_size):
         seen, padding = np.arange(block_size) < len(y), [(0, block_size - len(y))]
         rows = jnp.asarray(np.pad(X, [*padding, (0, 0)], mode="edge"))
         outputs = jnp.asarray(np.pad(y, padding + [(0, 0)] * (y.ndim - 1)))
-        last = CollapsedGP(kernel, rows, inducing, noise_scale, observed=seen, jitter=jitter), outputs
+        last = make(X=rows, observed=seen), outputs
         sums = last[0]._sums(outputs, offset)
         offset = sums.offset
         here = jax.tree.map(lambda a: np.asarray(a, np.float64), sums._replace(offset=None))
         total = here if total is None else jax.tree.map(np.add, total, here)
         num_rows += len(y)
     if last is None or total is None:
-        raise ValueError(
-            f"`blocks` had no rows. It must yield pairs of inputs, shape (B, D), {dtype}, and outputs, shape (B,)."
-        )
+        raise ValueError("`blocks` had no rows. It must yield pairs of inputs, shape (B, D), and outputs, shape (B,).")
     return RowSums(*last, total._replace(offset=offset), num_rows)
 
 
