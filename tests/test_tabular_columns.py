@@ -285,7 +285,7 @@ def test_outputs_in_another_order_than_their_rows_are_refused():
 
 
 def test_one_class_is_named():
-    with pytest.raises(ValueError, match="All labels are 'x': there is nothing to learn"):
+    with pytest.raises(ValueError, match="All labels are 'x', one class: there is nothing to learn"):
         Labels.read(np.full(12, "x"), 12)
 
 

@@ -67,6 +67,16 @@ def test_the_function_is_given_all_rows(small, log):
         assert np.abs(fit.function(here).mean - part(here).mean).max() > 1e-4
 
 
+def test_logarithms_are_for_rows_that_all_have_one(small):
+    """Also for rows that the searches do not see."""
+    X, y = rows()
+    y = np.exp(y - 10)
+    part, _ = stored.part_of(stored.table_of(X), np.ones(500, bool), 0, 120)
+    y[np.setdiff1d(np.arange(500), part)[0]] = -0.1
+    fit = ogp.regression(X, y, **OPTIONS)
+    assert not fit.units.is_log and fit.num_given == 500
+
+
 def test_y_alone_needs_no_pass(small):
     X, _ = rows()
     fit = ogp.regression(X, np.random.default_rng(1).normal(size=500), **OPTIONS)

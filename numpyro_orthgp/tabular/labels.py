@@ -113,7 +113,7 @@ def _warn_of_spaces(classes: np.ndarray) -> None:
 
 def _check_classes(classes: np.ndarray, num: int) -> None:
     if len(classes) == 1:
-        raise ValueError(f"All labels are {classes.tolist()[0]!r}: there is nothing to learn.")
+        raise ValueError(f"All labels are {classes.tolist()[0]!r}, one class: there is nothing to learn.")
     if classes.dtype.kind == "f" and len(classes) > MOST_FRACTIONS and (classes != np.round(classes)).any():
         raise ValueError(
             f"`y` holds {len(classes)} different numbers with fractions, which are no labels: use ogp.regression. Labels may be "
