@@ -10,7 +10,7 @@ from numpyro_orthgp.tabular.importance import importance_of
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.predictions import CountPredictions, Predictions
 from numpyro_orthgp.tabular.rows import observed_counts, observed_numbers, order_of, positive_column
-from numpyro_orthgp.tabular.starts import relevance, starts
+from numpyro_orthgp.tabular.starts import relevance, shorter, starts
 
 pd = pytest.importorskip("pandas")
 
@@ -187,7 +187,10 @@ def test_relevance_finds_means_and_variances(rng):
     assert set(np.argsort(found)[-2:]) == {1, 3} and found[[0, 2, 4]].max() < 0.01
     scales = starts(X, y)["lengthscales by relevance"]["lengthscale"]
     assert scales[[1, 3]].max() < scales[[0, 2, 4]].min()
-    assert np.isfinite(starts(X[:, :2], np.zeros(2000))["lengthscales by relevance"]["lengthscale"]).all()
+    for columns, outputs in ((X[:, :2], np.zeros(2000)), (X[:, 1:2], y)):  # the second start would be the first again
+        begin = starts(columns, outputs)
+        assert list(begin) == ["equal lengthscales"]
+        np.testing.assert_allclose(shorter(begin)["lengthscale"], 0.1 * columns.shape[1] ** 0.5)
 
 
 def test_importance_of_a_known_function(rng):
