@@ -11,6 +11,7 @@ from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.predictions import CountPredictions, Predictions
 from numpyro_orthgp.tabular.rows import observed_counts, observed_numbers, order_of, positive_column
 from numpyro_orthgp.tabular.starts import relevance, shorter, starts
+from numpyro_orthgp.tabular.units import Units, rounding_of
 
 pd = pytest.importorskip("pandas")
 
@@ -176,7 +177,8 @@ def test_outputs():
 def test_order():
     order, num_held = order_of(500, 0)
     assert sorted(order) == list(range(500)) and num_held == 50
-    assert order_of(39, 0)[1] == 0 and order_of(40, 0)[1] == 10 and order_of(10**5, 0)[1] == 1000
+    assert order_of(39, 0)[1] == 0 and order_of(39, 0, 0.2)[1] == 7 and order_of(10, 0, 0.2)[1] == 2
+    assert order_of(40, 0)[1] == 10 and order_of(10**5, 0)[1] == 1000
 
 
 def test_relevance_finds_means_and_variances(rng):
@@ -309,3 +311,16 @@ def test_outputs_whose_variance_is_no_number(unit):
     with pytest.raises(ValueError, match=r"its variance is no number of float64\. Take another unit"):
         observed_numbers(np.arange(20.0) * unit, 20)
     assert observed_numbers(np.arange(20.0) * unit**0.5, 20)[0].shape == (20,)
+
+
+@pytest.mark.parametrize("step", [1e-3, 0.1, 0.5, 2.0, 1.0, 50.0, 1e4])
+def test_steps_of_rounded_outputs(step, rng):
+    y = step * np.round(rng.normal(3, 40, 200))
+    np.testing.assert_allclose(rounding_of(y), step / 12**0.5, rtol=1e-12)
+    assert rounding_of(y + 1e-9 * step * rng.normal(size=200)) == pytest.approx(step / 12**0.5)  # of the last digits
+    assert rounding_of(rng.normal(3, 40 * step, 200)) == 0
+    plain = Units.of(y)
+    assert plain.standardized(y).rounding == pytest.approx(step / 12**0.5 / y.std())
+    whole = np.round(np.exp(rng.normal(5, 1, 50)))
+    logs = Units.of(whole, True)
+    assert logs.standardized(whole).rounding == pytest.approx(1 / 12**0.5 / np.median(whole) / np.log(whole).std())

@@ -27,6 +27,7 @@ from numpyro_orthgp.tabular.rows import observed_counts, order_of, positive_colu
 from numpyro_orthgp.tabular.serving import moments_at
 from numpyro_orthgp.tabular.stages import CLEARLY, Found, Tried, in_blocks, moments
 from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
+from numpyro_orthgp.tabular.strays import StrayCounts, weight_of
 from numpyro_orthgp.types import Array
 
 __all__ = ["CountsFit", "counts"]
@@ -55,7 +56,8 @@ def counts(
 
     **Search.** As in :func:`~numpyro_orthgp.classification`. Counts are Poisson, or negative binomial, with larger variance, if
     this clearly predicts held-out rows better. If no rows are held out, the larger bound decides. If one rate for all rows predicts
-    held-out rows better, the fit returns this rate, and the page says so.
+    held-out rows better, the fit returns this rate, and the page says so. As in ``regression``, probabilities and quantiles allow
+    for rows unlike those seen.
 
     **Next steps.** ``SVI`` and ``NUTS`` take ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments``.
 
@@ -244,7 +246,9 @@ class CountsFit(TableFit):
         k = values.get("concentration")
         shape = np.inf if k is None else float(k)
         log_sd = np.sqrt(np.maximum(variance, 0))
-        return CountPredictions(log_mean, log_sd, shape, _Densities(k), table.index, table.like)
+        weight = weight_of(len(self.y))
+        strays = None if self.found.is_mean else StrayCounts(weight, self.rate * exposure)
+        return CountPredictions(log_mean, log_sd, shape, _Densities(k), table.index, table.like, strays)
 
     def _program(self, X: Array, *more: Array) -> dict[str, Array]:
         mean, variance = moments_at(self.function, X)

@@ -192,7 +192,8 @@ class TableFit(ABC):
         Its argument is the array of :meth:`as_array`, float64; for counts the exposure, shape (N,), is a second argument. For
         labels it returns ``probabilities``, for counts ``mean`` and ``sd``. For numbers it returns ``mean``, ``sd``,
         ``function_sd``, ``loc`` and ``scale``: a new output is ``loc + scale * e``, or its exponential if ``fit.units.is_log``.
-        For the quantile at ``level``, put ``fit.found.errors.quantile(level)`` in the place of e.
+        For the quantile at ``level``, put ``fit.found.errors.quantile(level)`` in the place of e; ``predict`` also
+        allows for rows unlike those seen.
 
         :param platforms: platforms such as ``("cpu", "cuda")``; by default the current one.
         """

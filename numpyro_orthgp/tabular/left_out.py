@@ -24,6 +24,7 @@ STEP, MOST_CHANGES = 1.4, 6  # factors of the noise
 SEARCHES_LEFT_OUT = 0.15  # least share of the time for rows that are left out
 OF_Y_ALONE = 0.1  # least standard deviation within the distribution of y alone: values that recur are no peaks of it
 FOLD_POINTS = 400  # most inducing points of a search for rows that are left out
+LEAST_ERRORS = 20  # errors that a mixture can be fitted to
 FLAT = {"scale": 1e-3, "slope": 1e-3, "noise": 1.0}  # the mean and the standard deviation
 
 
@@ -80,17 +81,23 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
 
     :param stages, last, ended, grows: results of :func:`~numpyro_orthgp.tabular.search.search`.
     """
-    X, values, (y, log_slopes, _) = searches.X, ended.values, ended.outputs
+    X, values, (y, log_slopes, _, rounding) = searches.X, ended.values, ended.outputs
     num_points, baseline, is_mean, near_noise, errors = last.num_points, np.nan, False, None, STANDARD
     if grows:
         most = min(MOST_POINTS, int((MOST_WORK / len(y)) ** 0.5))
         num_points = min(len(y), max(num_points, min(most, 2 * num_points)))
+    if num_points >= len(y) - searches.num_held:  # all rows that the search saw
+        num_points = len(y)
+    values = at_least(rounding, values)
     if searches.num_held:
         searches.budget = searches.budget.renewed(SEARCHES_LEFT_OUT)
         parts = left_out(searches, y, values, last, num_points)
+        parts = [part._replace(values=at_least(rounding, part.values)) for part in parts]
         alone = np.concatenate([part.y_new for part in parts])
         values, near_noise, score, found = calibrate(parts, values, searches.budget)
-        errors, flat = fit_mixture(found), fit_mixture(alone, OF_Y_ALONE)
+        errors, flat = STANDARD, STANDARD
+        if len(found) >= LEAST_ERRORS:
+            errors, flat = fit_mixture(found), fit_mixture(alone, OF_Y_ALONE)
         baseline = float(STANDARD.log_density(alone).mean())
         # A few far rows decide between normal distributions, and values that recur between mixtures: so both must say it.
         is_mean = bool(score < baseline and score + gain(errors, found) < baseline + gain(flat, alone))
@@ -101,6 +108,18 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
     Z = everything(X, y, searches.num_held).points(values, num_points)
     params = {name: np.asarray(value) for name, value in as_params(values).items()}
     return Found(values, Z, params, stages, baseline, is_mean, near_noise, errors)
+
+
+def at_least(noise: float, values: Values) -> Values:
+    """Hyperparameters with at least this noise."""
+    return values | {"noise": np.maximum(values["noise"], noise)}
+
+
+def scored(parts: list[LeftOut], factor: float = 1.0, near: bool = False) -> tuple[float, np.ndarray]:
+    """Log density of all left-out rows, and their distances from predictions in predicted standard deviations."""
+    mean, variance, y = map(np.concatenate, zip(*(part.predicted(factor, near) for part in parts), strict=True))
+    z = (y - mean) / np.sqrt(variance)
+    return float(np.sum(-0.5 * (np.log(2 * np.pi * variance) + z**2))), z
 
 
 def gain(errors: Mixture, z: np.ndarray) -> float:
@@ -118,18 +137,13 @@ def calibrate(parts: list[LeftOut], values: Values, budget: Budget) -> tuple[Val
         from predictions, in predicted standard deviations.
     """
 
-    def at(factor: float, near: bool) -> tuple[float, np.ndarray]:
-        mean, variance, y = map(np.concatenate, zip(*(part.predicted(factor, near) for part in parts), strict=True))
-        z = (y - mean) / np.sqrt(variance)
-        return float(np.sum(-0.5 * (np.log(2 * np.pi * variance) + z**2))), z
-
     def climb(near: bool, steps: tuple[float, ...]) -> tuple[float, float, np.ndarray]:
-        (best, distances), factor = at(1.0, near), 1.0
+        (best, distances), factor = scored(parts, 1.0, near), 1.0
         for step in steps:
             for i in range(MOST_CHANGES):
                 if i and not budget.allows(0.0):
                     break
-                score, other = at(factor * step, near)
+                score, other = scored(parts, factor * step, near)
                 if score < best + CLEARLY:
                     break
                 factor, best, distances = factor * step, score, other

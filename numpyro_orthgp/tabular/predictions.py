@@ -13,6 +13,7 @@ import scipy
 
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture, moments_of
+from numpyro_orthgp.tabular.strays import NONE, StrayCounts, StrayNumbers
 
 __all__ = ["ClassPredictions", "CountPredictions", "Predictions"]
 
@@ -74,12 +75,15 @@ class _Ordered(ABC):
 class Predictions(_Ordered):
     """Distributions of new outputs, one for each row: that of ``loc + scale e``, or of its exponential if ``is_log``.
 
+    Densities, probabilities and quantiles allow for strays, which ``mean`` and ``sd`` leave out.
+
     :param loc: location, in the units of y or of log y, shape (N,).
     :param scale: likewise.
     :param function_sd: standard deviation of the function alone, in the units of y, shape (N,).
     :param index: labels of the rows, if the user's table has them.
     :param errors: the distribution of e: standard normal, or a mixture of normal distributions.
     :param is_log: whether log y was modelled.
+    :param strays: rows that are unlike those seen.
     """
 
     loc: np.ndarray
@@ -89,6 +93,7 @@ class Predictions(_Ordered):
     like: Any = None
     errors: Mixture = STANDARD
     is_log: bool = False
+    strays: StrayNumbers = NONE
 
     @property
     def mean(self) -> np.ndarray:  # type: ignore[override]
@@ -109,8 +114,10 @@ class Predictions(_Ordered):
 
         :raises ValueError: if levels are not between 0 and 1.
         """
-        z = self.errors.quantile(checked_levels(level))
-        found = self.loc + self.scale * z if z.ndim == 0 else self.loc[:, None] + self.scale[:, None] * z
+        level = checked_levels(level)
+        loc, scale = (self.loc, self.scale) if level.ndim == 0 else (self.loc[:, None], self.scale[:, None])
+        found = loc + scale * self.errors.quantile(level)
+        found = self.strays.mixed_quantile(lambda y: self.errors.cdf((y - loc) / scale), found, level)
         return np.asarray(np.exp(found) if self.is_log else found)
 
     def cdf(self, y: Any) -> np.ndarray:
@@ -118,25 +125,26 @@ class Predictions(_Ordered):
 
         :raises ValueError: for another shape.
         """
-        return self.errors.cdf(self._standardized(y)[0])
+        values, _ = self._modelled(y)
+        return self.strays.mixed_cdf(self.errors.cdf((values - self.loc) / self.scale), values)
 
     def log_density(self, y: Any) -> np.ndarray:
         """Log densities of observed outputs, in nats and in the units of y, shape (N,).
 
         :raises ValueError: for another shape.
         """
-        z, slope = self._standardized(y)
-        return self.errors.log_density(z) + slope
+        values, slope = self._modelled(y)
+        found = self.errors.log_density((values - self.loc) / self.scale) - np.log(self.scale)
+        return self.strays.mixed_log_density(found, values) + slope
 
-    def _standardized(self, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The errors e of outputs, and the log derivative of e with respect to y."""
+    def _modelled(self, y: Any) -> tuple[np.ndarray, np.ndarray | float]:
+        """Outputs or their logarithms, and the log derivative of these with respect to y."""
         y = checked_outputs(y, len(self.loc)).astype(float)
         if not self.is_log:
-            return (y - self.loc) / self.scale, -np.log(self.scale)
+            return y, 0.0
         with np.errstate(divide="ignore", invalid="ignore"):  # y <= 0 has probability zero
             log_y = np.where(y > 0, np.log(y), -np.inf)
-        finite = np.where(y > 0, log_y, 0.0)
-        return (log_y - self.loc) / self.scale, -np.log(self.scale) - finite
+        return log_y, -np.where(y > 0, log_y, 0.0)
 
 
 @dataclass(frozen=True)
@@ -190,11 +198,14 @@ ROWS_AT_ONCE = 2048
 class CountPredictions(_Ordered):
     """Distributions of new counts, one for each row: Poisson or negative binomial with a normal log rate.
 
+    Probabilities and quantiles allow for strays, which ``mean`` and ``sd`` leave out.
+
     :param log_mean: mean of the logarithm of the rate times the exposure, shape (N,).
     :param log_sd: its standard deviation, shape (N,).
     :param concentration: k of the negative binomial distribution; infinite for Poisson.
     :param index: labels of the rows, if the user's table has them.
     :param densities: maps ``log_mean``, ``log_sd`` and y to log probabilities of counts.
+    :param strays: rows that are unlike those seen; None if there are none.
     """
 
     log_mean: np.ndarray
@@ -203,6 +214,7 @@ class CountPredictions(_Ordered):
     densities: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
     index: Any = None
     like: Any = None
+    strays: StrayCounts | None = None
 
     @property
     def mean(self) -> np.ndarray:  # type: ignore[override]
@@ -222,7 +234,8 @@ class CountPredictions(_Ordered):
         """
         y = checked_outputs(y, len(self.log_mean)).astype(float)
         parts = [slice(first, first + ROWS_AT_ONCE) for first in range(0, len(y), ROWS_AT_ONCE)]
-        return np.concatenate([self._cdf(y[part], self.log_mean[part], self.log_sd[part]) for part in parts])
+        found = np.concatenate([self._cdf(y[part], self.log_mean[part], self.log_sd[part]) for part in parts])
+        return found if self.strays is None else self.strays.mixed_cdf(found, y)
 
     def _cdf(self, y: np.ndarray, log_mean: np.ndarray, log_sd: np.ndarray) -> np.ndarray:
         k, count = self.concentration, np.floor(np.maximum(y, 0))[:, None]
@@ -263,4 +276,5 @@ class CountPredictions(_Ordered):
         counts = checked_outputs(y, len(self.log_mean)).astype(float)
         if not ((counts >= 0) & (counts == np.round(counts))).all():
             raise ValueError("`y` must hold counts: whole numbers that are not negative.")
-        return self.densities(self.log_mean, self.log_sd, counts)
+        found = self.densities(self.log_mean, self.log_sd, counts)
+        return found if self.strays is None else self.strays.mixed_log_density(found, counts)

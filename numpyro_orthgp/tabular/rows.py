@@ -160,8 +160,9 @@ def order_of_classes(codes: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
     return np.concatenate([order[held[order]], order[~held[order]]]), int(held.sum())
 
 
-def order_of(num_rows: int, seed: int) -> tuple[np.ndarray, int]:
+def order_of(num_rows: int, seed: int, of_few: float = 0.0) -> tuple[np.ndarray, int]:
     """A random order of the rows, and how many of the first are held out: a tenth, at least 10 and at most 1000; of
-    fewer than 40 rows none."""
+    fewer than 40 rows this share."""
     num_held = min(max(num_rows // 10, LEAST_HELD), MOST_HELD)
-    return np.random.default_rng(seed).permutation(num_rows), num_held if num_rows >= 4 * num_held else 0
+    held = num_held if num_rows >= 4 * num_held else int(of_few * num_rows)
+    return np.random.default_rng(seed).permutation(num_rows), held

@@ -166,7 +166,7 @@ class Searches:
 
     def stage(self, num_points: int, name: str, begun: Searched) -> tuple[Stage, Searched]:
         begin, num_rows = self.budget.spent, self.rows_for(num_points)
-        y, log_slopes, _ = begun.outputs
+        y, log_slopes, *_ = begun.outputs
         held, seen = slice(0, self.num_held), slice(self.num_held, self.num_held + num_rows)
         rows = self.rows(y, num_rows)
         Z = rows.points(begun.values, num_points)
