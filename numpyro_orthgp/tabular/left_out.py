@@ -24,7 +24,8 @@ STEP, MOST_CHANGES = 1.4, 6  # factors of the noise
 SEARCHES_LEFT_OUT = 0.15  # least share of the time for rows that are left out
 OF_Y_ALONE = 0.1  # least standard deviation within the distribution of y alone: values that recur are no peaks of it
 FOLD_POINTS = 400  # most inducing points of a search for rows that are left out
-LEAST_ERRORS = 20  # errors that a mixture can be fitted to
+LEAST_ERRORS, FEW = 20, 40  # errors that a mixture can be fitted to, and that tell their spread well enough
+AS_STATED = 5.0  # errors with the stated spread that count beside few others
 FLAT = {"scale": 1e-3, "slope": 1e-3, "noise": 1.0}  # the mean and the standard deviation
 
 
@@ -98,6 +99,8 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
         errors, flat = STANDARD, STANDARD
         if len(found) >= LEAST_ERRORS:
             errors, flat = fit_mixture(found), fit_mixture(alone, OF_Y_ALONE)
+        if errors.is_standard and len(found) < FEW:
+            errors = wider(found)
         baseline = float(STANDARD.log_density(alone).mean())
         # A few far rows decide between normal distributions, and values that recur between mixtures: so both must say it.
         is_mean = bool(score < baseline and score + gain(errors, found) < baseline + gain(flat, alone))
@@ -108,6 +111,12 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
     Z = everything(X, y, searches.num_held).points(values, num_points)
     params = {name: np.asarray(value) for name, value in as_params(values).items()}
     return Found(values, Z, params, stages, baseline, is_mean, near_noise, errors)
+
+
+def wider(z: np.ndarray) -> Mixture:
+    """A normal distribution with the spread of few errors, shrunk towards the stated one and not below it."""
+    variance = (AS_STATED + np.sum(z**2)) / (AS_STATED + len(z))
+    return Mixture(np.ones(1), np.zeros(1), np.array([max(float(variance), 1.0) ** 0.5]))
 
 
 def at_least(noise: float, values: Values) -> Values:
