@@ -31,7 +31,8 @@ from numpyro_orthgp.math.triangular import BLOCK, half, inverse_lower, join_lowe
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "inverse_cholesky", "relative_carrier", "rescue_jitter", "root_of_inverse", "safe_cholesky",
+    "change_of_inverse", "inverse_cholesky", "inverse_factor", "relative_carrier", "rescue_jitter", "root_of_inverse",
+    "safe_cholesky",
 ]  # fmt: skip
 
 
@@ -99,7 +100,7 @@ def root_of_inverse(K: Array, scale: Array | None = None) -> Array:
         and has no derivative rule.
     """
     reversed_K = _reversed(K)
-    W = one_by_one(lambda K: _factor(K)[1], reversed_K) if scale is None else inverse_cholesky(reversed_K, scale)
+    W = inverse_factor(reversed_K) if scale is None else inverse_cholesky(reversed_K, scale)
     return _reversed(transpose(W))
 
 
@@ -115,7 +116,17 @@ def _inverse_cholesky(K: Array, scale: Array) -> tuple[Array, Array]:
 @inverse_cholesky.defjvp
 def _inverse_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     W = inverse_cholesky(*primals)
-    return W, lower_matmul(_relative_change(W, tangents[0]), W)
+    return W, change_of_inverse(W, tangents[0])
+
+
+def inverse_factor(K: Array) -> Array:
+    """One attempt, without extra jitter: NaN where ``K`` is not numerically positive definite. It has no derivative rule."""
+    return one_by_one(lambda K: _factor(K)[1], K)
+
+
+def change_of_inverse(W: Array, dK: Array) -> Array:
+    """The derivative of an inverse factor W along a symmetric change of its matrix."""
+    return lower_matmul(_relative_change(W, dK), W)
 
 
 @jax.custom_jvp

@@ -33,8 +33,8 @@ _MOST_CALLS = 4
 # Rows of a triangle that are solved for by one product and its refinement; of more by halves, with fewer operations.
 _REFINED = 256
 
-# Batches of smaller matrices are not spread over threads by jaxlib: seen at 128 rows, never at 100.
-_SPREAD_ROWS = 64
+# Batches of smaller matrices are not spread over threads by jaxlib: seen at 16 rows in batches of 512, not at 8 in batches of 1024.
+_SPREAD_ROWS = 9
 
 
 @jax.custom_jvp
@@ -140,8 +140,8 @@ def _by_lapack(L: Array, B: Array) -> Array:
 def one_by_one(function: Callable[..., Array], *arrays: Array) -> Array:
     """``function(*arrays)``, which calls LAPACK, for a batch of matrices; all arrays have the batch axes of the first.
 
-    On CPUs large matrices have their turns, which is faster than products of a batch. And jaxlib (0.10.2) spreads batched factors
-    and solves over the threads of XLA's pool and waits for them in one of these: two such calls at a time on two cores leave no
+    On CPUs matrices have their turns: of large ones that is faster than products of a batch, of small ones as fast. And jaxlib (0.10.2) spreads batched factors
+    and solves over the threads of XLA's pool and waits for them in one of these: some such calls at a time on two cores leave no
     thread for the work, and all wait for ever, now and then.
     """
     batch, rows = arrays[0].shape[:-2], arrays[0].shape[-1]
