@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.functions.groups import charges
 from numpyro_orthgp.math.grouped import group_whitener, log_det
 from tests.test_export import output_of
 
 SEVERAL = """
 import jax, jax.numpy as jnp
+from numpyro_orthgp.functions.groups import charges
 from numpyro_orthgp.math.grouped import log_det
 C = [jnp.eye(32) + 0.1 * (i + 1) * jnp.ones((512, 32, 32)) for i in range(4)]
 f = jax.jit(lambda C: [log_det(c).sum() for c in C])
@@ -34,3 +36,13 @@ def test_a_group_without_a_factor_is_charged_row_by_row():
     np.testing.assert_allclose(slope, [np.diag(1 / np.diag(bad)), np.linalg.inv(good)], rtol=1e-5, atol=1e-12)
     whitened = jax.grad(lambda C: jnp.log(jnp.diagonal(group_whitener(C), axis1=1, axis2=2)).sum())(C)
     np.testing.assert_allclose(-2 * np.tril(whitened + whitened.mT) / 2, np.tril(slope), rtol=1e-4, atol=1e-6)
+
+
+def test_a_row_that_stands_for_several_pays_its_own_share():
+    """Equal shares charged a heavy row with the residual of the group too little: no bound on the weighted evidence."""
+    weights = np.array([9.0, 1.0, 2.0])
+    for D in (np.diag([0.3, 0.0, 0.0]), np.full((3, 3), 0.2) + np.diag([0.5, 0.1, 0.0])):
+        own = np.asarray(charges(jnp.asarray(D, jnp.float32)[None], jnp.ones(3, jnp.float32)))
+        np.testing.assert_allclose(own.sum(), np.linalg.slogdet(np.eye(3) + D)[1], rtol=1e-5)
+        root = np.sqrt(weights)
+        assert weights @ own >= np.linalg.slogdet(np.eye(3) + root[:, None] * D * root)[1]

@@ -140,9 +140,9 @@ def _by_lapack(L: Array, B: Array) -> Array:
 def one_by_one(function: Callable[..., Array], *arrays: Array) -> Array:
     """``function(*arrays)``, which calls LAPACK, for a batch of matrices; all arrays have the batch axes of the first.
 
-    On CPUs matrices have their turns: of large ones that is faster than products of a batch, of small ones as fast. And jaxlib (0.10.2) spreads batched factors
-    and solves over the threads of XLA's pool and waits for them in one of these: some such calls at a time on two cores leave no
-    thread for the work, and all wait for ever, now and then.
+    On CPUs matrices take turns: of large ones that is faster than products of a batch, of small ones as fast. And jaxlib (0.10.2)
+    spreads batched factors and solves over the threads of XLA's pool and waits for them in one of these: some such calls at a time
+    on two cores leave no thread for the work, and all wait for ever, now and then.
     """
     batch, rows = arrays[0].shape[:-2], arrays[0].shape[-1]
     if not batch or rows < _SPREAD_ROWS:
