@@ -3,8 +3,8 @@
     python docs/corners.py            # the table of docs/guide/numpyro.md
     python docs/corners.py --only SVI # some of the rows, printed
 
-Each row either works, which means that its result is finite, or is refused, and then the words are in the table. What NumPyro
-refuses for any model has its words too. Needs funsor.
+A row works if its result is finite. Otherwise the table has the type and the first sentence of the error, also if
+NumPyro raises it for any model. Needs funsor.
 """
 
 from __future__ import annotations

@@ -727,3 +727,20 @@ def test_a_model_without_gps_and_errors_of_names():
     assert found.khat == -np.inf and found.ess == found.num_samples
     with pytest.raises(FloatingPointError, match="1000 of 1000 log weights are NaN"):
         ogp.khat(coin, guide, {}, y * jnp.nan)
+
+
+def test_marginals_in_a_deterministic_site_are_no_values():
+    X = jnp.linspace(0.0, 1.0, 5)[:, None]
+
+    def model(y):
+        f = ogp.gp("f", kernels.RBF(0.5), X[::2])
+        numpyro.deterministic("all", f(X))
+        numpyro.deterministic("mean", f(X).mean)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.3), obs=y)
+
+    guide, y = ogp.AutoSparseGP(model), jnp.zeros(5)
+    svi = numpyro.infer.SVI(model, guide, numpyro.optim.Adam(0.1), numpyro.infer.TraceMeanField_ELBO())
+    params = svi.run(jax.random.PRNGKey(0), 3, y, progress_bar=False).params
+    found = ogp.to_arviz(model, guide, params, y, num_samples=10)["posterior"]
+    assert {"mean", "f"} <= set(found.data_vars) and "all" not in found.data_vars

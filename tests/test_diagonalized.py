@@ -5,10 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import optax
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.infer import SVI, TraceMeanField_ELBO
 
-from numpyro_orthgp import online
+import numpyro_orthgp as ogp
+from numpyro_orthgp import likelihoods, online
 from numpyro_orthgp.gaussians.family import Full
 from tests import problems
 from tests.test_online import gaussian
@@ -110,3 +114,21 @@ def test_twice_is_once(rng):
     once = diagonalized(f)
     for a, b in zip(jax.tree.leaves(diagonalized(once)), jax.tree.leaves(once), strict=True):
         assert_allclose(a, b)
+
+
+def test_a_fit_leaves_the_function_as_it_is():
+    """At the start all eigenvalues of S are equal, and a derivative of its decomposition would be NaN."""
+    X = jnp.linspace(0.0, 1.0, 6)[:, None]
+
+    def model(turn):
+        f = ogp.gp("f", MATERN, X[::2, :1] * jnp.ones(D))
+        m = (f.diagonalized() if turn else f)(X * jnp.ones(D))
+        numpyro.sample("y", likelihoods.Gaussian(m, 0.3).to_event(1), obs=jnp.sin(X[:, 0]))
+
+    params = []
+    for turn in (True, False):
+        svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.1), TraceMeanField_ELBO())
+        params.append(svi.run(jax.random.PRNGKey(0), 3, turn, progress_bar=False).params)
+    assert all(bool(jnp.isfinite(p).all()) for p in params[0].values())
+    for name in params[1]:
+        assert_allclose(params[0][name], params[1][name], rtol=1e-12)

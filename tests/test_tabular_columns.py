@@ -17,8 +17,7 @@ pd = pytest.importorskip("pandas")
 
 def learned(X):
     table = read_table(X)
-    columns = Columns.learn(table)
-    return columns, columns.encode(table)
+    return Columns.learn(table, np.zeros((table.num_rows, 1)))
 
 
 def test_numbers_are_standardized_and_what_says_nothing_is_left_out(rng):

@@ -17,8 +17,7 @@ pd = pytest.importorskip("pandas")
 
 def learned(X):
     table = read_table(X)
-    columns = Columns.learn(table)
-    return columns, columns.encode(table)
+    return Columns.learn(table, np.zeros((table.num_rows, 1)))
 
 
 @pytest.mark.parametrize("form", ["%Y-%m-%d", "%m/%d/%Y %H:%M:%S", "%d.%m.%y", "%d-%b-%Y", "%B %d, %Y", "%b-%Y"])

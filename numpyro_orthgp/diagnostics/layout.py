@@ -178,7 +178,8 @@ def is_marginals(leaf: Any) -> bool:
 
 
 def _kept(site: Mapping[str, Any]) -> bool:
-    return site["type"] == "deterministic" and hasattr(site["value"], "shape")
+    value = site["value"]
+    return site["type"] == "deterministic" and hasattr(value, "shape") and not is_marginals(value)
 
 
 def _dims(site: Mapping[str, Any], name: str, event_dim: int) -> tuple[str, ...]:

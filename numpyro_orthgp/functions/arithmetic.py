@@ -18,10 +18,21 @@ from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = [
-    "broadcasts", "check_operand", "check_rows", "check_weights", "draw_columns", "draw_mixed", "draw_of_rows",
-    "draw_of_tasks", "draw_scaled", "draw_shifted", "drawn_from", "mix_rows", "of_outputs", "of_rows", "operand",
+    "NOT_LINEAR", "OF_ROWS", "broadcasts", "check_operand", "check_rows", "check_weights", "draw_columns", "draw_mixed",
+    "draw_of_rows", "draw_of_tasks", "draw_scaled", "draw_shifted", "drawn_from", "mix_rows", "of_outputs", "of_rows", "operand",
     "outputs_first", "refuse_no_output", "rows_drawn", "weighted",
 ]  # fmt: skip
+
+
+OF_ROWS = (
+    "`A @ f(X)` needs the covariances between rows, which marginals do not have. For weighted sums of values of f use "
+    "f(Average(nodes, A)), with nodes of shape (len(A), B, D), here jnp.broadcast_to(X, (len(A), *X.shape)); or draw f: "
+    "A @ f(X).sample(). To mix outputs, write f(X) @ W."
+)
+NOT_LINEAR = (
+    "`f(X) ** n` is not Gaussian, so it has no marginals. Use likelihoods.Likelihood(f(X), lambda f: dist.Normal(f**2, s)), "
+    "or draw f: f(X).sample() ** 2."
+)
 
 
 def broadcasts(shape: tuple[int, ...], own: tuple[int, ...], lead: int = 0) -> bool:
@@ -40,7 +51,7 @@ def broadcasts(shape: tuple[int, ...], own: tuple[int, ...], lead: int = 0) -> b
 def operand(symbol: str, value: Any, dtype: Any) -> Array:
     """An operand of arithmetic on marginals, as a real array.
 
-    :raises TypeError: if the operand is marginals too.
+    :raises TypeError: if the operand is marginals too, or complex.
     """
     if hasattr(value, "explained"):
         raise TypeError(
@@ -50,6 +61,8 @@ def operand(symbol: str, value: Any, dtype: Any) -> Array:
             "inputs use f(Average(jnp.stack([a, b], 1), jnp.array([1.0, -1.0])))."
         )
     value = jnp.asarray(value)
+    if jnp.iscomplexobj(value):
+        raise TypeError(f"`f(X) {symbol} array` needs a real array, since f is real; got dtype {value.dtype}.")
     # Integers become real first: unsigned ones would wrap around when negated or squared.
     return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(dtype)
 

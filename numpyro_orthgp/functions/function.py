@@ -222,14 +222,15 @@ class GPFunction:
         a weighted sum of the squares of :math:`V_i^\top A_i(x)`. So each set needs one matrix product instead of two. Unlike
         a cache of :math:`L^{-\top} (I - S) L^{-1}`, this loses no digits in float32.
 
-        It costs one singular value decomposition per set. Use it for predictions: if S has equal eigenvalues, derivatives with
-        respect to parameters do not exist, but those with respect to inputs do.
+        It costs one singular value decomposition per set. It is for predictions and does nothing in a fit: if S has equal
+        eigenvalues, derivatives with respect to parameters do not exist, but those with respect to inputs do.
 
         :return: a function with the same marginals, joint distributions and paths.
         """
+        if self.fitting:
+            return self
         turned = [q.principal_axes() for q in self.beliefs]
-        rotations, beliefs = [V for V, _ in turned], tuple(q for _, q in turned)
-        shift = self.shift
+        rotations, beliefs, shift = [V for V, _ in turned], tuple(q for _, q in turned), self.shift
         if shift is not None:
             pairs = zip(rotations, shift.projected, strict=True)
             shift = replace(shift, projected=tuple(a if V is None else combine(a, V) for V, a in pairs))

@@ -302,6 +302,12 @@ class Marginals:
         joint = None if self.joint is None else Partial(arithmetic.draw_mixed, self.joint, W)
         return replace(self._lifted(lead), mean=arithmetic.mix_rows(self.mean, W), mixing=mixing, joint=joint)
 
+    def __rmatmul__(self, A: Any) -> Marginals:
+        raise TypeError(arithmetic.OF_ROWS)
+
+    def __pow__(self, exponent: Any) -> Marginals:
+        raise TypeError(arithmetic.NOT_LINEAR)
+
     def _refuse_own_draw(self, symbol: str, value: Any) -> None:
         """Refuse draws of the same function while fitting: marginals are integrated over as if independent of the draws."""
         joint, _ = arithmetic.drawn_from(self.joint)

@@ -89,10 +89,10 @@ def classification(
     labels, codes, seen = Labels.read(y, table.num_rows, table.index)
     part, of_part = part_of(table, seen, seed, MOST)
     used, codes = table.rows(part), codes[of_part]
-    columns = Columns.learn(used)
-    order, num_held = order_of_classes(codes, seed)
-    data = {"X": columns.encode(used)[order], "y": codes[order]}
     options = {"num_classes": len(labels.classes)}
+    columns, inputs = Columns.learn(used, np.stack(of_classes(codes, options["num_classes"]), -1), seed)
+    order, num_held = order_of_classes(codes, seed)
+    data = {"X": inputs[order], "y": codes[order]}
     with jax.enable_x64(True):
         found = found_for(data, options, num_held, budget)
         f = latent_function(classification_model, found.params, found.Z, data, options)
@@ -100,9 +100,13 @@ def classification(
     return ClassificationFit(columns, found, data["X"], data["y"], f, *fixed, labels)
 
 
+def of_classes(codes: np.ndarray, num_classes: int) -> list[np.ndarray]:
+    """One where a row is of the class, else zero, shape (N,) for each class; for one of two classes only."""
+    return [(codes == c).astype(float) for c in (range(num_classes) if num_classes > 2 else [1])]
+
+
 def found_for(data: dict[str, np.ndarray], options: dict[str, int], num_held: int, budget: Budget) -> Found:
-    classes = range(options["num_classes"])
-    relevant = [(data["y"] == c).astype(float) for c in classes]
+    relevant = of_classes(data["y"], options["num_classes"])
     shares = shares_of(data["y"][num_held:], options["num_classes"])
 
     def score(f: GPFunction, values: Values, rows: dict[str, np.ndarray], sharpness: float = 1.0) -> np.ndarray:

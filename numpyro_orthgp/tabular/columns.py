@@ -5,7 +5,8 @@
 * A column of text or categories becomes one column for each of its most frequent levels: 1 at that level and -1 elsewhere. So two
   levels are about as far apart as two typical numbers. Other levels, missing ones and levels not seen in training have -1 in all
   of these columns. Two levels without missing entries need one column, in which unknown and missing ones are 0.
-  If there are more levels, such as names, a level needs two rows, and one row in a thousand, for a column.
+  If there are more levels, such as names, a level needs two rows, and one row in a thousand, for a column; and a further column
+  holds what each level says of y (``level_means``).
 * A column that is constant in training, or a copy of an earlier one, is left out.
 """
 
@@ -13,11 +14,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from numpyro_orthgp.tabular.level_means import LevelMeans, level_means
 from numpyro_orthgp.tabular.tables import Table, level_of, read_table
 
 __all__ = ["Column", "Columns", "Table", "read_table"]
@@ -56,6 +58,8 @@ class Column:
     :param mean, scale: numbers are centred by the mean and divided by the scale.
     :param tells_missing: whether a further column marks missing entries.
     :param seen: all levels of training; None for numbers, and if there were more than 1000.
+    :param means: means of the outputs, for categories with more levels than get a column; None for others, and if levels differ no
+        more than by chance.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Column:
     scale: float = 1.0
     tells_missing: bool = False
     seen: tuple[str, ...] | None = None
+    means: LevelMeans | None = None
 
     @classmethod
     def learn(cls, name: str, values: np.ndarray) -> Column:
@@ -92,7 +97,7 @@ class Column:
     def encode(self, values: np.ndarray) -> list[np.ndarray]:
         """Columns of approximately standardized numbers, shape (N,) each."""
         if self.levels is not None:
-            if not self.levels:
+            if not self.levels and self.means is None:
                 return []
             values = self.levels_of(values)
             codes = [2 * np.array([v == level for v in values], float) - 1 for level in self.levels]
@@ -102,7 +107,7 @@ class Column:
                 self._warn_of_unseen(values[~seen & ~missing])
                 if self.tells_two:  # unknown ones are in the middle of the two
                     codes = [np.where(seen, codes[0], 0.0)]
-            return codes
+            return codes if self.means is None else codes + self.means.encode(values)
         if values.dtype == object:
             raise TypeError(f"Column {self.name!r} was numbers in training, and holds text or categories now.")
         missing = ~np.isfinite(values)
@@ -118,6 +123,16 @@ class Column:
             return values
         self._check_codes(values)
         return np.array([None if v != v else level_of(v) for v in values], object)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Levels with a column or a mean, in the order of their positions in arrays for exported programs."""
+        return (self.levels or ()) if self.means is None else self.means.levels
+
+    @property
+    def lumps(self) -> bool:
+        """Whether it is a category with more levels than get a column."""
+        return self.levels is not None and (self.seen is None or len(self.seen) > MOST_LEVELS)
 
     @property
     def tells_two(self) -> bool:
@@ -144,7 +159,8 @@ class Column:
 
     def names(self) -> list[str]:
         if self.levels is not None:
-            return [f"{self.name}={level}" for level in self.levels]
+            means = [] if self.means is None else [f"{self.name}: mean of y"] * len(self.means.values)
+            return [f"{self.name}={level}" for level in self.levels] + means
         return [self.name, f"{self.name} is missing"] if self.tells_missing else [self.name]
 
 
@@ -180,12 +196,24 @@ class Columns:
     kept: tuple[int, ...]
 
     @classmethod
-    def learn(cls, table: Table) -> Columns:
-        """
+    def learn(cls, table: Table, outputs: np.ndarray, seed: int = 0) -> tuple[Columns, np.ndarray]:
+        """The encoding, and the rows of training as standardized numbers, shape (N, D).
+
+        :param outputs: outputs for the means of levels, shape (N, K).
+        :param seed: seed of the parts of the rows that have means in common.
         :raises ValueError: if every column is constant.
         """
-        columns = tuple(Column.learn(*pair) for pair in zip(table.names, table.values, strict=True))
-        encoded = cls(columns, ())._all(table)
+        columns: list[Column] = []
+        encoded: list[np.ndarray] = []
+        for name, values in zip(table.names, table.values, strict=True):
+            column = Column.learn(name, values)
+            of_column = column.encode(values)
+            found = level_means(values, outputs, seed) if column.lumps else None
+            if found is not None:
+                column = replace(column, means=found[0])
+                of_column += found[1]
+            columns.append(column)
+            encoded += of_column
         kept: list[int] = []
         seen: set[bytes] = set()
         for i, x in enumerate(encoded):
@@ -197,7 +225,7 @@ class Columns:
             raise ValueError(
                 "All columns of `X` are constant, or text whose entries hardly recur, so nothing can be learned from them."
             )
-        return cls(columns, tuple(kept))
+        return cls(tuple(columns), tuple(kept)), np.stack([encoded[i] for i in kept], -1)
 
     def encode(self, table: Table) -> np.ndarray:
         """Standardized numbers, shape (N, D).
@@ -245,15 +273,17 @@ class Columns:
     def words(self) -> list[str]:
         """The steps beyond standardizing, one line for each kind."""
         used = set(self.sources.tolist())
-        names = [column.name for column in self.columns if column.levels == () and column.seen != ()]
+        names = [c.name for c in self.columns if c.levels == () and c.seen != () and c.means is None]
         left = [column.name for i, column in enumerate(self.columns) if i not in used and column.name not in names]
         missing = [column.name for column in self.columns if column.tells_missing]
         coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if c.levels]
+        means = [f"{c.name} ({len(c.means.levels)})" for c in self.columns if c.means is not None]
         found = [
             ("constant or copies, left out", left),
             ("text whose entries hardly recur, left out", names),
             ("missing entries are medians, with a column that tells which", missing),
             ("categories, columns of -1 and 1 (levels)", coded),
+            ("categories, means of y by level, from other rows (levels)", means),
         ]
         return [f"{what}: {_some(those, 6)}" for what, those in found if those]
 

@@ -86,10 +86,10 @@ def counts(
     part, of_part = part_of(table, seen, seed, MOST)
     used, y = table.rows(part), y[of_part]
     exposure = positive_column("exposure", exposure, table.num_rows, table.index)[part]
-    columns = Columns.learn(used)
-    order, num_held = order_of(len(y), seed)
     rate = float(y.sum() / exposure.sum())
-    data = {"X": columns.encode(used)[order], "y": y[order], "expected": rate * exposure[order]}
+    columns, inputs = Columns.learn(used, log_rates(y, rate * exposure)[:, None], seed)
+    order, num_held = order_of(len(y), seed)
+    data = {"X": inputs[order], "y": y[order], "expected": rate * exposure[order]}
     with jax.enable_x64(True):
         found, overdispersed = found_for(data, num_held, budget)
         f = latent_function(counts_model, found.params, found.Z, data, {"overdispersed": overdispersed})
@@ -97,9 +97,14 @@ def counts(
     return CountsFit(columns, found, data["X"], data["y"], f, *fixed, data["expected"], rate, overdispersed)
 
 
+def log_rates(y: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Logarithms of rates relative to the expected counts, also of zero counts."""
+    return np.asarray(np.log((y + 0.5) / (expected + 0.5)))
+
+
 def found_for(data: dict[str, np.ndarray], num_held: int, budget: Budget) -> tuple[Found, bool]:
     """The fit, and whether its counts are negative binomial."""
-    relevant = [np.log((data["y"] + 0.5) / (data["expected"] + 0.5))]
+    relevant = [log_rates(data["y"], data["expected"])]
 
     def score(f: GPFunction, values: Values, rows: dict[str, np.ndarray]) -> np.ndarray:
         mean, variance = moments(f, rows["X"])

@@ -24,12 +24,13 @@ import numpy as np
 
 from numpyro_orthgp.tabular.columns import Column, Columns
 from numpyro_orthgp.tabular.labels import Labels
+from numpyro_orthgp.tabular.level_means import LevelMeans
 from numpyro_orthgp.tabular.mixtures import Mixture
 from numpyro_orthgp.tabular.stages import Found, Stage
 
 __all__ = ["read_fit", "write_fit"]
 
-FORMAT, VERSION = "numpyro_orthgp fit of a table", 4
+FORMAT, VERSION = "numpyro_orthgp fit of a table", 5
 BAD = (
     OSError,
     EOFError,
@@ -121,10 +122,18 @@ def describe_columns(columns: Columns) -> dict[str, Any]:
 
 def columns_of(description: dict[str, Any]) -> Columns:
     columns = [
-        Column(**{**c, **{key: None if c[key] is None else tuple(c[key]) for key in ("levels", "seen")}})
+        Column(**{**c, **{key: _tuple(c[key]) for key in ("levels", "seen")}, "means": _means(c["means"])})
         for c in description["columns"]
     ]
     return Columns(tuple(columns), tuple(description["kept"]))
+
+
+def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _means(found: dict[str, Any] | None) -> LevelMeans | None:
+    return None if found is None else LevelMeans(tuple(found["levels"]), tuple(map(tuple, found["values"])))
 
 
 def describe_found(found: Found) -> tuple[dict[str, Any], Arrays]:

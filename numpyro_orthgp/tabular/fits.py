@@ -176,7 +176,7 @@ class TableFit(ABC):
 
     def as_array(self, X: Any) -> np.ndarray:
         """A table as the array for an exported program, float64, shape (N, number of columns). Numbers stay as they are, NaN where
-        missing. A category becomes the position of its level in the ``levels`` of ``fit.columns.columns``, or -1 if not there."""
+        missing. A category becomes the position of its level in the ``known`` of ``fit.columns.columns``, or -1 if not there."""
         return numbers_of(self.columns, read_table(X))
 
     def export(self, *, platforms: Sequence[str] | None = None) -> Any:

@@ -49,8 +49,9 @@ def regression(
         new = fit.predict(X_new)
         lower, upper = new.interval(0.95)
 
-    **Data.** Columns are standardized. Categories become columns of -1 and 1. Missing entries become the median, and a further
-    column marks them. Rows without y are left out.
+    **Data.** Columns are standardized. Categories become columns of -1 and 1, and a category of more than twenty levels also a
+    column with the mean of y at each level, from other rows. Missing entries become the median, and a further column marks them.
+    Rows without y are left out.
 
     **Model.** :func:`numpyro_orthgp.tabular.regression_model` has a Matern 5/2 kernel with a lengthscale for each column, plus a
     plane, Gaussian noise, weak priors, and the collapsed bound of Titsias 2025 (:class:`~numpyro_orthgp.CollapsedGP`).
@@ -107,10 +108,11 @@ def regression(
     known, seen = observed_numbers(y, table.num_rows, table.index)
     part, of_part = part_of(table, seen, seed, PART)
     used = table.rows(part)
-    columns = Columns.learn(used)
-    order, num_held = order_of(len(part), seed)
-    inputs, outputs = columns.encode(used)[order], known[of_part][order]
+    outputs = known[of_part]
     logs = known.min() > 0 and may_be_logarithms(outputs)
+    columns, inputs = Columns.learn(used, (np.log(outputs) if logs else outputs)[:, None], seed)
+    order, num_held = order_of(len(part), seed)
+    inputs, outputs = inputs[order], outputs[order]
     tried = [Units.of(outputs, is_log) for is_log in (False, True)[: 1 + logs]]
     with jax.enable_x64(True):
         searches, stages, last, ended, grows = search(

@@ -19,8 +19,8 @@ __all__ = ["exported", "moments_at", "numbers_of", "standardized"]
 
 def numbers_of(columns: Columns, table: Table) -> np.ndarray:
     """A table as the array for an exported program, shape (N, number of columns of the table). Numbers stay as they are. A level of
-    a category becomes its position among the levels that have a column, or -1. If one column tells two levels apart, a level that
-    is neither becomes NaN."""
+    a category becomes its position among the levels that have a column or a mean, or -1. If one column tells two levels apart, a
+    level that is neither becomes NaN."""
     ordered = columns.ordered(table)
     return np.stack([_numbers(*pair) for pair in zip(columns.columns, ordered.values, strict=True)], -1)
 
@@ -28,7 +28,7 @@ def numbers_of(columns: Columns, table: Table) -> np.ndarray:
 def _numbers(column: Column, values: np.ndarray) -> np.ndarray:
     if column.levels is None:
         return values
-    position = dict.fromkeys(column.seen or (), -1) | {level: i for i, level in enumerate(column.levels)}
+    position = dict.fromkeys(column.seen or (), -1) | {level: i for i, level in enumerate(column.known)}
     neither = np.nan if column.tells_two else -1
     return np.array([position.get(v, neither) for v in column.levels_of(values)], float)
 
@@ -40,6 +40,9 @@ def standardized(columns: Columns, X: Array) -> Array:
         if column.levels is not None:
             others = jnp.where(jnp.isnan(values), 0.0, -1.0) if column.tells_two else -1.0
             encoded += [jnp.where(values == i, 1.0, others) for i in range(len(column.levels))]
+            if column.means is not None:
+                place = jnp.where(values >= 0, values, len(column.known)).astype(int)
+                encoded += [jnp.asarray([*means, 0.0])[place] for means in column.means.values]
             continue
         missing = ~jnp.isfinite(values)
         encoded.append((jnp.where(missing, column.median, values) - column.mean) / column.scale)

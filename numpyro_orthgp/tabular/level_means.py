@@ -1,0 +1,102 @@
+r"""The levels of a category as numbers: means of the outputs over the rows of each level.
+
+A category of countries or machines may have more levels than can have a column each. What a level says of y is then one number:
+the mean of y over its rows, less the mean of all rows, shrunk towards zero as for random effects. With n rows and variances
+:math:`\sigma^2` within levels and :math:`\tau^2` between them, the factor is :math:`n / (n + \sigma^2 / \tau^2)`
+(Micci-Barreca 2001; variances by analysis of variance).
+
+A row's own output must not be in its input. So the rows of training are cut into five parts at random, and a row takes the means of
+the other four. New rows take the means of all rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["LevelMeans", "level_means"]
+
+PARTS = 5
+LEAST_ROWS, MOST_LEVELS = 2, 10_000  # rows of a level that has a mean, and levels that have one
+MOST_OUTPUTS = 5  # classes up to which each class has its own means
+
+
+@dataclass(frozen=True)
+class LevelMeans:
+    """
+    :param levels: levels with a mean, most frequent first.
+    :param values: for each output the means of the levels, less the mean of all rows, shrunk and divided by their standard
+        deviation over the rows of training. All other levels have zero.
+    """
+
+    levels: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+
+    def encode(self, values: np.ndarray) -> list[np.ndarray]:
+        """A column for each output, shape (N,) each.
+
+        :param values: levels, None where missing, shape (N,).
+        """
+        position = {level: i for i, level in enumerate(self.levels)}
+        found = np.array([position.get(v, -1) for v in values], int)
+        return [np.append(means, 0.0)[found] for means in self.values]
+
+
+def level_means(values: np.ndarray, outputs: np.ndarray, seed: int) -> tuple[LevelMeans, list[np.ndarray]] | None:
+    """Means of the outputs for each level, and the columns for the rows of training; None if levels differ no more than by chance.
+
+    :param values: levels, None where missing, shape (N,).
+    :param outputs: shape (N, K). With more than 5 outputs there are no means.
+    :param seed: seed of the five parts.
+    """
+    known = np.array([v is not None for v in values], bool)
+    levels, codes, counts = np.unique(values[known].astype(str), return_inverse=True, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:MOST_LEVELS]
+    order = order[counts[order] >= LEAST_ROWS]
+    if len(order) < 2 or outputs.shape[1] > MOST_OUTPUTS:
+        return None
+    place = np.full(len(levels) + 1, len(order))
+    place[order] = np.arange(len(order))
+    level = np.full(len(values), len(order))  # of each row; the last stands for all that have no mean
+    level[known] = place[codes]
+    away = outputs - outputs.mean(0)
+    weight = np.stack([_weight(level, y, len(order)) for y in away.T], -1)
+    part = np.random.default_rng(seed).permutation(len(values)) % PARTS
+    columns = np.zeros_like(away)
+    for k in range(PARTS):
+        here = part == k
+        columns[here] = _shrunk(level[~here], away[~here], weight, len(order))[level[here]]
+    scale = columns.std(0)
+    used = (weight > 0) & (scale > 0)
+    if not used.any():
+        return None
+    means = _shrunk(level, away, weight, len(order))[:-1, used] / scale[used]
+    found = LevelMeans(tuple(str(v) for v in levels[order]), tuple(tuple(column) for column in means.T.tolist()))
+    return found, list((columns[:, used] / scale[used]).T)
+
+
+def _weight(level: np.ndarray, y: np.ndarray, num_levels: int) -> float:
+    r""":math:`\tau^2 / \sigma^2`, infinite without variance within levels; zero if the levels' means differ no more than by chance,
+    their mean square by two standard deviations."""
+    y, level = y[level < num_levels], level[level < num_levels]
+    counts = np.bincount(level, minlength=num_levels)
+    means = np.bincount(level, y, num_levels) / counts
+    between, within = np.sum(counts * (means - y.mean()) ** 2), np.sum((y - means[level]) ** 2)
+    free, spare = num_levels - 1, len(y) - num_levels
+    each = (len(y) - np.sum(counts**2) / len(y)) / free  # rows per level
+    if between <= 1e-12 * np.sum(y**2):
+        return 0.0
+    ratio = np.inf if within <= 1e-12 * between else (between / free) / (within / spare)
+    return float((ratio - 1) / each) if ratio > 1 + 2 * (2 / free) ** 0.5 else 0.0
+
+
+def _shrunk(level: np.ndarray, away: np.ndarray, weight: np.ndarray, num_levels: int) -> np.ndarray:
+    """Shrunk means of the levels, shape (L + 1, K); the last is zero."""
+    counts = np.bincount(level, minlength=num_levels + 1)[:, None]
+    sums = np.stack([np.bincount(level, y, num_levels + 1) for y in away.T], -1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        strength = np.where(weight > 0, 1 / weight, np.inf)
+        means = np.where(counts > 0, sums / (counts + strength), 0.0)
+    means[-1] = 0.0
+    return means
