@@ -12,7 +12,6 @@ from tests.test_export import output_of
 
 SEVERAL = """
 import jax, jax.numpy as jnp
-from numpyro_orthgp.functions.groups import charges
 from numpyro_orthgp.math.grouped import log_det
 C = [jnp.eye(32) + 0.1 * (i + 1) * jnp.ones((512, 32, 32)) for i in range(4)]
 f = jax.jit(lambda C: [log_det(c).sum() for c in C])
@@ -21,10 +20,52 @@ for _ in range(30):
 print("all came back")
 """
 
+ON_DEVICES = """
+import jax, jax.numpy as jnp, numpy as np, numpyro, optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from numpyro.infer import SVI, TraceMeanField_ELBO
+import numpyro_orthgp as ogp
+from numpyro_orthgp.math.grouped import log_det
+
+mesh = Mesh(np.array(jax.devices()), ("data",))
+assert mesh.size == 8
+
+def compiled(function, *args):
+    program = jax.jit(function).lower(*args).compile()
+    assert "all-gather" not in program.as_text()
+    return program(*args)
+
+root = np.random.default_rng(0).normal(size=(2, 24, 16, 16)).astype(np.float32)
+C = np.eye(16, dtype=np.float32) + root @ np.swapaxes(root, -1, -2)
+value = compiled(log_det, jax.device_put(C, NamedSharding(mesh, P(None, "data"))))
+np.testing.assert_allclose(value, np.linalg.slogdet(C)[1], rtol=1e-5)
+
+N = 4096
+X = np.sort(np.random.default_rng(0).normal(size=(N, 2)), 0).astype(np.float32)
+y = np.sin(X[:, 0])
+
+def model(X, y):
+    f = ogp.gp("f", ogp.kernels.RBF(1.0), jnp.asarray(np.linspace(-2, 2, 32, dtype=np.float32).reshape(16, 2)))
+    with numpyro.plate("data", N):
+        numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.1), obs=y)
+
+guide = ogp.AutoSparseGP(model, residual="tight", group_size=16)
+svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+state = svi.init(jax.random.PRNGKey(0), X, y)
+_, loss = compiled(svi.update, state, *jax.device_put((X, y), NamedSharding(mesh, P("data"))))
+np.testing.assert_allclose(loss, svi.update(state, X, y)[1], rtol=1e-5)
+print("groups stay where they are")
+"""
+
 
 def test_several_batches_of_groups_do_not_wait_for_each_other():
     """Of two or more functions in one model. They waited for ever, now and then, as threads of one pool."""
     assert "all came back" in output_of(SEVERAL, 1)
+
+
+def test_groups_on_eight_devices_stay_there():
+    """Each device has the factors of its own groups: their matrices are not gathered, and no device waits for another."""
+    assert "groups stay where they are" in output_of(ON_DEVICES, 8)
 
 
 def test_a_group_without_a_factor_is_charged_row_by_row():
