@@ -332,6 +332,11 @@ def test_fit_with_groups_and_a_warning_without():
     assert ogp.fit(svi, jax.random.PRNGKey(0), data, group_size=4, **steps).losses.shape == (5,)
     with pytest.warns(UserWarning, match=r"groups of 4 consecutive rows, but batches hold groups of 1"):
         ogp.fit(svi, jax.random.PRNGKey(0), data, **steps)
+    stream = ogp.training.Stream([(X[i : i + 8], Y[i : i + 8]) for i in (0, 8)], num_rows=20)
+    with pytest.warns(
+        UserWarning, match=r"a stream are taken as they come: .* only if each batch consists of whole groups"
+    ):
+        ogp.fit(svi, jax.random.PRNGKey(0), stream, num_steps=2, progress_bar=False)
 
 
 def test_missing_outputs_beneath_a_transform():

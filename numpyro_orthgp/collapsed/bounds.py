@@ -46,7 +46,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from numpyro_orthgp.math.cholesky import inverse_cholesky, root_of_inverse
-from numpyro_orthgp.math.grouped import added_identity, cut_groups, join_groups, log_det, scale_groups
+from numpyro_orthgp.math.grouped import added_identity, cut_groups, group_whitener, join_groups, log_det, scale_groups
 from numpyro_orthgp.math.linalg import add_jitter
 from numpyro_orthgp.math.products import PRECISION, diagonal, gram, lower_matmul, lower_matmul_transposed, matmul
 from numpyro_orthgp.types import Array
@@ -168,7 +168,7 @@ def _whitened_by_groups(moments: Moments, Y: Array, precision: Array, C: Array) 
 
     :param C: the noise covariance of each group, scaled by ``precision``.
     """
-    W, size = inverse_cholesky(C, jnp.ones(C.shape[:-2], C.dtype)), C.shape[-1]
+    W, size = group_whitener(C), C.shape[-1]
     root = jnp.sqrt(precision)[..., None, :]
 
     def whiten(rows: Array) -> Array:  # (..., k, B)

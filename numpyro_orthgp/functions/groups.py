@@ -39,7 +39,7 @@ import jax.numpy as jnp
 
 from numpyro_orthgp.kernels.expectations import between_rows
 from numpyro_orthgp.math.blocks import map_blocks
-from numpyro_orthgp.math.grouped import added_identity, cut_groups, group_inverse, join_groups, log_det, scale_groups
+from numpyro_orthgp.math.grouped import added_identity, cut_groups, group_inverse, join_groups, log_pivots, scale_groups
 from numpyro_orthgp.math.products import diagonal
 from numpyro_orthgp.types import Array
 
@@ -94,17 +94,16 @@ def moments_of_groups(of: Callable[[Array], Any], X: Array, G: int, size: int) -
 
 
 def charges(groups: Array, scale: Array) -> Array:
-    r"""The cost of the residual in the bound, :math:`\log |I + \tilde D_{bb}|`, in equal parts on the rows of each group.
+    r"""The cost of the residual in the bound, :math:`\log |I + \tilde D_{bb}|`, divided among the rows of each group.
+
+    Each row has the logarithm of its variance given the rows before it, so that the result stays a bound if a row stands for
+    several, and its cost is multiplied by a weight above one.
 
     :param groups: D, shape (..., n, G, G); zero for rows without an output.
     :param scale: standard deviations of the noise, shape (..., B).
     :return: shape (..., B).
     """
-    D = scale_groups(groups, 1 / scale)
-    seen = diagonal(D) > 0
-    seen = seen | ~jnp.any(seen, -1, keepdims=True)  # a residual that was rounded to zero still has a derivative
-    share = log_det(added_identity(D)) / jnp.maximum(jnp.sum(seen, -1), 1)
-    return join_groups(jnp.where(seen, share[..., None], 0), scale.shape[-1])
+    return join_groups(log_pivots(added_identity(scale_groups(groups, 1 / scale))), scale.shape[-1])
 
 
 def best_scales(groups: Array, scale: Array) -> Array:

@@ -39,7 +39,7 @@ class Gaussian(ExpectedLikelihood):
     :math:`-\tfrac12 \log(1 + r / s^2)`, the value at the best :math:`v = 1 / (1 + r / s^2)` of each point (Titsias 2025, Eq. 19).
     The noise may differ between points: after scaling by it, divergence and trace still have closed forms. With groups of rows it
     becomes :math:`-\tfrac12 \log |I + S^{-1/2} D S^{-1/2}|` with the residual covariance D of each group
-    (:mod:`numpyro_orthgp.functions.groups`), divided equally among the group's rows.
+    (:mod:`numpyro_orthgp.functions.groups`), divided among the group's rows.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import Marginals

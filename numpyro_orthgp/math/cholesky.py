@@ -27,11 +27,20 @@ from numpyro_orthgp.math.products import (
     plain_matmul,
     transpose,
 )
-from numpyro_orthgp.math.triangular import BLOCK, half, inverse_lower, join_lower, one_by_one, solve_right
+from numpyro_orthgp.math.triangular import (
+    BLOCK,
+    half,
+    inverse_lower,
+    join_lower,
+    one_by_one,
+    plain_inverse,
+    solve_right,
+)
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "inverse_cholesky", "relative_carrier", "rescue_jitter", "root_of_inverse", "safe_cholesky",
+    "change_of_inverse", "inverse_cholesky", "inverse_factor", "relative_carrier", "rescue_jitter", "root_of_inverse",
+    "safe_cholesky",
 ]  # fmt: skip
 
 
@@ -99,7 +108,7 @@ def root_of_inverse(K: Array, scale: Array | None = None) -> Array:
         and has no derivative rule.
     """
     reversed_K = _reversed(K)
-    W = one_by_one(lambda K: _factor(K)[1], reversed_K) if scale is None else inverse_cholesky(reversed_K, scale)
+    W = inverse_factor(reversed_K) if scale is None else inverse_cholesky(reversed_K, scale)
     return _reversed(transpose(W))
 
 
@@ -115,7 +124,22 @@ def _inverse_cholesky(K: Array, scale: Array) -> tuple[Array, Array]:
 @inverse_cholesky.defjvp
 def _inverse_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     W = inverse_cholesky(*primals)
-    return W, lower_matmul(_relative_change(W, tangents[0]), W)
+    return W, change_of_inverse(W, tangents[0])
+
+
+def inverse_factor(K: Array, of_rows: bool = False) -> Array:
+    """One attempt, without extra jitter: NaN where ``K`` is not numerically positive definite. It has no derivative rule.
+
+    :param of_rows: K has a batch axis of rows, which may be on several devices; of matrices of up to ``BLOCK`` rows none is moved.
+    """
+    if of_rows and K.shape[-1] <= BLOCK:
+        return one_by_one(lambda K: plain_inverse(_small_factor(K)), K, of_rows=True)
+    return one_by_one(lambda K: _factor(K)[1], K)
+
+
+def change_of_inverse(W: Array, dK: Array) -> Array:
+    """The derivative of an inverse factor W along a symmetric change of its matrix."""
+    return lower_matmul(_relative_change(W, dK), W)
 
 
 @jax.custom_jvp
@@ -172,14 +196,18 @@ def _factor(K: Array) -> tuple[Array, Array]:
     """The Cholesky factor and its inverse; they hold NaN where it does not exist."""
     M = K.shape[-1]
     if M <= BLOCK:
-        # Transposed, since LAPACK goes by columns: or XLA would first copy all of K, of which this is a block, for it.
-        L = lax.linalg.cholesky(transpose(K), symmetrize_input=False)
+        L = _small_factor(K)
         return L, inverse_lower(L)
     h = half(M)
     L1, W1 = _factor(K[..., :h, :h])
     across = solve_right(K[..., h:, :h], L1, W1)
     L2, W2 = _factor(K[..., h:, h:] - plain_matmul(across, transpose(across)))
     return join_lower(L1, across, L2), join_lower(W1, -plain_matmul(W2, plain_matmul(across, W1)), W2)
+
+
+def _small_factor(K: Array) -> Array:
+    # Transposed, since LAPACK goes by columns: or XLA would first copy all of K, which may be a block of a matrix, for it.
+    return lax.linalg.cholesky(transpose(K), symmetrize_input=False)
 
 
 def _lower_half(S: Array) -> Array:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from numpyro_orthgp.math.cholesky import inverse_cholesky
+from numpyro_orthgp.math.cholesky import change_of_inverse, inverse_factor
 from numpyro_orthgp.math.products import PRECISION, diagonal
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "added_identity", "cut_groups", "gram_of_groups", "group_inverse", "join_groups", "log_det", "scale_groups",
-    "solve_groups",
+    "added_identity", "cut_groups", "gram_of_groups", "group_inverse", "group_whitener", "join_groups", "log_det", "log_pivots",
+    "scale_groups", "solve_groups",
 ]  # fmt: skip
 
 
@@ -51,28 +51,34 @@ def added_identity(C: Array) -> Array:
     return C + jnp.eye(C.shape[-1], dtype=C.dtype)
 
 
-@jax.custom_jvp
 def log_det(C: Array) -> Array:
     """``log |C|`` of symmetric matrices that are the identity plus a covariance, (..., G, G) to (...)."""
-    return -2 * jnp.sum(jnp.log(diagonal(_whitener(C))), -1)
+    return jnp.sum(log_pivots(C), -1)
 
 
-@log_det.defjvp
-def _log_det_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # The derivative is the inverse: no derivative of a factor.
+@jax.custom_jvp
+def log_pivots(C: Array) -> Array:
+    """The logarithm of each row's variance given the rows before it, (..., G, G) to (..., G). Their sum is ``log |C|``."""
+    return -2 * jnp.log(diagonal(group_whitener(C)))
+
+
+@log_pivots.defjvp
+def _log_pivots_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # No derivative of a factor. Backward, equal weights of all rows make it the inverse.
     (C,), (dC,) = primals, tangents
-    return log_det(C), jnp.sum(group_inverse(C) * dC, (-2, -1))
+    W, dC = _factored(C, dC)
+    return -2 * jnp.log(diagonal(W)), jnp.sum(jnp.einsum("...gi,...ij->...gj", W, dC, precision=PRECISION) * W, -1)
 
 
 def group_inverse(C: Array) -> Array:
     """The inverse of such matrices."""
-    W = _whitener(C)
+    W = group_whitener(C)
     return jnp.einsum("...kg,...kh->...gh", W, W, precision=PRECISION)
 
 
 def solve_groups(C: Array, x: Array) -> Array:
     """``C^-1 x`` of such matrices, (..., G, G) and (..., G) to (..., G), refined once: in float32 they may have few digits."""
-    W = _whitener(C)
+    W = group_whitener(C)
 
     def approximately(x: Array) -> Array:
         whitened = jnp.einsum("...kg,...g->...k", W, x, precision=PRECISION)
@@ -82,6 +88,25 @@ def solve_groups(C: Array, x: Array) -> Array:
     return solution + approximately(x - jnp.einsum("...gh,...h->...g", C, solution, precision=PRECISION))
 
 
-def _whitener(C: Array) -> Array:
-    # No eigenvalue is below one, but for rounding.
-    return inverse_cholesky(C, jnp.ones(C.shape[:-2], C.dtype))
+@jax.custom_jvp
+def group_whitener(C: Array) -> Array:
+    """The inverse of the Cholesky factor of such matrices.
+
+    No eigenvalue is below one, but for rounding. Where rounding leaves no factor, as in float32 with little noise, the group is cut
+    into single rows: a bound stays one. Each group is on its own, so groups on several devices need not wait for each other.
+    """
+    return _factored(C, C)[0]
+
+
+@group_whitener.defjvp
+def _group_whitener_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    W, dC = _factored(*primals, *tangents)
+    return W, change_of_inverse(W, dC)
+
+
+def _factored(C: Array, dC: Array) -> tuple[Array, Array]:
+    """The inverse factor of ``C``, and what of ``dC`` it depends on."""
+    W = inverse_factor(C, of_rows=True)
+    whole, single = jnp.isfinite(W).all((-2, -1), keepdims=True), jnp.eye(C.shape[-1], dtype=bool)
+    alone = jnp.where(single, jax.lax.rsqrt(jnp.maximum(diagonal(C), 1))[..., None], 0)
+    return jnp.where(whole, W, alone), jnp.where(whole | single, dC, 0)

@@ -9,6 +9,7 @@ a training step took up to twice as long. So LAPACK gets at most ``THREADED`` en
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -19,7 +20,9 @@ from jax import lax
 from numpyro_orthgp.math.products import plain_matmul, transpose
 from numpyro_orthgp.types import Array
 
-__all__ = ["BLOCK", "half", "inverse_lower", "join_lower", "one_by_one", "solve_lower", "solve_right"]
+__all__ = [
+    "BLOCK", "half", "inverse_lower", "join_lower", "one_by_one", "plain_inverse", "solve_lower", "solve_right",
+]  # fmt: skip
 
 # Rows of the triangles that LAPACK has to do with (measured on two cores, for factors and inverses).
 BLOCK = 64
@@ -33,8 +36,8 @@ _MOST_CALLS = 4
 # Rows of a triangle that are solved for by one product and its refinement; of more by halves, with fewer operations.
 _REFINED = 256
 
-# Batches of smaller matrices are not spread over threads by jaxlib: seen at 128 rows, never at 100.
-_SPREAD_ROWS = 64
+# Batches of smaller matrices are not spread over threads by jaxlib: seen at 16 rows in batches of 512, not at 8 in batches of 1024.
+_SPREAD_ROWS = 9
 
 
 @jax.custom_jvp
@@ -69,7 +72,7 @@ def inverse_lower(L: Array) -> Array:
 
 @jax.jit
 def _inverse_lower(L: Array) -> Array:
-    return one_by_one(_inverse, L)
+    return one_by_one(plain_inverse, L)
 
 
 @inverse_lower.defjvp
@@ -110,17 +113,18 @@ def _solve(L: Array, B: Array) -> Array:
     M, num = B.shape[-2:]
     if M <= BLOCK and M * num < _MOST_CALLS * THREADED:
         return _by_lapack(L, B)
-    W = _inverse(L)
+    W = plain_inverse(L)
     X = plain_matmul(W, B)
     return X + plain_matmul(W, B - plain_matmul(L, X))
 
 
-def _inverse(L: Array) -> Array:
+def plain_inverse(L: Array) -> Array:
+    """:func:`inverse_lower` of all matrices at a time, without a derivative rule."""
     M = L.shape[-1]
     if M <= BLOCK:
         return _by_lapack(L, jnp.broadcast_to(jnp.eye(M, dtype=L.dtype), L.shape))
     h = half(M)
-    W1, W2 = _inverse(L[..., :h, :h]), _inverse(L[..., h:, h:])
+    W1, W2 = plain_inverse(L[..., :h, :h]), plain_inverse(L[..., h:, h:])
     return join_lower(W1, -plain_matmul(W2, plain_matmul(L[..., h:, :h], W1)), W2)
 
 
@@ -137,18 +141,33 @@ def _by_lapack(L: Array, B: Array) -> Array:
     return lax.platform_dependent(L, B, cpu=by_parts, default=solve)
 
 
-def one_by_one(function: Callable[..., Array], *arrays: Array) -> Array:
+def one_by_one(function: Callable[..., Array], *arrays: Array, of_rows: bool = False) -> Array:
     """``function(*arrays)``, which calls LAPACK, for a batch of matrices; all arrays have the batch axes of the first.
 
-    On CPUs large matrices have their turns, which is faster than products of a batch. And jaxlib (0.10.2) spreads batched factors
-    and solves over the threads of XLA's pool and waits for them in one of these: two such calls at a time on two cores leave no
-    thread for the work, and all wait for ever, now and then.
+    On CPUs matrices take turns: of large ones that is faster than products of a batch, of small ones as fast. And jaxlib (0.10.2)
+    spreads batched factors and solves over the threads of XLA's pool and waits for them in one of these: some such calls at a time
+    on two cores leave no thread for the work, and all wait for ever, now and then.
+
+    :param of_rows: the last batch axis may be cut between devices. Then each has one matrix of its own at a time, and none is
+        gathered; ``function`` gets one for each device.
     """
     batch, rows = arrays[0].shape[:-2], arrays[0].shape[-1]
     if not batch or rows < _SPREAD_ROWS:
         return function(*arrays)
-    flat = [a.reshape(-1, *a.shape[len(batch) :]) for a in arrays]
-    values = lax.platform_dependent(
-        *flat, cpu=lambda *each: lax.map(lambda one: function(*one), each), default=lambda *each: function(*each)
-    )
-    return values.reshape(batch + values.shape[1:])
+    together = math.gcd(batch[-1], jax.device_count()) if of_rows else 1
+    return lax.platform_dependent(*arrays, cpu=partial(_in_turns, function, together), default=function)
+
+
+def _in_turns(function: Callable[..., Array], together: int, *arrays: Array) -> Array:
+    """``together`` at a time, evenly spread over the last batch axis; without a batch axis if it is one."""
+    batch = arrays[0].shape[:-2]
+    last, k = len(batch), (together,) if together > 1 else ()
+
+    def cut(a: Array) -> Array:
+        parts = jnp.moveaxis(a.reshape(*batch[:-1], together, -1, *a.shape[last:]), last - 1, last)
+        return parts.reshape(-1, *k, *a.shape[last:])
+
+    values = lax.map(lambda each: function(*each), [cut(a) for a in arrays])
+    tail = values.shape[1 + len(k) :]
+    parts = values.reshape(*batch[:-1], batch[-1] // together, together, *tail)
+    return jnp.moveaxis(parts, last, last - 1).reshape(*batch, *tail)
