@@ -16,6 +16,7 @@ from jax import lax, random
 from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, check_integer, is_concrete
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.functions.sites import refuse_while_fitting
 from numpyro_orthgp.inducing import input_dim
 from numpyro_orthgp.likelihoods.base import check_observed
 from numpyro_orthgp.math.quadrature import quasi_normal
@@ -85,9 +86,10 @@ def infer_latents(
     :param learning_rate: initial step size of Adam. It decays along a cosine.
     :param rng_key: key for nodes and candidates; default ``jax.random.PRNGKey(0)``.
     :raises ValueError: for wrong shapes, a row without observed entries, entries outside of the likelihood's support (also NaN that
-        counts as observed), or noise or a number that is not positive.
+        counts as observed), noise or a number that is not positive, or a function that a guide is fitting, within its model.
     :raises TypeError: for integer latent dimensions or a function without inducing points.
     """
+    refuse_while_fitting("infer_latents", f.fitting)
     y, observed = _check_rows(y, observed, f.num_latents)
     dim, fixed = _check_covariates(f, covariates, len(y))
     dtype = f.features[0].dtype
