@@ -155,6 +155,20 @@ def test_observations_by_a_handler_or_a_factor_are_some():
         assert np.isfinite(ogp.fit(svi_of(model), KEY, (X8,), num_steps=2, progress_bar=False).losses).all()
 
 
+@pytest.mark.parametrize("measure", [ogp.check, ogp.khat, ogp.to_arviz])
+def test_a_model_of_factors_has_no_data_points(measure):
+    def model(X):
+        f = ogp.gp("f", kernels.RBF(0.3), X8[::2])
+        numpyro.factor("y", likelihoods.Gaussian(f(X), 0.1).log_prob(jnp.sin(6 * X[:, 0])).sum())
+
+    guide = ogp.AutoSparseGP(model)
+    svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    params = svi.get_params(svi.init(KEY, X8))
+    with pytest.raises(ValueError, match=r"no observed site.*numpyro\.factor is one number.*posterior\(model, guide"):
+        measure(model, guide, params, X8)
+    assert ogp.posterior(model, guide, params, X8)["f"](X8).shape == (8,)
+
+
 def test_masked_arrays():
     with pytest.raises(TypeError, match=r"`y` is a masked array with 1 entries missing.*obs_mask=mask"):
         svi_of(regression).init(KEY, X8, MISSING)

@@ -220,7 +220,7 @@ def test_functionals_have_no_neighbours():
 def test_refused_within_a_guide():
     f, _ = one_of()
     tight = ogp.GPFunction(f.kernel, f.features, f.blocks, f.beliefs, None, jnp.ones(()))
-    with pytest.raises(ValueError, match="one that a guide is fitting"):
+    with pytest.raises(ValueError, match="`with_neighbors` needs a function after its fit"):
         with_neighbors(tight, X, Y, NOISE)
 
 

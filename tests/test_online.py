@@ -512,3 +512,25 @@ def test_observations_that_are_none(problem):
     masked = online.condition(f, X, y, lambda f: gaussian(f).mask(jnp.asarray(seen)), num_steps=1)
     without = online.condition(f, X[seen], y[seen], NOISE, num_steps=1)
     np.testing.assert_allclose(masked(X).mean, without(X).mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["condition", "with_neighbors", "infer_latents"])
+def test_data_are_not_given_to_a_function_that_is_being_fitted(problem, kind):
+    """They would count twice: losses were 12 and 3 nats below the negative log evidence."""
+    X, y, Zs, _, _ = problem
+    y, P = jnp.asarray(y), 2 if kind == "infer_latents" else None
+
+    def model():
+        f = ogp.gp("f", kernel(), Zs[0], num_latents=P)
+        if kind == "condition":
+            f = online.condition(f, X, y, NOISE)
+        elif kind == "with_neighbors":
+            f = ogp.with_neighbors(f, X, y, NOISE)
+        else:
+            ogp.infer_latents(f, y[:4].reshape(2, 2), NOISE)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), NOISE) if P is None else gaussian(f(X)[..., 0]), obs=y)
+
+    svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO())
+    with pytest.raises(ValueError, match=rf"`{kind}` needs a function after its fit.* count twice"):
+        svi.init(jax.random.PRNGKey(0))

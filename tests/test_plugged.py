@@ -54,6 +54,10 @@ def averages(f, X):
     return f(X).sample().reshape(-1, 2).mean(1)
 
 
+def latent_nodes():
+    return numpyro.sample("e", dist.Normal(0, 1).expand([12]).to_event(1))
+
+
 PLUGGED = {
     "mean": (lambda f, g, X, y: sees(dist.Normal(f(X).mean, 0.1), y), {"y": ("f",)}),
     "variance": (
@@ -73,6 +77,16 @@ PLUGGED = {
     "inputs of another function": (
         lambda f, g, X, y: sees(likelihoods.Gaussian(g(f(X).mean[:, None]), 0.1), y),
         {"y": ("f",)},
+    ),
+    "nodes of a latent site": (
+        lambda f, g, X, y: sees(dist.Normal(g(X).sample() + f(X).at(latent_nodes()), 0.1), y),
+        {"y": ("f",)},
+    ),
+    "nodes of a parameter, of a stack": (
+        lambda f, g, X, y: sees(
+            dist.Normal(ogp.stack([f(X), g(X)]).at(numpyro.param("e", jnp.ones((12, 2)))).sum(-1), 0.1), y
+        ),
+        {"y": ("f", "g")},
     ),
     "both, after a product": (
         lambda f, g, X, y: sees(dist.Normal(f(X).mean * g(X).mean, 0.1), y),
@@ -106,7 +120,7 @@ RIGHT = {
     "likelihoods": lambda f, g, X, y: sees(likelihoods.HeteroskedasticGaussian(ogp.stack([f(X), g(X)])), y),
     "draws": lambda f, g, X, y: sees(dist.Normal(f(X).sample() + g(X).independent().sample(), 0.1), y),
     "draws by nodes": lambda f, g, X, y: sees(
-        dist.Normal(f(X).at(numpyro.sample("e", dist.Normal(0, 1).expand([12]))), 0.1), y
+        dist.Normal(f(X).at(random.normal(numpyro.prng_key(), (12,))) + latent_nodes(), 0.1), y
     ),
     "averages": of_pairs,
     "a layer": lambda f, g, X, y: sees(likelihoods.Gaussian(g(f(X).independent().sample()[:, None]), 0.1), y),
@@ -166,3 +180,24 @@ def test_the_loss_of_the_mean_is_above_the_evidence(dtype):
     assert -fit.losses[-1] > evidence + 1.0
     report = ogp.check(model, guide, fit.params, x, y, num_samples=25)
     assert report.plugged == {"y": ("f",)} and "y takes moments of f as numbers" in report.advice[0]
+
+
+def test_the_loss_with_latent_nodes_is_above_the_evidence():
+    """The guide has a Gaussian of its own for nodes that are a site, so each row takes the value of f that it likes."""
+    k, s = kernels.Matern12(0.8), 0.3
+    x = jnp.linspace(0.0, 5.0, 12)[:, None]
+    y = jnp.sin(2 * x[:, 0]) + 0.2 * random.normal(KEY, (12,))
+
+    def model(x, y=None):
+        f = ogp.gp("f", k, x[::3])
+        e = latent_nodes()
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal(f(x).at(e), s), obs=y)
+
+    guide = ogp.AutoSparseGP(model, hyper=AutoNormal)
+    optim = optax.adam(optax.cosine_decay_schedule(0.03, 2000))
+    fit = ogp.fit(SVI(model, guide, optim, TraceMeanField_ELBO()), KEY, (x, y), num_steps=2000, progress_bar=False)
+    evidence = dist.MultivariateNormal(jnp.zeros(12), k(x, x) + s**2 * jnp.eye(12)).log_prob(y)
+    assert -fit.losses[-500:].mean() > evidence + 0.2
+    report = ogp.check(model, guide, fit.params, x, y, num_samples=25)
+    assert report.plugged == {"y": ("f",)} and "f(X).at(e) with a latent site e" in report.advice[0]

@@ -102,7 +102,11 @@ def layout_of(
             )
     outputs = outputs_of(sites)
     if not outputs:
-        raise ValueError("The model has no observed site. Pass the observations too, as for the fit: model(X, y).")
+        raise ValueError(
+            "The model has no observed site. Pass the observations too, as for the fit: model(X, y). A numpyro.factor is one "
+            "number, without data points to judge: for a model that has only those, posterior(model, guide, params, ...) "
+            "gives the functions."
+        )
     latents = {n: s for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
     hidden = tuple(n for n, site in latents.items() if is_missing_output(n, site, sites) and n not in needed)
     restored = {output.name for output in outputs if output.name != output.site}

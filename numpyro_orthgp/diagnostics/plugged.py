@@ -7,14 +7,19 @@ is neither: the loss may lie below the negative log evidence. The site does not 
 (``functions/frozen.py``). A site that still has a derivative with respect to the move takes moments as numbers. Marginals in a
 likelihood of this package may move with the functions that they are made of, and with no other.
 
+``f(X).at(nodes)`` is a draw, and so a constant, unless its nodes move with the value of a latent site or a parameter. For such
+nodes the guide has another law than N(0, 1), so this is the sum mean + e * sqrt(variance) written otherwise.
+
 **What is not found.** ``numpyro.factor`` may hold an expectation, which is right, or a density at a mean, which is wrong. Its
-number does not tell which. Marginals that draw row by row do not know their functions, so moments added to them are not seen.
+number does not tell which. Nodes that are constants may be those of a rule. ``at`` within ``scan`` or ``vmap`` counts as a draw.
+Marginals that draw row by row do not know their functions, so moments added to them are not seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -56,20 +61,9 @@ def plugged_of(subject: Subject, gps: Sequence[str]) -> dict[str, tuple[str, ...
     """
     if not gps:
         return {}
-    looked_at: list[_Number] = []
-
-    def numbers(steps: Array) -> list[Array]:
-        moved = replace(subject, model=_Moved(subject.model, dict(zip(gps, steps, strict=True))))
-
-        def look(sites: Trace, functions: Any) -> list[Array]:
-            looked_at[:] = _numbers_of(sites)
-            return [number.value for number in looked_at]
-
-        with frozen():
-            return moved.measure(look)
-
-    # Not at the fit itself: where means are zero, products of them have no derivative.
-    slopes = np.nan_to_num(jax.jit(jax.jacrev(numbers))(jnp.full(len(gps), 0.5)))  # NaN tells nothing
+    looked_at, slopes, of_nodes = _slopes(subject, gps, frozenset())
+    if plugged := frozenset(np.flatnonzero(of_nodes).tolist()):
+        looked_at, slopes, _ = _slopes(subject, gps, plugged)
     found: dict[str, list[str]] = {}
     for number, slope in zip(looked_at, slopes, strict=True):
         moves = [gp for gp, s in zip(gps, slope, strict=True) if s != 0 and gp not in number.own]
@@ -78,34 +72,75 @@ def plugged_of(subject: Subject, gps: Sequence[str]) -> dict[str, tuple[str, ...
     return {site: tuple(gp for gp in gps if gp in moves) for site, moves in found.items()}
 
 
+def _slopes(subject: Subject, gps: Sequence[str], left: frozenset[int]) -> tuple[list[_Number], np.ndarray, np.ndarray]:
+    """All numbers, their derivatives with respect to the move of each gp, and those of nodes with respect to all other values.
+
+    :param left: see ``functions/frozen.py``.
+    """
+    looked_at: list[_Number] = []
+
+    def numbers(steps: Array, step: Array) -> tuple[list[Array], list[Array]]:
+        model = _Moved(subject.model, dict(zip(gps, steps, strict=True)), step, left)
+
+        def look(sites: Trace, functions: Any) -> tuple[list[Array], list[Array]]:
+            looked_at[:] = _numbers_of(sites)
+            return [number.value for number in looked_at], [_summed(nodes) for nodes in model.nodes]
+
+        return replace(subject, model=model).measure(look)
+
+    # Not at the fit itself: where means are zero, products of them have no derivative.
+    start = jnp.full(len(gps), 0.5), jnp.zeros(())
+    values, nodes = jax.jit(jax.jacrev(numbers, (0, 1)))(*start)
+    slopes, of_nodes = [by_gp for by_gp, _ in values], [by_other for _, by_other in nodes]
+    return looked_at, np.nan_to_num(slopes), np.nan_to_num(of_nodes)  # NaN tells nothing
+
+
 def advice_on_plugged(plugged: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Sentences."""
     for site, gps in plugged.items():
         yield (
-            f"{site} takes moments of {listed(gps)} as numbers (f(X).mean or f(X).variance), so the loss is no bound on the "
-            "evidence, and the data do not narrow q. Give the site a likelihood of numpyro_orthgp: likelihoods.Gaussian(f(X), s), "
-            "or HeteroskedasticGaussian(stack([f(X), g(X)])) where noise varies. Or draw f: f(X).sample()."
+            f"{site} takes moments of {listed(gps)} as numbers (f(X).mean, f(X).variance, or f(X).at(e) with a latent site e), so "
+            "the loss is no bound on the evidence, and the data do not narrow q. Give the site a likelihood of numpyro_orthgp: "
+            "likelihoods.Gaussian(f(X), s), or HeteroskedasticGaussian(stack([f(X), g(X)])) where noise varies. Or draw f: "
+            "f(X).sample()."
         )
 
 
 class _Moved(Messenger):
-    """A model whose functions have other q's, as a fit would integrate over them.
+    """A model whose functions have other q's, as a fit would integrate over them, and in which draws are constants.
 
     :param steps: by name of the gp, how far its q has moved.
+    :param step: how far the values of all other latent sites have, and parameters.
+    :param left: see ``functions/frozen.py``.
     """
 
-    def __init__(self, fn: Callable[..., Any], steps: Mapping[str, Array]) -> None:
+    def __init__(self, fn: Callable[..., Any], steps: Mapping[str, Array], step: Array, left: frozenset[int]) -> None:
         super().__init__(fn)
-        self.steps = steps
+        self.steps, self.step, self.left = steps, step, left
+        self.nodes: list[Array] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with frozen(self.left) as state:
+            result = super().__call__(*args, **kwargs)
+        self.nodes = state.nodes
+        return result
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
-        belief = belief_of(msg) if msg["type"] == "sample" else None
-        if belief is None or not belief.analytic:
+        if msg["type"] not in ("sample", "param") or msg.get("is_observed"):
             return
-        step = self.steps.get(msg["name"].rpartition(".u")[0])
-        if step is not None:
-            q = jax.tree.map(lambda leaf: leaf + (step * _weights(leaf)).astype(leaf.dtype), belief.q)
+        belief = belief_of(msg) if msg["type"] == "sample" else None
+        if belief is None:
+            if MESSAGE not in msg.get("infer", {}):
+                msg["value"] = jax.tree.map(partial(_moved, step=self.step), msg["value"])
+        elif belief.analytic and (step := self.steps.get(msg["name"].rpartition(".u")[0])) is not None:
+            q = jax.tree.map(partial(_moved, step=step), belief.q)
             msg["infer"] = msg["infer"] | {MESSAGE: belief._replace(q=q)}
+
+
+def _moved(leaf: Any, step: Array) -> Any:
+    if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+        return leaf
+    return leaf + (step * _weights(leaf)).astype(jnp.result_type(leaf))
 
 
 def _numbers_of(sites: Trace) -> Iterator[_Number]:
@@ -135,5 +170,5 @@ def _summed(values: Any) -> Array:
     return jnp.sum(values * _weights(values))
 
 
-def _weights(values: Array) -> Array:
-    return jax.random.uniform(jax.random.PRNGKey(0), values.shape, jnp.result_type(float), 0.5, 1.5)
+def _weights(values: Any) -> Array:
+    return jax.random.uniform(jax.random.PRNGKey(0), jnp.shape(values), jnp.result_type(float), 0.5, 1.5)

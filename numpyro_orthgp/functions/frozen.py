@@ -2,6 +2,9 @@
 
 If a site's density still varies with q, the site takes moments of f as numbers. So ``check`` finds sites such as
 ``numpyro.sample("y", dist.Normal(f(X).mean, s))``, whose density gives no bound.
+
+``f(X).at(nodes)`` is a draw if its nodes are random numbers, and not if they are the value of a latent site: the guide has another
+law for that site than the prior. So the nodes are kept, and calls of the second kind may be left as they are.
 """
 
 from __future__ import annotations
@@ -9,26 +12,55 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from jax import lax
+from jax.extend.core import get_opaque_trace_state
 
 from numpyro_orthgp.types import Array
 
-__all__ = ["constant_if_frozen", "frozen"]
+__all__ = ["Frozen", "constant_if_frozen", "frozen"]
 
-_frozen: ContextVar[bool] = ContextVar("frozen", default=False)
+
+@dataclass
+class Frozen:
+    """
+    :param left: positions of the calls of ``at``, in their order, that keep their derivative.
+    :param nodes: the nodes of all these calls so far. Calls within a loop of JAX are left out: its arrays are not valid outside.
+    """
+
+    left: frozenset[int]
+    nodes: list[Array] = field(default_factory=list)
+    trace: object = field(default_factory=get_opaque_trace_state)
+
+
+_frozen: ContextVar[Frozen | None] = ContextVar("frozen", default=None)
 
 
 @contextmanager
-def frozen() -> Iterator[None]:
-    """Context in which draws have no derivative."""
-    token = _frozen.set(True)
+def frozen(left: frozenset[int]) -> Iterator[Frozen]:
+    """Context, of one run of a model, in which draws have no derivative.
+
+    :param left: see :class:`Frozen`.
+    """
+    state = Frozen(left)
+    token = _frozen.set(state)
     try:
-        yield
+        yield state
     finally:
         _frozen.reset(token)
 
 
-def constant_if_frozen(values: Array) -> Array:
-    """``values``, without a derivative inside of :func:`frozen`."""
-    return lax.stop_gradient(values) if _frozen.get() else values
+def constant_if_frozen(values: Array, nodes: Array | None = None) -> Array:
+    """``values``, without a derivative inside of :func:`frozen`.
+
+    :param nodes: what the caller's user gave as standard-normal numbers, if anything.
+    """
+    state = _frozen.get()
+    if state is None:
+        return values
+    if nodes is not None and get_opaque_trace_state() == state.trace:
+        state.nodes.append(nodes)
+        if len(state.nodes) - 1 in state.left:
+            return values
+    return lax.stop_gradient(values)

@@ -131,9 +131,14 @@ class Marginals:
     def at(self, nodes: Array) -> Array:
         """Outputs for standard-normal ``nodes`` of shape (S, B) or (S, B, L), shape (S,) + ``shape``.
 
-        Nodes have axes of size one in place of axes of enumeration.
+        Nodes have axes of size one in place of axes of enumeration. For a bound they must be random numbers, or a rule's: a latent
+        site of the model has a Gaussian of its own under the guide, and the loss is then no bound (:func:`check` says so). Each
+        row is drawn by itself, so one y may depend on one row only; :meth:`sample` draws one function.
         """
-        return constant_if_frozen(self.mean + self._mixed(safe_sqrt(self.latent_variance) * nodes))
+        return constant_if_frozen(self._at(nodes), nodes)
+
+    def _at(self, nodes: Array) -> Array:
+        return self.mean + self._mixed(safe_sqrt(self.latent_variance) * nodes)
 
     def sample(self, rng_key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw the outputs: values of one function at all B inputs, at a cost of B^3.
@@ -183,7 +188,8 @@ class Marginals:
     def _draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw without a charge for a tightened residual, which is left to the caller."""
         if self.joint is None:
-            return self.at(jax.random.normal(rng_key, sample_shape + self.explained.shape, self.mean.dtype))
+            nodes = jax.random.normal(rng_key, sample_shape + self.explained.shape, self.mean.dtype)
+            return constant_if_frozen(self._at(nodes))
         return constant_if_frozen(self.joint(rng_key, sample_shape))
 
     def independent(self) -> Marginals:

@@ -33,6 +33,7 @@ from numpyro_orthgp.errors import check_floating, check_integer, inspect
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.groups import covariance_of_groups
 from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.functions.sites import refuse_while_fitting
 from numpyro_orthgp.inducing import Functional, InducingPoints
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.compiled import one_program
@@ -75,18 +76,15 @@ def with_neighbors(
     :param num_neighbors: H. The nearest rows have the largest prior correlation with the input, so lengthscales count.
     :return: a callable that maps inputs (B, D) to :class:`Marginals`.
     :raises TypeError: if ``f`` is not a function of a Gaussian process, or arrays are not floating.
-    :raises ValueError: if shapes do not match, y is infinite, the noise is not positive, or f's residual is tightened, as in a
-        guide.
+    :raises ValueError: if shapes do not match, y is infinite, the noise is not positive, or a guide is fitting ``f``, within its
+        model.
     """
     if not isinstance(f, GPFunction):
         raise TypeError(
             f"`f` must be a function of one gp, from posterior(...) or CollapsedGP.posterior; got {type(f).__name__}. Stacked, "
             "deep and patchwise functions have no neighbours here."
         )
-    if f.residual_scale is not None:
-        raise ValueError(
-            "`f` is one that a guide is fitting; take the fitted one, posterior(model, guide, params, ...)['f']."
-        )
+    refuse_while_fitting("with_neighbors", f.fitting or f.residual_scale is not None)
     X = _inputs(f, X)
     y, noise = (check_floating(name, a).astype(X.dtype) for name, a in (("y", y), ("noise", jnp.asarray(noise, float))))
     shape = (len(X),) if f.num_latents is None else (len(X), f.num_latents)

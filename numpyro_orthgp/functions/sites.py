@@ -31,6 +31,7 @@ __all__ = [
     "refuse_drawn_by_rows",
     "refuse_enumerated",
     "refuse_uncharged",
+    "refuse_while_fitting",
     "states_may_differ",
     "told_of_enumeration",
 ]
@@ -194,6 +195,22 @@ def refuse_uncharged(what: str) -> NoReturn:
         "f(X).sample() at all inputs at once, outside of loops, or within numpyro.contrib.control_flow.scan. Or "
         f"do not tighten this gp: residual={{'another gp': 'tight'}}."
     )
+
+
+def refuse_while_fitting(who: str, fitting: bool) -> None:
+    """Refuse to put data into q of a function that a guide is fitting to data: the loss would be no bound.
+
+    :param who: the caller, as users write it.
+    :param fitting: whether the function belongs to the run of a model under a guide.
+    :raises ValueError: if it does.
+    """
+    if fitting:
+        raise ValueError(
+            f"`{who}` needs a function after its fit, and this one is being fitted: within the model, data that it is given would "
+            "count twice, and the loss would be no bound on the evidence. Call it outside of the model, on the fitted function: "
+            f"f = posterior(model, guide, params, ...)['f'], then {who}(f, ...). Data for the fit belong to a site of the model, "
+            "obs=y."
+        )
 
 
 def _scales() -> list[Any]:

@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions.transforms import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_orthgp.functions.marginals import Marginals
@@ -124,7 +126,8 @@ class InModelOrder(Messenger):
 class OutputsByRow(Messenger):
     """Draws unobserved outputs row by row, if only their marginals matter.
 
-    Joint draws would need a covariance between all rows, and there may be too many rows.
+    Joint draws would need a covariance between all rows, and there may be too many rows. Sites with an improper prior, which has no
+    draws, get the value whose unconstrained numbers are zero.
     """
 
     def __init__(self) -> None:
@@ -135,12 +138,25 @@ class OutputsByRow(Messenger):
         return self
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "sample" and msg["value"] is None and is_expected(msg["fn"]):
+        if msg["type"] != "sample" or msg["value"] is not None:
+            return
+        if _has_no_draws(msg["fn"]):
+            transform = biject_to(msg["fn"].support)
+            shape = transform.inverse_shape(msg["kwargs"].get("sample_shape", ()) + msg["fn"].shape())
+            msg["value"] = transform(jnp.zeros(shape))
+        elif is_expected(msg["fn"]):
             msg["fn"] = jax.tree.map(
                 lambda leaf: leaf.independent() if isinstance(leaf, Marginals) else leaf,
                 msg["fn"],
                 is_leaf=lambda leaf: isinstance(leaf, Marginals) or getattr(leaf, "sees_several", False),
             )
+
+
+def _has_no_draws(fn: Any) -> bool:
+    """Whether a prior cannot be drawn from: ``ImproperUniform``, also expanded, masked or transformed."""
+    while isinstance(fn, dist.Distribution) and hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return getattr(type(fn), "sample", None) is dist.Distribution.sample and not fn.support.is_discrete
 
 
 class KeysUsed(Messenger):

@@ -308,7 +308,7 @@ class ExpectedLikelihood(ToldOfMasks):
 
     def _at(self, nodes: Array, y: Array | None, line: bool) -> Array:
         m, nodes = self.marginals, self._aligned(nodes, y)
-        return nodes if line else m.at(nodes) if self.mixes else m.mean + safe_sqrt(m.variance) * nodes
+        return nodes if line else m._at(nodes) if self.mixes else m.mean + safe_sqrt(m.variance) * nodes
 
     def _aligned(self, nodes: Array, y: Array | None) -> Array:
         """Nodes (S, B), (S, B, P) or (S, B, L), with axes of size one for sample and enumeration axes."""

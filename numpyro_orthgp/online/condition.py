@@ -35,6 +35,7 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, project_shift
 from numpyro_orthgp.functions.prior import check_jitter
 from numpyro_orthgp.functions.projection import Block, extend, joint_whitener, project
+from numpyro_orthgp.functions.sites import refuse_while_fitting
 from numpyro_orthgp.gaussians.family import Full, Shifted, Whitened
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.likelihoods.base import check_observed
@@ -137,9 +138,10 @@ def condition(
     :param step_size: largest step, in (0, 1]. Steps are halved automatically if the bound would fall.
     :param jitter: relative jitter of the new points, as for :func:`~numpyro_orthgp.gp`.
     :raises TypeError: if a set of ``f`` is not inducing points, ``X`` has another dtype, or the likelihood its marginals.
-    :raises ValueError: if shapes do not match, y lies outside of the likelihood's support (NaN, which a mask may hide, does), or
-        ``num_steps`` or ``step_size`` is out of range.
+    :raises ValueError: if shapes do not match, y lies outside of the likelihood's support (NaN, which a mask may hide, does),
+        ``num_steps`` or ``step_size`` is out of range, or a guide is fitting ``f``, within its model.
     """
+    refuse_while_fitting("condition", f.fitting)
     points = [s.points for s in f.features if isinstance(s, InducingPoints)]
     if len(points) < len(f.features):
         raise TypeError("`condition` needs a function whose sets are inducing points; compress(f, points) makes one.")
