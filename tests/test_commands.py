@@ -22,6 +22,7 @@ SHORT = {
     "convolutional": "--quick --methods tick --sizes 8 --refine 1",
     "decoupled_bases": "--num-data 60 --num-inducing 6 --steps 10",
     "deep": "--quick --seeds 1 --steps 2",
+    "few_rows": "--sets airfoil --rows 12 --splits 1 --budget 1",
     "families": "--rows 200 --num-inducing 12 --steps 20",
     "equal_time": "--num-inducing 8 --steps 4 --seeds 0",
     "hierarchical": "--steps 4 --models counties",

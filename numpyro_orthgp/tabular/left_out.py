@@ -24,7 +24,8 @@ STEP, MOST_CHANGES = 1.4, 6  # factors of the noise
 SEARCHES_LEFT_OUT = 0.15  # least share of the time for rows that are left out
 OF_Y_ALONE = 0.1  # least standard deviation within the distribution of y alone: values that recur are no peaks of it
 FOLD_POINTS = 400  # most inducing points of a search for rows that are left out
-LEAST_ERRORS, FEW = 20, 40  # errors that a mixture can be fitted to, and that tell their spread well enough
+LEAST_ERRORS = 20  # errors that a mixture can be fitted to
+FEW = 40  # rows below which held-out ones are missed in a search, and errors do not tell their spread
 AS_STATED = 5.0  # errors with the stated spread that count beside few others
 FLAT = {"scale": 1e-3, "slope": 1e-3, "noise": 1.0}  # the mean and the standard deviation
 
@@ -89,6 +90,9 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
         num_points = min(len(y), max(num_points, min(most, 2 * num_points)))
     if num_points >= len(y) - searches.num_held:  # all rows that the search saw
         num_points = len(y)
+    if searches.num_held and len(y) < FEW:
+        rows = everything(X, y, searches.num_held)
+        values = as_values(searches.lowest(rows, rows.points(values, last.num_points), values).params)
     values = at_least(rounding, values)
     if searches.num_held:
         searches.budget = searches.budget.renewed(SEARCHES_LEFT_OUT)
