@@ -48,7 +48,8 @@ def at_the_prior(weights, groups):
         charge = np.log1p(np.diag(scaled))
     else:
         blocks = [np.eye(groups) + scaled[i : i + groups, i : i + groups] for i in range(0, N, groups)]
-        charge = np.repeat([np.linalg.slogdet(b)[1] / groups for b in blocks], groups)
+        # Each row has its variance given the rows before it: with weights above one an equal split may give no bound.
+        charge = np.concatenate([2 * np.log(np.diag(np.linalg.cholesky(b))) for b in blocks])
     return (w * density).sum() - 0.5 * (charge * w / low).sum()
 
 
