@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -248,6 +250,8 @@ def test_distributions_of_counts_are_those_of_the_likelihood(many):
     likelihood = NegativeBinomial(marginals, k, fit.rate * exposure[:6])
     np.testing.assert_allclose(p.mean, likelihood.mean, rtol=1e-8)
     np.testing.assert_allclose(p.sd, np.sqrt(likelihood.variance), rtol=1e-8)
+    assert p.strays.weight == 0.5 / (len(fit.y) + 1)
+    p = replace(p, strays=None)
     np.testing.assert_allclose(p.log_density(y[:6]), likelihood.log_predictive(jnp.asarray(y[:6])), rtol=1e-7)
     # A dense sum of the mixture is the distribution function, and quantiles are its steps.
     t, w = special.roots_hermitenorm(60)
