@@ -18,7 +18,7 @@ from numpyro_orthgp.init import greedy_variance
 from numpyro_orthgp.tabular import search as searching
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import read_table
-from numpyro_orthgp.tabular.left_out import LeftOut, calibrate, finish, folds
+from numpyro_orthgp.tabular.left_out import LeftOut, calibrate, distribution_of, finish, folds
 from numpyro_orthgp.tabular.points import kernel_of
 from numpyro_orthgp.tabular.rows import order_of
 from numpyro_orthgp.tabular.search import Rows, Searched, Searches, everything, function_of, predictor_of
@@ -213,6 +213,38 @@ def test_few_rows_of_which_a_fifth_is_left_out_in_turn():
     fit = ogp.regression(x, np.sin(x), M=50, num_steps=40)
     assert fit.num_held == 4 and len(fit.arguments["Z"]) == 20 and "left out a fifth at a time" in str(fit)
     np.testing.assert_allclose(fit.predict(x).mean, np.sin(x), atol=0.1)
+
+
+def test_few_errors_widen_predictions_towards_their_spread():
+    """Six errors of twice the stated spread, beside five that count as stated."""
+    z = 2.0 * np.array([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+    assert distribution_of(z).scales[0] == pytest.approx(((5 + 24) / 11) ** 0.5)
+    assert distribution_of(0.1 * z).is_standard  # never narrower
+    assert distribution_of(np.tile(z, 100)).scales.max() > 1.9  # many are taken as they are
+
+
+def test_of_few_rows_a_last_search_sees_all(monkeypatch):
+    seen = []
+    real = Searches.lowest
+    monkeypatch.setattr(Searches, "lowest", lambda self, rows, *a: seen.append(rows.num) or real(self, rows, *a))
+    x = np.linspace(0, 6, 20)
+    ogp.regression(x, np.sin(x), M=50, num_steps=3)
+    assert seen.count(20) == 1 and seen[-6:] == [20, *[16] * 5]
+
+
+def test_noise_is_at_least_that_of_rounding():
+    """Rows that recur with the same rounded output let it go to zero, and their neighbours were predicted far too surely."""
+    x = np.repeat(np.linspace(0, 6, 40), 3)
+    y = np.round(np.sin(x), 1)
+    fit = ogp.regression(x, y, M=20, num_steps=100)
+    step = 0.1 / 12**0.5 / y.std()
+    assert fit.noise >= step * (1 - 1e-12) and fit.hyperparameters["noise"] >= step * (1 - 1e-12)
+    with jax.enable_x64(True):
+        rows = Rows(fit.X, fit.y, np.arange(120) >= 20)
+        parts = [LeftOut(fit.found.values, fit.found.Z[:10], rows, fit.X[:20], fit.y[:20], 0.7)]
+        values, near, *_ = calibrate(parts, fit.found.values, Budget.of(None, 30, 40))
+        _, variance, _ = parts[0].predicted(1.0, False)
+    assert values["noise"] == 0.7 and near in (None, 0.7) and (variance > 0.49).all()
 
 
 def test_budgets():

@@ -21,6 +21,7 @@ from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.latent import LEAST_STEPS
 from numpyro_orthgp.tabular.predictions import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, order_of_classes, positive_column
+from numpyro_orthgp.tabular.strays import NONE
 
 SMALL = {"M": 20, "num_steps": 60}
 
@@ -251,7 +252,7 @@ def test_distributions_of_counts_are_those_of_the_likelihood(many):
     np.testing.assert_allclose(p.mean, likelihood.mean, rtol=1e-8)
     np.testing.assert_allclose(p.sd, np.sqrt(likelihood.variance), rtol=1e-8)
     assert p.strays.weight == 0.5 / (len(fit.y) + 1)
-    p = replace(p, strays=None)
+    p = replace(p, strays=NONE)
     np.testing.assert_allclose(p.log_density(y[:6]), likelihood.log_predictive(jnp.asarray(y[:6])), rtol=1e-7)
     # A dense sum of the mixture is the distribution function, and quantiles are its steps.
     t, w = special.roots_hermitenorm(60)

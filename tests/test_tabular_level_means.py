@@ -82,6 +82,10 @@ def test_only_categories_with_many_levels_have_means(rng):
     assert f"categories, means of y by level, from other rows (levels): town ({NUM})" in columns.words()
     at = columns.names.index("town: mean of y")
     assert set(columns.sources[[at, 0]]) == {0}
+    first = columns.columns[0]
+    assert first.known[:MOST_LEVELS] == first.levels and len(first.known) == NUM  # positions in exported arrays
+    three = Columns.learn(table, np.stack([y, y**2, -(y**2)], -1))[0].names
+    assert [name for name in three if "mean" in name] == [f"town: mean of y {i}" for i in range(2)]
     # New rows take the means of all rows, and an exported program's as well.
     new = columns.encode(table)
     np.testing.assert_array_equal(np.delete(new, at, 1), np.delete(X, at, 1))

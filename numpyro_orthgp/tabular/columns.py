@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_orthgp.tabular.level_means import LevelMeans, level_means
+from numpyro_orthgp.tabular.level_means import LEAST_OF_LEVEL, LevelMeans, by_frequency, level_means
 from numpyro_orthgp.tabular.tables import Table, level_of, read_table
 
 __all__ = ["Column", "Columns", "Table", "read_table"]
 
 MOST_LEVELS = 20  # levels of a category that get their own column
 MOST_SEEN = 1000  # levels that are remembered
-LEAST_OF_LEVEL, LEAST_SHARE = 2, 0.001  # rows, and share of the rows, that each of them needs if there are more
+LEAST_SHARE = 0.001  # share of the rows that each of them needs if there are more
 
 
 MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
@@ -74,16 +74,13 @@ class Column:
     @classmethod
     def learn(cls, name: str, values: np.ndarray) -> Column:
         if values.dtype == object:
-            known = [v for v in values if v is not None]
-            levels, counts = np.unique(np.asarray(known, str), return_counts=True)
-            levels = levels[np.argsort(-counts, kind="stable")]
-            _warn_of_meanings(name, levels.tolist())
-            two = len(levels) == 2 and len(known) == len(values)  # one column tells them apart
+            levels, counts, codes = by_frequency(values)
+            _warn_of_meanings(name, levels)
+            two = len(levels) == 2 and (codes >= 0).all()  # one column tells them apart
             most = 1 if two else MOST_LEVELS
             if len(levels) > MOST_LEVELS:
                 most = min(most, int(np.sum(counts >= max(LEAST_OF_LEVEL, LEAST_SHARE * len(values)))))
-            names = tuple(str(v) for v in levels)
-            return cls(name, names[:most], seen=names if len(names) <= MOST_SEEN else None)
+            return cls(name, tuple(levels[:most]), seen=tuple(levels) if len(levels) <= MOST_SEEN else None)
         known = values[np.isfinite(values)]
         if not len(known):
             return cls(name, (), seen=())
@@ -126,7 +123,7 @@ class Column:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Levels with a column or a mean, in the order of their positions in arrays for exported programs."""
+        """Levels with a column or a mean, most frequent first; arrays for exported programs hold positions among them."""
         return (self.levels or ()) if self.means is None else self.means.levels
 
     @property
@@ -159,7 +156,8 @@ class Column:
 
     def names(self) -> list[str]:
         if self.levels is not None:
-            means = [] if self.means is None else [f"{self.name}: mean of y"] * len(self.means.values)
+            num = 0 if self.means is None else len(self.means.values)
+            means = [f"{self.name}: mean of y" + (f" {i}" if num > 1 else "") for i in range(num)]
             return [f"{self.name}={level}" for level in self.levels] + means
         return [self.name, f"{self.name} is missing"] if self.tells_missing else [self.name]
 
@@ -179,7 +177,7 @@ def _warn_of_meanings(name: str, levels: list[str]) -> None:
             found = f" The others are {', '.join(map(repr, others[:3]))}." if others else ""
             warnings.warn(
                 f"Column {name!r} is text, {len(levels) - len(others)} of whose {len(levels)} different entries are {what}, and "
-                f"is taken for a category: at most the {MOST_LEVELS} most frequent are told apart.{found} {advice}",
+                f"is taken for a category, whose levels have no order.{found} {advice}",
                 stacklevel=2,
             )
 
@@ -217,8 +215,8 @@ class Columns:
         kept: list[int] = []
         seen: set[bytes] = set()
         for i, x in enumerate(encoded):
-            rounded = np.round(x, 9).tobytes()
-            if np.ptp(x) > 0 and rounded not in seen and np.round(-x, 9).tobytes() not in seen:
+            rounded, mirrored = ((np.round(v, 9) + 0.0).tobytes() for v in (x, -x))  # + 0.0: no zero is negative
+            if np.ptp(x) > 0 and rounded not in seen and mirrored not in seen:
                 kept.append(i)
                 seen.add(rounded)
         if not kept:

@@ -27,7 +27,7 @@ from numpyro_orthgp.tabular.rows import observed_counts, order_of, positive_colu
 from numpyro_orthgp.tabular.serving import moments_at
 from numpyro_orthgp.tabular.stages import CLEARLY, Found, Tried, in_blocks, moments
 from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
-from numpyro_orthgp.tabular.strays import StrayCounts, weight_of
+from numpyro_orthgp.tabular.strays import NONE, StrayCounts, weight_of
 from numpyro_orthgp.types import Array
 
 __all__ = ["CountsFit", "counts"]
@@ -246,8 +246,7 @@ class CountsFit(TableFit):
         k = values.get("concentration")
         shape = np.inf if k is None else float(k)
         log_sd = np.sqrt(np.maximum(variance, 0))
-        weight = weight_of(len(self.y))
-        strays = None if self.found.is_mean else StrayCounts(weight, self.rate * exposure)
+        strays = NONE if self.found.is_mean else StrayCounts(weight_of(len(self.y)), self.rate * exposure)
         return CountPredictions(log_mean, log_sd, shape, _Densities(k), table.index, table.like, strays)
 
     def _program(self, X: Array, *more: Array) -> dict[str, Array]:

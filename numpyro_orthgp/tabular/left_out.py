@@ -2,7 +2,8 @@
 is better.
 
 If rows are few, all of them are left out in turn, a fifth at a time. The hyperparameters for each fifth come from a search on the
-other rows, since they would predict rows that they have seen too well.
+other rows, since they would predict rows that they have seen too well. Of very few rows, a search misses those that are held out,
+and errors do not tell their spread: one more search sees all, and the errors' spread is shrunk towards the stated one.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import numpy as np
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture, fit_mixture
 from numpyro_orthgp.tabular.points import Values
+from numpyro_orthgp.tabular.rows import FEW
 from numpyro_orthgp.tabular.search import Rows, Searched, Searches, as_params, as_values, everything, predictor_of
 from numpyro_orthgp.tabular.stages import CLEARLY, FOLDS, MOST_POINTS, Found, Stage, moments
+from numpyro_orthgp.tabular.units import Outputs
 
 __all__ = ["LeftOut", "calibrate", "finish", "folds", "left_out"]
 
@@ -25,7 +28,6 @@ SEARCHES_LEFT_OUT = 0.15  # least share of the time for rows that are left out
 OF_Y_ALONE = 0.1  # least standard deviation within the distribution of y alone: values that recur are no peaks of it
 FOLD_POINTS = 400  # most inducing points of a search for rows that are left out
 LEAST_ERRORS = 20  # errors that a mixture can be fitted to
-FEW = 40  # rows below which held-out ones are missed in a search, and errors do not tell their spread
 AS_STATED = 5.0  # errors with the stated spread that count beside few others
 FLAT = {"scale": 1e-3, "slope": 1e-3, "noise": 1.0}  # the mean and the standard deviation
 
@@ -38,10 +40,11 @@ class LeftOut(NamedTuple):
     rows: Rows
     X_new: np.ndarray
     y_new: np.ndarray
+    rounding: float = 0.0  # least noise
 
     def predicted(self, factor: float, near: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Predicted means and variances with the noise times ``factor``, and the observed outputs."""
-        values = self.values | {"noise": self.values["noise"] * factor}
+        values = self.values | {"noise": np.maximum(self.values["noise"] * factor, self.rounding)}
         mean, variance = moments(predictor_of(values, self.rows, self.Z, near), self.X_new)
         return mean, variance + values["noise"] ** 2, self.y_new
 
@@ -57,25 +60,30 @@ def folds(num_rows: int) -> list[np.ndarray]:
     return [(k * size <= rows) & (rows < (k + 1) * size) for k in range(FOLDS)]
 
 
-def left_out(searches: Searches, y: np.ndarray, values: Values, last: Stage, num_points: int) -> list[LeftOut]:
+def left_out(searches: Searches, outputs: Outputs, values: Values, last: Stage, num_points: int) -> list[LeftOut]:
     """Rows for calibration, which the hyperparameters have not seen. These are the held-out rows if they are many. Otherwise they
     are all rows, a fifth at a time, and each fifth has its own search on the other rows.
 
     :param last: the search that found the hyperparameters.
     :param num_points: number of inducing points for predictions.
     """
-    X, num_held = searches.X, searches.num_held
+    X, y, num_held = searches.X, outputs.values, searches.num_held
     if not searches.are_few:
         rows = Rows(X[num_held:], y[num_held:])
-        return [LeftOut(values, rows.points(values, num_points), rows, X[:num_held], y[:num_held])]
+        Z = rows.points(values, num_points)
+        return [LeftOut(values, Z, rows, X[:num_held], y[:num_held], outputs.rounding)]
     parts = []
     for new in folds(len(y)):
         found, rows = values, Rows(X, y, ~new)
         if searches.budget.allows(0.0):
-            Z = rows.points(values, min(last.num_points, FOLD_POINTS))
-            found = as_values(searches.lowest(rows, Z, values).params)
-        parts.append(LeftOut(found, rows.points(found, num_points), rows, X[new], y[new]))
+            found = searched(searches, rows, values, min(last.num_points, FOLD_POINTS))
+        parts.append(LeftOut(found, rows.points(found, num_points), rows, X[new], y[new], outputs.rounding))
     return parts
+
+
+def searched(searches: Searches, rows: Rows, values: Values, num_points: int) -> Values:
+    """Hyperparameters by one more search, on these rows."""
+    return as_values(searches.lowest(rows, rows.points(values, num_points), values).params)
 
 
 def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched, grows: bool) -> Found:
@@ -83,49 +91,44 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
 
     :param stages, last, ended, grows: results of :func:`~numpyro_orthgp.tabular.search.search`.
     """
-    X, values, (y, log_slopes, _, rounding) = searches.X, ended.values, ended.outputs
-    num_points, baseline, is_mean, near_noise, errors = last.num_points, np.nan, False, None, STANDARD
-    if grows:
-        most = min(MOST_POINTS, int((MOST_WORK / len(y)) ** 0.5))
-        num_points = min(len(y), max(num_points, min(most, 2 * num_points)))
-    if num_points >= len(y) - searches.num_held:  # all rows that the search saw
-        num_points = len(y)
-    if searches.num_held and len(y) < FEW:
-        rows = everything(X, y, searches.num_held)
-        values = as_values(searches.lowest(rows, rows.points(values, last.num_points), values).params)
-    values = at_least(rounding, values)
-    if searches.num_held:
-        searches.budget = searches.budget.renewed(SEARCHES_LEFT_OUT)
-        parts = left_out(searches, y, values, last, num_points)
-        parts = [part._replace(values=at_least(rounding, part.values)) for part in parts]
-        alone = np.concatenate([part.y_new for part in parts])
-        values, near_noise, score, found = calibrate(parts, values, searches.budget)
-        errors, flat = STANDARD, STANDARD
-        if len(found) >= LEAST_ERRORS:
-            errors, flat = fit_mixture(found), fit_mixture(alone, OF_Y_ALONE)
-        if errors.is_standard and len(found) < FEW:
-            errors = wider(found)
-        baseline = float(STANDARD.log_density(alone).mean())
-        # A few far rows decide between normal distributions, and values that recur between mixtures: so both must say it.
-        is_mean = bool(score < baseline and score + gain(errors, found) < baseline + gain(flat, alone))
-        errors = flat if is_mean else errors
-        baseline += float(log_slopes[: len(found)].mean())
+    values, outputs = ended.values, ended.outputs
+    rows = everything(searches.X, outputs.values, searches.num_held)
+    num_points = points_of_all(last.num_points, rows.num, searches.num_held, grows)
+    if rows.num < FEW:
+        values = searched(searches, rows, values, last.num_points)
+    searches.budget = searches.budget.renewed(SEARCHES_LEFT_OUT)
+    parts = left_out(searches, outputs, values, last, num_points)
+    values, near_noise, score, found = calibrate(parts, values, searches.budget)
+    alone = np.concatenate([part.y_new for part in parts])
+    errors, flat = distribution_of(found), fit_mixture(alone, OF_Y_ALONE) if len(alone) >= LEAST_ERRORS else STANDARD
+    baseline = float(STANDARD.log_density(alone).mean())
+    # A few far rows decide between normal distributions, and values that recur between mixtures: so both must say it.
+    is_mean = bool(score < baseline and score + gain(errors, found) < baseline + gain(flat, alone))
     if is_mean:
-        values, near_noise = values | {k: np.array(v) for k, v in FLAT.items()}, None
-    Z = everything(X, y, searches.num_held).points(values, num_points)
+        values, near_noise, errors = values | {k: np.array(v) for k, v in FLAT.items()}, None, flat
     params = {name: np.asarray(value) for name, value in as_params(values).items()}
-    return Found(values, Z, params, stages, baseline, is_mean, near_noise, errors)
+    baseline += float(outputs.log_slopes[: len(found)].mean())
+    return Found(values, rows.points(values, num_points), params, stages, baseline, is_mean, near_noise, errors)
+
+
+def points_of_all(num_points: int, num_rows: int, num_held: int, grows: bool) -> int:
+    """Number of inducing points for all rows: all of them, if the search had all that it saw; and twice the points if that paid."""
+    if grows:
+        most = min(MOST_POINTS, int((MOST_WORK / num_rows) ** 0.5))
+        num_points = min(num_rows, max(num_points, min(most, 2 * num_points)))
+    return num_rows if num_points >= num_rows - num_held else num_points
+
+
+def distribution_of(z: np.ndarray) -> Mixture:
+    """The distribution of new errors, from those of left-out rows."""
+    errors = fit_mixture(z) if len(z) >= LEAST_ERRORS else STANDARD
+    return wider(z) if errors.is_standard and len(z) < FEW else errors
 
 
 def wider(z: np.ndarray) -> Mixture:
     """A normal distribution with the spread of few errors, shrunk towards the stated one and not below it."""
     variance = (AS_STATED + np.sum(z**2)) / (AS_STATED + len(z))
     return Mixture(np.ones(1), np.zeros(1), np.array([max(float(variance), 1.0) ** 0.5]))
-
-
-def at_least(noise: float, values: Values) -> Values:
-    """Hyperparameters with at least this noise."""
-    return values | {"noise": np.maximum(values["noise"], noise)}
 
 
 def scored(parts: list[LeftOut], factor: float = 1.0, near: bool = False) -> tuple[float, np.ndarray]:
@@ -163,9 +166,9 @@ def calibrate(parts: list[LeftOut], values: Values, budget: Budget) -> tuple[Val
         return factor, best, distances
 
     factor, best, distances = climb(False, (STEP,))
-    num, near_noise = len(distances), None
+    num, near_noise, least = len(distances), None, parts[0].rounding
     if any(len(part.Z) < part.rows.num for part in parts):
         near, score, others = climb(True, (1 / STEP, STEP))
         if score > best + CLEARLY:
-            near_noise, best, distances = float(values["noise"] * near), score, others
-    return values | {"noise": values["noise"] * factor}, near_noise, best / num, distances
+            near_noise, best, distances = max(float(values["noise"] * near), least), score, others
+    return values | {"noise": np.maximum(values["noise"] * factor, least)}, near_noise, best / num, distances

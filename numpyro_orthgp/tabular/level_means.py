@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["LevelMeans", "level_means"]
+__all__ = ["LEAST_OF_LEVEL", "LevelMeans", "by_frequency", "level_means"]
 
 PARTS = 5
-LEAST_ROWS, MOST_LEVELS = 2, 10_000  # rows of a level that has a mean, and levels that have one
+LEAST_OF_LEVEL = 2  # rows that a level needs to say something of new ones
+MOST_MEANS = 10_000  # levels that have a mean
 MOST_OUTPUTS = 5  # classes up to which each class has its own means
 
 
@@ -43,6 +44,19 @@ class LevelMeans:
         return [np.append(means, 0.0)[found] for means in self.values]
 
 
+def by_frequency(values: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Levels, most frequent first; their numbers of rows; and the level of each row by position, -1 where it is missing.
+
+    :param values: levels, None where missing, shape (N,).
+    """
+    known = np.array([v is not None for v in values], bool)
+    levels, found, counts = np.unique(values[known].astype(str), return_inverse=True, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    codes = np.full(len(values), -1)
+    codes[known] = np.argsort(order)[found]
+    return levels[order].tolist(), counts[order], codes
+
+
 def level_means(values: np.ndarray, outputs: np.ndarray, seed: int) -> tuple[LevelMeans, list[np.ndarray]] | None:
     """Means of the outputs for each level, and the columns for the rows of training; None if levels differ no more than by chance.
 
@@ -50,29 +64,24 @@ def level_means(values: np.ndarray, outputs: np.ndarray, seed: int) -> tuple[Lev
     :param outputs: shape (N, K). With more than 5 outputs there are no means.
     :param seed: seed of the five parts.
     """
-    known = np.array([v is not None for v in values], bool)
-    levels, codes, counts = np.unique(values[known].astype(str), return_inverse=True, return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:MOST_LEVELS]
-    order = order[counts[order] >= LEAST_ROWS]
-    if len(order) < 2 or outputs.shape[1] > MOST_OUTPUTS:
+    levels, counts, codes = by_frequency(values)
+    num = min(int(np.sum(counts >= LEAST_OF_LEVEL)), MOST_MEANS)
+    if num < 2 or outputs.shape[1] > MOST_OUTPUTS:
         return None
-    place = np.full(len(levels) + 1, len(order))
-    place[order] = np.arange(len(order))
-    level = np.full(len(values), len(order))  # of each row; the last stands for all that have no mean
-    level[known] = place[codes]
+    level = np.where((0 <= codes) & (codes < num), codes, num)  # the last stands for all that have no mean
     away = outputs - outputs.mean(0)
-    weight = np.stack([_weight(level, y, len(order)) for y in away.T], -1)
+    weight = np.stack([_weight(level, y, num) for y in away.T], -1)
     part = np.random.default_rng(seed).permutation(len(values)) % PARTS
     columns = np.zeros_like(away)
     for k in range(PARTS):
         here = part == k
-        columns[here] = _shrunk(level[~here], away[~here], weight, len(order))[level[here]]
+        columns[here] = _shrunk(level[~here], away[~here], weight, num)[level[here]]
     scale = columns.std(0)
     used = (weight > 0) & (scale > 0)
     if not used.any():
         return None
-    means = _shrunk(level, away, weight, len(order))[:-1, used] / scale[used]
-    found = LevelMeans(tuple(str(v) for v in levels[order]), tuple(tuple(column) for column in means.T.tolist()))
+    means = _shrunk(level, away, weight, num)[:-1, used] / scale[used]
+    found = LevelMeans(tuple(levels[:num]), tuple(tuple(column) for column in means.T.tolist()))
     return found, list((columns[:, used] / scale[used]).T)
 
 

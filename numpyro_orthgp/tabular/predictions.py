@@ -13,7 +13,7 @@ import scipy
 
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture, moments_of
-from numpyro_orthgp.tabular.strays import NONE, StrayCounts, StrayNumbers
+from numpyro_orthgp.tabular.strays import NONE, StrayNumbers, Strays
 
 __all__ = ["ClassPredictions", "CountPredictions", "Predictions"]
 
@@ -205,7 +205,7 @@ class CountPredictions(_Ordered):
     :param concentration: k of the negative binomial distribution; infinite for Poisson.
     :param index: labels of the rows, if the user's table has them.
     :param densities: maps ``log_mean``, ``log_sd`` and y to log probabilities of counts.
-    :param strays: rows that are unlike those seen; None if there are none.
+    :param strays: rows that are unlike those seen.
     """
 
     log_mean: np.ndarray
@@ -214,7 +214,7 @@ class CountPredictions(_Ordered):
     densities: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
     index: Any = None
     like: Any = None
-    strays: StrayCounts | None = None
+    strays: Strays = NONE
 
     @property
     def mean(self) -> np.ndarray:  # type: ignore[override]
@@ -235,7 +235,7 @@ class CountPredictions(_Ordered):
         y = checked_outputs(y, len(self.log_mean)).astype(float)
         parts = [slice(first, first + ROWS_AT_ONCE) for first in range(0, len(y), ROWS_AT_ONCE)]
         found = np.concatenate([self._cdf(y[part], self.log_mean[part], self.log_sd[part]) for part in parts])
-        return found if self.strays is None else self.strays.mixed_cdf(found, y)
+        return self.strays.mixed_cdf(found, y)
 
     def _cdf(self, y: np.ndarray, log_mean: np.ndarray, log_sd: np.ndarray) -> np.ndarray:
         k, count = self.concentration, np.floor(np.maximum(y, 0))[:, None]
@@ -277,4 +277,4 @@ class CountPredictions(_Ordered):
         if not ((counts >= 0) & (counts == np.round(counts))).all():
             raise ValueError("`y` must hold counts: whole numbers that are not negative.")
         found = self.densities(self.log_mean, self.log_sd, counts)
-        return found if self.strays is None else self.strays.mixed_log_density(found, counts)
+        return self.strays.mixed_log_density(found, counts)

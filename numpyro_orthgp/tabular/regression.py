@@ -77,9 +77,9 @@ def regression(
     a normal distribution, or a mixture of up to four, which can have heavy and skewed tails. Schwarz's criterion decides; with
     fewer than 20 rows it is normal, and with fewer than 40 a fifth is held out. N rows do not rule out that the next one is unlike
     them all, such as a slip of the pen. So quantiles and densities give a very wide distribution of the size of y the weight
-    1 / (2 (N + 1)), its expectation under Jeffreys' prior. Outputs that are multiples of some step were
-    rounded to it, so the noise is at least that of rounding. If the
-    distribution of y alone predicts better, by normal distributions and by mixtures, the fit returns it, and the page says so.
+    1 / (2 (N + 1)), its expectation under Jeffreys' prior. Outputs that are multiples of some step were rounded to it, so the noise
+    is at least that of rounding. If the distribution of y alone predicts better, by normal distributions and by mixtures, the fit
+    returns it, and the page says so.
 
     **Next steps.** ``SVI`` and ``NUTS`` take ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments``. The model is a few
     public lines, to copy and change.

@@ -9,12 +9,13 @@ import numpy as np
 from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = [
-    "LEAST_ROWS", "is_missing", "observed_counts", "observed_numbers", "one_column", "order_of", "order_of_classes",
+    "FEW", "LEAST_ROWS", "is_missing", "observed_counts", "observed_numbers", "one_column", "order_of", "order_of_classes",
     "positive_column",
 ]  # fmt: skip
 
 LEAST_ROWS = 10
 MOST_HELD, LEAST_HELD = 1000, 10  # rows that are held out, if there are enough
+FEW = 4 * LEAST_HELD  # rows below which there are not
 
 
 def one_column(y: Any, num_rows: int, name: str = "y", index: Any = None) -> np.ndarray:
@@ -164,5 +165,5 @@ def order_of(num_rows: int, seed: int, of_few: float = 0.0) -> tuple[np.ndarray,
     """A random order of the rows, and how many of the first are held out: a tenth, at least 10 and at most 1000; of
     fewer than 40 rows this share."""
     num_held = min(max(num_rows // 10, LEAST_HELD), MOST_HELD)
-    held = num_held if num_rows >= 4 * num_held else int(of_few * num_rows)
+    held = num_held if num_rows >= FEW else int(of_few * num_rows)
     return np.random.default_rng(seed).permutation(num_rows), held

@@ -266,19 +266,24 @@ def _warn_of_groups(svi: Any, batches: Feed) -> None:
     sizes = [size for size in (wanted.values() if isinstance(wanted, dict) else [wanted]) if isinstance(size, int)]
     if sizes and not batches.is_full and any(batches.group_size % size for size in sizes):
         size = min(sizes)
-        text = f"The guide tightens the residual in groups of {size} consecutive rows, but "
         if batches.is_stream:
-            text += "batches of a stream are taken as they come: the groups gain only if each batch consists of whole groups of "
-            text += f"rows that are near each other, as init.groups(X, {size}) puts them."
-        else:
-            text += f"batches hold groups of {batches.group_size} rows: rows that are not near each other gain nothing. Sort the "
-            text += f"data by init.groups(X, {size}) and "
-            text += (
-                f"say fit(..., group_size={size})."
-                if isinstance(batches, Batches)
-                else "pass a Stream of whole groups."
+            found = (
+                "batches of a stream are taken as they come: the groups gain only if each batch consists of whole groups of "
+                f"rows that are near each other, as init.groups(X, {size}) puts them."
             )
-        warnings.warn(text, UserWarning, stacklevel=3)
+        else:
+            then = (
+                f"say fit(..., group_size={size})" if isinstance(batches, Batches) else "pass a Stream of whole groups"
+            )
+            found = (
+                f"batches hold groups of {batches.group_size} rows: rows that are not near each other gain nothing. Sort the "
+                f"data by init.groups(X, {size}) and {then}."
+            )
+        warnings.warn(
+            f"The guide tightens the residual in groups of {size} consecutive rows, but {found}",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Feed) -> int:
