@@ -512,6 +512,17 @@ def test_a_loader_that_shuffles_otherwise_is_refused_where_it_goes_on(tmp_path):
     assert len(run(Stream(Drifts((X, y), 8)), checkpoint=path, num_steps=24, resume="anyway").losses) == 24
 
 
+def test_an_order_that_begins_batches_with_the_same_rows_is_another(tmp_path):
+    """A digest of one row of a batch would not see it, nor one of two in fifty orders drawn at random."""
+    orders = [np.arange(48), np.arange(48)]
+    orders[1].reshape(-1, 8)[1:, 1:] = orders[1].reshape(-1, 8)[1:, :0:-1].copy()  # the first batch is in the fingerprint
+    sources = [Stream(lambda rows=rows: pieces((X, y), rows, 8), 48) for rows in orders]
+    path = tmp_path / "run.npz"
+    run(sources[0], checkpoint=path)
+    with pytest.raises(ValueError, match=r"gives another batch of step 20 than when the file was written"):
+        run(sources[1], checkpoint=path, num_steps=24)
+
+
 def test_a_finished_run_reads_one_batch(tmp_path):
     path, source, seen = tmp_path / "run.npz", pairs(), []
     first = run(Stream(lambda: (seen.append(i) or p for i, p in enumerate(source)), N), checkpoint=path)

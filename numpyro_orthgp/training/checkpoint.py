@@ -56,7 +56,7 @@ def dump(snapshot: Snapshot, losses: np.ndarray, mark: dict[str, Any]) -> bytes:
 def mark_in(content: bytes) -> Any:
     """The mark of the source's last batch before the file's step."""
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        return json.loads(str(file["header"]))["fingerprint"].get("last batch")
+        return json.loads(str(file["header"]))["fingerprint"].get("rows of the last batch")
 
 
 def load(

@@ -156,7 +156,7 @@ class Shards:
         }
 
     def mark(self, step: int) -> list[str] | None:
-        """For a stream, for each process a digest of one row of the last batch that it read before a step."""
+        """For a stream, for each process a digest of rows of the last batch that it read before a step."""
         if not isinstance(self.own, Streamed):
             return None
         return gathered(self.own.mark(self._batches_before(step)) or "")

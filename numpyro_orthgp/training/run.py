@@ -99,7 +99,7 @@ class Keeper:
         if snapshot.step == self.saved:
             return
         if self.devices.is_first:
-            mark = self.fingerprint if last is None else self.fingerprint | {"last batch": last}
+            mark = self.fingerprint if last is None else self.fingerprint | {"rows of the last batch": last}
             content = checkpoint.dump(snapshot, losses[: snapshot.step], mark)
             try:
                 checkpoint.write(self.path, content)
