@@ -515,7 +515,9 @@ def test_a_loader_that_shuffles_otherwise_is_refused_where_it_goes_on(tmp_path):
 def test_an_order_that_begins_batches_with_the_same_rows_is_another(tmp_path):
     """A digest of one row of a batch would not see it, nor one of two in fifty orders drawn at random."""
     orders = [np.arange(48), np.arange(48)]
-    orders[1].reshape(-1, 8)[1:, 1:] = orders[1].reshape(-1, 8)[1:, :0:-1].copy()  # the first batch is in the fingerprint
+    orders[1].reshape(-1, 8)[1:, 1:] = (
+        orders[1].reshape(-1, 8)[1:, :0:-1].copy()
+    )  # the first batch is in the fingerprint
     sources = [Stream(lambda rows=rows: pieces((X, y), rows, 8), 48) for rows in orders]
     path = tmp_path / "run.npz"
     run(sources[0], checkpoint=path)
