@@ -108,6 +108,23 @@ def test_expectations_of_a_fit_are_random_and_differ_from_row_to_row():
     assert np.abs(first - second).min() > 1e-7 and np.abs(first[0] - first[1]) > 1e-7
 
 
+def test_few_points_of_many_classes_add_little_noise_to_a_minibatch() -> None:
+    """Under 5 % of the spread between rows, of which a minibatch has its noise; and the mean is right."""
+    rng = np.random.default_rng(0)
+    shape = (400, 26)
+    mean, labels = jnp.asarray(2 * rng.normal(size=shape)), jnp.asarray(rng.integers(0, 26, 400))
+
+    def estimate(key, rule=None):
+        with numpyro.handlers.seed(rng_seed=key):
+            d = likelihoods.Categorical(ogp.Marginals(mean, jnp.ones(shape), jnp.zeros(shape)), integrator=rule)
+            return d.log_prob(labels)
+
+    found = np.asarray(jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.PRNGKey(0), 30)))
+    assert found.std(0).mean() < 0.05 * found.mean(0).std()
+    exact = jax.jit(lambda key: estimate(key, QuasiMonteCarlo(4096)))(jax.random.PRNGKey(1))
+    assert_allclose(found.mean(), exact.mean(), atol=5 * found.std(0).mean() / (30 * 400) ** 0.5)
+
+
 @pytest.mark.parametrize("num_classes", [3, 10])
 def test_probabilities_of_classes_are_right_to_a_thousandth(num_classes):
     rng = np.random.default_rng(num_classes)

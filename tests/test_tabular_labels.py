@@ -14,11 +14,13 @@ from scipy import special, stats
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp.likelihoods import Bernoulli, Categorical, NegativeBinomial
+from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.classification import sharpened
 from numpyro_orthgp.tabular.columns import read_table
 from numpyro_orthgp.tabular.counts import one_rate
 from numpyro_orthgp.tabular.labels import Labels
-from numpyro_orthgp.tabular.latent import LEAST_STEPS
+from numpyro_orthgp.tabular.latent import LEAST_STEPS, USUAL_STEPS, LatentSearch
+from numpyro_orthgp.tabular.models import classification_model
 from numpyro_orthgp.tabular.predictions import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, order_of_classes, positive_column
 from numpyro_orthgp.tabular.strays import NONE
@@ -317,6 +319,24 @@ def test_a_search_leaves_its_start_though_compilation_takes_the_time():
     ):
         (stage,) = fit.found.stages
         assert stage.status == "interrupted" and stage.num_steps == LEAST_STEPS and not fit.found.is_mean
+
+
+def test_a_search_has_the_steps_that_its_time_allows():
+    """The rate falls to its end within the time, and the last fit ends in time too."""
+    X, z, _ = table(150)
+    data = {"X": X, "y": (z > 0).astype(int)}
+
+    def steps(seconds, pace, num_points):
+        budget = Budget(seconds, None, USUAL_STEPS)
+        search = LatentSearch(classification_model, data, {"num_classes": 2}, 15, budget, [], np.zeros)
+        search.pace = pace / 100**2  # seconds of a step with 100 points
+        return search.steps_for(np.zeros((num_points, 1)), {}), search.steps_in(6.0, np.zeros((num_points, 1)))
+
+    assert steps(100.0, 0.1, 100) == (120, 60)  # 15 % of the 80 s that are for searches
+    assert steps(100.0, 0.1, 200) == (pytest.approx(200, abs=1), 15)  # all of them, at 0.4 s a step
+    assert steps(100.0, 1e-4, 100) == (USUAL_STEPS, USUAL_STEPS)
+    assert steps(100.0, 10.0, 400) == (LEAST_STEPS, 0)
+    assert steps(None, 10.0, 400)[0] == USUAL_STEPS
 
 
 @pytest.mark.parametrize("k", [np.inf, 0.5, 20.0])

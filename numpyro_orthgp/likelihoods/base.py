@@ -23,14 +23,15 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import enumerating, prng_key
 from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, moment_of, real
 from numpyro_orthgp.likelihoods.integrators import (
-    FOR_PREDICTIONS,
     GaussHermite,
     Integrator,
     MonteCarlo,
     QuasiMonteCarlo,
     by_blocks,
     expectation,
+    for_predictions,
     log_expectation,
+    usual,
 )
 from numpyro_orthgp.likelihoods.masks import ToldOfMasks, refuse_groups
 from numpyro_orthgp.likelihoods.wrapped import (
@@ -87,6 +88,7 @@ class ExpectedLikelihood(ToldOfMasks):
     integrates_function = True  # a likelihood of this package, see `is_expected`
     sees_several = False  # whether one y sees f at several inputs, which need joint draws
     moments_suffice = False  # whether the expectation needs only mean and variance of f, for any distribution of f
+    _few_nodes_suffice = False  # in a fit, for many functions
     cdf = icdf = no_cdf
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -106,7 +108,7 @@ class ExpectedLikelihood(ToldOfMasks):
             refuse_groups(type(self).__name__)
         dim = (marginals.num_latents or 1) if self.mixes else 1
         self.by_default = integrator is None
-        self.integrator = integrator or (GaussHermite() if dim <= 2 else QuasiMonteCarlo())
+        self.integrator = integrator or usual(dim, self._few_nodes_suffice)
         self.rng_key = None if isinstance(self.integrator, GaussHermite) else prng_key()
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
@@ -299,9 +301,7 @@ class ExpectedLikelihood(ToldOfMasks):
         return logsumexp(parts, axis=0)
 
     def _shared_nodes(self, line: bool) -> tuple[Array, Array]:
-        m, rule = self.marginals, self.integrator
-        if self.by_default and isinstance(rule, QuasiMonteCarlo):
-            rule = QuasiMonteCarlo(FOR_PREDICTIONS)  # errors do not average out here, as over the steps of a fit
+        m, rule = self.marginals, for_predictions(self.integrator) if self.by_default else self.integrator
         mixes = self.mixes and not line
         axes = 1 if mixes or line else len(m.own_shape)
         return rule.shared_nodes(axes, m.num_latents if mixes else None, m.mean.dtype)

@@ -137,14 +137,16 @@ class Categorical(ExpectedLikelihood):
     :param link: "softmax" or "robustmax".
     :param epsilon: for "robustmax", the probability of a label that is not the largest function's, shape () or (B,).
     :param integrator: for "softmax", the default is Gauss-Hermite for up to two latent functions, and quasi-Monte Carlo for more,
-        with 128 points in a fit and 2048 in predictions; probabilities are then accurate to 1e-3 for ten classes and 2e-3 for a
-        hundred. For "robustmax", the default is nodes around the step, accurate for any ratio of variances.
+        with 128 points in a fit (32 for more than eight functions) and 2048 in predictions; probabilities are then accurate to 1e-3
+        for ten classes and 2e-3 for a hundred. For "robustmax", the default is nodes around the step, accurate for any ratio of
+        variances.
     :raises ValueError: for another link; an ``epsilon`` of another shape, or a concrete one that is not between 0 and 1; if
         ``marginals`` has no latent axis or only one function, or (for "robustmax") if its outputs mix latent functions.
     """
 
     pytree_data_fields: tuple[str, ...] = ("epsilon",)
     pytree_aux_fields: tuple[str, ...] = ("link", "about_step")
+    _few_nodes_suffice = True
 
     def __init__(
         self,

@@ -46,9 +46,14 @@ class Budget:
         """Seconds since the start."""
         return time.monotonic() - self.begin
 
+    @property
+    def left(self) -> float:
+        """Seconds until the limit; infinite if there is none."""
+        return float("inf") if self.seconds is None else self.seconds - self.spent
+
     def allows(self, seconds: float) -> bool:
         """Whether so many seconds are left."""
-        return self.seconds is None or self.spent + seconds < self.seconds
+        return seconds < self.left
 
     def part(self, share: float) -> Budget:
         """The same clock with a share of the seconds."""

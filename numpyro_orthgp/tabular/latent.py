@@ -41,6 +41,9 @@ BATCH = 1024
 FLAT = 0.3  # standard deviation of a function, below which a further search starts from shorter lengthscales
 NATURAL, RATE, LAST_RATE = 0.3, 0.2, 0.05  # step of q; Adam's rate, and the share of it that remains at the end
 FEW = 2  # rows that suffice to trace a model
+CALL = 10  # steps of a call to the device, so that searches of any number of steps share a program
+PROBE = 2 * CALL  # steps that tell how long a step takes
+SEARCHES, FIRST = 0.8, 0.15  # shares of the time: of all searches, and of each of the first ones
 
 
 @dataclass
@@ -64,8 +67,10 @@ class LatentSearch:
     held: dict[str, np.ndarray] = field(init=False)
     best: dict[str, Any] = field(init=False)  # result of the best search, which the held-out rows judge
     best_stage: Stage = field(init=False)
+    pace: float = field(init=False, default=np.nan)  # seconds of a step over the square of the number of points
 
     def __post_init__(self) -> None:
+        self.whole, self.budget = self.budget, self.budget.part(SEARCHES)
         self.seen = {name: array[self.num_held :] for name, array in self.data.items()}
         self.held = {name: array[: self.num_held] for name, array in self.data.items()}
 
@@ -99,7 +104,7 @@ class LatentSearch:
     def search(self, tried: list[Tried]) -> Found:
         """The fit of all rows, after further searches while they pay."""
         rows = self.num_rows, self.num_held, self.rows_for
-        stages, (last, ended), _ = while_it_pays(tried, self.stage, self.budget, *rows)
+        stages, (last, ended), _ = while_it_pays(tried, self.stage, self.budget, *rows, LEAST_STEPS)
         self.best, self.best_stage, losses = ended, last, ended["losses"]
         if self.num_held:
             params, losses = self.on_all_rows(ended)
@@ -111,7 +116,7 @@ class LatentSearch:
         values = before["values"]
         X = self.seen["X"][: max(LEAST_ROWS, ROWS_PER_POINT * num_points)]
         Z = points_for(values, X, num_points)
-        result = self.trained(self.seen, Z, as_params(values), self.budget.num_steps, RATE)
+        result = self.trained(self.seen, Z, as_params(values), self.steps_for(Z, values), RATE)
         params = {name: np.asarray(value) for name, value in result.params.items()}
         values, loss = values_of(params), settled(result.losses)
         held_out = np.nan
@@ -122,8 +127,24 @@ class LatentSearch:
         rows, num, status = self.num_rows, len(Z), result.status
         return Stage(rows, num, name, loss, status, result.num_steps, held_out, np.nan, seconds), ended
 
+    def steps_for(self, Z: np.ndarray, values: Values) -> int:
+        """Number of steps of a search. If steps take long, there are fewer: a search whose rate has not fallen is worth little."""
+        budget, is_first = self.budget, len(Z) <= FIRST_POINTS
+        if budget.seconds is None:
+            return budget.num_steps
+        if np.isnan(self.pace) and budget.allows(0.0):
+            self.trained(self.seen, Z, as_params(values), PROBE, RATE)
+        seconds = min(budget.left, FIRST * budget.seconds) if is_first else budget.left
+        return max(self.steps_in(seconds, Z), LEAST_STEPS)
+
+    def steps_in(self, seconds: float, Z: np.ndarray) -> int:
+        """Number of steps that so many seconds allow, at most those of a search."""
+        possible = seconds / (self.pace * len(Z) ** 2)
+        return self.budget.num_steps if np.isnan(possible) else int(np.clip(possible, 0, self.budget.num_steps))
+
     def on_all_rows(self, ended: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
         num_steps = max(self.best_stage.num_steps // 2, 1)  # fewer, if the time ended the search
+        num_steps = min(num_steps, max(self.steps_in(self.whole.left, ended["Z"]), CALL))
         result = self.trained(self.data, ended["Z"], ended["params"], num_steps, LAST_RATE * RATE, watched=False)
         return {name: np.asarray(value) for name, value in result.params.items()}, result.losses
 
@@ -139,6 +160,13 @@ class LatentSearch:
         num_rows = len(data["y"])
         adam = optax.adam(optax.cosine_decay_schedule(rate, num_steps, LAST_RATE))
         svi = SVI(self.model, new_guide(self.model), natural_gradient(adam, NATURAL), TraceMeanField_ELBO())
+        calls: list[tuple[int, float]] = []
+
+        def after_call(progress: Progress) -> None:
+            calls.append((progress.step, self.budget.spent))
+            if watched and progress.step >= LEAST_STEPS:  # compilation alone may take the time
+                self.budget.watch(progress)
+
         result = fit(
             svi,
             jax.random.PRNGKey(0),
@@ -146,20 +174,19 @@ class LatentSearch:
             batch_size=min(BATCH, num_rows),
             num_steps=num_steps,
             init_params=jax.tree.map(jnp.asarray, start),
+            steps_per_call=CALL,
             progress_bar=False,
-            callback=self.watch if watched else None,
+            callback=after_call,
             Z=Z,
             num_rows=num_rows,
             **self.options,
         )
         if result.status == "interrupted" and (not watched or self.budget.allows(0.0)):  # by the user, not by the clock
             raise KeyboardInterrupt
+        if len(calls) > 1:  # the first one compiles
+            (step, begin), (last, end) = calls[0], calls[-1]
+            self.pace = (end - begin) / (last - step) / len(Z) ** 2
         return result
-
-    def watch(self, progress: Progress) -> None:
-        """End a search when the time is over, but not before it has left its start: compilation alone may take the time."""
-        if progress.step >= LEAST_STEPS:
-            self.budget.watch(progress)
 
     def function(self, params: dict[str, Any], Z: np.ndarray) -> GPFunction:
         return latent_function(self.model, params, Z, self.data, self.options)

@@ -83,13 +83,20 @@ Search = Callable[[int, str, Any], Tried]  # number of points, name and values o
 
 
 def while_it_pays(
-    tried: Iterable[Tried], search: Search, budget: Budget, num_rows: int, num_held: int, rows_for: Callable[[int], int]
+    tried: Iterable[Tried],
+    search: Search,
+    budget: Budget,
+    num_rows: int,
+    num_held: int,
+    rows_for: Callable[[int], int],
+    few_steps: int = FEW_STEPS,
 ) -> tuple[list[Stage], Tried, bool]:
     """Take the best of the first searches, and continue with twice the points while this pays.
 
     :param tried: the first searches; the lowest loss wins.
     :param num_rows: number of rows that the searches may see.
     :param rows_for: maps a number of points to the number of rows that a search sees.
+    :param few_steps: steps that a search must have time for.
     :return: all searches, the best one with its result, and whether more points still paid.
     """
     tried = list(tried)
@@ -99,8 +106,8 @@ def while_it_pays(
     while pays and last.num_points < min(MOST_POINTS, num_rows):
         num_points = min((4 if last.gap > FAR else 2) * last.num_points, MOST_POINTS, num_rows)
         growth = max(1.0, rows_for(num_points) * num_points**2 / (last.num_rows * last.num_points**2))
-        few_steps = FEW_STEPS * growth * last.seconds / (last.num_steps + 3)  # three evaluations before the first
-        if not budget.allows(max(min(0.1 * growth, 0.4) * last.seconds, few_steps)):
+        least = few_steps * growth * last.seconds / (last.num_steps + 3)  # three evaluations before the first
+        if not budget.allows(max(min(0.1 * growth, 0.4) * last.seconds, least)):
             break
         stage, new = search(num_points, "the search before", ended)
         stages.append(stage)
