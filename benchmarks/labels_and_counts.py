@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from jax import random
+from numpyro.infer import SVI, TraceMeanField_ELBO
 from scipy import stats
 
 import numpyro_orthgp as ogp
 from benchmarks.splits import Split
+from numpyro_orthgp import init, kernels, likelihoods
 
 __all__ = ["COUNTS", "LABELS", "classes_line", "count_line", "of_classes", "of_counts"]
 
 LABELS = ("wdbc", "banana", "waveform", "wine_quality_white", "ringnorm", "magic", "letter", "adult")
 COUNTS = ("nyc_bicycle",)
+BATCH, BLOCK = 1024, 1000
 LEAST = 1e-6  # probability of a label that trees may take for impossible
 
 
@@ -43,6 +52,46 @@ def _linear(model: Any, data: Split) -> Any:
 def labels_by_call(data: Split, budget: float) -> Probabilities:
     predicted = ogp.classification(data.X, data.y, time=budget).predict(data.X_test)
     return Probabilities(predicted.probabilities, predicted.classes)
+
+
+def labels_model(X, y=None, *, N, Z, smooth, num_scales, num_classes):
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0).expand([num_scales]).to_event(1))
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    num_latents = None if num_classes == 2 else num_classes
+    f = ogp.gp("f", variance * smooth(lengthscale), numpyro.param("Z", Z), num_latents=num_latents)
+    likelihood = likelihoods.Bernoulli if num_latents is None else likelihoods.Categorical
+    with numpyro.plate("data", N, subsample_size=X.shape[0]):
+        numpyro.sample("y", likelihood(f(X)), obs=y)
+
+
+def labels_by_recipe(smooth: Any, own_scales: bool, optimizer: Any, **guided: Any) -> Callable[..., Probabilities]:
+    """100 points that are learned, 1000 steps, float32: the recipes of getting started and README for numbers."""
+
+    def fit(data: Split, budget: float) -> Probabilities:
+        shift, scale = data.X.mean(0), data.X.std(0)
+        used = scale > 0
+        X, X_test = (jnp.asarray(((a - shift) / scale)[:, used], jnp.float32) for a in (data.X, data.X_test))
+        classes, y = np.unique(data.y, return_inverse=True)
+        Z = init.kmeans(random.PRNGKey(0), X, min(100, len(y)))
+        kwargs = {"N": len(y), "Z": Z, "smooth": smooth, "num_scales": X.shape[1] if own_scales else 1}
+        kwargs |= {"num_classes": len(classes)}
+        guide = ogp.AutoSparseGP(labels_model, **guided)
+        svi = SVI(labels_model, guide, optimizer, TraceMeanField_ELBO())
+        options = {"batch_size": min(BATCH, len(y)), "num_steps": 1000, "progress_bar": False}
+        params = ogp.fit(svi, random.PRNGKey(0), (X, jnp.asarray(y)), **options, **kwargs).params
+        f = jax.jit(lambda p: ogp.posterior(labels_model, guide, p, X[:2], jnp.asarray(y[:2]), **kwargs)["f"])(params)
+        found = np.concatenate([_probabilities(f, X_test[i : i + BLOCK]) for i in range(0, len(X_test), BLOCK)])
+        return Probabilities(found, classes)
+
+    return fit
+
+
+@jax.jit
+def _probabilities(f: Any, X: Any) -> Any:
+    if f.num_latents is not None:
+        return likelihoods.Categorical(f(X)).probs
+    p = likelihoods.Bernoulli(f(X)).mean
+    return jnp.stack([1 - p, p], -1)
 
 
 def labels_by_trees(data: Split, budget: float) -> Probabilities:
@@ -93,7 +142,12 @@ def mean_count(data: Split, budget: float) -> Rates:
 
 
 of_classes: dict[str, Callable[[Split, float], Any]] = {
-    "one call": labels_by_call, "trees": labels_by_trees, "linear": labels_linear, "mean": shares,
+    "one call": labels_by_call,
+    "getting started": labels_by_recipe(kernels.Matern52, False, optax.adam(0.02)),
+    "README": labels_by_recipe(
+        kernels.Matern32, True, ogp.natural_gradient(optax.adam(0.02), 0.1), residual="tight", natural=True
+    ),
+    "trees": labels_by_trees, "linear": labels_linear, "mean": shares,
 }  # fmt: skip
 of_counts: dict[str, Callable[[Split, float], Any]] = {
     "one call": counts_by_call, "trees": counts_by_trees, "linear": counts_linear, "mean": mean_count,

@@ -17,10 +17,10 @@ constant columns; the call does that itself. Of numbers:
 Adam and L-BFGS see 5000 rows at most. Printed: seconds with compilation, mean log density of test outputs where y has standard
 deviation 1, RMSE, and the share of them in intervals of 50, 80 and 95 %.
 
-Of labels and counts (benchmarks/labels_and_counts.py): the call, HistGradientBoosting, LogisticRegression or PoissonRegressor on
-standardized columns ("linear"), and the shares of the classes or the mean count ("mean"). Printed: mean log probability of test
-labels and the share of the most probable ones that are right; mean log probability of test counts and RMSE over their standard
-deviation, and for the call the share of counts in its intervals.
+Of labels and counts (benchmarks/labels_and_counts.py): the call, for labels the first two recipes, HistGradientBoosting,
+LogisticRegression or PoissonRegressor on standardized columns ("linear"), and the shares of the classes or the mean count
+("mean"). Printed: mean log probability of test labels and the share of the most probable ones that are right; mean log
+probability of test counts and RMSE over their standard deviation, and for the call the share of counts in its intervals.
 """
 
 from __future__ import annotations
