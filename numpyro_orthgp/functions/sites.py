@@ -24,6 +24,7 @@ __all__ = [
     "Names",
     "charge",
     "enumerating",
+    "in_scan",
     "is_calling",
     "model_running",
     "note_where_seeded",
@@ -35,6 +36,8 @@ __all__ = [
     "states_may_differ",
     "told_of_enumeration",
 ]
+
+_SCAN = "numpyro.contrib.control_flow.scan"
 
 _NOT_OF_PRIORS = (
     "Kernels, inducing points and CollapsedGP cannot depend on a discrete site that is enumerated; offsets, factors and parameters "
@@ -158,6 +161,14 @@ def is_calling(owner: type | str, method: str = "") -> bool:
                 return True
         frame = frame.f_back
     return False
+
+
+def in_scan() -> bool:
+    """Whether the model runs a step of NumPyro's ``scan``."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != _SCAN:
+        frame = frame.f_back
+    return frame is not None
 
 
 def charge(name: str, cost: Array, weights: Any = None) -> None:

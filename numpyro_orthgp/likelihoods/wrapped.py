@@ -12,6 +12,7 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_orthgp.errors import refuse_masked
+from numpyro_orthgp.functions.sites import is_calling
 from numpyro_orthgp.types import Array, ArrayLike
 
 # Advice about masked arrays.
@@ -22,7 +23,9 @@ MASK = (
 # How a distribution of NumPyro's around a likelihood is read as a likelihood of this package, by its type.
 READ_AS: dict[type, Callable[[Any], Any]] = {}
 
-__all__ = ["MASK", "READ_AS", "check_observed", "is_expected", "log_predictive", "no_cdf", "refuse_outside", "unwrap"]
+__all__ = [
+    "MASK", "READ_AS", "check_observed", "hint_of_mixture", "is_expected", "log_predictive", "no_cdf", "refuse_outside", "unwrap",
+]  # fmt: skip
 
 
 def no_cdf(self: Any, value: ArrayLike) -> Array:
@@ -33,6 +36,19 @@ def no_cdf(self: Any, value: ArrayLike) -> Array:
         f"{type(self).__name__} has no cdf: f is integrated out of log densities. For censored or truncated outputs integrate over "
         "the whole: numpyro_orthgp.Likelihood(f(X), lambda f: dist.RightCensoredDistribution(dist.Normal(f, scale), censored)); "
         "Weibull, Gamma, LogNormal and Exponential take `censored`."
+    )
+
+
+def hint_of_mixture() -> str:
+    """A sentence for errors about shapes, if a mixture of NumPyro's asks a likelihood for log densities; else nothing."""
+    return (
+        (
+            " A mixture of NumPyro's asks for this density. Let one likelihood average over the mixture: "
+            "numpyro_orthgp.Likelihood(f(X), lambda f: dist.MixtureSameFamily(weights, dist.Normal(f, scale))), with f of shape "
+            "(B, P) for P components of their own, or f[..., None] for a function that they share."
+        )
+        if is_calling("_MixtureBase", "log_prob")
+        else ""
     )
 
 

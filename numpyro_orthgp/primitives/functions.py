@@ -104,7 +104,7 @@ def gp(
     belief = next((b for message in messages if (b := belief_of(message)) is not None), None)
     natural = belief is not None and belief.natural
     note_where_seeded()
-    full_name = messages[0]["name"].removesuffix(".u0")
+    full_name = messages[0]["name"].removesuffix("__CF").removesuffix(".u0")  # as `handlers.do` renames it
     f = GPFunction(
         kernel,
         features,
