@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,14 +13,14 @@ import optax
 import pytest
 from numpy.testing import assert_allclose
 from numpyro import handlers
-from numpyro.contrib.control_flow import scan
+from numpyro.contrib.control_flow import cond, scan
 from numpyro.distributions.transforms import AffineTransform
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.infer.reparam import ExplicitReparam, LocScaleReparam, NeuTraReparam
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp import kernels, likelihoods, online
 
 KEY = jax.random.PRNGKey(0)
 X = jnp.linspace(0.0, 1.0, 12)[:, None]
@@ -334,3 +336,121 @@ def test_other_words_about_marginals():
             make(f)
     for shifted in (np.ones(5) + M, jnp.ones(5) + M, 1.0 + M, jnp.ones(5) - (-M)):
         assert_allclose(shifted.mean, M.mean + 1)
+
+
+def test_functions_in_branches_of_cond():
+    """NumPyro's cond goes on with a draw of its own, whatever the guide has drawn."""
+
+    def branches(X, y):
+        f = cond(jnp.asarray(True), *[lambda _: ogp.gp("f", kernels.RBF(0.3), Z)] * 2, None)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"`f\.u0` is declared in a branch of numpyro's cond.*before the cond"):
+        start(branches)
+
+
+def outputs(make=lambda f, X: dist.Normal(f(X).sample(), 0.1), plate=True, mask=None, **options):
+    def model(X, y):
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+        with numpyro.plate("data", len(X)) if plate else nullcontext():
+            with nullcontext() if mask is None else handlers.mask(mask=mask):
+                numpyro.sample("y", make(f, X), obs=y, **options)
+
+    return model
+
+
+def ours(f, X):
+    return likelihoods.Gaussian(f(X), 0.1)
+
+
+COLUMN = jnp.ones((12, 1), bool)
+
+
+@pytest.mark.filterwarnings("ignore:Missing a plate statement")
+@pytest.mark.parametrize("plate", [True, False])
+@pytest.mark.parametrize(
+    "options, y, came",
+    [
+        ({}, y[:, None], r"its distribution \(12,\), its value \(12, 1\)"),
+        ({"make": ours, "mask": COLUMN}, y, r"its distribution \(12,\), its value \(12,\), a mask \(12"),
+        ({"make": ours, "obs_mask": COLUMN}, y, r"its distribution \(12,\), its value \(12,\), a mask \(12"),
+        ({"make": lambda f, X: ours(f, X).mask(COLUMN)}, y, r"its distribution \(12,\).*, a mask \(12"),
+    ],
+)
+def test_columns_that_are_counted_with_each_row(plate, options, y, came):
+    """Silently, without a plate: twelve times the observations."""
+    with pytest.raises(ValueError, match=rf"`y(_observed)?` counts each of its observations.*{came}.*to \(12, 12\)"):
+        start(outputs(plate=plate, **options), X, y)
+
+
+def test_rows_of_several_plates_are_no_columns():
+    def plates(X, y, mask):
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+        with numpyro.plate("times", 3, dim=-2), numpyro.plate("data", len(X)), handlers.mask(mask=mask):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
+
+    whole = start(outputs(ours))
+    for mask, times in ((True, 3), (jnp.array([[True], [False], [True]]), 2)):
+        assert_allclose(start(plates, X, jnp.stack([y] * 3), mask), times * whole)
+        assert_allclose(start(plates, X, y, mask), times * whole)
+    for shaped in (y, y[None]):
+        assert_allclose(start(outputs(ours, plate=False), X, shaped), whole)
+    each = outputs(lambda f, X: dist.Normal(f(X).sample()[:, None], jnp.array([0.1, 0.2])).to_event(1))
+    assert np.isfinite(start(each, X, jnp.stack([y, y], 1)))
+
+
+FITTED = ogp.CollapsedGP(kernels.RBF(0.3), X, Z, 0.1).posterior(y)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda f: online.condition(f, X, y, 0.1),
+        lambda f: online.compress(f, Z),
+        lambda f: online.start_from("f", f),
+        lambda f: online.divergences(f),
+        lambda f: online.drop_sets(f),
+        lambda f: ogp.infer_latents(f, y[:, None], 0.1),
+        lambda f: online.remember("past", f, FITTED),
+        lambda f: online.remember("past", FITTED, f),
+    ],
+)
+def test_no_fitted_function(use):
+    for given, hint in (
+        (FITTED(X), r"got Marginals\. Pass f, and not f\(X\)"),
+        ({"g": FITTED}, r"got dict\. Pick.*\['g'\]"),
+    ):
+        with pytest.raises(TypeError, match=rf"needs as `(f|past)` a function of one gp.*{hint}"):
+            use(given)
+
+
+def test_no_likelihood():
+    columns = ogp.CollapsedGP(kernels.RBF(0.3), X, Z, 0.1).posterior(y[:, None])
+    for given, came in ((lambda m: dist.Normal(m.mean, 0.1), "Normal"), (lambda m: m, "Marginals")):
+        for use in (lambda g: online.condition(FITTED, X, y, g), lambda g: ogp.infer_latents(columns, y[:, None], g)):
+            with pytest.raises(TypeError, match=rf"got {came}, which does not average over f.*Likelihood\(f, lambda f"):
+                use(given)
+    with pytest.raises(TypeError, match=r"`likelihood` must be a function from marginals.*got None"):
+        online.condition(FITTED, X, y, None)
+    mixed = dist.Categorical(jnp.array([0.5, 0.5]))
+    mixture = online.condition(
+        FITTED, X + 2, y, lambda m: dist.MixtureGeneral(mixed, [likelihoods.Gaussian(m, 0.1)] * 2), num_steps=1
+    )
+    assert_allclose(mixture(X + 2).mean, online.condition(FITTED, X + 2, y, 0.1)(X + 2).mean, atol=1e-6)
+
+
+def test_blocks_of_other_kinds():
+    of = lambda *block: online.from_blocks(kernels.RBF(0.3), Z, 0.1, [block])  # noqa: E731
+    whole = np.arange(12)[:, None]
+    assert_allclose(of(whole, np.arange(12) % 3)(X).mean, of(whole * 1.0, np.arange(12) % 3 * 1.0)(X).mean)
+    with pytest.raises(
+        TypeError, match=r"`y of a block` is a masked array with 1 entries missing.*Leave out such rows"
+    ):
+        of(np.asarray(X), np.ma.array(np.asarray(y), mask=np.arange(12) == 3))
+    with pytest.raises(
+        TypeError, match=r"`X of a block` must be an array of floating-point numbers; got ndarray of <U1"
+    ):
+        of(np.array([["a"]]), np.ones(1))
+    with pytest.raises(TypeError, match=r"`blocks` must be an iterable of pairs.*got an object of type function"):
+        online.from_blocks(kernels.RBF(0.3), Z, 0.1, lambda: [(X, y)])

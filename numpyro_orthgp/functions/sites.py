@@ -24,7 +24,7 @@ __all__ = [
     "Names",
     "charge",
     "enumerating",
-    "in_scan",
+    "in_control_flow",
     "is_calling",
     "model_running",
     "note_where_seeded",
@@ -36,8 +36,6 @@ __all__ = [
     "states_may_differ",
     "told_of_enumeration",
 ]
-
-_SCAN = "numpyro.contrib.control_flow.scan"
 
 _NOT_OF_PRIORS = (
     "Kernels, inducing points and CollapsedGP cannot depend on a discrete site that is enumerated; offsets, factors and parameters "
@@ -163,10 +161,10 @@ def is_calling(owner: type | str, method: str = "") -> bool:
     return False
 
 
-def in_scan() -> bool:
-    """Whether the model runs a step of NumPyro's ``scan``."""
+def in_control_flow(which: str = "scan") -> bool:
+    """Whether the model runs a step of NumPyro's ``scan``, or a branch of its ``cond``."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != _SCAN:
+    while frame is not None and frame.f_globals.get("__name__") != f"numpyro.contrib.control_flow.{which}":
         frame = frame.f_back
     return frame is not None
 

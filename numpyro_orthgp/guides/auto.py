@@ -35,6 +35,7 @@ from numpyro_orthgp.guides.looking import look, start_apart
 from numpyro_orthgp.guides.missing import refuse_replaced, refuse_unobserved, sample_missing
 from numpyro_orthgp.guides.summaries import Summaries
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
+from numpyro_orthgp.likelihoods.wrapped import refuse_outer_product
 from numpyro_orthgp.primitives.messages import (
     InputSite,
     Site,
@@ -216,6 +217,7 @@ class AutoSparseGP(Summaries):
                 self._gps.setdefault(name.removesuffix(f".u{site.position}"), []).append(site)
             if message["is_observed"]:
                 check_observed(name, message["fn"], message["value"])
+                refuse_outer_product(name, message)
                 continue
             if is_enumerated(message):
                 continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +25,8 @@ MASK = (
 READ_AS: dict[type, Callable[[Any], Any]] = {}
 
 __all__ = [
-    "MASK", "READ_AS", "check_observed", "hint_of_mixture", "is_expected", "log_predictive", "no_cdf", "refuse_outside", "unwrap",
+    "MASK", "READ_AS", "check_observed", "hint_of_mixture", "is_expected", "log_predictive", "no_cdf", "refuse_outer_product",
+    "refuse_outside", "unwrap",
 ]  # fmt: skip
 
 
@@ -106,6 +108,31 @@ def check_observed(name: str, fn: Any, value: Any) -> None:
     if is_expected(likelihood) and hasattr(likelihood, "check"):
         refuse_masked(name, value, MASK)
         likelihood.check(jnp.asarray(value), name, mask)
+
+
+def refuse_outer_product(name: str, message: Mapping[str, Any]) -> None:
+    """Refuse observations whose distribution, values and masks broadcast to more entries than those have, outside of plates.
+
+    :param message: the message of an observed site.
+    :raises ValueError: for a y of shape (N, 1) beside a distribution of batch shape (N,), for example.
+    """
+    inner, masks, fn = message["fn"], [], message["fn"]
+    while isinstance(inner, (dist.MaskedDistribution, dist.ExpandedDistribution, dist.Independent)):
+        if isinstance(inner, dist.MaskedDistribution) and inner.event_dim == fn.event_dim:
+            masks.append(("a mask", np.shape(inner._mask)))
+        inner = inner.base_dist
+    own = inner.batch_shape[: len(inner.batch_shape) - (fn.event_dim - inner.event_dim)]
+    value = np.shape(message["value"])
+    shapes = [("its distribution", own), ("its value", value[: len(value) - fn.event_dim]), *masks]
+    together = np.broadcast_shapes(*(shape for _, shape in shapes))
+    plates = {frame.dim for frame in message["cond_indep_stack"]}
+    outside = [size for dim, size in enumerate(together, -len(together)) if size > 1 and dim not in plates]
+    if outside and math.prod(together) > max(math.prod(shape) for _, shape in shapes[:2]):
+        listed = ", ".join(f"{what} {shape}" for what, shape in shapes)
+        raise ValueError(
+            f"`{name}` counts each of its observations with each of the rows: {listed} broadcast to {together}. Give them one "
+            "shape: y[:, 0] for a y of shape (N, 1)."
+        )
 
 
 def unwrap(fn: Any) -> tuple[Any, Any]:

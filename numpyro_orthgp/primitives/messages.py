@@ -26,7 +26,7 @@ from numpyro.infer import RenyiELBO
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.functions.sites import in_scan, is_calling
+from numpyro_orthgp.functions.sites import in_control_flow, is_calling
 from numpyro_orthgp.gaussians.distributions import WhitenedPrior
 from numpyro_orthgp.gaussians.family import Value, Whitened
 from numpyro_orthgp.types import Array
@@ -90,7 +90,7 @@ class Belief(NamedTuple):
     def as_infer(self) -> dict[str, Any]:
         """The ``infer`` argument of the guide's ``numpyro.sample``."""
         _refuse_stein_mixtures()
-        _refuse_in_scan()
+        _refuse_in_control_flow()
         return {MESSAGE: self, "kl": "analytic"}  # the latter for TraceEnum_ELBO
 
 
@@ -110,7 +110,7 @@ class InputBelief(NamedTuple):
 
     def as_infer(self) -> dict[str, Any]:
         """The ``infer`` argument of the guide's ``numpyro.sample``."""
-        _refuse_in_scan()
+        _refuse_in_control_flow()
         return {MESSAGE: self}
 
 
@@ -190,7 +190,7 @@ def announce(name: str, function: GPFunction) -> None:
     """
     functions = _collected.get()
     if functions is not None:
-        if in_scan():
+        if in_control_flow():
             raise ValueError(f"`{name}` is another function in each step of scan: {_OUT_OF_SCAN}")
         functions[name] = function
 
@@ -235,6 +235,11 @@ def sample_and_read(name: str, fn: Any, site: Site | InputSite) -> dict[str, Any
     with told_of_names(name), reader:
         numpyro.sample(name, fn, infer={MESSAGE: site})
     if (names := _declared.get()) is not None and not reader.message.get("is_observed"):
+        if in_control_flow("cond"):  # up to NumPyro 0.22; the branch goes on with a draw of its own
+            raise ValueError(
+                f"`{name}` is declared in a branch of numpyro's cond, which does not hand on what a guide draws: the loss would "
+                "not belong to it. Declare f = gp(...) before the cond and call f(X) inside it."
+            )
         names.append(reader.message["name"])
     return {"fn": fn, "infer": {}} | reader.message
 
@@ -315,12 +320,12 @@ def _refuse_importance_weights(name: str) -> None:
         )
 
 
-def _refuse_in_scan() -> None:
+def _refuse_in_control_flow() -> None:
     """Refuse a guide's Gaussian in a loop of NumPyro, from which the model would get an array of the loop.
 
     :raises ValueError: within such a loop.
     """
-    if in_scan():
+    if in_control_flow():
         raise ValueError(
             "A Gaussian of gp_posterior() or latent_inputs_posterior() within scan would belong to one step of the loop. Call them "
             f"outside of it. The same holds for the model: {_OUT_OF_SCAN}"
