@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 
 import jax
@@ -454,3 +455,59 @@ def test_blocks_of_other_kinds():
         of(np.array([["a"]]), np.ones(1))
     with pytest.raises(TypeError, match=r"`blocks` must be an iterable of pairs.*got an object of type function"):
         online.from_blocks(kernels.RBF(0.3), Z, 0.1, lambda: [(X, y)])
+
+
+@pytest.mark.parametrize("shape", [(3,), (), (2, 4)])
+def test_values_of_other_shapes(shape):
+    """A number for all variables was taken without a word."""
+    said = r"The value of `f\.u0` has shape .*; the model's inducing variables have shape \(4,\)\. Give the guide, or draws"
+    with pytest.raises(ValueError, match=said):
+        start(handlers.condition(model, {"f.u0": jnp.ones(shape)}))
+    with pytest.raises(ValueError, match=said):
+        Predictive(model, {"f.u0": jnp.ones((5, *shape))})(KEY, X)
+    with pytest.raises(ValueError, match=said):
+        ogp.posterior(model, None, {"f.u0": jnp.ones(shape)}, X)
+    with pytest.raises(
+        ValueError, match=r"The value of `x` has shape .*; the model's latent inputs have shape \(12, 1\)"
+    ):
+        Predictive(latent, {"x": jnp.ones((5, *shape)), "f.u0": jnp.ones((5, 4))})(KEY, X)
+
+
+def test_a_mask_of_all_leaves_no_prior():
+    """NumPyro's ordinary sites give the same number, the entropy of the guide, which has no minimum."""
+    masked = handlers.mask(model, mask=False)
+    for guide in (ogp.AutoSparseGP(masked), ogp.AutoSparseGP(model), lambda X, y: ogp.gp_posterior("f", 4)):
+        with pytest.raises(ValueError, match=r"`f\.u0` is within handlers\.mask\(mask=False\), so that f has no prior"):
+            start(masked, guide=guide)
+    assert Predictive(masked, num_samples=3)(KEY, X)["y"].shape == (3, 12)
+    assert_allclose(start(handlers.mask(model, mask=True)), start(model))
+    assert_allclose(start(outputs(ours, mask=False)), 0.0, atol=1e-9)
+    for scale in (
+        3.0,
+        0.1,
+    ):  # the likelihood alone: TraceMeanField_ELBO takes the scale of the guide's site for the divergence
+        assert_allclose(start(handlers.scale(model, scale=scale)), scale * start(model))
+
+
+def test_hyperparameters_that_nothing_knows():
+    """They were drawn from their prior without a word."""
+
+    def of_site(X, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+        f = ogp.gp("f", kernels.RBF(lengthscale), Z)
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))  # no function depends on it
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), scale), obs=y)
+
+    svi = svi_of(model)
+    params = svi.get_params(svi.init(KEY, X, y))
+    with pytest.warns(UserWarning, match=r"^'lengthscale' is drawn from its prior.*Give the guide that was fitted"):
+        ogp.posterior(of_site, svi.guide, params, X)
+    with pytest.warns(UserWarning, match=r"^'lengthscale' is drawn from its prior"):
+        ogp.posterior(of_site, None, {"f.u0": jnp.ones(4)}, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ogp.posterior(of_site, svi.guide, params | {"lengthscale": jnp.asarray(0.3)}, X)
+        ogp.posterior(of_site, None, {"f.u0": jnp.ones(4), "lengthscale": jnp.asarray(0.3)}, X)
+        right = svi_of(of_site)
+        ogp.posterior(of_site, right.guide, right.get_params(right.init(KEY, X, y)), X)

@@ -282,17 +282,20 @@ def refuse_handlers_of_rows(name: str) -> None:
 def known(message: dict[str, Any]) -> Whitened:
     """The guide's Gaussian of a set, or the value.
 
-    :raises ValueError: if the guide's Gaussian has another size, or the objective is importance-weighted.
+    :raises ValueError: if Gaussian or value have another size, or the objective is importance-weighted.
     """
-    belief = belief_of(message)
-    if belief is None or not is_integrated(belief, message["name"]):
-        return Value(message["value"])
-    if belief.q.loc.shape != message["fn"].event_shape:
+    belief, shape = belief_of(message), message["fn"].event_shape
+    whose: str = "value"
+    q: Whitened = Value(message["value"])
+    if belief is not None and is_integrated(belief, message["name"]):
+        whose, q = "guide's q", belief.q
+    if np.shape(q.loc) != shape:
         raise ValueError(
-            f"The guide's q of `{message['name']}` has shape {belief.q.loc.shape}; the model's inducing variables have shape "
-            f"{message['fn'].event_shape}. Give the guide the numbers of inducing points that the model uses."
+            f"The {whose} of `{message['name']}` has shape {np.shape(q.loc)}; the model's inducing "
+            f"variables have shape {shape}. Give the guide, or draws and conditions, the numbers of inducing points that the model "
+            "uses."
         )
-    return belief.q
+    return q
 
 
 def is_integrated(belief: Belief | InputBelief, name: str) -> bool:
