@@ -511,3 +511,21 @@ def test_hyperparameters_that_nothing_knows():
         ogp.posterior(of_site, None, {"f.u0": jnp.ones(4), "lengthscale": jnp.asarray(0.3)}, X)
         right = svi_of(of_site)
         ogp.posterior(of_site, right.guide, right.get_params(right.init(KEY, X, y)), X)
+
+
+def test_a_factor_of_one_number_in_a_plate():
+    def factor(of):
+        def model(X, y):
+            f = ogp.gp("f", kernels.RBF(0.3), Z)
+            with numpyro.plate("data", len(X)):
+                numpyro.factor("ll", of(likelihoods.Gaussian(f(X), 0.1).log_prob(y)))
+
+        return svi_of(model)
+
+    options = {"num_steps": 1, "progress_bar": False}
+    with pytest.warns(UserWarning, match=r"`ll` adds its one number once for each of the 12 rows.*numpyro\.factor"):
+        summed = ogp.fit(factor(jnp.sum), KEY, (X, y), **options).losses
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        each = ogp.fit(factor(lambda densities: densities), KEY, (X, y), **options).losses
+    assert_allclose(summed, 12 * each, rtol=1e-6)
