@@ -464,3 +464,19 @@ def test_blocks_of_many_inputs_hold_whole_groups(monkeypatch, own_kernels):
         np.testing.assert_allclose(some.mean, at_once.mean[:num], atol=1e-12)
         np.testing.assert_allclose(some.residual, at_once.residual[:num], atol=1e-12)
         np.testing.assert_allclose(some.groups, at_once.groups[..., : some.groups.shape[-3], :, :], atol=1e-12)
+
+
+@pytest.mark.parametrize("num, slack", [(32, 0.05), (200, 1.5)])
+def test_float32_with_many_points_of_a_smooth_kernel(num, slack):
+    """The bound in groups is not above the evidence by rounding: it was, by more than one nat with 32 points."""
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(0, 1, (400, 1)), 0).astype("float32")
+    y = (np.sin(20 * X[:, 0]) + 0.1 * rng.normal(size=400)).astype("float32")
+    Z = np.linspace(0, 1, num)[:, None].astype("float32")
+    C = oracles.rbf(1.0, 0.1)(X.astype(float), X.astype(float)) + 0.01 * np.eye(400)
+    evidence = -0.5 * (y @ np.linalg.solve(C, y) + np.linalg.slogdet(C)[1] + 400 * np.log(2 * np.pi))
+    bounds = [
+        CollapsedGP(kernels.RBF(jnp.float32(0.1)), X, Z, jnp.float32(0.1), group_size=G).log_prob(y) for G in (1, 16)
+    ]
+    assert max(bounds) < evidence + 0.05
+    assert min(bounds) > evidence - slack

@@ -242,3 +242,21 @@ def test_float32_where_noise_is_a_hundredth_of_the_signal():
     (mean, variance), (mean32, variance32) = moments(jnp.float64), moments(jnp.float32)
     np.testing.assert_allclose(variance32, variance, rtol=0.01)
     assert (np.abs(mean32 - mean) / np.sqrt(variance)).max() < 0.5
+
+
+@pytest.mark.parametrize("num, noise, off", [(32, 0.001, 5.0), (32, 0.01, 0.1), (32, 0.1, 0.01), (200, 0.1, 0.02)])
+def test_float32_where_points_leave_nothing_but_rounding(num, noise, off):
+    """Many points of a smooth kernel: what rounding left of the residual's covariance was indefinite, with entries up to 9, and
+    means were wrong by up to 50 000. Off by so many standard deviations of y, about as f alone."""
+    rng = np.random.default_rng(0)
+    X, new = rng.uniform(0, 1, (400, 1)).astype("float32"), rng.uniform(0, 1, (50, 1)).astype("float32")
+    Z = np.linspace(0, 1, num)[:, None].astype("float32")
+    y = (np.sin(20 * X[:, 0]) + noise * rng.normal(size=400)).astype("float32")
+    kernel = oracles.rbf(1.0, float(np.float32(0.1)))
+    C = kernel(X.astype(float), X.astype(float)) + noise**2 * np.eye(400)
+    k = kernel(new.astype(float), X.astype(float))
+    mean, variance = k @ np.linalg.solve(C, y), 1 + noise**2 - np.sum(k * np.linalg.solve(C, k.T).T, 1)
+    f = CollapsedGP(kernels.RBF(jnp.float32(0.1)), X, Z, jnp.float32(noise)).posterior(y)
+    m = with_neighbors(f, X, y, jnp.float32(noise))(new)
+    assert (np.abs(m.mean - mean) / np.sqrt(variance)).max() < off
+    assert (((m.variance + noise**2) / variance) > 0.9).all()

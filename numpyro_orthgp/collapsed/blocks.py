@@ -17,7 +17,7 @@ import numpy as np
 
 from numpyro_orthgp.collapsed.bounds import Statistics
 from numpyro_orthgp.collapsed.distribution import CollapsedGP
-from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.errors import check_floating, check_integer, no_function, refuse_masked
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
@@ -103,6 +103,8 @@ def sums_of_blocks(
     :param make: from inputs ``X`` and a mask ``observed`` of rows to the distribution of a block.
     """
     check_integer("block_size", block_size)
+    if not isinstance(blocks, Iterable):
+        raise TypeError(f"`blocks` must be an iterable of pairs (X, y), such as a generator; got {no_function(blocks)}")
     num_rows, last, total, offset = 0, None, None, None
     for X, y in _cut(blocks, block_size):
         seen, padding = np.arange(block_size) < len(y), [(0, block_size - len(y))]
@@ -145,7 +147,9 @@ def _cut(blocks: Iterable[Any], size: int) -> Iterator[tuple[np.ndarray, np.ndar
 def _pair(block: Any) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(block, tuple | list) or len(block) != 2:
         raise TypeError(f"`blocks` must yield pairs (X, y) of arrays; got {type(block).__name__}.")
-    X, y = map(np.asarray, block)
+    for name, array in zip(("X", "y"), block, strict=True):
+        refuse_masked(f"{name} of a block", array, "Leave out such rows: blocks may have any number of rows.")
+    X, y = (_real(name, np.asarray(array)) for name, array in zip(("X", "y"), block, strict=True))
     if X.ndim != 2 or y.ndim not in (1, 2) or len(X) != len(y):
         raise ValueError(
             f"A block must have X of shape (B, D) and y of shape (B,) or (B, number of outputs); got {X.shape} and {y.shape}."
@@ -156,3 +160,7 @@ def _pair(block: Any) -> tuple[np.ndarray, np.ndarray]:
                 f"`{name}` of a block holds NaN or infinite numbers. Leave out such rows: blocks may have any number of rows."
             )
     return X, y
+
+
+def _real(name: str, array: np.ndarray) -> np.ndarray:
+    return array if array.dtype.kind == "f" else np.asarray(check_floating(f"{name} of a block", array))

@@ -42,7 +42,7 @@ _SMALLEST_SEEN = 50.0
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AveragedMarginals(Marginals):
     """Means and variances averaged over uncertain inputs: the exact moments of non-Gaussian mixtures.
 

@@ -18,6 +18,7 @@ from numpyro_orthgp.functions.groups import covariance_of_groups, moments_of_gro
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, weigh_points
+from numpyro_orthgp.functions.no_array import NoArray
 from numpyro_orthgp.functions.paths import Paths, draw_paths
 from numpyro_orthgp.functions.prior import root_of_rows
 from numpyro_orthgp.functions.projection import Block, all_moments, project, residual_covariance, turn
@@ -46,13 +47,12 @@ from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["GPFunction"]
 
-# Least number of rows in a block: with fewer, products of matrices turn into products with vectors.
-MIN_BLOCK = 256
+MIN_BLOCK = 256  # least number of rows in a block: with fewer, products of matrices turn into products with vectors
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class GPFunction:
+class GPFunction(NoArray):
     """A function with a Gaussian-process prior, and Gaussians or values for its inducing variables.
 
     ``f(X)`` returns the marginals at inputs, ``f.joint(X)`` the joint distribution. It is a pytree: you can return it from ``jit``,

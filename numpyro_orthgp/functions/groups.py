@@ -40,6 +40,7 @@ import jax.numpy as jnp
 from numpyro_orthgp.kernels.expectations import between_rows
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.math.grouped import added_identity, cut_groups, group_inverse, join_groups, log_pivots, scale_groups
+from numpyro_orthgp.math.linalg import safe_sqrt, with_derivative_of
 from numpyro_orthgp.math.products import diagonal
 from numpyro_orthgp.types import Array
 
@@ -65,7 +66,12 @@ def covariance_of_groups(kernel: Any, X: Array, grams: Array, residual: Array, s
         K = jax.vmap(lambda rows: kernel(rows, rows), out_axes=-3)(cut(X))
     else:
         K = jax.vmap(partial(between_rows, kernel))(cut(X), cut(scale))
-    return jnp.where(jnp.eye(size, dtype=bool), cut_groups(residual, size)[..., None], K - grams)
+    variances = cut_groups(residual, size)
+    # No covariance is larger than that of equal rows. Those of rounding, of many points, may be by far.
+    most = safe_sqrt(variances)
+    most = most[..., :, None] * most[..., None, :]
+    between = with_derivative_of(jnp.clip(K - grams, -most, most), K - grams)
+    return jnp.where(jnp.eye(size, dtype=bool), variances[..., None], between)
 
 
 def moments_of_groups(of: Callable[[Array], Any], X: Array, G: int, size: int) -> Any:

@@ -15,6 +15,7 @@ from jax.tree_util import Partial
 from numpyro_orthgp.errors import check_columns, inspect
 from numpyro_orthgp.functions import arithmetic
 from numpyro_orthgp.functions.frozen import constant_if_frozen
+from numpyro_orthgp.functions.no_array import NoNumber
 from numpyro_orthgp.functions.runs import DrawInRun
 from numpyro_orthgp.functions.sites import Names, charge, prng_key, refuse_uncharged
 from numpyro_orthgp.math.grouped import scale_groups
@@ -26,8 +27,8 @@ __all__ = ["Marginals"]
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Marginals:
+@dataclass(frozen=True, eq=False)
+class Marginals(NoNumber):
     r"""The Gaussian marginals of latent functions at B inputs.
 
     Latent functions are independent of each other given the inputs; ``mixing`` turns L of them into P outputs.

@@ -36,9 +36,10 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import refuse_while_fitting
 from numpyro_orthgp.inducing import Functional, InducingPoints
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
+from numpyro_orthgp.math.cholesky import rescue_jitter
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.grouped import added_identity, cut_groups, gram_of_groups, solve_groups
-from numpyro_orthgp.math.linalg import clip_rounding, safe_sqrt
+from numpyro_orthgp.math.linalg import add_jitter, clip_rounding, jitter_scale, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -67,6 +68,9 @@ def with_neighbors(
         \mathrm{Var} f_* = (A_* - A_b g)^\top S_u (A_* - A_b g) + D_{**} - g^\top D_{b*}
 
     (Snelson and Ghahramani 2007, where b is a group of the data).
+
+    In float32 D has few digits if the points say nearly everything about f. Rounding errors beyond the noise count as noise of the
+    rows then, and the prediction goes back to that of f. Use float64 for noise below a hundredth of the signal.
 
     :param f: a function from :func:`posterior` or ``CollapsedGP(...).posterior(y)``.
     :param X: inputs of the data, shape (N, D).
@@ -168,7 +172,9 @@ class NeighborFunction:
         mean = cut_groups(f.mean([InducingPoints(rows)], A), size)
         y, root = (jnp.moveaxis(a[near], -1, 0) if a.ndim == 2 else a[near] for a in (self.y, self.precision_root))
 
-        C = added_identity(root[..., :, None] * D[..., 1:, 1:] * root[..., None, :])
+        near_rows = D[..., 1:, 1:]
+        near_rows = add_jitter(near_rows, _rounding(near_rows, root, jitter_scale(f.kernel(rows))))
+        C = added_identity(root[..., :, None] * near_rows * root[..., None, :])
         across = root * D[..., 1:, 0]
         weights = solve_groups(C, across)
         g = root * weights
@@ -185,6 +191,23 @@ class NeighborFunction:
         )
         mean, explained, residual = (f._columns(jnp.broadcast_to(a, values[0].shape)) for a in values)
         return mean, explained, residual
+
+
+def _rounding(D: Array, root: Array, scale: Array) -> Array:
+    """The noise to be added to covariances (..., n, H, H) of near rows for what rounding has done to them, shape (..., n).
+
+    It is zero where rounding is below the noise of the rows: where D + S / 4 has a Cholesky factor. Elsewhere eigenvalues of D + S
+    may be near zero, and weights of rows have no bound.
+
+    :param root: one over the noise's standard deviation, shape (..., n, H).
+    :param scale: the size of prior variances, shape (...).
+    """
+    scale = jnp.broadcast_to(scale[..., None], D.shape[:-2])
+    quarter = jnp.where(root > 0, 0.25 / jnp.where(root > 0, root, 1) ** 2, scale[..., None])
+    with_noise = D + quarter[..., None] * jnp.eye(D.shape[-1], dtype=D.dtype)
+    # In steps from the rounding of one entry on. Ten times what it takes, since weights have errors of that size over the noise.
+    step = lax.stop_gradient(scale / D.shape[-1])
+    return 10 * step * rescue_jitter(lax.stop_gradient(with_noise), step)
 
 
 def _times(C: Array, x: Array) -> Array:

@@ -24,6 +24,7 @@ __all__ = [
     "Names",
     "charge",
     "enumerating",
+    "in_control_flow",
     "is_calling",
     "model_running",
     "note_where_seeded",
@@ -158,6 +159,14 @@ def is_calling(owner: type | str, method: str = "") -> bool:
                 return True
         frame = frame.f_back
     return False
+
+
+def in_control_flow(which: str = "scan") -> bool:
+    """Whether the model runs a step of NumPyro's ``scan``, or a branch of its ``cond``."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != f"numpyro.contrib.control_flow.{which}":
+        frame = frame.f_back
+    return frame is not None
 
 
 def charge(name: str, cost: Array, weights: Any = None) -> None:

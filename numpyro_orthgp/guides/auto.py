@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_orthgp.errors import check_floating, check_option, is_concrete
+from numpyro_orthgp.errors import check_option, is_concrete
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.guides.declare import (
     Covariance,
@@ -27,29 +27,25 @@ from numpyro_orthgp.guides.declare import (
     latent_inputs_posterior,
     per_set,
     residual_of,
+    start_of_inputs,
 )
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.hyper import PointsAndEffects, started_at_medians
 from numpyro_orthgp.guides.looking import look, start_apart
-from numpyro_orthgp.guides.missing import refuse_unobserved, sample_missing
+from numpyro_orthgp.guides.missing import refuse_replaced, refuse_unobserved, sample_missing
 from numpyro_orthgp.guides.summaries import Summaries
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
-from numpyro_orthgp.primitives.messages import InputSite, Site, input_site_of, is_enumerated, single_site_of
+from numpyro_orthgp.likelihoods.wrapped import refuse_outer_product
+from numpyro_orthgp.primitives.messages import (
+    InputSite,
+    Site,
+    collected_sites,
+    input_site_of,
+    is_enumerated,
+    single_site_of,
+)
 
 __all__ = ["AutoSparseGP"]
-
-START_SCALE = 0.3  # initial standard deviation of latent inputs
-
-
-def _start_of(name: str, start: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
-    """Initial parameters of latent inputs: means (or a function that draws them) and standard deviations."""
-    start, scale = start if isinstance(start, tuple) else (start, START_SCALE)
-    if start is None:
-        return lambda key: jax.random.normal(key, shape), jnp.full(shape, scale)
-    loc = check_floating(f"latents['{name}']", start)
-    if loc.shape != shape:
-        raise ValueError(f"`latents['{name}']` must have shape {shape}, one row per point; got {loc.shape}.")
-    return loc, jnp.broadcast_to(jnp.asarray(scale, loc.dtype), shape)
 
 
 def _of(name: str, option: Any, default: Any) -> Any:
@@ -207,9 +203,10 @@ class AutoSparseGP(Summaries):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> bool:
         self.prototype_trace = None  # also after an abstract look, if the look with values raises
-        with handlers.block(), OutputsByRow():
+        with handlers.block(), OutputsByRow(), collected_sites() as declared:
             rng_key = jax.random.PRNGKey(0)
             messages = handlers.trace(handlers.seed(self.model, rng_key)).get_trace(*args, **kwargs)
+        refuse_replaced(declared, messages)
         self._order, self._gps, self._inputs = [], {}, {}
         self._missing = {name for name in messages if hidden_by_mask(name, messages)}
         for name, message in messages.items():
@@ -220,6 +217,7 @@ class AutoSparseGP(Summaries):
                 self._gps.setdefault(name.removesuffix(f".u{site.position}"), []).append(site)
             if message["is_observed"]:
                 check_observed(name, message["fn"], message["value"])
+                refuse_outer_product(name, message)
                 continue
             if is_enumerated(message):
                 continue
@@ -325,7 +323,7 @@ class AutoSparseGP(Summaries):
             if callable(start):
                 loc, scale = start(*args, **kwargs)
             else:
-                loc, scale = _start_of(name, start, (num, dim))
+                loc, scale = start_of_inputs(name, start, (num, dim))
                 loc = numpyro.param(f"{name}_loc", loc, event_dim=1)
                 scale = numpyro.param(f"{name}_scale", scale, constraint=constraints.positive, event_dim=1)
             latent_inputs_posterior(name, loc, scale, analytic=self.analytic)

@@ -21,13 +21,15 @@ from numpyro_orthgp.errors import check_floating, check_integer, check_option, c
 from numpyro_orthgp.gaussians import FAMILIES, Whitened
 from numpyro_orthgp.gaussians.constraints import NaturalPart
 from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
-from numpyro_orthgp.primitives.messages import Belief, InputBelief
+from numpyro_orthgp.primitives.messages import Belief, InputBelief, told_of_names
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = [
     "Covariance", "Residual", "SetOfQ", "check_group_size", "check_names", "declare_sets", "fitted", "gp_posterior",
-    "latent_inputs_posterior", "per_set", "residual_of",
+    "latent_inputs_posterior", "per_set", "residual_of", "start_of_inputs",
 ]  # fmt: skip
+
+_START_SCALE = 0.3  # initial standard deviation of latent inputs
 
 # Maps the shape of a mean and a standard deviation to the initial member of a family.
 Start = Callable[[tuple[int, ...], Array], Whitened]
@@ -143,7 +145,8 @@ def declare_sets(
         q = _declared(f"{name}.u{i}", start((*batch, size), jnp.asarray(init_scale, dtype)), natural)
         is_first = v is not None and i == sets[0].position
         belief = Belief(q, v if is_first else None, group_size if is_first else None, natural, analytic)
-        values.append(numpyro.sample(f"{name}.u{i}", WhitenedGaussian(q), infer=belief.as_infer()))
+        with told_of_names(f"{name}.u{i}"):
+            values.append(numpyro.sample(f"{name}.u{i}", WhitenedGaussian(q), infer=belief.as_infer()))
     return values
 
 
@@ -213,7 +216,19 @@ def latent_inputs_posterior(name: str, loc: ArrayLike, scale: ArrayLike, *, anal
             f"`{name}`."
         )
     belief = InputBelief(loc, jnp.broadcast_to(scale, loc.shape), analytic)
-    return numpyro.sample(name, dist.Normal(loc, belief.scale).to_event(1), infer=belief.as_infer())
+    with told_of_names(name):
+        return numpyro.sample(name, dist.Normal(loc, belief.scale).to_event(1), infer=belief.as_infer())
+
+
+def start_of_inputs(name: str, start: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
+    """Initial parameters of latent inputs: means (or a function that draws them) and standard deviations."""
+    start, scale = start if isinstance(start, tuple) else (start, _START_SCALE)
+    if start is None:
+        return lambda key: jax.random.normal(key, shape), jnp.full(shape, scale)
+    loc = check_floating(f"latents['{name}']", start)
+    if loc.shape != shape:
+        raise ValueError(f"`latents['{name}']` must have shape {shape}, one row per point; got {loc.shape}.")
+    return loc, jnp.broadcast_to(jnp.asarray(scale, loc.dtype), shape)
 
 
 def fitted(name: str, start: Whitened, params: Mapping[str, Any]) -> Whitened:

@@ -11,7 +11,7 @@ Diagnostics have draws, so they move a hidden value and test whether other densi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from numpyro_orthgp.functions.sites import is_calling
 from numpyro_orthgp.guides.handlers import OutputsByRow, hidden_by_mask
 from numpyro_orthgp.likelihoods.base import is_expected
 
-__all__ = ["refuse_unobserved", "sample_missing"]
+__all__ = ["refuse_replaced", "refuse_unobserved", "sample_missing"]
 
 
 class _Beside(Messenger):
@@ -75,3 +75,27 @@ def refuse_unobserved(name: str, message: dict[str, Any], messages: Container[st
             f"`{name}` is not observed, so there is nothing to fit. Pass the observations, svi.run(rng_key, num_steps, X, y), and "
             f"hand them on in the model: numpyro.sample({name!r}, ..., obs=y)."
         )
+
+
+def refuse_replaced(declared: Iterable[str], messages: Mapping[str, dict[str, Any]]) -> None:
+    """Refuse sites of primitives that a handler around the model hides or replaces: the guide could not give them its Gaussians.
+
+    :param declared: names of the sites that the primitives of the model have declared.
+    :param messages: messages of all sites, by name.
+    :raises ValueError: if there is such a site.
+    """
+    # `handlers.do` keeps the site, and gives its value to a second one that nobody sees.
+    types = {name: messages.get(name.removesuffix("__CF"), {}).get("type") for name in declared}
+    for name, kind in types.items():
+        if kind == "deterministic":
+            raise ValueError(
+                f"AutoSparseGP has no Gaussian for `{name}`, since handlers.reparam around the model replaces this site. Leave it "
+                "out there: inducing variables have the prior N(0, I), and f needs no reparametrization. NUTS and NumPyro's guides "
+                "take the model as it is."
+            )
+        if kind is None:
+            raise ValueError(
+                f"AutoSparseGP has no Gaussian for `{name}`, since handlers.block around it hides this site: each step would draw "
+                "it anew from its prior. Do not hide it. To fix its value use handlers.condition; for a fitted function call "
+                "posterior(...) outside of the model."
+            )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,10 @@ from numpyro import handlers
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.asking import Answers, Asking
-from numpyro_orthgp.guides.handlers import EvenRows, OutputsByRow
+from numpyro_orthgp.guides.handlers import EvenRows, OutputsByRow, hidden_by_mask
 from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_model_params
-from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, site_of
+from numpyro_orthgp.likelihoods.base import is_expected
+from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, is_enumerated, site_of
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["fitted_trace", "functions_of", "posterior"]
@@ -145,6 +147,7 @@ def fitted_trace(
         sites, functions = run()
     _check_known(sites, guide_trace, params)
     check_model_params(sites, guide_trace, params, guided=guide is not None)
+    _warn_of_prior_draws(sites, guide_trace, params, functions)
     return sites, functions
 
 
@@ -165,6 +168,30 @@ def _check_known(sites: dict[str, Any], guide_trace: dict[str, Any], params: Map
         raise ValueError(
             f"Nothing says what {', '.join(map(repr, unknown))} are, and the function would be a draw of its prior. Without a "
             "guide `params` must hold a value for each; a guide must be one of this model."
+        )
+
+
+def _warn_of_prior_draws(sites: Trace, guide_trace: Trace, params: Mapping[str, Any], functions: Iterable[str]) -> None:
+    """Warn of hyperparameters that neither guide nor parameters know. Sites after the last function cannot change any."""
+    names = list(sites)
+    ours = [i for i, name in enumerate(names) if MESSAGE in sites[name].get("infer", {})]
+    drawn = [
+        name
+        for name in names[: max(ours, default=0)]
+        if sites[name]["type"] == "sample"
+        and not sites[name]["is_observed"]
+        and name not in guide_trace
+        and name not in params
+        and not is_enumerated(sites[name])
+        and not is_expected(sites[name]["fn"])
+        and not hidden_by_mask(name, sites)
+    ]
+    if drawn and functions:
+        warnings.warn(
+            f"{', '.join(map(repr, drawn))} is drawn from its prior, since neither the guide nor `params` says what it is, and the "
+            "functions may depend on it. Give the guide that was fitted with this model, or its value in `params`.",
+            UserWarning,
+            stacklevel=4,
         )
 
 

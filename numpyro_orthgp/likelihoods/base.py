@@ -37,6 +37,7 @@ from numpyro_orthgp.likelihoods.masks import ToldOfMasks, refuse_groups
 from numpyro_orthgp.likelihoods.wrapped import (
     MASK,
     check_observed,
+    hint_of_mixture,
     is_expected,
     log_predictive,
     no_cdf,
@@ -52,7 +53,6 @@ __all__ = [
     "ExpectedLikelihood", "GaussHermite", "Integrator", "MonteCarlo", "QuasiMonteCarlo", "check_observed", "expectation",
     "is_expected", "log_expectation", "log_predictive", "unwrap",
 ]  # fmt: skip
-
 
 _MOST_AXES = 8  # of enumeration, in front of the axes of f
 
@@ -321,7 +321,7 @@ class ExpectedLikelihood(ToldOfMasks):
             raise ValueError(
                 f"f has the shape {self.marginals.shape} where {type(self).__name__} was made with the batch shape "
                 f"{self.batch_shape}: its arrays were stacked, as by jax.vmap over a function that returns it. Let that function "
-                "return its log_prob, or evaluate f at all inputs at once."
+                f"return its log_prob, or evaluate f at all inputs at once.{hint_of_mixture()}"
             )
 
     def _checked(self, value: ArrayLike) -> Array:
@@ -338,7 +338,7 @@ class ExpectedLikelihood(ToldOfMasks):
         """
         shape = self.batch_shape[self.lead :] + self.event_shape  # one y for all enumerated values
         if y.shape[max(y.ndim - len(shape), 0) :] != shape:
-            hint = " Did you mean y[:, 0]?" if y.ndim == 2 and y.shape[1] == 1 else ""
+            hint = hint_of_mixture() or (" Did you mean y[:, 0]?" if y.shape == (*shape, 1) else "")
             raise ValueError(f"`{name}` must have shape {shape} to match the likelihood; got {y.shape}.{hint}")
         if mask is not False:
             inspect(partial(refuse_outside, type(self).__name__, name), self.support, y, mask)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_orthgp.errors import refuse_masked
+from numpyro_orthgp.functions.sites import is_calling
 from numpyro_orthgp.types import Array, ArrayLike
 
 # Advice about masked arrays.
@@ -22,7 +24,10 @@ MASK = (
 # How a distribution of NumPyro's around a likelihood is read as a likelihood of this package, by its type.
 READ_AS: dict[type, Callable[[Any], Any]] = {}
 
-__all__ = ["MASK", "READ_AS", "check_observed", "is_expected", "log_predictive", "no_cdf", "refuse_outside", "unwrap"]
+__all__ = [
+    "MASK", "READ_AS", "check_observed", "hint_of_mixture", "is_expected", "log_predictive", "no_cdf", "refuse_outer_product",
+    "refuse_outside", "unwrap",
+]  # fmt: skip
 
 
 def no_cdf(self: Any, value: ArrayLike) -> Array:
@@ -33,6 +38,19 @@ def no_cdf(self: Any, value: ArrayLike) -> Array:
         f"{type(self).__name__} has no cdf: f is integrated out of log densities. For censored or truncated outputs integrate over "
         "the whole: numpyro_orthgp.Likelihood(f(X), lambda f: dist.RightCensoredDistribution(dist.Normal(f, scale), censored)); "
         "Weibull, Gamma, LogNormal and Exponential take `censored`."
+    )
+
+
+def hint_of_mixture() -> str:
+    """A sentence for errors about shapes, if a mixture of NumPyro's asks a likelihood for log densities; else nothing."""
+    return (
+        (
+            " A mixture of NumPyro's asks for this density. Let one likelihood average over the mixture: "
+            "numpyro_orthgp.Likelihood(f(X), lambda f: dist.MixtureSameFamily(weights, dist.Normal(f, scale))), with f of shape "
+            "(B, P) for P components of their own, or f[..., None] for a function that they share."
+        )
+        if is_calling("_MixtureBase", "log_prob")
+        else ""
     )
 
 
@@ -90,6 +108,31 @@ def check_observed(name: str, fn: Any, value: Any) -> None:
     if is_expected(likelihood) and hasattr(likelihood, "check"):
         refuse_masked(name, value, MASK)
         likelihood.check(jnp.asarray(value), name, mask)
+
+
+def refuse_outer_product(name: str, message: Mapping[str, Any]) -> None:
+    """Refuse observations whose distribution, values and masks broadcast to more entries than those have, outside of plates.
+
+    :param message: the message of an observed site.
+    :raises ValueError: for a y of shape (N, 1) beside a distribution of batch shape (N,), for example.
+    """
+    inner, masks, fn = message["fn"], [], message["fn"]
+    while isinstance(inner, (dist.MaskedDistribution, dist.ExpandedDistribution, dist.Independent)):
+        if isinstance(inner, dist.MaskedDistribution) and inner.event_dim == fn.event_dim:
+            masks.append(("a mask", np.shape(inner._mask)))
+        inner = inner.base_dist
+    own = inner.batch_shape[: len(inner.batch_shape) - (fn.event_dim - inner.event_dim)]
+    value = np.shape(message["value"])
+    shapes = [("its distribution", own), ("its value", value[: len(value) - fn.event_dim]), *masks]
+    together = np.broadcast_shapes(*(shape for _, shape in shapes))
+    plates = {frame.dim for frame in message["cond_indep_stack"]}
+    outside = [size for dim, size in enumerate(together, -len(together)) if size > 1 and dim not in plates]
+    if outside and math.prod(together) > max(math.prod(shape) for _, shape in shapes[:2]):
+        listed = ", ".join(f"{what} {shape}" for what, shape in shapes)
+        raise ValueError(
+            f"`{name}` counts each of its observations with each of the rows: {listed} broadcast to {together}. Give them one "
+            "shape: y[:, 0] for a y of shape (N, 1)."
+        )
 
 
 def unwrap(fn: Any) -> tuple[Any, Any]:

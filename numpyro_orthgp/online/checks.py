@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,17 +12,39 @@ import numpy as np
 
 from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.gaussians.family import Whitened
 
-__all__ = ["check_gaussians"]
+__all__ = ["check_function", "check_gaussians"]
+
+
+def check_function(who: str, f: Any, name: str = "f") -> None:
+    """
+    :param who: name of the function that needs a fitted function, for the message.
+    :param name: name of its argument.
+    :raises TypeError: for anything else than a function of one gp.
+    """
+    if isinstance(f, GPFunction):
+        return
+    hint = ""
+    if isinstance(f, Mapping):
+        hint = f" Pick one by its name: posterior(...)[{next(iter(f), 'f')!r}]."
+    elif isinstance(f, Marginals):
+        hint = " Pass f, and not f(X)."
+    raise TypeError(
+        f"`{who}` needs as `{name}` a function of one gp, posterior(model, guide, params, ...)['f'] or "
+        f"CollapsedGP(...).posterior(y); got {type(f).__name__}.{hint}"
+    )
 
 
 def check_gaussians(who: str, f: GPFunction) -> None:
     """Raise an error for fixed values of inducing variables: their divergence from the prior is infinite.
 
     :param who: name of the function that needs Gaussians, for the message.
+    :raises TypeError: if it is no function of one gp.
     :raises ValueError: if a set has values or, if this is concrete, a Gaussian without variance in some direction.
     """
+    check_function(who.strip("`"), f)
     if any(q.is_value for q in f.beliefs):
         raise ValueError(_message(who, "values of inducing variables"))
     for q in f.beliefs:

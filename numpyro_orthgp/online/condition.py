@@ -42,7 +42,8 @@ from numpyro_orthgp.likelihoods.base import check_observed
 from numpyro_orthgp.math.cholesky import inverse_cholesky, root_of_inverse
 from numpyro_orthgp.math.linalg import join, safe_sqrt
 from numpyro_orthgp.math.products import diagonal, matmul
-from numpyro_orthgp.online.noise import as_likelihood
+from numpyro_orthgp.online.checks import check_function
+from numpyro_orthgp.online.noise import as_likelihood, check_likelihood
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["condition"]
@@ -137,10 +138,12 @@ def condition(
         functions may need hundreds. Outside of ``jit`` there is a warning if the factors have not converged.
     :param step_size: largest step, in (0, 1]. Steps are halved automatically if the bound would fall.
     :param jitter: relative jitter of the new points, as for :func:`~numpyro_orthgp.gp`.
-    :raises TypeError: if a set of ``f`` is not inducing points, ``X`` has another dtype, or the likelihood its marginals.
+    :raises TypeError: if ``f`` is no function of one gp, a set of it is not inducing points, ``X`` has another dtype, or what
+        ``likelihood`` makes of marginals is no likelihood of this package.
     :raises ValueError: if shapes do not match, y lies outside of the likelihood's support (NaN, which a mask may hide, does),
         ``num_steps`` or ``step_size`` is out of range, or a guide is fitting ``f``, within its model.
     """
+    check_function("condition", f)
     refuse_while_fitting("condition", f.fitting)
     points = [s.points for s in f.features if isinstance(s, InducingPoints)]
     if len(points) < len(f.features):
@@ -159,7 +162,9 @@ def condition(
     def expected(mean: Array, variance: Array) -> Array:
         return jnp.sum(given(mean, variance).log_prob(y))
 
-    check_observed("y", given(grown.mean, jnp.sum(root**2, -2)), y)
+    fn = given(grown.mean, jnp.sum(root**2, -2))
+    check_likelihood(fn)
+    check_observed("y", fn, y)
     zeros = jnp.zeros_like(grown.mean)
     nothing, size = _Sites(zeros, zeros), jnp.asarray(step_size, zeros.dtype)
     start = _Iteration(nothing, nothing, jnp.full_like(size, -jnp.inf), size, zeros)

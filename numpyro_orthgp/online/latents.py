@@ -20,7 +20,8 @@ from numpyro_orthgp.functions.sites import refuse_while_fitting
 from numpyro_orthgp.inducing import input_dim
 from numpyro_orthgp.likelihoods.base import check_observed
 from numpyro_orthgp.math.quadrature import quasi_normal
-from numpyro_orthgp.online.noise import as_likelihood
+from numpyro_orthgp.online.checks import check_function
+from numpyro_orthgp.online.noise import as_likelihood, check_likelihood
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["InferredLatents", "infer_latents"]
@@ -92,6 +93,7 @@ def infer_latents(
         counts as observed), noise or a number that is not positive, or a function that a guide is fitting, within its model.
     :raises TypeError: for integer latent dimensions or a function without inducing points.
     """
+    check_function("infer_latents", f)
     refuse_while_fitting("infer_latents", f.fitting)
     y, observed = _check_rows(y, observed, f.num_latents)
     dim, fixed = _check_covariates(f, covariates, len(y))
@@ -124,6 +126,7 @@ def _with_moments_of_normal(nodes: Array) -> Array:
 def _check_support(make: Callable[[Marginals], dist.Distribution], y: Array, observed: Array) -> None:
     zeros = jnp.zeros_like(y)
     fn = make(Marginals(zeros, zeros + 1, zeros))
+    check_likelihood(fn)
     if fn.batch_shape == y.shape:
         check_observed("y", fn.mask(observed), y)
 

@@ -23,7 +23,7 @@ import numpyro
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.projection import project
 from numpyro_orthgp.gaussians.family import Whitened
-from numpyro_orthgp.online.checks import check_gaussians
+from numpyro_orthgp.online.checks import check_function, check_gaussians
 from numpyro_orthgp.online.moments import moments_at, split
 from numpyro_orthgp.types import Array
 
@@ -62,6 +62,8 @@ def remember(name: str, f: GPFunction, past: GPFunction) -> Array:
     :raises ValueError: if ``past`` has values (an MCMC draw, conditioned or not), mean-only points or another number of latent
         functions; if the guide tightens ``f``, since the bound is not known then.
     """
+    check_function("remember", f)
+    check_function("remember", past, "past")
     if f.num_latents != past.num_latents:
         raise ValueError(
             f"`past` must have as many latent functions as the model's function, {f.num_latents}; got {past.num_latents}."

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.tree_util import Partial
 
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods import Gaussian
+from numpyro_orthgp.likelihoods.base import is_expected
 from numpyro_orthgp.likelihoods.checks import POSITIVE, check_allowed
 from numpyro_orthgp.types import Array
 
-__all__ = ["as_likelihood"]
+__all__ = ["as_likelihood", "check_likelihood"]
 
 
 def as_likelihood(value: Any, dtype: Any) -> Callable[[Marginals], dist.Distribution]:
@@ -32,7 +34,25 @@ def as_likelihood(value: Any, dtype: Any) -> Callable[[Marginals], dist.Distribu
         )
     if callable(value):
         return value
+    if value is None or isinstance(value, str):
+        raise TypeError(
+            "`likelihood` must be a function from marginals to a likelihood, lambda f: Bernoulli(f), or the standard deviation of "
+            f"Gaussian noise; got {value!r}."
+        )
     return Partial(_gaussian, check_allowed("likelihood", jnp.asarray(value, dtype), POSITIVE))
+
+
+def check_likelihood(fn: Any) -> None:
+    """
+    :param fn: what a user's function has made of marginals.
+    :raises TypeError: if no likelihood in it averages over f.
+    """
+    if not any(map(is_expected, jax.tree.leaves(fn, is_leaf=is_expected))):
+        raise TypeError(
+            f"`likelihood` must make a likelihood of numpyro_orthgp of the marginals; got {type(fn).__name__}, which does not "
+            "average over f. Write lambda f: likelihoods.Gaussian(f, s), or for any distribution of numpyro "
+            "lambda f: Likelihood(f, lambda f: dist.Normal(f, s))."
+        )
 
 
 def _gaussian(noise: Array, marginals: Marginals) -> Gaussian:

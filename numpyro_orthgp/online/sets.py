@@ -17,7 +17,7 @@ from numpyro_orthgp.gaussians.family import Full, Whitened
 from numpyro_orthgp.inducing import Feature, as_sets
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.products import matmul
-from numpyro_orthgp.online.checks import check_gaussians
+from numpyro_orthgp.online.checks import check_function, check_gaussians
 from numpyro_orthgp.online.moments import project_sets, split
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -105,6 +105,7 @@ def compress(
     :return: a function with the same kernel, Gaussians of full covariance and no mean-only points.
     :raises ValueError: for mean-only points, or as :func:`~numpyro_orthgp.gp` does.
     """
+    check_function("compress", f)
     features, mean_only = as_sets(inducing)
     if mean_only is not None:
         raise ValueError(
@@ -144,6 +145,7 @@ def start_from(name: str, f: GPFunction) -> dict[str, Array]:
         mean-only points ``{name}.u{i}_weights``.
     :raises ValueError: if ``f`` has values (an MCMC draw, conditioned or not), or comes from ``f.diagonalized()``.
     """
+    check_function("start_from", f)
     if not all(block.triangular for block in f.blocks):
         raise ValueError(
             "`start_from` needs a function in a guide's coordinates; got one that f.diagonalized() returned. Give it f."

@@ -7,10 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from jax import lax
 from numpyro.distributions import constraints
 
+from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.mean_only import MeanShift, project_shift, weigh_points
 from numpyro_orthgp.functions.prior import as_kernel, check_jitter, check_latents, decompose_sets
@@ -77,8 +80,9 @@ def gp(
         by default 1e-6 in float32 and 1e-10 in float64. Zero adds none. If the Cholesky factor does not exist with
         this jitter, more is added. For ``f.expected`` use 1e-6 in float64; in float32 the default is right.
     :return: the function, callable at inputs.
-    :raises ValueError: inside a plate (which would scale the KL divergence), or a mask or scale of rows; for wrong shapes, empty
-        sets, NaN or infinity; if the guide's Gaussians have other sizes; for a kernel that depends on an enumerated site.
+    :raises ValueError: inside a plate (which would scale the KL divergence), a mask or scale of rows, or in a fit a mask of all;
+        for wrong shapes, also of values; for empty sets, NaN or infinity; if the guide's Gaussians have other sizes; for a kernel
+        that depends on an enumerated site; and for a name that is taken.
     :raises TypeError: for integer inputs, or a kernel that cannot be called.
 
     **References:**
@@ -102,9 +106,11 @@ def gp(
     beliefs = tuple(known(message) for message in messages)
     # The belief of the first set that has one; earlier sets may be conditioned on.
     belief = next((b for message in messages if (b := belief_of(message)) is not None), None)
+    if belief is not None and not belief.asked:
+        _refuse_no_prior(messages)
     natural = belief is not None and belief.natural
     note_where_seeded()
-    full_name = messages[0]["name"].removesuffix(".u0")
+    full_name = messages[0]["name"].removesuffix("__CF").removesuffix(".u0")  # as `handlers.do` renames it
     f = GPFunction(
         kernel,
         features,
@@ -121,6 +127,20 @@ def gp(
     )
     announce(full_name, f)
     return f
+
+
+def _refuse_no_prior(messages: Sequence[dict[str, Any]]) -> None:
+    """Refuse a fit without the density of the prior: the less q says, the lower its loss.
+
+    :raises ValueError: within ``handlers.mask(mask=False)``.
+    """
+    for message in messages:
+        fn = message["fn"]
+        if isinstance(fn, dist.MaskedDistribution) and is_concrete(fn._mask) and not np.any(np.asarray(fn._mask)):
+            raise ValueError(
+                f"`{message['name']}` is within handlers.mask(mask=False), so that f has no prior, and the loss may fall without "
+                "end as q becomes wider. Put the mask around the sites of y alone, and declare f = gp(...) outside of it."
+            )
 
 
 def _mean_shift(

@@ -87,6 +87,10 @@ def latent_inputs(
 def _read(message: dict[str, Any], dtype: Any) -> LatentInputs:
     value, belief, shape = message["value"], message["infer"].get(MESSAGE), message["fn"].shape()
     if not (isinstance(belief, InputBelief) and is_integrated(belief, message["name"])):
+        if jnp.shape(value) != shape:
+            raise ValueError(
+                f"The value of `{message['name']}` has shape {jnp.shape(value)}; the model's latent inputs have shape {shape}."
+            )
         return LatentInputs(value if dtype is None else value.astype(dtype))
     if belief.loc.shape != shape or belief.scale.shape != shape:
         raise ValueError(

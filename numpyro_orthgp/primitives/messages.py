@@ -19,25 +19,28 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro.infer import RenyiELBO
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.functions.sites import is_calling
+from numpyro_orthgp.functions.sites import in_control_flow, is_calling
 from numpyro_orthgp.gaussians.distributions import WhitenedPrior
 from numpyro_orthgp.gaussians.family import Value, Whitened
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "MESSAGE", "Belief", "InputBelief", "InputSite", "Site", "announce", "belief_of", "collected_functions", "inducing_site",
-    "input_site_of", "is_enumerated", "is_integrated", "known", "refuse_handlers_of_rows",
-    "sample_and_read", "single_site_of", "site_of",
+    "MESSAGE", "Belief", "InputBelief", "InputSite", "Site", "announce", "belief_of", "collected_functions", "collected_sites",
+    "inducing_site", "input_site_of", "is_enumerated", "is_integrated", "known", "refuse_handlers_of_rows", "sample_and_read",
+    "single_site_of", "site_of", "told_of_names",
 ]  # fmt: skip
 
 # The key of `infer`.
 MESSAGE = "numpyro_orthgp"
+
+_OUT_OF_SCAN = "declare f = gp(...) before the loop and call f(X) inside it."
 
 
 class Site(NamedTuple):
@@ -87,6 +90,7 @@ class Belief(NamedTuple):
     def as_infer(self) -> dict[str, Any]:
         """The ``infer`` argument of the guide's ``numpyro.sample``."""
         _refuse_stein_mixtures()
+        _refuse_in_control_flow()
         return {MESSAGE: self, "kl": "analytic"}  # the latter for TraceEnum_ELBO
 
 
@@ -106,6 +110,7 @@ class InputBelief(NamedTuple):
 
     def as_infer(self) -> dict[str, Any]:
         """The ``infer`` argument of the guide's ``numpyro.sample``."""
+        _refuse_in_control_flow()
         return {MESSAGE: self}
 
 
@@ -148,43 +153,95 @@ def is_enumerated(message: dict[str, Any]) -> bool:
 
 
 class _LastMessage(Messenger):
-    """Keeps the message of the last site, as all other handlers have left it (renamed by ``scope``, for example)."""
+    """Keeps the message of the last site, as all other handlers have left it (renamed by ``scope``, for example).
+
+    ``handlers.reparam`` makes it a deterministic site, and what it draws instead has been a site before that.
+    """
 
     message: dict[str, Any]
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "sample":
+        if msg["type"] in ("sample", "deterministic"):
             self.message = msg
 
 
-# Functions of the innermost `collected_functions`. It is no message of NumPyro, since a user's handlers would see that.
+# Functions of the innermost `collected_functions`, and names of the innermost `collected_sites`. They are no messages of NumPyro,
+# since a user's handlers would see those.
 _collected: ContextVar[dict[str, GPFunction] | None] = ContextVar("collected", default=None)
+_declared: ContextVar[list[str] | None] = ContextVar("declared", default=None)
 
 
 @contextmanager
 def collected_functions() -> Iterator[dict[str, GPFunction]]:
     """Context that collects the functions of ``gp`` statements, by their full names."""
     functions: dict[str, GPFunction] = {}
-    token = _collected.set(functions)
+    tokens = _collected.set(functions), _declared.set(None)  # another model, which an outer one may call
     try:
         yield functions
     finally:
-        _collected.reset(token)
+        _collected.reset(tokens[0])
+        _declared.reset(tokens[1])
 
 
 def announce(name: str, function: GPFunction) -> None:
-    """Give a finished function to :func:`collected_functions`, by its full name."""
+    """Give a finished function to :func:`collected_functions`, by its full name.
+
+    :raises ValueError: if there is one function in each step of a loop of NumPyro.
+    """
     functions = _collected.get()
     if functions is not None:
+        if in_control_flow():
+            raise ValueError(f"`{name}` is another function in each step of scan: {_OUT_OF_SCAN}")
         functions[name] = function
 
 
+@contextmanager
+def collected_sites() -> Iterator[list[str]]:
+    """Context that collects the names of sites that primitives declare, also of those that handlers hide or replace."""
+    names: list[str] = []
+    token = _declared.set(names)
+    try:
+        yield names
+    finally:
+        _declared.reset(token)
+
+
+@contextmanager
+def told_of_names(name: str) -> Iterator[None]:
+    """Context in which a second site of the same name is an error in words.
+
+    :raises ValueError: if there is one.
+    """
+    try:
+        yield
+    except AssertionError as error:
+        if "unique names" not in str(error):
+            raise
+        raise ValueError(
+            f"The site `{name}` is declared twice. Each gp(), orthogonal(), latent_inputs() and numpyro.sample() of a model needs "
+            "a name of its own, and so does each gp_posterior() of a guide: rename one, gp('g', ...), or put it under "
+            "numpyro.handlers.scope(prefix='...')."
+        ) from error
+
+
 def sample_and_read(name: str, fn: Any, site: Site | InputSite) -> dict[str, Any]:
-    """Declare a sample site, and return its message after all handlers."""
+    """Declare a sample site, and return its message after all handlers.
+
+    If ``handlers.reparam`` has made it a deterministic site, that has the value, and nobody's belief.
+
+    :raises ValueError: if there is a site of this name.
+    """
     reader = _LastMessage()
-    with reader:
+    with told_of_names(name), reader:
         numpyro.sample(name, fn, infer={MESSAGE: site})
-    return reader.message
+    if (names := _declared.get()) is not None and not reader.message.get("is_observed"):
+        if in_control_flow("cond"):  # up to NumPyro 0.22; the branch goes on with a draw of its own
+            raise ValueError(
+                f"`{name}` is declared in a branch of numpyro's cond, which does not hand on what a guide draws: the loss would "
+                "not belong to it. Declare f = gp(...) before the cond and call f(X) inside it."
+            )
+        names.append(reader.message["name"])
+    return {"fn": fn, "infer": {}} | reader.message
 
 
 def inducing_site(name: str, site: Site) -> dict[str, Any]:
@@ -193,6 +250,8 @@ def inducing_site(name: str, site: Site) -> dict[str, Any]:
     :raises ValueError: inside a plate.
     """
     message = sample_and_read(name, WhitenedPrior(site.shape, site.dtype), site)
+    if message["type"] == "deterministic":
+        message["value"] = jnp.asarray(message["value"], site.dtype)
     if message["cond_indep_stack"]:
         plates = ", ".join(repr(frame.name) for frame in message["cond_indep_stack"])
         raise ValueError(
@@ -223,17 +282,20 @@ def refuse_handlers_of_rows(name: str) -> None:
 def known(message: dict[str, Any]) -> Whitened:
     """The guide's Gaussian of a set, or the value.
 
-    :raises ValueError: if the guide's Gaussian has another size, or the objective is importance-weighted.
+    :raises ValueError: if Gaussian or value have another size, or the objective is importance-weighted.
     """
-    belief = belief_of(message)
-    if belief is None or not is_integrated(belief, message["name"]):
-        return Value(message["value"])
-    if belief.q.loc.shape != message["fn"].event_shape:
+    belief, shape = belief_of(message), message["fn"].event_shape
+    whose: str = "value"
+    q: Whitened = Value(message["value"])
+    if belief is not None and is_integrated(belief, message["name"]):
+        whose, q = "guide's q", belief.q
+    if np.shape(q.loc) != shape:
         raise ValueError(
-            f"The guide's q of `{message['name']}` has shape {belief.q.loc.shape}; the model's inducing variables have shape "
-            f"{message['fn'].event_shape}. Give the guide the numbers of inducing points that the model uses."
+            f"The {whose} of `{message['name']}` has shape {np.shape(q.loc)}; the model's inducing "
+            f"variables have shape {shape}. Give the guide, or draws and conditions, the numbers of inducing points that the model "
+            "uses."
         )
-    return belief.q
+    return q
 
 
 def is_integrated(belief: Belief | InputBelief, name: str) -> bool:
@@ -258,6 +320,18 @@ def _refuse_importance_weights(name: str) -> None:
         raise ValueError(
             f"RenyiELBO weighs particles by importance and must see values, but the guide of `{name}` hands over its Gaussian: "
             "the result would not be a bound. Use AutoSparseGP(model, analytic=False) or gp_posterior(..., analytic=False)."
+        )
+
+
+def _refuse_in_control_flow() -> None:
+    """Refuse a guide's Gaussian in a loop of NumPyro, from which the model would get an array of the loop.
+
+    :raises ValueError: within such a loop.
+    """
+    if in_control_flow():
+        raise ValueError(
+            "A Gaussian of gp_posterior() or latent_inputs_posterior() within scan would belong to one step of the loop. Call them "
+            f"outside of it. The same holds for the model: {_OUT_OF_SCAN}"
         )
 
 

@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 import jax.numpy as jnp
+import numpyro.distributions as dist
 from numpyro.primitives import Messenger
 
 from numpyro_orthgp.types import Array
@@ -129,6 +130,12 @@ def _repeats(msg: dict[str, Any]) -> int:
 
 
 def _words_of_repeats(msg: dict[str, Any], repeats: int) -> str:
+    fn = msg["fn"]
+    if isinstance(getattr(fn, "base_dist", fn), dist.Unit):
+        return (
+            f"`{msg['name']}` adds its one number once for each of the {repeats} rows of plates around it. Give numpyro.factor one "
+            "number for each row, or put it outside of the plate."
+        )
     return (
         f"`{msg['name']}` counts its only event, of shape {jnp.shape(msg['value'])}, once for each of the {repeats} rows of plates "
         "around it: the fit would be too certain. Leave `.to_event()` out within the plate, or leave the plate out."

@@ -1,0 +1,82 @@
+"""What a function or its marginals say where they are taken for an array, a number or a condition.
+
+JAX's own functions, ``jnp.exp(f(X))``, are not among it. They ask for ``__jax_array__``, and so do the operators of arrays before
+they leave ``array + f(X)`` to us: an error there would take the sum away. They say "requires ndarray or scalar arguments, got
+Marginals".
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import jax
+import numpy as np
+
+__all__ = ["NoArray", "NoNumber"]
+
+_VALUES = (
+    "In a model give it to a likelihood of numpyro_orthgp, likelihoods.Gaussian(f(X), s), which integrates it out, or draw values, "
+    "f(X).sample(). After a fit take f(X).mean and f(X).variance."
+)
+
+
+class NoArray:
+    """An object of which NumPy would silently make an array of one object."""
+
+    _instead: ClassVar[str] = "It is a function: call it at inputs, f(X).mean."
+
+    if not TYPE_CHECKING:  # or type checkers would allow it
+
+        def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+            raise TypeError(f"{type(self).__name__} is no array. {self._instead}")
+
+
+class NoNumber(NoArray):
+    """The marginals of a function: Gaussian distributions and no numbers."""
+
+    _instead: ClassVar[str] = f"f(X) has the distribution of f at each row. {_VALUES}"
+
+    if not TYPE_CHECKING:
+
+        def _refuse_number(self, *args: Any) -> NoReturn:
+            raise TypeError(f"f(X) is a distribution at each row, and no number. {_VALUES}")
+
+        __float__ = __int__ = __complex__ = __round__ = _refuse_number
+
+        def _refuse_function(self, *args: Any) -> NoReturn:
+            raise TypeError(
+                "Only sums with arrays, multiples, and f(X) @ W are Gaussian, so other operations on f(X) give no marginals. Use "
+                "numpyro_orthgp.Likelihood(f(X), lambda f: ...), whose f are values, or draw f: f(X).sample()."
+            )
+
+        __abs__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __rtruediv__ = __rpow__ = _refuse_function
+
+        def _refuse_condition(self, *args: Any) -> NoReturn:
+            raise TypeError(
+                "f(X) is a distribution at each row, so it is neither true nor false, nor above or below a number. The probability "
+                "of f(X) > c is jax.scipy.stats.norm.sf(c, m.mean, m.variance**0.5) for m = f(X). Draws can be compared: "
+                "f(X).sample() > c."
+            )
+
+        __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _refuse_condition
+
+        def __eq__(self, other: object) -> bool:
+            """Whether they are the same object.
+
+            :raises TypeError: for an array or a number.
+            """
+            if isinstance(other, (numbers.Number, np.ndarray, jax.Array)):
+                self._refuse_condition()
+            return self is other
+
+        __hash__ = None
+
+        def __len__(self) -> NoReturn:
+            raise TypeError("f(X) has no length. The number of its rows is f(X).shape[0].")
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(
+                "f(X) cannot be iterated over or unpacked. Outputs are f(X)[..., p] for p in range(f(X).shape[-1]); for single "
+                f"rows call f(X[i : i + 1]). {_VALUES}"
+            )

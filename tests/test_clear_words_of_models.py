@@ -1,0 +1,531 @@
+"""Models that handlers, loops and names make something else of: they are right, or refused in words."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpy.testing import assert_allclose
+from numpyro import handlers
+from numpyro.contrib.control_flow import cond, scan
+from numpyro.distributions.transforms import AffineTransform
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from numpyro.infer.reparam import ExplicitReparam, LocScaleReparam, NeuTraReparam
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels, likelihoods, online
+
+KEY = jax.random.PRNGKey(0)
+X = jnp.linspace(0.0, 1.0, 12)[:, None]
+Z = X[::3]
+y = jnp.sin(6 * X[:, 0])
+
+
+def model(X, y=None, sets=Z):
+    f = ogp.gp("f", kernels.RBF(0.3), sets)
+    numpyro.deterministic("mean", f(X).mean)
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
+
+
+def latent(X, y=None):
+    x = ogp.latent_inputs("x", len(X), 1)
+    f = ogp.gp("f", kernels.RBF(0.3), Z)
+    numpyro.deterministic("mean", jnp.asarray(x))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(x), 0.1), obs=y)
+
+
+def svi_of(model, guide=ogp.AutoSparseGP, elbo=TraceMeanField_ELBO, **options):
+    return SVI(model, guide(model, **options), optax.adam(0.01), elbo())
+
+
+def start(model, *args, guide=None):
+    svi = SVI(model, guide or ogp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO())
+    return svi.evaluate(svi.init(KEY, *(args or (X, y))), *(args or (X, y)))
+
+
+DOUBLED = ExplicitReparam(AffineTransform(0.0, 2.0))
+
+
+@pytest.mark.parametrize("how", [LocScaleReparam(0.0), DOUBLED], ids=["LocScale", "Explicit"])
+@pytest.mark.parametrize("model, site", [(model, "f.u0"), (latent, "x")], ids=["gp", "latent_inputs"])
+def test_reparametrized_sites_have_the_value_that_reparam_gives(model, site, how):
+    """They had that of the site which reparam draws in their place: here half or twice as large."""
+    changed = handlers.reparam(model, config={site: how})
+    draws = Predictive(changed, num_samples=2000)(KEY, X)["mean"]
+    assert_allclose(draws.var(0), np.ones(draws.shape[1:]), atol=0.15)
+    sites = handlers.trace(handlers.seed(changed, 0)).get_trace(X)
+    same = handlers.substitute(model, {site: sites[site]["value"]})
+    assert_allclose(handlers.trace(handlers.seed(same, 0)).get_trace(X)["mean"]["value"], sites["mean"]["value"])
+
+
+def test_a_function_of_reparametrized_sites_after_nuts():
+    changed = handlers.reparam(model, config={"f.u0": DOUBLED})
+    mcmc = MCMC(NUTS(changed), num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(KEY, X, y)
+    draw = {name: values[0] for name, values in mcmc.get_samples().items()}
+    f = ogp.posterior(changed, None, draw, X, y)["f"]
+    assert f.drawn == (0,)
+    assert_allclose(f(X).mean, draw["mean"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("sets", [Z, [Z, Z + 0.1]], ids=["one set", "two sets"])
+def test_neutra(sets):
+    guide = AutoMultivariateNormal(model)
+    svi = SVI(model, guide, optax.adam(0.01), Trace_ELBO())
+    neutra = NeuTraReparam(guide, svi.run(KEY, 3, X, y, sets, progress_bar=False).params)
+    mcmc = MCMC(NUTS(neutra.reparam(model)), num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(KEY, X, y, sets)
+    drawn = mcmc.get_samples()
+    values = {name: drawn[name][0] for name in drawn if name.startswith("f.u")}
+    f = ogp.posterior(model, None, values, X, y, sets)["f"]
+    assert_allclose(f(X).mean, drawn["mean"][0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("model, site", [(model, "f.u0"), (latent, "x")], ids=["gp", "latent_inputs"])
+def test_handlers_that_take_sites_from_the_guide(model, site):
+    changed = handlers.reparam(model, config={site: DOUBLED})
+    with pytest.raises(
+        ValueError, match=rf"no Gaussian for `{site}`, since handlers\.reparam around the model replaces"
+    ):
+        start(changed)
+    assert np.isfinite(start(changed, guide=AutoNormal(changed)))
+    with pytest.raises(ValueError, match=rf"no Gaussian for `{site}`, since handlers\.block around it hides this site"):
+        start(handlers.block(model, hide=[site]))
+
+
+def test_one_of_two_sets_that_is_hidden():
+    """It was taken for a set that is integrated out, and drawn from its prior."""
+    with pytest.raises(ValueError, match=r"no Gaussian for `f\.u0`, since handlers\.block"):
+        start(handlers.block(model, hide=["f.u0"]), X, y, [Z, Z + 0.1])
+
+
+def test_fixed_values_that_are_hidden():
+    fixed = handlers.condition(model, {"f.u0": jnp.ones(4)})
+    assert_allclose(start(handlers.block(fixed, hide=["f.u0"]), X, y, [Z, Z + 0.1]), _loss_given_ones(), rtol=1e-9)
+
+
+def _loss_given_ones():
+    fixed = handlers.condition(model, {"f.u0": jnp.ones(4)})
+    return start(fixed, X, y, [Z, Z + 0.1]) - 0.5 * 4 * (
+        1 + np.log(2 * np.pi)
+    )  # without the density of the hidden site
+
+
+def test_posterior_within_a_model_is_no_site_of_it():
+    svi = svi_of(model)
+    params = svi.get_params(svi.init(KEY, X, y))
+    before = ogp.AutoSparseGP(model)
+
+    def second(X, y):
+        past = ogp.posterior(model, before, params, X)["f"]
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X) + past(X).mean, 0.1), obs=y)
+
+    assert_allclose(start(second), start(model))
+
+
+def test_do():
+    """The function has the value, and its name; the site itself is still drawn."""
+    changed = handlers.do(model, {"f.u0": jnp.ones(4)})
+    svi = svi_of(changed)
+    state = svi.init(KEY, X, y)
+    f = ogp.posterior(changed, svi.guide, svi.get_params(state), X, y)["f"]
+    fixed = handlers.condition(model, {"f.u0": jnp.ones(4)})
+    other = svi_of(fixed)
+    other_state = other.init(KEY, X, y)
+    same = ogp.posterior(fixed, other.guide, other.get_params(other_state), X, y)["f"]
+    assert_allclose(f(X).mean, same(X).mean)
+    assert_allclose(svi.evaluate(state, X, y), other.evaluate(other_state, X, y) - 0.5 * 4 * (1 + np.log(2 * np.pi)))
+
+
+def twice(X, y=None):
+    for _ in range(2):
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
+
+
+def twice_in_scope(X, y=None):
+    with handlers.scope(prefix="a"):
+        twice(X, y)
+
+
+def twice_inputs(X, y=None):
+    ogp.latent_inputs("f.u0", 3, 1)
+    ogp.gp("f", kernels.RBF(0.3), Z)
+
+
+def twice_orthogonal(X, y=None):
+    for _ in range(2):
+        ogp.orthogonal("f", [Z])
+
+
+@pytest.mark.parametrize("model", [twice, twice_in_scope, twice_inputs, twice_orthogonal])
+def test_a_name_twice_in_a_model(model):
+    with pytest.raises(ValueError, match=r"The site `f\.u[01]` is declared twice.*gp\('g', \.\.\.\).*scope"):
+        start(model)
+    with pytest.raises(ValueError, match=r"declared twice"):
+        MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False).run(KEY, X, y)
+
+
+def test_a_name_twice_in_a_guide():
+    def guide(X, y=None):
+        ogp.gp_posterior("f", 4)
+        ogp.gp_posterior("f", 4)
+
+    def inputs(X, y=None):
+        for _ in range(2):
+            ogp.latent_inputs_posterior("x", X, 1.0)
+
+    with pytest.raises(ValueError, match=r"The site `f\.u0` is declared twice.*each gp_posterior\(\) of a guide"):
+        start(model, guide=guide)
+    with pytest.raises(ValueError, match=r"The site `x` is declared twice"):
+        start(latent, guide=inputs)
+
+
+def steps(X, y=None):
+    def step(carry, row):
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+        numpyro.sample("y", likelihoods.Gaussian(f(row[0][None]), 0.1), obs=row[1])
+        return carry, None
+
+    scan(step, None, (X, y[:, None]))
+
+
+def test_guides_of_functions_in_loops():
+    def inside(X, y):
+        def step(carry, _):
+            ogp.gp_posterior("f", 4)
+            return carry, None
+
+        scan(step, None, X)
+
+    def stacked(X, y):
+        numpyro.sample("f.u0", dist.Normal(jnp.zeros((12, 4)), 1.0).to_event(1))
+
+    with pytest.raises(ValueError, match=r"gp_posterior\(\).* within scan would belong to one step.*f = gp\(\.\.\.\)"):
+        start(steps, guide=inside)
+    assert np.isfinite(start(steps, guide=stacked))
+    with pytest.raises(ValueError, match=r"`f` is another function in each step of scan: declare f = gp\(\.\.\.\)"):
+        ogp.posterior(steps, stacked, {}, X, y)
+
+
+WEIGHTS = dist.Categorical(jnp.array([0.3, 0.7]))
+
+
+def of_two(f):
+    return dist.MixtureSameFamily(WEIGHTS, dist.Normal(f, 0.1))
+
+
+def test_mixtures_of_numpyro_around_likelihoods():
+    with handlers.seed(rng_seed=0):
+        f = ogp.gp("f", kernels.RBF(0.3), Z, num_latents=2)
+    hint = r"A mixture of NumPyro's asks for this density.*Likelihood\(f\(X\), lambda f: dist\.MixtureSameFamily"
+    with pytest.raises(ValueError, match=rf"must have shape \(12, 2\).*got \(12, 1\)\. {hint}"):
+        dist.MixtureSameFamily(WEIGHTS, likelihoods.Gaussian(f(X), 0.1)).log_prob(y)
+    with pytest.raises(ValueError, match=r"must have shape \(12, 2\).*got \(12, 1\)\.$"):
+        likelihoods.Gaussian(f(X), 0.1).log_prob(y[:, None])
+    m = f(X)
+    right = ogp.Likelihood(m, of_two, integrator=likelihoods.GaussHermite(40)).log_prob(y)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    a, b = (np.asarray(m.mean)[:, p, None] + np.sqrt(np.asarray(m.variance))[:, p, None] * nodes for p in (0, 1))
+    values = np.stack(np.broadcast_arrays(a[:, :, None], b[:, None, :]), -1)
+    each = np.asarray(of_two(jnp.asarray(values)).log_prob(y[:, None, None]))
+    assert_allclose(right, np.einsum("bij,i,j->b", each, weights, weights) / weights.sum() ** 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: dist.MixtureGeneral(WEIGHTS, [likelihoods.Gaussian(m[..., p], 0.1) for p in (0, 1)]),
+        lambda m: dist.MixtureSameFamily(WEIGHTS, likelihoods.Gaussian(m, 0.1)),
+    ],
+    ids=["General", "SameFamily"],
+)
+def test_mixtures_in_loops(make):
+    def loop(make):
+        def model(X, y):
+            f = ogp.gp("f", kernels.RBF(0.3), Z, num_latents=2)
+
+            def step(carry, row):
+                numpyro.sample("y", make(f(row[0][None])), obs=row[1])
+                return carry, None
+
+            scan(step, None, (X, y[:, None]))
+
+        return model
+
+    with pytest.raises(ValueError, match=r"arrays were stacked.*A mixture of NumPyro's.*numpyro_orthgp\.Likelihood"):
+        start(loop(make))
+
+    def at_once(X, y):
+        f = ogp.gp("f", kernels.RBF(0.3), Z, num_latents=2)
+        numpyro.sample("y", ogp.Likelihood(f(X), of_two), obs=y)
+
+    assert_allclose(start(loop(lambda m: ogp.Likelihood(m, of_two))), start(at_once), rtol=1e-9)
+
+
+M = ogp.Marginals(jnp.linspace(-1.0, 1.0, 5), jnp.full(5, 0.3), jnp.full(5, 0.1))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        np.asarray,
+        jnp.asarray,
+        lambda m: np.array([m, m]),
+        float,
+        int,
+        round,
+        lambda m: dist.Normal(m, 0.1),
+        lambda m: dist.Normal(m, jnp.ones(5)).log_prob(0.0),
+        lambda m: dist.StudentT(3.0, m, jnp.ones(5)),
+        lambda m: dist.Delta(m).log_prob(0.0),
+        list,
+    ],
+)
+def test_marginals_taken_for_arrays(use):
+    with pytest.raises(
+        TypeError, match=r"f\(X\).*likelihoods\.Gaussian\(f\(X\), s\).*f\(X\)\.sample\(\).*f\(X\)\.mean"
+    ):
+        use(M)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        bool,
+        lambda m: m == 0.0,
+        lambda m: m != jnp.ones(5),
+        lambda m: m > 0,
+        lambda m: np.zeros(5) <= m,
+        lambda m: m < m,
+    ],
+)
+def test_marginals_taken_for_conditions(use):
+    with pytest.raises(TypeError, match=r"neither true nor false.*norm\.sf\(c, m\.mean, m\.variance\*\*0\.5\)"):
+        use(M)
+    assert M == M and M != ogp.Marginals(M.mean, M.explained, M.residual) and M not in [None, "f"]
+
+
+@pytest.mark.parametrize("use", [abs, lambda m: 1 / m, lambda m: 2.0**m, lambda m: m % 2, lambda m: m // 2])
+def test_functions_of_marginals_that_are_not_linear(use):
+    with pytest.raises(TypeError, match=r"Only sums with arrays.*Likelihood\(f\(X\), lambda f"):
+        use(M)
+
+
+def test_other_words_about_marginals():
+    with pytest.raises(TypeError, match=r"The number of its rows is f\(X\)\.shape\[0\]"):
+        len(M)
+    with pytest.raises(TypeError, match=r"Outputs are f\(X\)\[\.\.\., p\]"):
+        _, _ = ogp.stack([M, M])
+    with handlers.seed(rng_seed=0):
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+    for make in (np.asarray, jnp.asarray):
+        with pytest.raises(TypeError, match=r"GPFunction is no array.*call it at inputs, f\(X\)\.mean"):
+            make(f)
+    for shifted in (np.ones(5) + M, jnp.ones(5) + M, 1.0 + M, jnp.ones(5) - (-M)):
+        assert_allclose(shifted.mean, M.mean + 1)
+
+
+def test_functions_in_branches_of_cond():
+    """NumPyro's cond goes on with a draw of its own, whatever the guide has drawn."""
+
+    def branches(X, y):
+        f = cond(jnp.asarray(True), *[lambda _: ogp.gp("f", kernels.RBF(0.3), Z)] * 2, None)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"`f\.u0` is declared in a branch of numpyro's cond.*before the cond"):
+        start(branches)
+
+
+def outputs(make=lambda f, X: dist.Normal(f(X).sample(), 0.1), plate=True, mask=None, **options):
+    def model(X, y):
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+        with numpyro.plate("data", len(X)) if plate else nullcontext():
+            with nullcontext() if mask is None else handlers.mask(mask=mask):
+                numpyro.sample("y", make(f, X), obs=y, **options)
+
+    return model
+
+
+def ours(f, X):
+    return likelihoods.Gaussian(f(X), 0.1)
+
+
+COLUMN = jnp.ones((12, 1), bool)
+
+
+@pytest.mark.filterwarnings("ignore:Missing a plate statement")
+@pytest.mark.parametrize("plate", [True, False])
+@pytest.mark.parametrize(
+    "options, y, came",
+    [
+        ({}, y[:, None], r"its distribution \(12,\), its value \(12, 1\)"),
+        ({"make": ours, "mask": COLUMN}, y, r"its distribution \(12,\), its value \(12,\), a mask \(12"),
+        ({"make": ours, "obs_mask": COLUMN}, y, r"its distribution \(12,\), its value \(12,\), a mask \(12"),
+        ({"make": lambda f, X: ours(f, X).mask(COLUMN)}, y, r"its distribution \(12,\).*, a mask \(12"),
+    ],
+)
+def test_columns_that_are_counted_with_each_row(plate, options, y, came):
+    """Silently, without a plate: twelve times the observations."""
+    with pytest.raises(ValueError, match=rf"`y(_observed)?` counts each of its observations.*{came}.*to \(12, 12\)"):
+        start(outputs(plate=plate, **options), X, y)
+
+
+def test_rows_of_several_plates_are_no_columns():
+    def plates(X, y, mask):
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+        with numpyro.plate("times", 3, dim=-2), numpyro.plate("data", len(X)), handlers.mask(mask=mask):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
+
+    whole = start(outputs(ours))
+    for mask, times in ((True, 3), (jnp.array([[True], [False], [True]]), 2)):
+        assert_allclose(start(plates, X, jnp.stack([y] * 3), mask), times * whole)
+        assert_allclose(start(plates, X, y, mask), times * whole)
+    for shaped in (y, y[None]):
+        assert_allclose(start(outputs(ours, plate=False), X, shaped), whole)
+    each = outputs(lambda f, X: dist.Normal(f(X).sample()[:, None], jnp.array([0.1, 0.2])).to_event(1))
+    assert np.isfinite(start(each, X, jnp.stack([y, y], 1)))
+
+
+FITTED = ogp.CollapsedGP(kernels.RBF(0.3), X, Z, 0.1).posterior(y)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda f: online.condition(f, X, y, 0.1),
+        lambda f: online.compress(f, Z),
+        lambda f: online.start_from("f", f),
+        lambda f: online.divergences(f),
+        lambda f: online.drop_sets(f),
+        lambda f: ogp.infer_latents(f, y[:, None], 0.1),
+        lambda f: online.remember("past", f, FITTED),
+        lambda f: online.remember("past", FITTED, f),
+    ],
+)
+def test_no_fitted_function(use):
+    for given, hint in (
+        (FITTED(X), r"got Marginals\. Pass f, and not f\(X\)"),
+        ({"g": FITTED}, r"got dict\. Pick.*\['g'\]"),
+    ):
+        with pytest.raises(TypeError, match=rf"needs as `(f|past)` a function of one gp.*{hint}"):
+            use(given)
+
+
+def test_no_likelihood():
+    columns = ogp.CollapsedGP(kernels.RBF(0.3), X, Z, 0.1).posterior(y[:, None])
+    for given, came in ((lambda m: dist.Normal(m.mean, 0.1), "Normal"), (lambda m: m, "Marginals")):
+        for use in (lambda g: online.condition(FITTED, X, y, g), lambda g: ogp.infer_latents(columns, y[:, None], g)):
+            with pytest.raises(TypeError, match=rf"got {came}, which does not average over f.*Likelihood\(f, lambda f"):
+                use(given)
+    with pytest.raises(TypeError, match=r"`likelihood` must be a function from marginals.*got None"):
+        online.condition(FITTED, X, y, None)
+    mixed = dist.Categorical(jnp.array([0.5, 0.5]))
+    mixture = online.condition(
+        FITTED, X + 2, y, lambda m: dist.MixtureGeneral(mixed, [likelihoods.Gaussian(m, 0.1)] * 2), num_steps=1
+    )
+    assert_allclose(mixture(X + 2).mean, online.condition(FITTED, X + 2, y, 0.1)(X + 2).mean, atol=1e-6)
+
+
+def test_blocks_of_other_kinds():
+    of = lambda *block: online.from_blocks(kernels.RBF(0.3), Z, 0.1, [block])  # noqa: E731
+    whole = np.arange(12)[:, None]
+    assert_allclose(of(whole, np.arange(12) % 3)(X).mean, of(whole * 1.0, np.arange(12) % 3 * 1.0)(X).mean)
+    with pytest.raises(
+        TypeError, match=r"`y of a block` is a masked array with 1 entries missing.*Leave out such rows"
+    ):
+        of(np.asarray(X), np.ma.array(np.asarray(y), mask=np.arange(12) == 3))
+    with pytest.raises(
+        TypeError, match=r"`X of a block` must be an array of floating-point numbers; got ndarray of <U1"
+    ):
+        of(np.array([["a"]]), np.ones(1))
+    with pytest.raises(TypeError, match=r"`blocks` must be an iterable of pairs.*got an object of type function"):
+        online.from_blocks(kernels.RBF(0.3), Z, 0.1, lambda: [(X, y)])
+
+
+@pytest.mark.parametrize("shape", [(3,), (), (2, 4)])
+def test_values_of_other_shapes(shape):
+    """A number for all variables was taken without a word."""
+    said = r"The value of `f\.u0` has shape .*; the model's inducing variables have shape \(4,\)\. Give the guide, or draws"
+    with pytest.raises(ValueError, match=said):
+        start(handlers.condition(model, {"f.u0": jnp.ones(shape)}))
+    with pytest.raises(ValueError, match=said):
+        Predictive(model, {"f.u0": jnp.ones((5, *shape))})(KEY, X)
+    with pytest.raises(ValueError, match=said):
+        ogp.posterior(model, None, {"f.u0": jnp.ones(shape)}, X)
+    with pytest.raises(
+        ValueError, match=r"The value of `x` has shape .*; the model's latent inputs have shape \(12, 1\)"
+    ):
+        Predictive(latent, {"x": jnp.ones((5, *shape)), "f.u0": jnp.ones((5, 4))})(KEY, X)
+
+
+def test_a_mask_of_all_leaves_no_prior():
+    """NumPyro's ordinary sites give the same number, the entropy of the guide, which has no minimum."""
+    masked = handlers.mask(model, mask=False)
+    for guide in (ogp.AutoSparseGP(masked), ogp.AutoSparseGP(model), lambda X, y: ogp.gp_posterior("f", 4)):
+        with pytest.raises(ValueError, match=r"`f\.u0` is within handlers\.mask\(mask=False\), so that f has no prior"):
+            start(masked, guide=guide)
+    assert Predictive(masked, num_samples=3)(KEY, X)["y"].shape == (3, 12)
+    assert_allclose(start(handlers.mask(model, mask=True)), start(model))
+    assert_allclose(start(outputs(ours, mask=False)), 0.0, atol=1e-9)
+    for scale in (
+        3.0,
+        0.1,
+    ):  # the likelihood alone: TraceMeanField_ELBO takes the scale of the guide's site for the divergence
+        assert_allclose(start(handlers.scale(model, scale=scale)), scale * start(model))
+
+
+def test_hyperparameters_that_nothing_knows():
+    """They were drawn from their prior without a word."""
+
+    def of_site(X, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+        f = ogp.gp("f", kernels.RBF(lengthscale), Z)
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))  # no function depends on it
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), scale), obs=y)
+
+    svi = svi_of(model)
+    params = svi.get_params(svi.init(KEY, X, y))
+    with pytest.warns(UserWarning, match=r"^'lengthscale' is drawn from its prior.*Give the guide that was fitted"):
+        ogp.posterior(of_site, svi.guide, params, X)
+    with pytest.warns(UserWarning, match=r"^'lengthscale' is drawn from its prior"):
+        ogp.posterior(of_site, None, {"f.u0": jnp.ones(4)}, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ogp.posterior(of_site, svi.guide, params | {"lengthscale": jnp.asarray(0.3)}, X)
+        ogp.posterior(of_site, None, {"f.u0": jnp.ones(4), "lengthscale": jnp.asarray(0.3)}, X)
+        right = svi_of(of_site)
+        ogp.posterior(of_site, right.guide, right.get_params(right.init(KEY, X, y)), X)
+
+
+def test_a_factor_of_one_number_in_a_plate():
+    def factor(of):
+        def model(X, y):
+            f = ogp.gp("f", kernels.RBF(0.3), Z)
+            with numpyro.plate("data", len(X)):
+                numpyro.factor("ll", of(likelihoods.Gaussian(f(X), 0.1).log_prob(y)))
+
+        return svi_of(model)
+
+    options = {"num_steps": 1, "progress_bar": False}
+    with pytest.warns(UserWarning, match=r"`ll` adds its one number once for each of the 12 rows.*numpyro\.factor"):
+        summed = ogp.fit(factor(jnp.sum), KEY, (X, y), **options).losses
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        each = ogp.fit(factor(lambda densities: densities), KEY, (X, y), **options).losses
+    assert_allclose(summed, 12 * each, rtol=1e-6)
