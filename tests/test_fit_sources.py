@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import signal
@@ -605,6 +606,62 @@ def test_tables_say_what_is_wrong(tmp_path):
         columns(holes, y="y")["y"][0:3]
 
 
+def test_files_of_a_table_have_the_same_columns(tmp_path):
+    """Types of the first file had been taken for those of all: a column of integers there cut the fractions of others."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    tables = {"whole": {"y": [1, 2]}, "real": {"y": [0.5, 1.5]}, "other": {"z": [0.5]}}
+    path = {name: tmp_path / f"{name}.parquet" for name in tables}
+    for name, table in tables.items():
+        parquet.write_table(pyarrow.table(table), path[name])
+    with pytest.raises(ValueError, match=r"Column 'y' is int64 in the first file, and double in file 2\. Write all"):
+        columns([path["whole"], path["real"]], y="y")
+    with pytest.raises(ValueError, match=r"Column 'y' is double in the first file, and not there in file 3"):
+        columns([path["real"], path["real"], path["other"]], y="y")
+    with pytest.raises(ValueError, match=r"is a folder\. Pass its files: columns\(sorted"):
+        columns(tmp_path, y="y")
+    with pytest.raises(TypeError, match=r"got FileSystemDataset.*columns\(dataset\.files"):
+        columns(pytest.importorskip("pyarrow.dataset").dataset(path["real"]), y="y")
+    twice = pyarrow.Table.from_arrays([pyarrow.array([1.0]), pyarrow.array([2.0])], names=["y", "y"])
+    with pytest.raises(ValueError, match="The table has 2 columns 'y'"):
+        columns(twice, y="y")
+
+
+def test_tables_of_pandas_and_polars():
+    pytest.importorskip("pyarrow")
+    X, y = data()
+    table = {"a": X[:, 0], "b": X[:, 1], "y": y}
+    for library in (pytest.importorskip("pandas"), *map(_imported, ["polars"])):
+        if library is not None:
+            found = columns(library.DataFrame(table), X=["a", "b"], y="y")
+            assert_same_bits((found["X"][3:7], found["y"][:]), (X[3:7, :2], y))
+
+
+def _imported(name):
+    return importlib.import_module(name) if importlib.util.find_spec(name) else None
+
+
+def test_what_is_no_array_says_how_to_make_one(tmp_path):
+    pandas, sparse = pytest.importorskip("pandas"), pytest.importorskip("scipy.sparse")
+    X, y = data()
+    whole = pandas.DataFrame({"a": pandas.Categorical(["u", "v"] * 25), "b": y})
+    fields = np.zeros(50, [("X", float), ("y", float)])
+    for wrong, message in (
+        (sparse.csr_matrix(X), r"got csr_matrix\. Sparse matrices are not read: pass \.toarray\(\), or batches"),
+        ({1: X}.keys(), r"got dict_keys\. Convert lists first"),
+        (whole, r"got an array of object\. Pass table\.to_numpy\(float\)"),
+        (fields, r"Pass its fields, each by itself: array\['X'\]"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            Batches((wrong, y), 8, (0,))
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["X"], file["none"] = X, h5py.Empty("f8")
+        with pytest.raises(TypeError, match=r"got File\. Pass the arrays in it, each by itself"):
+            Batches((file, y), 8, (0,))
+        with pytest.raises(ValueError, match="first axis of N rows; got an empty dataset"):
+            Batches((file["none"], y), 8, (0,))
+
+
 def test_files_of_a_table_follow_each_other(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     for i, rows in enumerate((slice(0, 20), slice(20, 27), slice(27, 50))):
@@ -623,7 +680,7 @@ def test_large_lazy_arrays_are_known_by_some_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(digest, "SLICE", 4)
     monkeypatch.setattr(digest, "ROWS", 16)
     some = {k: digest.digest_of_data(Batches(v, 8, (0,)).arrays[0], float) for k, v in kinds.items()}
-    assert "of 16 rows, a file of" in some["h5py"] and some["zarr"].endswith("of 16 rows of 50")
+    assert "of 16 rows, a file of" in some["h5py"] and "of 16 rows, 7 files of" in some["zarr"]
 
 
 def test_a_source_is_known_by_what_it_has():

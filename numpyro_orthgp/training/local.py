@@ -17,7 +17,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.training.batches import MAX_ROWS, Batch, Batches, Put, read_rows
+from numpyro_orthgp.training.arrays import MAX_ROWS, read_rows
+from numpyro_orthgp.training.batches import Batch, Batches, Put
 from numpyro_orthgp.training.devices import Devices, gathered, to_host, together
 from numpyro_orthgp.training.digest import digest_of_data
 from numpyro_orthgp.training.kept import compiled

@@ -78,9 +78,9 @@ def fit(
     **What is guaranteed.** With ``checkpoint="run.npz"``, repeat the same call after a crash, a kill or Ctrl-C: it continues from
     the last checkpoint and ends with the same bits as a run without interruption. After the run has ended, the call returns its
     result at once, and you may ask for more steps. A file is replaced atomically, and refused for another problem. It contains
-    digests of the data (all rows; for a memory map of more than 256 MiB, 1024 rows, its size and its time) and of the program of
-    the loss: model, guide, objective, and all their constant numbers and arrays. The optimizer's rates are not included and may
-    change. Parameters and losses depend only on the data, ``rng_key``, ``batch_size`` and the start: not on where calls to the
+    digests of the data (all rows; for more than 256 MiB on disk, 1024 rows, and sizes and times of files) and of the program of
+    the loss: model, guide, objective, and all their constant numbers and arrays. The optimizer may change, with a warning.
+    Parameters and losses depend only on the data, ``rng_key``, ``batch_size`` and the start: not on where calls to the
     device end, the progress bar or callbacks. Another ``steps_per_call`` is another program, with the same last bits on a CPU.
     NumPyro's ``Trace_ELBO`` adds up sites in the order of a set of names, so the last bits of losses may depend on
     ``PYTHONHASHSEED`` between processes.

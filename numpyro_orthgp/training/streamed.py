@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.training.batches import Batch, Put, as_array, check_range
+from numpyro_orthgp.training.arrays import as_array, check_range
+from numpyro_orthgp.training.batches import Batch, Put
 from numpyro_orthgp.training.streams import Source, Stream, plain, size_of
 
 __all__ = ["Streamed"]
 
 MARKS = 4096  # digests are kept for this many steps, more than in two calls to the device
-MARKED = 16  # rows of a batch in its digest
+MARKED = 2**16  # bytes of an array of a batch in its digest; of larger ones rows spread over it
 
 
 class Streamed:
@@ -212,5 +213,5 @@ class Streamed:
 
 def _mark(arrays: list[Any]) -> str:
     """A digest of rows spread over a batch. One row would not do: another order may begin with the same one."""
-    content = b"".join(np.asarray(a)[:: -(-len(a) // MARKED)].tobytes() for a in arrays)
+    content = b"".join(a[:: max(1, -(-a.nbytes // MARKED))].tobytes() for a in map(np.asarray, arrays))
     return hashlib.blake2b(content, digest_size=8).hexdigest()
