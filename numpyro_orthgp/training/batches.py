@@ -118,14 +118,9 @@ class Batches:
         lazy = any(isinstance(a, Column) for a in self.arrays)
         if self.is_full or not (lazy or shuffle):
             return RowOrder(self.num_rows, self.batch_size, self.seed, self.group_size)
-        if self.group_size > 1:
-            why = "arrays that are read by slices come in block shuffles" if lazy else "`shuffle` is of blocks"
-            raise ValueError(
-                f"`group_size` needs rows in an order of its own, but {why}. Use arrays in memory or np.memmap."
-            )
         shuffle = shuffle or Blocks()
-        size, held = default_blocks(self.arrays, shuffle.size, shuffle.held)
-        return BlockOrder(self.num_rows, size, held, self.seed)
+        size, held = default_blocks(self.arrays, shuffle.size, shuffle.held, self.group_size)
+        return BlockOrder(self.num_rows, size, held, self.seed, self.group_size, self.batch_size)
 
     @property
     def bytes_per_step(self) -> int:

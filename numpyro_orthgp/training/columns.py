@@ -6,6 +6,7 @@ are fast to read, so batches of lazy arrays come from block shuffles (``training
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -81,14 +82,19 @@ def rows_of(leaf: Any, rows: Any = None) -> np.ndarray:
     return np.concatenate([column[int(p[0]) : int(p[-1]) + 1][p - p[0]] for p in pieces])
 
 
-def default_blocks(arrays: Sequence[Any], size: int | None, held: int | None) -> tuple[int, int]:
-    """Default number of rows in a block, and of blocks in memory."""
+def default_blocks(arrays: Sequence[Any], size: int | None, held: int | None, group_size: int = 1) -> tuple[int, int]:
+    """Default number of rows in a block, and of blocks in memory. Blocks consist of whole groups."""
     num_rows = max(1, len(arrays[0]))
     row_bytes = max(1, sum(a.nbytes for a in arrays) // num_rows)
     if size is None:
         chunk = max([a.chunk for a in arrays if isinstance(a, Column)], default=1)
-        size = -(-max(1, BLOCK_BYTES // row_bytes) // chunk) * chunk
-    size = min(size, num_rows)
+        wanted = max(1, BLOCK_BYTES // row_bytes)
+        unit = math.lcm(chunk, group_size)  # or whole groups alone, where blocks would be much too long
+        unit = unit if unit <= 4 * max(wanted, chunk) else group_size
+        size = -(-wanted // unit) * unit
+    elif size % group_size:
+        raise ValueError(f"Blocks must be whole groups: `size` must be a multiple of {group_size}; got {size}.")
+    size = min(size, num_rows // group_size * group_size)
     return size, held or max(2, min(HELD, HELD_BYTES // (size * row_bytes)))
 
 
