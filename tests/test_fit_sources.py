@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -526,6 +527,128 @@ def test_an_order_that_begins_batches_with_the_same_rows_is_another(tmp_path):
         run(sources[1], checkpoint=path, num_steps=24)
 
 
+class WithState:
+    """As grain's: an iterator whose state can be taken and set. Batches of any size; the order is by the epoch's seed."""
+
+    def __init__(self, arrays, size, state=lambda i: {"next": i}, back=lambda s: s["next"]):
+        self.arrays, self.size, self.read = arrays, size, []
+        self.state, self.back = state, back
+
+    def __iter__(self):
+        return _Iterator(self)
+
+
+class _Iterator:
+    def __init__(self, loader):
+        self.loader, self.at = loader, 0
+        self.order = np.random.default_rng(6).permutation(len(loader.arrays[0]))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        rows = self.order[self.at : self.at + self.loader.size]
+        if not len(rows):
+            raise StopIteration
+        self.loader.read.append(self.at)
+        self.at += self.loader.size
+        return tuple(a[rows] for a in self.loader.arrays)
+
+    def get_state(self):
+        return self.loader.state(self.at)
+
+    def set_state(self, state):
+        self.at = self.loader.back(state)
+
+
+STATES = {
+    "dict": (lambda i: {"next": i}, lambda s: s["next"]),
+    "bytes": (lambda i: bytes([i]), lambda s: s[0]),
+    "neither": (lambda i: {3: object(), "next": i}, lambda s: s["next"]),  # no JSON: batches are read again
+}
+
+
+@pytest.mark.parametrize("size", [3, 8, 20])
+@pytest.mark.parametrize("kind_of_state", STATES)
+def test_a_loader_with_a_state_goes_on_without_reading_again(size, kind_of_state, tmp_path):
+    make_loader = lambda: WithState((X, y), size, *STATES[kind_of_state])  # noqa: E731
+    wanted = run(Stream(make_loader(), N, batch_size=8), num_steps=40).losses
+    for stop in (
+        1,
+        9,
+        20,
+        31,
+    ):  # within an epoch and across the ends of some; a batch may begin in the middle of a piece
+        path, loader = tmp_path / f"{stop}.npz", make_loader()
+        run(Stream(loader, N, batch_size=8), num_steps=stop, checkpoint=path)
+        before, loader = len(loader.read), make_loader()
+        assert_same_bits(run(Stream(loader, N, batch_size=8), num_steps=40, checkpoint=path).losses, wanted)
+        again = len(loader.read) - -(
+            -(40 - stop) * 8 // size
+        )  # but for the first batch, that of the step before, and ends
+        if kind_of_state != "neither":
+            assert again <= 2 * -(-8 // size) + 9, (again, before)
+    if kind_of_state == "dict" and size == 8:
+        assert loader.read[:3] == [0, 32, 40], "it went straight to the piece before the last batch of step 31"
+
+
+def test_a_state_that_a_loader_does_not_take(tmp_path, caplog):
+    """Grain refuses states if its description of the data differs, be it by an address: batches are then read again."""
+
+    def refuse(state):
+        raise ValueError("another sampler")
+
+    path = tmp_path / "run.npz"
+    run(Stream(WithState((X, y), 8), N), checkpoint=path)
+    with pytest.raises(ValueError, match="gives another batch of step 20"):
+        run(Stream(WithState((X, y), 8, back=lambda s: 8), N), checkpoint=path, num_steps=24)
+    resumed = run(Stream(WithState((X, y), 8, back=refuse), N), checkpoint=path, num_steps=24)
+    assert "does not take the state in" in caplog.text and "another sampler" in caplog.text
+    assert_same_bits(resumed.losses, run(Stream(WithState((X, y), 8), N), num_steps=24).losses)
+
+
+def test_loaders_of_grain_go_on_by_their_state(tmp_path):
+    """Beside one that reads again; elements are counted where they are read."""
+    grain = pytest.importorskip("grain")
+
+    class Counted:
+        def __init__(self):
+            self.read = 0
+
+        def __len__(self):
+            return N
+
+        def __repr__(self):  # grain compares it
+            return "Counted"
+
+        def __getitem__(self, i):
+            self.read += 1
+            return X[i], y[i]
+
+    ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+
+    def dataset(elements):
+        return grain.MapDataset.source(elements).shuffle(seed=4).repeat().to_iter_dataset(ahead).batch(6)
+
+    def loader(elements):
+        sampler = grain.samplers.IndexSampler(N, grain.sharding.NoSharding(), shuffle=True, seed=1)
+        return grain.DataLoader(
+            data_source=elements,
+            sampler=sampler,
+            operations=[grain.transforms.Batch(6)],
+            worker_count=0,
+            read_options=ahead,
+        )
+
+    for i, make_loader in enumerate((dataset, loader)):
+        path = tmp_path / f"{i}.npz"
+        run(Stream(make_loader(Counted()), N, batch_size=8), num_steps=200, checkpoint=path)
+        elements = Counted()
+        resumed = run(Stream(make_loader(elements), N, batch_size=8), num_steps=204, checkpoint=path)
+        assert elements.read < 100, elements.read  # and not 1632
+        assert_same_bits(resumed.losses, run(Stream(make_loader(Counted()), N, batch_size=8), num_steps=204).losses)
+
+
 def test_a_finished_run_reads_one_batch(tmp_path):
     path, source, seen = tmp_path / "run.npz", pairs(), []
     first = run(Stream(lambda: (seen.append(i) or p for i, p in enumerate(source)), N), checkpoint=path)
@@ -769,6 +892,14 @@ def test_what_a_reading_thread_raises_ends_the_fit(tmp_path):
     assert not broken.threads[19]
     resumed = ogp.fit(make(), KEY, (Watched(X), y), **options)
     assert_same_bits(tuple(resumed[:3]), tuple(whole[:3]))
+
+
+def test_a_folder_of_zarr_that_goes_away_ends_the_fit(tmp_path):
+    """zarr itself reads zeros then."""
+    source = in_zarr(tmp_path, data())
+    gone = lambda _: shutil.rmtree(tmp_path / "data.zarr", ignore_errors=True)  # noqa: E731
+    with pytest.raises(FileNotFoundError, match=r"data.zarr/X was there when the fit began, and is gone"):
+        run(source, batch_size=8, shuffle=BLOCKS, num_steps=40, callback=gone)
 
 
 def test_a_loader_of_torch_itself(tmp_path):

@@ -35,12 +35,20 @@ class Column:
         self.shape, self.dtype = tuple(leaf.shape), np.dtype(leaf.dtype)
         self.ndim, self.size = len(self.shape), int(np.prod(self.shape))
         self.nbytes = self.size * self.dtype.itemsize
+        self._folders = [f for f in self.files if os.path.isdir(f)]
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        return np.asarray(self.leaf[rows])
+        """
+        :raises FileNotFoundError: if a folder is gone: zarr takes what is missing for zeros.
+        """
+        found = np.asarray(self.leaf[rows])
+        for folder in self._folders:
+            if not os.path.isdir(folder):
+                raise FileNotFoundError(f"{folder} was there when the fit began, and is gone.")
+        return found
 
     @property
     def chunk(self) -> int:
