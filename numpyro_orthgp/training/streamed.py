@@ -15,7 +15,7 @@ import numpy as np
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.training.arrays import as_array, check_range
 from numpyro_orthgp.training.batches import Batch, Put
-from numpyro_orthgp.training.streams import Cut, Source, Stream, plain, size_of
+from numpyro_orthgp.training.streams import Cut, Source, Stream, batches_at, plain, size_of
 
 __all__ = ["Streamed"]
 
@@ -99,7 +99,7 @@ class Streamed:
         if step == self.at:
             return
         if place and isinstance(self.source, Stream):
-            self.reader = self.steps = self.source.batches_at(step, place, self.batch_size)
+            self.reader = self.steps = batches_at(self.source, step, place, self.batch_size)
         elif step > self.at and isinstance(self.source, Stream) and not self.source.is_even():
             next(itertools.islice(self.steps, step - self.at - 1, None), None)
         else:

@@ -17,7 +17,7 @@ import numpy as np
 
 from numpyro_orthgp.errors import check_integer
 
-__all__ = ["Cut", "Source", "Stream", "plain", "size_of"]
+__all__ = ["Cut", "Source", "Stream", "batches_at", "plain", "size_of"]
 
 
 @runtime_checkable
@@ -95,14 +95,6 @@ class Stream:
         found = Cut(self._pieces, self.batch_size)
         next(itertools.islice(found, step - 1, None), None) if step else None
         return found
-
-    def batches_at(self, step: int, place: str, size: int) -> Iterator[Any]:
-        """The batches from a step on, by the :attr:`Cut.place` of this step.
-
-        :param size: rows of a step.
-        """
-        skip, _, state = place.partition(" ")
-        return Cut(lambda note: self._pieces(note, state=_decoded(state)), size, step, int(skip))
 
     def is_even(self) -> bool:
         """Whether the loader is indexed by batches, all of the size of a step."""
@@ -248,6 +240,15 @@ class Cut(Iterator[Any]):
                     yield jax.tree.unflatten(tree, [a[start : start + size] for a in whole])
                 rest = count % size
                 held, count = ([[a[-rest:] for a in whole]], rest) if rest else ([], 0)
+
+
+def batches_at(stream: Stream, step: int, place: str, size: int) -> Cut:
+    """The batches of a stream from a step on, by the :attr:`Cut.place` of this step.
+
+    :param size: rows of a step.
+    """
+    skip, _, state = place.partition(" ")
+    return Cut(lambda note: stream._pieces(note, state=_decoded(state)), size, step, int(skip))
 
 
 def _encoded(state: Any) -> str | None:
