@@ -119,6 +119,10 @@ assert_same_bits(run(stream(), checkpoint=f"{path}/stream.npz").losses, run(kind
 other = training.Local((X[mine] + process, y[mine]))
 said = raised(ValueError, run, other, checkpoint=f"{path}/run.npz", shuffle=training.Blocks(48, 64))
 assert "another run" in said and "data[0] of process 1" in said and "of process 0" not in said, said
+elsewhere = slice(None, 24) if process == 0 else slice(24, None)
+other = training.Local((X[elsewhere], y[elsewhere]))
+said = raised(ValueError, run, other, checkpoint=f"{path}/run.npz", shuffle=training.Blocks(48, 64))
+assert "lengths, rows of each process ([20, 28] in the file, [24, 24] now)" in said, said
 first = loader
 def loader():  # the second process's later batches are others
     for i, (X, y) in enumerate(first()):

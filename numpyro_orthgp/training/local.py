@@ -172,10 +172,10 @@ class Shards:
         return self.turns.before([p // self.group_size for p in positions]) * self.group_size
 
     def values(self) -> dict[str, str]:
-        """Digests of the rows of each process, and the blocks in which they are read."""
+        """How many rows each process has, digests of them, and the blocks in which they are read."""
         arrays = zip(self.names, self.arrays, self.dtypes, strict=True)
         own = {name: digest_of_data(array, dtype) for name, array, dtype in arrays} | {"blocks": str(self.own.blocks)}
-        return {
+        return {"lengths, rows of each process": str(self.local.lengths)} | {
             f"{name} of process {process}": found
             for name, text in own.items()
             for process, found in enumerate(gathered(text))
