@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpyro.contrib.control_flow import scan
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 from scipy import stats
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
-from numpyro_orthgp.diagnostics import comparison
+from numpyro_orthgp.diagnostics import calibration, comparison
 from numpyro_orthgp.diagnostics.calibration import Calibration, with_held_out
 from numpyro_orthgp.diagnostics.convergence import convergence_of
 from numpyro_orthgp.diagnostics.sites import are_classes, censored_of, mask_of
@@ -743,3 +746,30 @@ def test_wrong_arguments(sets):
             checked(X, y, Zs, qs, **options)
     with pytest.raises(TypeError, match="`params` must be the dict"):
         ogp.check(problems.model, ogp.AutoSparseGP(problems.model), jnp.asarray(X), jnp.asarray(y))
+
+
+def test_held_out_rows_that_are_stored(tmp_path, monkeypatch):
+    """Lazy arrays are read, and many rows are said to be many."""
+    h5py = pytest.importorskip("h5py")
+    X = np.linspace(0.0, 1.0, 40)[:, None]
+    y = np.sin(6 * X[:, 0])
+
+    def model(X, y=None):
+        f = ogp.gp("f", kernels.RBF(0.3), jnp.linspace(0.0, 1.0, 5)[:, None])
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.2), obs=y)
+
+    guide = ogp.AutoSparseGP(model)
+    svi = SVI(model, guide, optax.adam(0.05), TraceMeanField_ELBO())
+    params = svi.get_params(svi.init(jax.random.PRNGKey(0), jnp.asarray(X), jnp.asarray(y)))
+    check = partial(ogp.check, model, guide, params, jnp.asarray(X), jnp.asarray(y), num_samples=25)
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["X"], file["y"] = X, y
+        found = check(held_out=(file["X"], file["y"])).held_out["y"]
+    wanted = check(held_out=(jnp.asarray(X), jnp.asarray(y))).held_out["y"]
+    np.testing.assert_array_equal(found.pit, wanted.pit)
+    monkeypatch.setattr(calibration, "MANY", 25 * 40 - 1)
+    with pytest.warns(
+        UserWarning, match=r"`held_out` has 40 rows, for each of which 25 outputs are drawn.*held_out=\(X_test\[::2\]"
+    ):
+        check(held_out=(X, y))

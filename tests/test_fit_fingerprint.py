@@ -147,7 +147,8 @@ def test_a_constant_array_counts_wherever_the_model_has_it_from(tmp_path):
 def test_rates_and_lengths_may_change(file, tmp_path):
     path = tmp_path / "run.npz"
     path.write_bytes(file.read_bytes())
-    assert len(fit(path, rate=0.01, num_steps=6).losses) == 6
+    with pytest.warns(UserWarning, match="The optimizer has other numbers, such as a rate"):
+        assert len(fit(path, rate=0.01, num_steps=6).losses) == 6
 
 
 def test_other_starting_values_are_said(file):
@@ -323,7 +324,8 @@ def test_any_objective(tmp_path, loss):
     path = tmp_path / "run.npz"
     quiet = {"num_steps": 2, "progress_bar": False, "checkpoint": path}
     ogp.fit(make(loss=loss), KEY, fitting.data(), **quiet)
-    assert ogp.fit(make(optax.adam(0.1), loss=loss), KEY, fitting.data(), **quiet).status == "finished"
+    with pytest.warns(UserWarning, match="The optimizer has other numbers, such as a rate"):
+        assert ogp.fit(make(optax.adam(0.1), loss=loss), KEY, fitting.data(), **quiet).status == "finished"
     with pytest.raises(ValueError, match=COMPUTE):
         ogp.fit(make(loss=TraceMeanField_ELBO()), KEY, fitting.data(), **quiet)
 

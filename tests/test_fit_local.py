@@ -18,6 +18,7 @@ TWO = """
 import os, signal, warnings
 import numpyro, numpyro.distributions as dist
 from numpyro_orthgp import training
+from numpyro_orthgp.training.devices import Devices, to_host
 mesh = Mesh(np.array(jax.devices()), ("data",))
 cut = 20  # of 48 rows
 mine = slice(None, cut) if process == 0 else slice(cut, None)
@@ -81,6 +82,28 @@ for name, rows in kinds.items():
     losses = run(rows, still, **shuffle).losses.reshape(4, 6)
     assert np.ptp(losses) > 1, losses
     np.testing.assert_allclose(losses.mean(1), full, rtol=1e-12)
+# With groups, losses of the first step are right on average over keys: rows that are left out are left out as often everywhere.
+mine_11 = slice(None, 11) if process == 0 else slice(11, 22)  # of 22 rows; a row and three are left out of groups of four
+for rows, shuffle in (((X[mine_11], y[mine_11], row[mine_11]), None), ((file["X"], file["y"]), training.Blocks(4, 2))):
+    local, N = training.Local(rows), 22 if shuffle is None else 48
+    keys = [jax.random.PRNGKey(k) for k in range(3 if shuffle else 40)]
+    means = []
+    for key in keys:
+        shards = training.local.Shards(local, 8, (0, int(key[1])), 4, shuffle, Devices(mesh, True))
+        counts = np.zeros(N)
+        found = [to_host(a) for a in shards.steps(0, 60, 60, True)]
+        numbers = found[-1][:60].reshape(-1, 4)
+        assert ((numbers - numbers[:, :1] == np.arange(4)).all(1) | (shuffle is None)).mean() == 1
+        np.testing.assert_array_equal(found[1][:60].ravel(), y[numbers.ravel()])
+        means.append(np.bincount(numbers.ravel(), minlength=N) / 480)
+    if shuffle is None:
+        assert np.abs(np.mean(means, 0) * N - 1).max() < 0.1, np.mean(means, 0) * N
+    losses = run(local, still, shuffle=shuffle, group_size=4, num_steps=12, N=N).losses
+    assert np.isfinite(losses).all()
+assert_same_bits(run(own, group_size=4).losses, run(own, group_size=4, steps_per_call=5).losses)
+said = raised((ValueError, RuntimeError), run, own, group_size=24, batch_size=24)
+assert ("Process 0 raised" if process else "each process needs at least 24 rows") in said, said
+
 # Parameters of single rows are those of the rows of the batch.
 tables = run(own, ogp.lazy_rows(optax.adam(0.1)), num_steps=6, table=True).params["b"]
 assert (np.asarray(tables) != 0).all()
@@ -96,6 +119,10 @@ assert_same_bits(run(stream(), checkpoint=f"{path}/stream.npz").losses, run(kind
 other = training.Local((X[mine] + process, y[mine]))
 said = raised(ValueError, run, other, checkpoint=f"{path}/run.npz", shuffle=training.Blocks(48, 64))
 assert "another run" in said and "data[0] of process 1" in said and "of process 0" not in said, said
+elsewhere = slice(None, 24) if process == 0 else slice(24, None)
+other = training.Local((X[elsewhere], y[elsewhere]))
+said = raised(ValueError, run, other, checkpoint=f"{path}/run.npz", shuffle=training.Blocks(48, 64))
+assert "lengths, rows of each process ([20, 28] in the file, [24, 24] now)" in said, said
 first = loader
 def loader():  # the second process's later batches are others
     for i, (X, y) in enumerate(first()):

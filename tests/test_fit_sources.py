@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -464,11 +466,11 @@ WRONG = {
     "an empty loader": (lambda: Stream(iter([]), N), {}, ValueError, "gave no batch"),
     "batch size": (lambda: Stream(pairs(), N), {"batch_size": 4}, ValueError,
         r"`batch_size` is the source's, 8; got 4. Leave it out, or say it in Stream\(loader, batch_size=4\)"),
-    "groups": (lambda: Stream(pairs(), N), {"group_size": 2}, ValueError, "`group_size` is for arrays of one process"),
-    "blocks of a stream": (lambda: Stream(pairs(), N), {"shuffle": BLOCKS}, ValueError, "`shuffle` is for arrays of one process"),
+    "groups": (lambda: Stream(pairs(), N), {"group_size": 2}, ValueError, "`group_size` is for arrays, whose"),
+    "blocks of a stream": (lambda: Stream(pairs(), N), {"shuffle": BLOCKS}, ValueError, "`shuffle` is for arrays, whose"),
     "blocks of what": (lambda: (X, y), {"shuffle": True}, TypeError, "`shuffle` must be a .*Blocks; got bool"),
     "groups in blocks": (lambda: (X, y), {"shuffle": BLOCKS, "batch_size": 8, "group_size": 2}, ValueError,
-        "`group_size` needs rows"),
+        "Blocks must be whole groups: `size` must be a multiple of 2; got 9"),
     "a bare array": (lambda: Stream([X[:8]], N), {}, TypeError, "A batch must be a tuple of arrays.*gave a ndarray"),
     "lengths": (lambda: Stream([(X[:8], y[:7])], N), {}, ValueError, r"same number of rows.*got \[7, 8\]"),
     "text": (lambda: Stream([(X[:1], np.asarray(["a"]))], N), {}, TypeError, r"`data\[1\]` must hold numbers"),
@@ -523,6 +525,128 @@ def test_an_order_that_begins_batches_with_the_same_rows_is_another(tmp_path):
     run(sources[0], checkpoint=path)
     with pytest.raises(ValueError, match=r"gives another batch of step 20 than when the file was written"):
         run(sources[1], checkpoint=path, num_steps=24)
+
+
+class WithState:
+    """As grain's: an iterator whose state can be taken and set. Batches of any size; the order is by the epoch's seed."""
+
+    def __init__(self, arrays, size, state=lambda i: {"next": i}, back=lambda s: s["next"]):
+        self.arrays, self.size, self.read = arrays, size, []
+        self.state, self.back = state, back
+
+    def __iter__(self):
+        return _Iterator(self)
+
+
+class _Iterator:
+    def __init__(self, loader):
+        self.loader, self.at = loader, 0
+        self.order = np.random.default_rng(6).permutation(len(loader.arrays[0]))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        rows = self.order[self.at : self.at + self.loader.size]
+        if not len(rows):
+            raise StopIteration
+        self.loader.read.append(self.at)
+        self.at += self.loader.size
+        return tuple(a[rows] for a in self.loader.arrays)
+
+    def get_state(self):
+        return self.loader.state(self.at)
+
+    def set_state(self, state):
+        self.at = self.loader.back(state)
+
+
+STATES = {
+    "dict": (lambda i: {"next": i}, lambda s: s["next"]),
+    "bytes": (lambda i: bytes([i]), lambda s: s[0]),
+    "neither": (lambda i: {3: object(), "next": i}, lambda s: s["next"]),  # no JSON: batches are read again
+}
+
+
+@pytest.mark.parametrize("size", [3, 8, 20])
+@pytest.mark.parametrize("kind_of_state", STATES)
+def test_a_loader_with_a_state_goes_on_without_reading_again(size, kind_of_state, tmp_path):
+    make_loader = lambda: WithState((X, y), size, *STATES[kind_of_state])  # noqa: E731
+    wanted = run(Stream(make_loader(), N, batch_size=8), num_steps=40).losses
+    for stop in (
+        1,
+        9,
+        20,
+        31,
+    ):  # within an epoch and across the ends of some; a batch may begin in the middle of a piece
+        path, loader = tmp_path / f"{stop}.npz", make_loader()
+        run(Stream(loader, N, batch_size=8), num_steps=stop, checkpoint=path)
+        before, loader = len(loader.read), make_loader()
+        assert_same_bits(run(Stream(loader, N, batch_size=8), num_steps=40, checkpoint=path).losses, wanted)
+        again = len(loader.read) - -(
+            -(40 - stop) * 8 // size
+        )  # but for the first batch, that of the step before, and ends
+        if kind_of_state != "neither":
+            assert again <= 2 * -(-8 // size) + 9, (again, before)
+    if kind_of_state == "dict" and size == 8:
+        assert loader.read[:3] == [0, 32, 40], "it went straight to the piece before the last batch of step 31"
+
+
+def test_a_state_that_a_loader_does_not_take(tmp_path, caplog):
+    """Grain refuses states if its description of the data differs, be it by an address: batches are then read again."""
+
+    def refuse(state):
+        raise ValueError("another sampler")
+
+    path = tmp_path / "run.npz"
+    run(Stream(WithState((X, y), 8), N), checkpoint=path)
+    with pytest.raises(ValueError, match="gives another batch of step 20"):
+        run(Stream(WithState((X, y), 8, back=lambda s: 8), N), checkpoint=path, num_steps=24)
+    resumed = run(Stream(WithState((X, y), 8, back=refuse), N), checkpoint=path, num_steps=24)
+    assert "does not take the state in" in caplog.text and "another sampler" in caplog.text
+    assert_same_bits(resumed.losses, run(Stream(WithState((X, y), 8), N), num_steps=24).losses)
+
+
+def test_loaders_of_grain_go_on_by_their_state(tmp_path):
+    """Beside one that reads again; elements are counted where they are read."""
+    grain = pytest.importorskip("grain")
+
+    class Counted:
+        def __init__(self):
+            self.read = 0
+
+        def __len__(self):
+            return N
+
+        def __repr__(self):  # grain compares it
+            return "Counted"
+
+        def __getitem__(self, i):
+            self.read += 1
+            return X[i], y[i]
+
+    ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+
+    def dataset(elements):
+        return grain.MapDataset.source(elements).shuffle(seed=4).repeat().to_iter_dataset(ahead).batch(6)
+
+    def loader(elements):
+        sampler = grain.samplers.IndexSampler(N, grain.sharding.NoSharding(), shuffle=True, seed=1)
+        return grain.DataLoader(
+            data_source=elements,
+            sampler=sampler,
+            operations=[grain.transforms.Batch(6)],
+            worker_count=0,
+            read_options=ahead,
+        )
+
+    for i, make_loader in enumerate((dataset, loader)):
+        path = tmp_path / f"{i}.npz"
+        run(Stream(make_loader(Counted()), N, batch_size=8), num_steps=200, checkpoint=path)
+        elements = Counted()
+        resumed = run(Stream(make_loader(elements), N, batch_size=8), num_steps=204, checkpoint=path)
+        assert elements.read < 100, elements.read  # and not 1632
+        assert_same_bits(resumed.losses, run(Stream(make_loader(Counted()), N, batch_size=8), num_steps=204).losses)
 
 
 def test_a_finished_run_reads_one_batch(tmp_path):
@@ -605,6 +729,62 @@ def test_tables_say_what_is_wrong(tmp_path):
         columns(holes, y="y")["y"][0:3]
 
 
+def test_files_of_a_table_have_the_same_columns(tmp_path):
+    """Types of the first file had been taken for those of all: a column of integers there cut the fractions of others."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    tables = {"whole": {"y": [1, 2]}, "real": {"y": [0.5, 1.5]}, "other": {"z": [0.5]}}
+    path = {name: tmp_path / f"{name}.parquet" for name in tables}
+    for name, table in tables.items():
+        parquet.write_table(pyarrow.table(table), path[name])
+    with pytest.raises(ValueError, match=r"Column 'y' is int64 in the first file, and double in file 2\. Write all"):
+        columns([path["whole"], path["real"]], y="y")
+    with pytest.raises(ValueError, match=r"Column 'y' is double in the first file, and not there in file 3"):
+        columns([path["real"], path["real"], path["other"]], y="y")
+    with pytest.raises(ValueError, match=r"is a folder\. Pass its files: columns\(sorted"):
+        columns(tmp_path, y="y")
+    with pytest.raises(TypeError, match=r"got FileSystemDataset.*columns\(dataset\.files"):
+        columns(pytest.importorskip("pyarrow.dataset").dataset(path["real"]), y="y")
+    twice = pyarrow.Table.from_arrays([pyarrow.array([1.0]), pyarrow.array([2.0])], names=["y", "y"])
+    with pytest.raises(ValueError, match="The table has 2 columns 'y'"):
+        columns(twice, y="y")
+
+
+def test_tables_of_pandas_and_polars():
+    pytest.importorskip("pyarrow")
+    X, y = data()
+    table = {"a": X[:, 0], "b": X[:, 1], "y": y}
+    for library in (pytest.importorskip("pandas"), *map(_imported, ["polars"])):
+        if library is not None:
+            found = columns(library.DataFrame(table), X=["a", "b"], y="y")
+            assert_same_bits((found["X"][3:7], found["y"][:]), (X[3:7, :2], y))
+
+
+def _imported(name):
+    return importlib.import_module(name) if importlib.util.find_spec(name) else None
+
+
+def test_what_is_no_array_says_how_to_make_one(tmp_path):
+    pandas, sparse = pytest.importorskip("pandas"), pytest.importorskip("scipy.sparse")
+    X, y = data()
+    whole = pandas.DataFrame({"a": pandas.Categorical(["u", "v"] * 25), "b": y})
+    fields = np.zeros(50, [("X", float), ("y", float)])
+    for wrong, message in (
+        (sparse.csr_matrix(X), r"got csr_matrix\. Sparse matrices are not read: pass \.toarray\(\), or batches"),
+        ({1: X}.keys(), r"got dict_keys\. Convert lists first"),
+        (whole, r"got an array of object\. Pass table\.to_numpy\(float\)"),
+        (fields, r"Pass its fields, each by itself: array\['X'\]"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            Batches((wrong, y), 8, (0,))
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["X"], file["none"] = X, h5py.Empty("f8")
+        with pytest.raises(TypeError, match=r"got File\. Pass the arrays in it, each by itself"):
+            Batches((file, y), 8, (0,))
+        with pytest.raises(ValueError, match="first axis of N rows; got an empty dataset"):
+            Batches((file["none"], y), 8, (0,))
+
+
 def test_files_of_a_table_follow_each_other(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     for i, rows in enumerate((slice(0, 20), slice(20, 27), slice(27, 50))):
@@ -623,7 +803,7 @@ def test_large_lazy_arrays_are_known_by_some_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(digest, "SLICE", 4)
     monkeypatch.setattr(digest, "ROWS", 16)
     some = {k: digest.digest_of_data(Batches(v, 8, (0,)).arrays[0], float) for k, v in kinds.items()}
-    assert "of 16 rows, a file of" in some["h5py"] and some["zarr"].endswith("of 16 rows of 50")
+    assert "of 16 rows, a file of" in some["h5py"] and "of 16 rows, 7 files of" in some["zarr"]
 
 
 def test_a_source_is_known_by_what_it_has():
@@ -712,6 +892,14 @@ def test_what_a_reading_thread_raises_ends_the_fit(tmp_path):
     assert not broken.threads[19]
     resumed = ogp.fit(make(), KEY, (Watched(X), y), **options)
     assert_same_bits(tuple(resumed[:3]), tuple(whole[:3]))
+
+
+def test_a_folder_of_zarr_that_goes_away_ends_the_fit(tmp_path):
+    """zarr itself reads zeros then."""
+    source = in_zarr(tmp_path, data())
+    gone = lambda _: shutil.rmtree(tmp_path / "data.zarr", ignore_errors=True)  # noqa: E731
+    with pytest.raises(FileNotFoundError, match=r"data.zarr/X was there when the fit began, and is gone"):
+        run(source, batch_size=8, shuffle=BLOCKS, num_steps=40, callback=gone)
 
 
 def test_a_loader_of_torch_itself(tmp_path):

@@ -23,8 +23,10 @@ from numpyro_orthgp import AutoSparseGP, CollapsedGP, gp, init, kernels, likelih
 from numpyro_orthgp.functions import function
 from numpyro_orthgp.functions.groups import charges
 from numpyro_orthgp.gaussians import Full
+from numpyro_orthgp.training import Blocks, columns
 from numpyro_orthgp.training.batches import Batches
-from numpyro_orthgp.training.orders import spread
+from numpyro_orthgp.training.columns import default_blocks
+from numpyro_orthgp.training.orders import Part, spread
 from tests import oracles
 
 N = 23
@@ -317,6 +319,77 @@ def test_batches_are_whole_groups_and_leave_out_each_row_as_often():
     np.testing.assert_allclose(counts / epochs, 8 / 11, atol=0.04)
     with pytest.raises(ValueError, match="`batch_size` must be a multiple of `group_size`"):
         Batches((np.arange(11),), 6, (0,), 4)
+
+
+@pytest.mark.parametrize(("num", "size", "held"), [(11, 4, 1), (11, 8, 1), (22, 8, 2), (24, 8, 2), (50, 12, 2)])
+def test_blocks_are_of_whole_groups_and_leave_out_each_row_as_often(num, size, held):
+    G, epochs = 4, 3000
+    batches = Batches((np.arange(num),), 8, (0,), G, Blocks(size, held))
+    order, length = batches.order, num // G * G
+    counts, first = np.zeros(num), np.zeros(num)
+    for epoch in range(epochs):
+        rows = order.rows(Part(epoch, 0, length))
+        assert len(set(rows.tolist())) == length
+        counts[rows] += 1
+        first[rows[:G]] += 1
+        whole = [group for group in rows.reshape(-1, G) if max(group) < length]
+        assert (
+            all((np.diff(group) == 1).all() and group[0] % G == 0 for group in whole) and len(whole) >= length // G - 1
+        )
+    tolerance = 4.5 * np.sqrt(0.25 / epochs)
+    np.testing.assert_allclose(counts / epochs, length / num, atol=tolerance)
+    np.testing.assert_allclose(first / epochs, G / num, atol=tolerance)  # also at any one place of an epoch
+    found, numbers = batches.between(3 * length - 8, 3 * length + 8)  # what is read is what the order says
+    np.testing.assert_array_equal(found[0], numbers)
+    for epoch in (2, 0):  # by itself, in any order
+        parts = [order.rows(Part(epoch, i, i + G)) for i in range(0, length, G)]
+        np.testing.assert_array_equal(np.concatenate(parts), order.rows(Part(epoch, 0, length)))
+
+
+def test_blocks_of_files_are_rounded_to_whole_groups():
+    class Lazy:
+        chunks, shape, dtype = (10,), (10_000,), np.dtype(float)
+
+    assert Batches((Lazy(),), 12, (0,), 4, Blocks(held=2)).blocks == (10_000, 2)  # less than a megabyte
+    assert Batches((Lazy(),), 12, (0,), 4, Blocks(size=8)).blocks[0] == 8
+    with pytest.raises(ValueError, match="`size` must be a multiple of 4; got 10"):
+        Batches((Lazy(),), 12, (0,), 4, Blocks(size=10))
+    assert default_blocks([np.zeros((10**6, 1))], None, None, 48)[0] % 48 == 0
+
+
+@pytest.mark.parametrize("store", ["h5py", "parquet", "memmap"])
+def test_fits_with_groups_read_files(store, tmp_path):
+    """The steps of arrays in memory in the same blocks."""
+    inputs, outputs = np.asarray(X[:22], float), np.asarray(Y[:22], float)
+    if store == "h5py":
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(tmp_path / "data.h5", "w") as file:
+            file["X"], file["y"] = inputs, outputs
+        file = h5py.File(tmp_path / "data.h5")
+        stored = file["X"], file["y"]
+    elif store == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = pytest.importorskip("pyarrow").table({str(i): x for i, x in enumerate(inputs.T)} | {"y": outputs})
+        parquet.write_table(table, tmp_path / "data.parquet", row_group_size=5)
+        stored = columns(tmp_path / "data.parquet", X=[str(i) for i in range(inputs.shape[1])], y="y")
+    else:
+        np.save(tmp_path / "X.npy", inputs)
+        stored = np.load(tmp_path / "X.npy", mmap_mode="r"), outputs
+
+    def model(X, y):
+        f = gp("f", kernels.Matern32(0.3), jnp.asarray(Z))
+        with numpyro.plate("data", 22, subsample_size=len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.2), obs=y)
+
+    def run(data, num_steps, **options):
+        svi = SVI(model, AutoSparseGP(model, residual="tight", group_size=4), optax.adam(1e-2), TraceMeanField_ELBO())
+        options = {"batch_size": 8, "group_size": 4, "shuffle": Blocks(8, 2), "progress_bar": False} | options
+        return ogp.fit(svi, jax.random.PRNGKey(0), data, num_steps=num_steps, **options).losses
+
+    wanted = run((inputs, outputs), 9)
+    np.testing.assert_array_equal(run(stored, 9), wanted)
+    run(stored, 4, checkpoint=tmp_path / "run.npz")
+    np.testing.assert_array_equal(run(stored, 9, checkpoint=tmp_path / "run.npz"), wanted)
 
 
 def test_fit_with_groups_and_a_warning_without():

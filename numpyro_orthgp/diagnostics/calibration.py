@@ -8,6 +8,7 @@ only.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,13 @@ from numpyro_orthgp.diagnostics.layout import Layout, Trace, output_key
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.sites import are_classes, censored_of, mask_of, predictive_draw
 from numpyro_orthgp.likelihoods.base import log_predictive
+from numpyro_orthgp.training.columns import is_lazy, rows_of
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["LEVELS", "Calibration", "calibrate", "with_held_out"]
 
 LEVELS = (0.5, 0.8, 0.95)  # of the intervals whose coverage is looked at
+MANY = 2**25  # predictive draws from which on there is a warning: half a gigabyte, and a minute on a CPU
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ def with_held_out(
     :param held_out: a tuple of positional arguments, or a dict of arguments by name.
     :raises TypeError: if it is neither, or the model has no such arguments.
     """
+    held_out = jax.tree.map(lambda a: rows_of(a) if is_lazy(a) else a, held_out)
     if isinstance(held_out, tuple):
         return held_out + args[len(held_out) :], kwargs
     if not isinstance(held_out, Mapping):
@@ -100,6 +104,7 @@ def calibrate(
     :param args: arguments of the model: the held-out data, with observations. A plate may be larger than they are.
     :raises ValueError: if a plate picks rows of them at random, or all of them are masked.
     """
+    _warn_of_many((args, kwargs), num_samples)
     draw_key, model_key, tie_key = jax.random.split(rng_key, 3)
     arguments = Arguments(args, kwargs)
     source = GuideDraws(guide, params, arguments, draw_key)
@@ -124,6 +129,18 @@ def calibrate(
         for i, (name, (below, equal, log_density)) in enumerate(drawn.items())
         if name in seen
     }
+
+
+def _warn_of_many(arguments: Any, num_samples: int) -> None:
+    rows = max([np.shape(a)[0] for a in jax.tree.leaves(arguments) if np.ndim(a)], default=0)
+    if rows * num_samples > MANY:
+        warnings.warn(
+            f"`held_out` has {rows} rows, for each of which {num_samples} outputs are drawn, in about "
+            f"{rows * num_samples * 16 / 2**30:.1f} GB. Some thousand rows, spread over the data, tell the same: "
+            f"held_out=(X_test[::{max(2, rows // 5000)}], y_test[::{max(2, rows // 5000)}]).",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _predict(sites: Trace, rng_key: PRNGKey, layout: Layout) -> dict[str, tuple[Array | None, Array | None, Array]]:

@@ -22,12 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.training.columns import Column, default_blocks, is_lazy
+from numpyro_orthgp.training.arrays import as_array, check_range, num_rows, read_rows
+from numpyro_orthgp.training.columns import Column, default_blocks
 from numpyro_orthgp.training.orders import BlockOrder, Blocks, RowOrder, parts_of
 
-__all__ = ["Batch", "Batches", "as_arguments", "as_array", "check_range", "on_disk"]
-
-MAX_ROWS = 2**31 - 1  # row numbers must fit into JAX's int32
+__all__ = ["Batch", "Batches", "as_arguments"]
 
 # Puts rows on devices, given their shape, dtype, batch axis, and a function that reads the rows at an index.
 Put = Callable[[tuple[int, ...], Any, int, Callable[[tuple[slice, ...]], np.ndarray]], jax.Array]
@@ -91,7 +90,7 @@ class Batches:
         self.names = ["data" + jax.tree_util.keystr(path) for path, _ in leaves]
         self.arrays = [as_array(name, leaf) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
         self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("=")) for a in self.arrays]
-        self.num_rows = _num_rows(self.names, self.arrays)
+        self.num_rows = num_rows(self.names, self.arrays)
         for name, array, dtype in zip(self.names, self.arrays, self.dtypes, strict=True):
             check_range(name, array, dtype)
         self.batch_size = self.num_rows if batch_size is None else check_integer("batch_size", batch_size)
@@ -119,14 +118,9 @@ class Batches:
         lazy = any(isinstance(a, Column) for a in self.arrays)
         if self.is_full or not (lazy or shuffle):
             return RowOrder(self.num_rows, self.batch_size, self.seed, self.group_size)
-        if self.group_size > 1:
-            why = "arrays that are read by slices come in block shuffles" if lazy else "`shuffle` is of blocks"
-            raise ValueError(
-                f"`group_size` needs rows in an order of its own, but {why}. Use arrays in memory or np.memmap."
-            )
         shuffle = shuffle or Blocks()
-        size, held = default_blocks(self.arrays, shuffle.size, shuffle.held)
-        return BlockOrder(self.num_rows, size, held, self.seed)
+        size, held = default_blocks(self.arrays, shuffle.size, shuffle.held, self.group_size)
+        return BlockOrder(self.num_rows, size, held, self.seed, self.group_size, self.batch_size)
 
     @property
     def bytes_per_step(self) -> int:
@@ -253,77 +247,3 @@ class Batches:
             rows = slice(None) if self.is_full else self.row_numbers(0, 1)[0]
             arrays = [np.asarray(a[rows], d) for a, d in zip(self.arrays, self.dtypes, strict=True)]
         return jax.tree.unflatten(self.tree, [jnp.asarray(a) for a in arrays])
-
-
-def read_rows(name: str, array: Any, dtype: Any, rows: slice) -> np.ndarray:
-    """A slice of rows, cast. For arrays that are read in slices, numbers are checked here to fit the dtype."""
-    part = array[rows]
-    if isinstance(array, Column):
-        check_range(name, part, dtype)
-    return np.asarray(part, dtype)
-
-
-def as_array(name: str, leaf: Any) -> Any:
-    """A numeric array of rows: NumPy's, or a :class:`~numpyro_orthgp.training.columns.Column` if it is read in slices.
-
-    :raises TypeError: for other objects, masked entries, or entries that are not numbers.
-    :raises ValueError: without a first axis.
-    """
-    if not is_lazy(leaf) and not hasattr(leaf, "__array__"):
-        raise TypeError(f"`{name}` must be an array; got {type(leaf).__name__}. Convert lists first: np.asarray(...).")
-    if np.ma.is_masked(leaf):
-        raise TypeError(
-            f"`{name}` is a masked array with entries missing, which a model cannot see. Pass array.filled(...) and the mask as an "
-            "array of its own, for numpyro.handlers.mask."
-        )
-    array = Column(leaf) if is_lazy(leaf) else np.asarray(leaf)
-    if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
-        raise TypeError(f"`{name}` must hold numbers; got an array of {array.dtype}.")
-    if array.ndim == 0:
-        raise ValueError(f"`{name}` must have a first axis of N rows; got a single number. Pass constants as keywords.")
-    return array
-
-
-def check_range(name: str, array: Any, dtype: Any) -> None:
-    """Raise an error if JAX's cast would wrap integers around or make numbers infinite."""
-    if (
-        array.dtype == dtype
-        or array.dtype.kind not in "fiu"
-        or not array.size
-        or on_disk(array)
-        or isinstance(array, Column)
-    ):
-        return
-    limits = jnp.iinfo(dtype) if jnp.issubdtype(dtype, np.integer) else jnp.finfo(dtype)
-    extremes = [x for x in (array.min().item(), array.max().item()) if np.isfinite(x)]
-    too_large = [x for x in extremes if not limits.min <= x <= limits.max]
-    if too_large:
-        raise ValueError(
-            f"`{name}` is {array.dtype}, which JAX casts to {np.dtype(dtype)}, where {too_large[0]} does not fit. Subtract an "
-            "offset or rescale before, or use 64 bits (numpyro.enable_x64())."
-        )
-
-
-def on_disk(array: np.ndarray) -> str | None:
-    """The file of a memory map, or of a view of one; ``None`` for arrays in memory."""
-    while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap):
-            return None if array.filename is None else str(array.filename)
-        array = array.base  # type: ignore[assignment]
-    return None
-
-
-def _num_rows(names: list[str], arrays: list[np.ndarray]) -> int:
-    lengths = {name: len(a) for name, a in zip(names, arrays, strict=True)}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{length} in {name}" for name, length in lengths.items())
-        raise ValueError(
-            f"Arrays of `data` must have the same number of rows; got {listed}. Pass arrays that are not rows of "
-            "the data, such as inducing points, as keywords: fit(svi, rng_key, (X, y), ..., Z=Z)."
-        )
-    if not any(lengths.values()):
-        raise ValueError("`data` must hold at least one row; got " + (f"{lengths}." if lengths else "no arrays."))
-    num = next(iter(lengths.values()))
-    if num > MAX_ROWS:
-        raise ValueError(f"`data` have {num} rows; at most {MAX_ROWS} are possible. Pass them as a training.Stream.")
-    return num

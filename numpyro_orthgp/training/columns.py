@@ -6,6 +6,7 @@ are fast to read, so batches of lazy arrays come from block shuffles (``training
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -34,12 +35,20 @@ class Column:
         self.shape, self.dtype = tuple(leaf.shape), np.dtype(leaf.dtype)
         self.ndim, self.size = len(self.shape), int(np.prod(self.shape))
         self.nbytes = self.size * self.dtype.itemsize
+        self._folders = [f for f in self.files if os.path.isdir(f)]
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        return np.asarray(self.leaf[rows])
+        """
+        :raises FileNotFoundError: if a folder is gone: zarr takes what is missing for zeros.
+        """
+        found = np.asarray(self.leaf[rows])
+        for folder in self._folders:
+            if not os.path.isdir(folder):
+                raise FileNotFoundError(f"{folder} was there when the fit began, and is gone.")
+        return found
 
     @property
     def chunk(self) -> int:
@@ -48,10 +57,18 @@ class Column:
         return max(1, int(np.max(first)))
 
     @property
-    def file(self) -> str | None:
-        """The array's file, for h5py and parquet."""
-        name = getattr(getattr(self.leaf, "file", None), "filename", getattr(self.leaf, "filename", None))
-        return name if isinstance(name, str) and os.path.exists(name) else None
+    def files(self) -> list[str]:
+        """The array's files, for h5py and parquet, or its folder, for zarr. Empty if they are not known."""
+        leaf, store = self.leaf, getattr(self.leaf, "store", None)
+        found = getattr(leaf, "files", None) or [getattr(getattr(leaf, "file", None), "filename", None)]
+        if store is not None and hasattr(store, "root"):
+            found = [os.path.join(store.root, leaf.path)]
+        return [str(f) for f in found if isinstance(f, (str, os.PathLike)) and os.path.exists(f)]
+
+    @property
+    def is_unmarked(self) -> bool:
+        """Whether only the rows tell that they were changed: of a table, or of parquet files that came opened, without a path."""
+        return bool(getattr(self.leaf, "is_unmarked", False))
 
 
 def rows_of(leaf: Any, rows: Any = None) -> np.ndarray:
@@ -73,19 +90,24 @@ def rows_of(leaf: Any, rows: Any = None) -> np.ndarray:
     return np.concatenate([column[int(p[0]) : int(p[-1]) + 1][p - p[0]] for p in pieces])
 
 
-def default_blocks(arrays: Sequence[Any], size: int | None, held: int | None) -> tuple[int, int]:
-    """Default number of rows in a block, and of blocks in memory."""
+def default_blocks(arrays: Sequence[Any], size: int | None, held: int | None, group_size: int = 1) -> tuple[int, int]:
+    """Default number of rows in a block, and of blocks in memory. Blocks consist of whole groups."""
     num_rows = max(1, len(arrays[0]))
     row_bytes = max(1, sum(a.nbytes for a in arrays) // num_rows)
     if size is None:
         chunk = max([a.chunk for a in arrays if isinstance(a, Column)], default=1)
-        size = -(-max(1, BLOCK_BYTES // row_bytes) // chunk) * chunk
-    size = min(size, num_rows)
+        wanted = max(1, BLOCK_BYTES // row_bytes)
+        unit = math.lcm(chunk, group_size)  # or whole groups alone, where blocks would be much too long
+        unit = unit if unit <= 4 * max(wanted, chunk) else group_size
+        size = -(-wanted // unit) * unit
+    elif size % group_size:
+        raise ValueError(f"Blocks must be whole groups: `size` must be a multiple of {group_size}; got {size}.")
+    size = min(size, num_rows // group_size * group_size)
     return size, held or max(2, min(HELD, HELD_BYTES // (size * row_bytes)))
 
 
 def columns(table: Any, **names: str | Sequence[str]) -> dict[str, Any]:
-    """Columns of a parquet file or an arrow table, as ``data`` for a fit. They are read only where rows are needed.
+    """Columns of parquet files or of a table, as ``data`` for a fit. They are read only where rows are needed.
 
     ::
 
@@ -97,12 +119,12 @@ def columns(table: Any, **names: str | Sequence[str]) -> dict[str, Any]:
     some ten thousand rows: 64 row groups of a million rows do not fit into memory.
 
     :param table: a ``pyarrow.parquet.ParquetFile``, its path, a list of paths whose rows are concatenated, or a
-        ``pyarrow.Table``, which may be memory-mapped. Needs pyarrow.
+        ``pyarrow.Table``, which may be memory-mapped, or a table of pandas or polars. Needs pyarrow.
     :param names: for each argument of the model, the name of its column, shape (N,), or a list of names, shape (N, number).
     :return: lazy arrays by argument, with ``shape``, ``dtype``, ``chunks`` and slices.
     :raises ImportError: without pyarrow.
     :raises TypeError: for other objects, or columns that are not numeric.
-    :raises ValueError: for columns that do not exist; when rows are read, for missing values.
+    :raises ValueError: for columns that do not exist, or are not of one type in all files; when rows are read, for missing values.
     """
     reader = _Reader(table)
     wanted = {name: [given] if isinstance(given, str) else list(given) for name, given in names.items()}
@@ -114,6 +136,7 @@ def columns(table: Any, **names: str | Sequence[str]) -> dict[str, Any]:
             f"There is no column {unknown[0]!r}; the table has {', '.join(map(repr, reader.schema.names))}."
         )
     reader.names = sorted({c for given in wanted.values() for c in given})
+    reader.check_names()
     return {name: _TableColumn(reader, given, isinstance(names[name], str)) for name, given in wanted.items()}
 
 
@@ -131,15 +154,23 @@ class _Reader:
         self.table = None
         self.last: tuple[tuple[int, int], Any] | None = None
         self.concat = pyarrow.concat_tables
-        self.filename = str(table) if isinstance(table, (str, os.PathLike)) else None
+        self.paths: list[Any] = []
+        if hasattr(table, "__arrow_c_stream__") and hasattr(table, "shape"):
+            table = pyarrow.table(table)  # of pandas or polars
         if isinstance(table, pyarrow.Table):
             self.table, self.schema, self.num_rows, self.chunk = table, table.schema, table.num_rows, 1
             return
         given = table if isinstance(table, (list, tuple)) else [table]
         if not given or not all(isinstance(f, (str, os.PathLike, parquet.ParquetFile)) for f in given):
             raise TypeError(
-                "`table` must be a pyarrow.Table, a pyarrow.parquet.ParquetFile or the path or paths of such files; got "
-                f"{type(table).__name__}."
+                "`table` must be a pyarrow.Table, a table of pandas or polars, a pyarrow.parquet.ParquetFile or the path or paths "
+                f"of such files; got {type(table).__name__}. Collect a lazy table, or write it to a file (sink_parquet). Of a "
+                "pyarrow.dataset pass its files: columns(dataset.files, ...)."
+            )
+        self.paths = [f for f in given if isinstance(f, (str, os.PathLike))]
+        if folders := [f for f in self.paths if os.path.isdir(f)]:
+            raise ValueError(
+                f"{folders[0]} is a folder. Pass its files: columns(sorted(Path(folder).glob('*.parquet')), ...)."
             )
         self.files = [
             f if isinstance(f, parquet.ParquetFile) else parquet.ParquetFile(f, memory_map=True) for f in given
@@ -149,6 +180,24 @@ class _Reader:
         lengths = [f.metadata.row_group(i).num_rows for f, i in self.groups]
         self.ends = np.cumsum(lengths)
         self.num_rows, self.chunk = int(sum(lengths)), max([1, *lengths])
+
+    def check_names(self) -> None:
+        """
+        :raises ValueError: if a column comes twice, is not in all files, or has other types in others.
+        """
+        for name in self.names:
+            if self.schema.names.count(name) > 1:
+                raise ValueError(
+                    f"The table has {self.schema.names.count(name)} columns {name!r}. Give each a name of its own."
+                )
+            for i, file in enumerate(self.files):
+                schema = file.schema_arrow
+                found = schema.field(name).type if name in schema.names else "not there"
+                if found != self.schema.field(name).type:
+                    raise ValueError(
+                        f"Column {name!r} is {self.schema.field(name).type} in the first file, and {found} in file {i + 1}. Write "
+                        "all files with the same columns and types."
+                    )
 
     def read(self, start: int, stop: int) -> Any:
         if self.last is None or self.last[0] != (start, stop):
@@ -171,7 +220,7 @@ class _TableColumn:
         self.reader, self.names, self.is_one = reader, names, is_one
         self.shape = (reader.num_rows,) if is_one else (reader.num_rows, len(names))
         self.chunks = (reader.chunk, *self.shape[1:])
-        self.filename = reader.filename
+        self.files, self.is_unmarked = reader.paths, len(reader.paths) < max(1, len(reader.files))
         types = []
         for name in names:
             try:
@@ -179,7 +228,10 @@ class _TableColumn:
             except (NotImplementedError, TypeError):
                 types.append(np.dtype(object))
             if types[-1].kind not in "biuf":
-                raise TypeError(f"Column {name!r} must hold numbers; it holds {reader.schema.field(name).type}.")
+                raise TypeError(
+                    f"Column {name!r} must hold numbers; it holds {reader.schema.field(name).type}. Write categories as codes (see "
+                    "inputs_of), times and decimals as numbers, and lists as one column for each entry."
+                )
         self.dtype = np.result_type(*types)
 
     def __len__(self) -> int:

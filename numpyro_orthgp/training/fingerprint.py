@@ -2,8 +2,8 @@
 
 A fingerprint covers what must not change: the data and the program. The program's digest is of the loss's dataflow, without the
 optimizer and regardless of the order of sums (``training/program.py``). The learning rate may change: that is the likely fix
-after divergence. Starting values are compared to 1e-3 and differences give only a warning, as k-means on a GPU is not bitwise
-repeatable.
+after divergence, so another optimizer gives only a warning. Starting values are compared to 1e-3, and differences give only a
+warning too, as k-means on a GPU is not bitwise repeatable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpyro_orthgp.training.columns import rows_of
 from numpyro_orthgp.training.devices import to_host
 from numpyro_orthgp.training.digest import digest_of_array, digest_of_data
 from numpyro_orthgp.training.local import Feed, Shards
-from numpyro_orthgp.training.program import loss_only, program_of
+from numpyro_orthgp.training.program import loss_only, optimizer_of, program_of
 from numpyro_orthgp.training.steps import update_of
 
 __all__ = ["check_same", "fingerprint", "sample_of"]
@@ -45,7 +45,7 @@ def fingerprint(
 ) -> dict[str, Any]:
     """What must be equal in two runs, so that one can continue the other.
 
-    Of the optimizer only the shapes of its state count: its rates may change.
+    Of the optimizer only the shapes of its state must be equal: its rates may change.
 
     :param state: the state at the start of the run.
     :param kwargs: further keyword arguments of model and guide.
@@ -77,6 +77,7 @@ def fingerprint(
         "values": values or {name: digest_of_data(a, dtype) for name, a, dtype in arrays},
         "operations": program.operations,
         "constants": program.constants,
+        "optimizer": optimizer_of(svi, state),
         "keywords": {name: _in_words(x) for name, x in kwargs.items()},
         "start": _summary(svi.get_params(state)) if starts else None,
         "versions": {name: _version(name) for name in ("jax", "numpyro", "numpyro_orthgp")},
@@ -118,6 +119,12 @@ def check_same(name: str, found: dict[str, Any], wanted: dict[str, Any], anyway:
             UserWarning,
             stacklevel=5,
         )
+    if optimizer := _of_optimizer(found.get("optimizer"), wanted.get("optimizer")):
+        warnings.warn(
+            f"The optimizer {optimizer} the run in `checkpoint` {name}. The fit goes on with this one.",
+            UserWarning,
+            stacklevel=5,
+        )
     if moved := _moved(found.get("start"), wanted.get("start")):
         warnings.warn(
             f"The starting values of {', '.join(moved)} are not those of the run in `checkpoint` {name}, which goes on from where "
@@ -156,6 +163,12 @@ def _of_program(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
         if then.get(k) != v
     ]
     return texts
+
+
+def _of_optimizer(then: Any, now: Any) -> str | None:
+    if not then or not now or list(then) == list(now):
+        return None
+    return "has other numbers, such as a rate, than in" if then[0] == now[0] else "computes other steps than in"
 
 
 def _version(package: str) -> str:

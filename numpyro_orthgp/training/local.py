@@ -17,7 +17,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.training.batches import MAX_ROWS, Batch, Batches, Put, read_rows
+from numpyro_orthgp.training.arrays import MAX_ROWS, read_rows
+from numpyro_orthgp.training.batches import Batch, Batches, Put
 from numpyro_orthgp.training.devices import Devices, gathered, to_host, together
 from numpyro_orthgp.training.digest import digest_of_data
 from numpyro_orthgp.training.kept import compiled
@@ -38,9 +39,9 @@ class Local:
         mesh = jax.make_mesh((jax.device_count(),), ("data",))
         result = ogp.fit(svi, rng_key, data, batch_size=8192, num_epochs=10, mesh=mesh, N=data.num_rows)
 
-    Every row has the same weight, however many rows a process has, and every epoch has each row once. Each process contributes
-    its share of all rows to a batch, to within one row. Without ``batch_size`` every step sees all rows, those of the first process
-    first. A single process fits as without ``Local``.
+    Every row has the same weight, however many rows a process has, and every epoch has each row once. Each process contributes its
+    share of all rows to a batch. Both hold to within one row, or with ``group_size`` one group, of each process. Without
+    ``batch_size`` every step sees all rows, those of the first process first. A single process fits as without ``Local``.
 
     All processes must create it at the same time, because they exchange their numbers of rows.
 
@@ -77,18 +78,25 @@ class Shards:
     :param local: the rows.
     :param batch_size: rows of a step, of all processes together; ``None`` for all rows.
     :param seed: words that seed the orders.
+    :param group_size: rows that stay together, or ``None``. Then whole groups take turns.
     :param shuffle: how blocks are shuffled.
     :param devices: devices of all processes.
     :raises ValueError: for a ``batch_size`` that does not fit.
     :raises RuntimeError: if another process has raised.
     """
 
-    group_size = 1
     blocks = None
 
     def __init__(
-        self, local: Local, batch_size: int | None, seed: tuple[int, ...], shuffle: Blocks | None, devices: Devices
+        self,
+        local: Local,
+        batch_size: int | None,
+        seed: tuple[int, ...],
+        group_size: int | None,
+        shuffle: Blocks | None,
+        devices: Devices,
     ) -> None:
+        self.group_size = 1 if group_size is None else check_integer("group_size", group_size)
         self.local, self.seed, self.devices, self.num_rows = local, seed, devices, local.num_rows
         self.process = jax.process_index()
         self.own = devices.together(partial(self._of_process, batch_size, shuffle))
@@ -116,17 +124,29 @@ class Shards:
                 f"`batch_size` must be at most the number of rows of all processes, {self.num_rows}; got {batch_size}."
             )
         if is_source:
-            if batch_size is None or shuffle is not None:
+            if batch_size is None or shuffle is not None or self.group_size > 1:
                 raise ValueError(
                     "Sources of several processes are joined to batches, so `batch_size` must be given, the "
-                    "number of rows in a step of all processes; `shuffle` is for arrays only."
+                    "number of rows in a step of all processes; `shuffle` and `group_size` are for arrays only."
                 )
             return Streamed(data, None, seed)
         if self.num_rows > MAX_ROWS:
             raise ValueError(
                 f"At most {MAX_ROWS} rows are possible; processes have {self.num_rows}. Pass training.Stream."
             )
-        return Batches(data, 1, seed, None, shuffle)
+        return Batches(data, self._own_batch(batch_size), seed, self.group_size, shuffle)
+
+    def _own_batch(self, batch_size: int | None) -> int:
+        """About how many rows of this process a step takes, if there are groups."""
+        G, own = self.group_size, self.local.lengths[self.process]
+        if G == 1 or batch_size is None or batch_size == self.num_rows:
+            return 1
+        if own < G or batch_size % G:
+            raise ValueError(
+                f"`batch_size` must be a multiple of `group_size`, whole groups, and each process needs at least {G} rows; got a "
+                f"batch of {batch_size}, and {own} rows of this process."
+            )
+        return max(1, batch_size * own // self.num_rows // G) * G
 
     @property
     def bytes_per_step(self) -> int:
@@ -143,13 +163,19 @@ class Shards:
 
     def until(self, step: int) -> None:
         """As for :class:`Batches`."""
-        self.own.until(int(self.turns.before([step * self.batch_size])[0, self.process]) // self.own.batch_size)
+        self.own.until(-(-int(self._before([step * self.batch_size])[0, self.process]) // self.own.batch_size))
+
+    def _before(self, positions: list[int]) -> np.ndarray:
+        """How many rows of each process come before these positions. Groups take turns: of N of them, each process has as many as
+        it has rows, so that rows of all processes have the same weight even where some are left out of whole groups.
+        """
+        return self.turns.before([p // self.group_size for p in positions]) * self.group_size
 
     def values(self) -> dict[str, str]:
-        """Digests of the rows of each process, and the blocks in which they are read."""
+        """How many rows each process has, digests of them, and the blocks in which they are read."""
         arrays = zip(self.names, self.arrays, self.dtypes, strict=True)
         own = {name: digest_of_data(array, dtype) for name, array, dtype in arrays} | {"blocks": str(self.own.blocks)}
-        return {
+        return {"lengths, rows of each process": str(self.local.lengths)} | {
             f"{name} of process {process}": found
             for name, text in own.items()
             for process, found in enumerate(gathered(text))
@@ -167,7 +193,7 @@ class Shards:
             self.own.expect(self._batches_before(step), marks[self.process] or None, name)
 
     def _batches_before(self, step: int) -> int:
-        rows = self.turns.before([step * self.batch_size])[0, self.process]
+        rows = self._before([step * self.batch_size])[0, self.process]
         return int(-(-rows // self.own.batch_size))
 
     def stacked(self, step: int, num: int, capacity: int, put: Put) -> Batch:
@@ -193,7 +219,7 @@ class Shards:
     def _read(self, step: int, num: int, capacity: int) -> list[np.ndarray]:
         """Each array with shape (capacity, B, ...): rows of this process at their places, zeros elsewhere."""
         me, size = self.process, self.batch_size
-        before = self.turns.before([(step + i) * size for i in range(num + 1)])
+        before = self._before([(step + i) * size for i in range(num + 1)])
         start, counts = int(before[0, me]), np.diff(before, axis=0).astype(int)
         arrays, numbers = self.own.between(start, int(before[-1, me]))
         if numbers is not None:

@@ -78,9 +78,9 @@ def fit(
     **What is guaranteed.** With ``checkpoint="run.npz"``, repeat the same call after a crash, a kill or Ctrl-C: it continues from
     the last checkpoint and ends with the same bits as a run without interruption. After the run has ended, the call returns its
     result at once, and you may ask for more steps. A file is replaced atomically, and refused for another problem. It contains
-    digests of the data (all rows; for a memory map of more than 256 MiB, 1024 rows, its size and its time) and of the program of
-    the loss: model, guide, objective, and all their constant numbers and arrays. The optimizer's rates are not included and may
-    change. Parameters and losses depend only on the data, ``rng_key``, ``batch_size`` and the start: not on where calls to the
+    digests of the data (all rows; for more than 256 MiB on disk, 1024 rows, and sizes and times of files) and of the program of
+    the loss: model, guide, objective, and all their constant numbers and arrays. The optimizer may change, with a warning.
+    Parameters and losses depend only on the data, ``rng_key``, ``batch_size`` and the start: not on where calls to the
     device end, the progress bar or callbacks. Another ``steps_per_call`` is another program, with the same last bits on a CPU.
     NumPyro's ``Trace_ELBO`` adds up sites in the order of a set of names, so the last bits of losses may depend on
     ``PYTHONHASHSEED`` between processes.
@@ -119,8 +119,8 @@ def fit(
         :class:`~numpyro_orthgp.training.Source`. If each process has its own rows, use :class:`~numpyro_orthgp.training.Local`.
     :param batch_size: rows of a step; by default all N, or those of the source's batches.
     :param group_size: number of consecutive rows that stay together: batches contain whole groups in random order, for a guide
-        with ``group_size``. It must divide ``batch_size``. If N is not a multiple of it, each epoch leaves out as many rows
-        as exceed a multiple, each row equally often.
+        with ``group_size``. It must divide ``batch_size``, and the size of blocks. If N is not a multiple of it, each epoch leaves
+        out as many rows as exceed a multiple, each row equally often.
     :param shuffle: :class:`~numpyro_orthgp.training.Blocks` to read rows in blocks, each in one piece, as is best for data on disk.
         This is the default for lazy arrays. NumPy arrays, including ``np.memmap``, are by default read row by row.
     :param num_epochs: number of passes through the data: ceil(num_epochs N / batch_size) steps.
@@ -212,11 +212,10 @@ def _batches(
     is_local = isinstance(data, Local)
     if isinstance(data, (tuple, dict)) or not (is_local or isinstance(data, Source)):
         return Batches(data, batch_size, seed, group_size, shuffle)
-    for name, given in (("group_size", group_size), ("shuffle", None if is_local else shuffle)):
-        if given is not None:
+    for name, given in (("group_size", group_size), ("shuffle", shuffle)):
+        if given is not None and not is_local:
             raise ValueError(
-                f"`{name}` is for arrays of one process, whose rows `fit` puts in order. The batches of a source "
-                "have their own order."
+                f"`{name}` is for arrays, whose rows `fit` puts in order. The batches of a source have their own order."
             )
     if has_checkpoint and not getattr(data.data if is_local else data, "is_resumable", True):
         raise ValueError(
@@ -224,7 +223,9 @@ def _batches(
             "once. Pass the loader that the iterator is made from, or a function that makes it: Stream(lambda: "
             "make_iterator(), num_rows=N)."
         )
-    return Shards(data, batch_size, seed, shuffle, devices) if is_local else Streamed(data, batch_size, seed)
+    return (
+        Shards(data, batch_size, seed, group_size, shuffle, devices) if is_local else Streamed(data, batch_size, seed)
+    )
 
 
 def _agree(batches: Feed, devices: Devices) -> None:
@@ -272,12 +273,9 @@ def _warn_of_groups(svi: Any, batches: Feed) -> None:
                 f"rows that are near each other, as init.groups(X, {size}) puts them."
             )
         else:
-            then = (
-                f"say fit(..., group_size={size})" if isinstance(batches, Batches) else "pass a Stream of whole groups"
-            )
             found = (
                 f"batches hold groups of {batches.group_size} rows: rows that are not near each other gain nothing. Sort the "
-                f"data by init.groups(X, {size}) and {then}."
+                f"data by init.groups(X, {size}) and say fit(..., group_size={size})."
             )
         warnings.warn(
             f"The guide tightens the residual in groups of {size} consecutive rows, but {found}",

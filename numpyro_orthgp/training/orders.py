@@ -200,6 +200,7 @@ class _Epoch(NamedTuple):
     blocks: np.ndarray  # in random order
     ends: np.ndarray  # positions at which windows end
     shift: int
+    replaced: np.ndarray  # rows whose places surplus rows take
 
 
 class Slot(NamedTuple):
@@ -216,14 +217,23 @@ class BlockOrder:
     The sequence of windows is then rotated by a random number. Without the rotation, the rows of a shorter last block would be at
     some positions more often than at others.
 
+    With groups, a window's groups are shuffled and stay whole. If N is not a multiple of their size, surplus rows are as in
+    :class:`RowOrder`: they take the places of rows of a random group, or are left out.
+
     :param num_rows: N.
-    :param size: rows of a block; the last one may have fewer.
+    :param size: rows of a block, whole groups; the last one may have fewer.
     :param held: blocks in a window.
+    :param group_size: rows that stay together.
+    :param batch_size: rows of a step, whose groups come from as many stretches of a window.
     """
 
-    def __init__(self, num_rows: int, size: int, held: int, seed: tuple[int, ...]) -> None:
-        self.length, self.size, self.held, self.seed = num_rows, size, held, seed
-        self.num_blocks = -(-num_rows // size)
+    def __init__(
+        self, num_rows: int, size: int, held: int, seed: tuple[int, ...], group_size: int = 1, batch_size: int = 1
+    ) -> None:
+        self.num_rows, self.size, self.held, self.seed = num_rows, size, held, seed
+        self.group_size, self.batch_size = group_size, batch_size
+        self.length = num_rows // group_size * group_size
+        self.num_blocks = -(-self.length // size)
         self._epochs: dict[int, _Epoch] = {}
         self._places: dict[tuple[int, int], np.ndarray] = {}
 
@@ -234,25 +244,44 @@ class BlockOrder:
             blocks = generator.permutation(self.num_blocks)
             lengths = np.minimum(self.size, self.length - blocks * self.size)
             ends = np.cumsum(np.add.reduceat(lengths, np.arange(0, self.num_blocks, self.held)))
-            self._epochs[number] = _Epoch(blocks, ends, int(generator.integers(self.length)))
+            shift = int(generator.integers(self.length // self.group_size)) * self.group_size
+            self._epochs[number] = _Epoch(blocks, ends, shift, self._replaced(generator))
         return self._epochs[number]
+
+    def _replaced(self, generator: np.random.Generator) -> np.ndarray:
+        """The rows whose places the surplus rows take; each row is left out with the same probability."""
+        G, left = self.group_size, self.num_rows - self.length
+        if not left or generator.uniform() >= self.length / self.num_rows:
+            return np.zeros(0, int)
+        return generator.integers(self.length // G) * G + generator.choice(G, left, replace=False)
 
     def window_at(self, position: int) -> tuple[tuple[int, int], int]:
         """The epoch and window of a position of the endless sequence, and the position where the next window starts."""
         number, place = divmod(position, self.length)
-        _, ends, shift = self.epoch(number)
+        _, ends, shift, _ = self.epoch(number)
         shifted = (place + shift) % self.length
         window = int(np.searchsorted(ends, shifted, "right"))
         return (number, window), position + min(int(ends[window]) - shifted, self.length - place)
 
     def blocks(self, epoch: int, window: int) -> list[slice]:
-        """The rows of a window, block by block, in the order of the data."""
-        chosen = np.sort(self.epoch(epoch).blocks[window * self.held : (window + 1) * self.held]) * self.size
-        return [slice(int(start), min(int(start) + self.size, self.length)) for start in chosen]
+        """The rows of a window, block by block, in the order of the data; last the surplus rows, if they are in this window."""
+        found = [slice(start, min(start + self.size, self.length)) for start in self._starts(epoch, window).tolist()]
+        return [*found, slice(self.length, self.num_rows)] if self._replaced_places(epoch, window).size else found
+
+    def _starts(self, epoch: int, window: int) -> np.ndarray:
+        return np.sort(self.epoch(epoch).blocks[window * self.held : (window + 1) * self.held]) * self.size
+
+    def _replaced_places(self, epoch: int, window: int) -> np.ndarray:
+        """Places of the replaced rows among the concatenated blocks; empty if they are in another window."""
+        replaced, starts = self.epoch(epoch).replaced, self._starts(epoch, window)
+        if not replaced.size:
+            return replaced
+        block = np.flatnonzero(starts == replaced[0] // self.size * self.size)
+        return replaced % self.size + block[0] * self.size if block.size else replaced[:0]
 
     def slots(self, part: Part) -> Iterator[Slot]:
         """Locations of the rows at these positions."""
-        _, ends, shift = self.epoch(part.epoch)
+        _, ends, shift, _ = self.epoch(part.epoch)
         for turn in parts_of(
             part.first + shift, part.last + shift, self.length
         ):  # across the end of the rotated sequence
@@ -269,14 +298,31 @@ class BlockOrder:
         key = (epoch, window)
         if key not in self._places:
             self._places = dict(list(self._places.items())[-1:])
-            num = sum(block.stop - block.start for block in self.blocks(epoch, window))
+            num, generator = self._num_places(epoch, window), generator_of(self.seed, epoch, window)
             self._places[key] = np.arange(num, dtype=np.int32 if num < 2**31 else np.int64)
-            generator_of(self.seed, epoch, window).shuffle(self._places[key])
+            if self.group_size == 1:
+                generator.shuffle(self._places[key])
+            else:
+                self._places[key] = self._groups(generator, num, self._replaced_places(epoch, window))
         return self._places[key]
+
+    def _num_places(self, epoch: int, window: int) -> int:
+        """Positions of a window."""
+        return int(np.minimum(self.size, self.length - self._starts(epoch, window)).sum())
+
+    def _groups(self, generator: np.random.Generator, num: int, replaced: np.ndarray) -> np.ndarray:
+        G = self.group_size
+        places = (spread(generator, num // G, max(1, self.batch_size // G))[:, None] * G + np.arange(G)).ravel()
+        if replaced.size:
+            place_of = np.argsort(places)
+            places[place_of[replaced]] = np.arange(num, num + replaced.size)
+        return places
 
     def rows(self, part: Part) -> np.ndarray:
         found = []
         for epoch, window, places in self.slots(part):
-            starts = np.asarray([block.start for block in self.blocks(epoch, window)])
-            found.append(starts[places // self.size] + places % self.size)  # a short block is the last of its window
+            starts, num = self._starts(epoch, window), self._num_places(epoch, window)
+            own = np.minimum(places, num - 1)
+            rows = starts[own // self.size] + own % self.size  # a short block is the last of its window
+            found.append(np.where(places < num, rows, places - num + self.length))
         return np.concatenate(found)

@@ -13,6 +13,7 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +23,7 @@ from jax.extend import core
 from numpyro_orthgp.training.devices import to_host
 from numpyro_orthgp.training.digest import digest, digest_of_array
 
-__all__ = ["Program", "Unnamed", "exact_digest", "loss_only", "program_of"]
+__all__ = ["Program", "Unnamed", "exact_digest", "loss_only", "optimizer_of", "program_of"]
 
 # Parameters of operations for where or under what name they run, or how they are differentiated, but not for what they compute.
 NOT_MATHEMATICS = re.compile(
@@ -84,6 +85,17 @@ def loss_only(svi: Any) -> Any:
     other = copy.copy(svi)
     other.optim = _NoOptimizer(optim)
     return other
+
+
+def optimizer_of(svi: Any, state: Any) -> Program | None:
+    """The program of the optimizer's step; ``None`` if it cannot be traced by itself, as that of :func:`lazy_rows`."""
+    try:
+        optim, optim_state = svi.optim, state.optim_state
+        shapes = jax.eval_shape(lambda s: (optim.get_params(s), s), optim_state)
+        value = jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(float))
+        return program_of(lambda gradient, s, loss: optim.update(gradient, s, value=loss), *shapes, value)
+    except Exception:
+        return None
 
 
 class _NoOptimizer:
@@ -176,7 +188,35 @@ class _Digests:
         """Digest of any other object."""
         if callable(x) and hasattr(x, "__qualname__"):
             return f"{x.__module__}.{x.__qualname__}"
+        if hasattr(x, "callback_func"):  # what the host computes is not among the operations
+            return f"{type(x).__name__} {self.called(x.callback_func)}"
         return re.sub(r"0x[0-9a-fA-F]+", "", str(x))
+
+    def called(self, function: Any, depth: int = 4) -> str:
+        """Digest of a Python function: its code, and the numbers, arrays and functions that it uses."""
+        if isinstance(function, functools.partial):
+            parts = [function.func, *function.args, *function.keywords.values()]
+            return str([self.used(x, depth) for x in parts])
+        code = getattr(function, "__code__", None)
+        if code is None:
+            return self.name(function)
+        outer = getattr(function, "__globals__", {})
+        values = [outer[name] for name in code.co_names if name in outer]
+        values += [cell.cell_contents for cell in function.__closure__ or ()]
+        values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        return str([_code(code), *(self.used(x, depth) for x in values)])
+
+    def used(self, x: Any, depth: int) -> str:
+        """Digest of something that a function uses: without addresses, so only of what is known to have none."""
+        if isinstance(x, (np.ndarray, jax.Array)):
+            return digest_of_array(to_host(x))
+        if isinstance(x, (bool, int, float, complex, str, bytes, type(None))):
+            return repr(x)
+        if isinstance(x, (tuple, list)):
+            return str([self.used(v, depth) for v in x])
+        if depth and callable(x) and hasattr(x, "__code__"):
+            return self.called(x, depth - 1)
+        return type(x).__name__
 
 
 class _ExactDigests(_Digests):
@@ -190,6 +230,13 @@ class _ExactDigests(_Digests):
         if "<locals>" in name or "<lambda>" in name or re.search("0x[0-9a-fA-F]{6}", name):
             raise Unnamed(name)
         return name
+
+
+def _code(code: CodeType) -> str:
+    """Digest of bytecode, without names of files and numbers of lines."""
+    plain = [sorted(map(repr, c)) if isinstance(c, frozenset) else c for c in code.co_consts]
+    constants = [_code(c) if isinstance(c, CodeType) else repr(c) for c in plain]
+    return digest(repr((code.co_code, code.co_names, constants)).encode())
 
 
 def _type(aval: Any) -> str:

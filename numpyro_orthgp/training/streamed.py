@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import warnings
 from typing import Any
 
@@ -12,13 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.training.batches import Batch, Put, as_array, check_range
-from numpyro_orthgp.training.streams import Source, Stream, plain, size_of
+from numpyro_orthgp.training.arrays import as_array, check_range
+from numpyro_orthgp.training.batches import Batch, Put
+from numpyro_orthgp.training.streams import Cut, Source, Stream, batches_at, plain, size_of
 
 __all__ = ["Streamed"]
 
+logger = logging.getLogger(__name__)
+
 MARKS = 4096  # digests are kept for this many steps, more than in two calls to the device
-MARKED = 16  # rows of a batch in its digest
+MARKED = 2**16  # bytes of an array of a batch in its digest; of larger ones rows spread over it
 
 
 class Streamed:
@@ -43,10 +47,12 @@ class Streamed:
         self.num_rows = check_integer("num_rows", source.num_rows)
         self.counts: list[int] = getattr(source, "counts", [])
         self.counts.clear()
-        self.steps, self.at = iter(source.batches(0)), 0
+        self.reader = self.steps = iter(source.batches(0))
+        self.at = 0
         self.recent: dict[int, Batch] = {}
         self.held: dict[int, list[np.ndarray]] = {}  # batches, for calls of `between`
         self.marks: dict[int, str] = {}
+        self.places: dict[int, str] = {}  # of the loader, before the last batch of a call
         self.expected: tuple[int, str, str] | None = None
         # The first batch is inspected before its step, and not every source can give it twice.
         first = next(self.steps, None)
@@ -85,22 +91,31 @@ class Streamed:
     def everything(self, put: Put) -> Batch:
         raise ValueError("A source of `data` gives batches, not all rows at once.")
 
-    def go_to(self, step: int) -> None:
-        """Go to a step, by the source itself. If it has begun and a new start may differ, drop the batches before the step."""
+    def go_to(self, step: int, place: str = "") -> None:
+        """Go to a step, by the source itself. If it has begun and a new start may differ, drop the batches before the step.
+
+        :param place: the loader's place before this step, if it is known.
+        """
         if step == self.at:
             return
-        if step > self.at and isinstance(self.source, Stream) and not self.source.is_even():
+        if place and isinstance(self.source, Stream):
+            self.reader = self.steps = batches_at(self.source, step, place, self.batch_size)
+        elif step > self.at and isinstance(self.source, Stream) and not self.source.is_even():
             next(itertools.islice(self.steps, step - self.at - 1, None), None)
         else:
-            self.steps = iter(self.source.batches(step))
+            self.reader = self.steps = iter(self.source.batches(step))
         self.at = step
 
     def until(self, step: int) -> None:
         """Does nothing: the loader reads ahead."""
 
     def mark(self, step: int) -> str | None:
-        """A digest of rows of the batch before a step; ``None`` if it was not read here."""
-        return self.marks.get(step)
+        """A digest of rows of the batch before a step, and the loader's place before this batch, if there is one.
+
+        ``None`` if the batch was not read here.
+        """
+        mark, place = self.marks.get(step), self.places.get(step - 1)
+        return mark if mark is None or place is None else f"{mark} {place}"
 
     def expect(self, step: int, mark: str | None, name: str) -> None:
         """When a run continues, the batch before its next step must be the same as before. Checked only if a step is taken.
@@ -118,10 +133,23 @@ class Streamed:
         if self.expected is None:
             return
         (step, mark, name), self.expected = self.expected, None
-        self.go_to(step - 1)
-        batch = next(self.steps, None)
+        rows, _, place = mark.partition(" ")
+        try:
+            self.go_to(step - 1, place)
+            batch = next(self.steps, None)
+        except Exception as error:
+            if not place:
+                raise
+            # grain compares descriptions of data, which may have addresses in them; the batch itself is compared below.
+            logger.warning(
+                "The loader does not take the state in %s, so earlier batches are read again: %s", name, error
+            )
+            self.reader = self.steps = iter(self.source.batches(step - 1))
+            batch = next(self.steps, None)
         self.at = step
-        if batch is None or _mark(jax.tree.leaves(plain(batch))) != mark:
+        if batch is not None:
+            self.held = {step - 1: [np.array(np.asarray(leaf)) for leaf in jax.tree.leaves(plain(batch))]}
+        if batch is None or _mark(jax.tree.leaves(plain(batch))) != rows:
             raise ValueError(
                 f"`checkpoint` {name}: the source of `data` gives another batch of step {step} than when the file was written, so "
                 "it cannot go on exactly. Shuffle by a seed of its own, and make the loader anew for each call of `fit`: "
@@ -150,6 +178,7 @@ class Streamed:
 
     def between(self, start: int, stop: int) -> tuple[list[np.ndarray], None]:
         """The rows at these positions of the source's whole sequence, shape (stop - start, ...) for each array."""
+        self._check_expected()
         first, last = start // self.batch_size, -(-stop // self.batch_size)
         shapes = [(last - first, self.batch_size, *shape) for shape in self.row_shapes]
         stacks = [np.zeros(shape, dtype) for shape, dtype in zip(shapes, self.dtypes, strict=True)]
@@ -170,6 +199,8 @@ class Streamed:
         self._check_expected()
         self.go_to(step)
         for i in range(num):
+            if i == num - 1 and isinstance(self.reader, Cut) and self.reader.step == step + i and self.reader.place:
+                self.places = dict(list(self.places.items())[-3:]) | {step + i: self.reader.place}
             batch = next(self.steps, None)
             if batch is None:
                 raise ValueError(
@@ -212,5 +243,5 @@ class Streamed:
 
 def _mark(arrays: list[Any]) -> str:
     """A digest of rows spread over a batch. One row would not do: another order may begin with the same one."""
-    content = b"".join(np.asarray(a)[:: -(-len(a) // MARKED)].tobytes() for a in arrays)
+    content = b"".join(a[:: max(1, -(-a.nbytes // MARKED))].tobytes() for a in map(np.asarray, arrays))
     return hashlib.blake2b(content, digest_size=8).hexdigest()

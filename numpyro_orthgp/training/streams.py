@@ -6,8 +6,10 @@ number of rows, and the same batches again when a run continues.
 
 from __future__ import annotations
 
+import base64
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -15,7 +17,7 @@ import numpy as np
 
 from numpyro_orthgp.errors import check_integer
 
-__all__ = ["Source", "Stream", "plain", "size_of"]
+__all__ = ["Cut", "Source", "Stream", "batches_at", "plain", "size_of"]
 
 
 @runtime_checkable
@@ -47,9 +49,10 @@ class Stream:
     ========================================  ========================================================================
     indexed: ``grain.MapDataset``, a list     by the index, at once
     of batches
-    iterable: ``grain.IterDataset`` or        by reading and dropping what was seen; exact if a newly made loader
-    ``DataLoader``, torch ``DataLoader``,     gives the same batches (seed it: ``generator=``, ``seed=``)
-    ``tf.data.Dataset``
+    iterators with a state that can be set:   by the state, at once; the checkpoint holds it
+    ``grain.IterDataset``, ``DataLoader``
+    other iterables: torch ``DataLoader``,    by reading and dropping what was seen; exact if a newly made loader
+    ``tf.data.Dataset``                       gives the same batches (seed it: ``generator=``, ``seed=``)
     function without arguments that makes     the same, and a second fit in one process starts again too
     one of these, or a generator
     iterator                                  not: ``checkpoint=`` raises an error
@@ -87,10 +90,11 @@ class Stream:
 
     def batches(self, step: int) -> Iterator[Any]:
         """The batches from a step on. Earlier ones are read and dropped, unless the loader is indexed by steps."""
-        first = 0
         if step and self.is_even():
-            first, step = step, 0
-        return itertools.islice(_cut(self._pieces(first), self.batch_size), step, None)
+            return Cut(lambda note: self._pieces(note, step), self.batch_size, step)
+        found = Cut(self._pieces, self.batch_size)
+        next(itertools.islice(found, step - 1, None), None) if step else None
+        return found
 
     def is_even(self) -> bool:
         """Whether the loader is indexed by batches, all of the size of a step."""
@@ -99,8 +103,13 @@ class Stream:
         sizes = {size_of(plain(self.loader[i])) for i in (0, len(self.loader) - 1)}
         return len(sizes) == 1 and self.batch_size in (None, *sizes)
 
-    def _pieces(self, first: int) -> Iterator[Any]:
-        """The loader's batches, epoch after epoch."""
+    def _pieces(self, note: Callable[[Any], None], first: int = 0, state: Any = None) -> Iterator[Any]:
+        """The loader's batches, epoch after epoch.
+
+        :param note: called with the iterator before each batch.
+        :param first: index of the first batch.
+        :param state: of the loader's iterator, from which it goes on.
+        """
         loader = self.loader() if callable(self.loader) and not _is_loader(self.loader) else self.loader
         if _is_indexed(loader) and type(loader).__module__.partition(".")[0] == "grain":
             # For an index beyond its length the loader draws the order of the next epoch.
@@ -108,14 +117,20 @@ class Stream:
         if _is_indexed(loader):
             yield from (plain(loader[i]) for i in range(first % len(loader), len(loader)))
         while True:
-            rows = 0
-            for batch in _once(loader):
+            rows, iterator, is_whole = 0, _once(loader), state is None
+            if state is not None:
+                iterator.set_state(state)  # type: ignore[attr-defined]
+                state = None
+            note(iterator)
+            for batch in iterator:
                 piece = plain(batch)
                 rows += size_of(piece)
                 yield piece
+                note(iterator)
             if not rows or isinstance(self.loader, Iterator):
                 return
-            self.counts.append(rows)
+            if is_whole:
+                self.counts.append(rows)
             if isinstance(loader, Iterator):
                 loader = self.loader()
 
@@ -160,25 +175,94 @@ def size_of(batch: Any) -> int:
     return lengths.pop()
 
 
-def _cut(pieces: Iterator[Any], size: int | None) -> Iterator[Any]:
-    """Batches of ``size`` rows, by default of as many as the first piece has."""
-    held: list[list[np.ndarray]] = []
-    count, tree = 0, None
-    for piece in pieces:
-        leaves, found = jax.tree.flatten(piece)
-        if tree is not None and found != tree:
-            raise ValueError(f"Batches must have the same structure; the loader gave {tree} and then {found}.")
-        num = size_of(piece)
-        size, tree = size or num, found
-        if not held and num == size:
-            yield piece
-            continue
-        # Copies, as a loader may reuse its arrays. Two calls, as torch tensors do not support a copy argument.
-        held.append([np.array(np.asarray(leaf)) for leaf in leaves])
-        count += num
-        if count >= size:
-            whole = [np.concatenate(parts) for parts in zip(*held, strict=True)]
-            for start in range(0, count - size + 1, size):
-                yield jax.tree.unflatten(tree, [a[start : start + size] for a in whole])
-            rest = count % size
-            held, count = ([[a[-rest:] for a in whole]], rest) if rest else ([], 0)
+class Cut(Iterator[Any]):
+    """Batches of one size, cut from pieces of any size.
+
+    :param pieces: makes the iterator of pieces; it calls its argument with the loader's iterator before each piece.
+    :param size: rows of a batch, by default those of the first piece.
+    :param step: number of the first batch.
+    :param skip: rows of the first piece that earlier batches had.
+
+    .. attribute:: step
+
+        Number of the next batch.
+
+    .. attribute:: place
+
+        Where the next batch begins, as text: rows of a piece that are used, and the state of the loader before this piece; ``None``
+        if the loader has no state that can be set, or it is not known as JSON or bytes.
+    """
+
+    def __init__(
+        self, pieces: Callable[[Callable[[Any], None]], Iterator[Any]], size: int | None, step: int = 0, skip: int = 0
+    ) -> None:
+        self.step, self._size, self._skip, self._used = step, size, skip, skip
+        self._state: Any = None  # before the next piece
+        self._before: Any = None  # before the last piece
+        self._batches = self._cut(pieces(self._note))
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self.step += 1
+        return batch
+
+    @property
+    def place(self) -> str | None:
+        state = _encoded(self._before)
+        return None if state is None else f"{self._used} {state}"
+
+    def _note(self, iterator: Any) -> None:
+        has_state = hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
+        self._state = iterator.get_state() if has_state else None
+
+    def _cut(self, pieces: Iterator[Any]) -> Iterator[Any]:
+        held: list[list[np.ndarray]] = []
+        size, count, tree = self._size, 0, None
+        for piece in pieces:
+            # The generator of pieces has not gone on: the state is still that before this piece.
+            self._before = self._state
+            leaves, found = jax.tree.flatten(piece)
+            if tree is not None and found != tree:
+                raise ValueError(f"Batches must have the same structure; the loader gave {tree} and then {found}.")
+            num = size_of(piece)
+            size, tree = size or num, found
+            if not held and num == size and not self._skip:
+                self._used = num
+                yield piece
+                continue
+            # Copies, as a loader may reuse its arrays. Two calls, as torch tensors do not support a copy argument.
+            held.append([np.array(np.asarray(leaf))[self._skip :] for leaf in leaves])
+            count, self._skip = count + num - self._skip, 0
+            if count >= size:
+                whole = [np.concatenate(parts) for parts in zip(*held, strict=True)]
+                for start in range(0, count - size + 1, size):
+                    self._used = num - (count - start - size)  # what is left are rows of this piece alone
+                    yield jax.tree.unflatten(tree, [a[start : start + size] for a in whole])
+                rest = count % size
+                held, count = ([[a[-rest:] for a in whole]], rest) if rest else ([], 0)
+
+
+def batches_at(stream: Stream, step: int, place: str, size: int) -> Cut:
+    """The batches of a stream from a step on, by the :attr:`Cut.place` of this step.
+
+    :param size: rows of a step.
+    """
+    skip, _, state = place.partition(" ")
+    return Cut(lambda note: stream._pieces(note, state=_decoded(state)), size, step, int(skip))
+
+
+def _encoded(state: Any) -> str | None:
+    if state is None:
+        return None
+    if isinstance(state, bytes):
+        return "base64 " + base64.b64encode(state).decode()
+    try:
+        text = json.dumps(state)
+    except (TypeError, ValueError):
+        return None
+    return "json " + text if json.loads(text) == state else None
+
+
+def _decoded(text: str) -> Any:
+    kind, _, content = text.partition(" ")
+    return base64.b64decode(content) if kind == "base64" else json.loads(content)
