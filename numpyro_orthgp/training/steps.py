@@ -80,10 +80,10 @@ def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, device
         key = step.key and (step.key, str(step.tree), capacity, is_full, everywhere, str(devices.of_state))
         # The cached program must not refer to arrays, which may be all the data.
         program = partial(_run, step.without_numbers(), capacity, is_full)
-        options = {} if everywhere is None else {"out_shardings": (devices.of_state, everywhere)}
-        run = compiled(key, partial(jax.jit, program, **options))
-        options = {} if everywhere is None else {"out_shardings": [everywhere]}
-        look = compiled(nan.key and (nan.key, everywhere), partial(quick_jit, nan.leaves, 0, **options))
+        shardings = (devices.of_state, everywhere), [everywhere]
+        of_run, of_look = ({} if everywhere is None else {"out_shardings": each} for each in shardings)
+        run = compiled(key, partial(jax.jit, program, **of_run))
+        look = compiled(nan.key and (nan.key, everywhere), partial(quick_jit, nan.leaves, 0, **of_look))
         return run, look, step.numbers, nan.numbers
 
     made: list[tuple[Any, Any, Any, Any]] = []  # once the shapes are known
