@@ -105,6 +105,15 @@ def test_numbers_within_branches_are_part_of_a_program():
     assert zero.key != one.key
 
 
+def test_arguments_on_which_no_result_depends_are_part_of_a_program():
+    def program(x, y):
+        jnp.broadcast_to(y, (2, *y.shape))
+        return jnp.sin(x)
+
+    for rows in (3, 5):
+        assert kept.run_kept(program, 0.0, np.ones(rows)) == 0
+
+
 def test_the_order_of_a_sum_is_part_of_a_program():
     """It has a say in the last bits."""
     one, other = (

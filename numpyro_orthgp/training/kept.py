@@ -63,7 +63,9 @@ def traced(function: Callable[..., Any], *args: Any) -> Traced:
         return evaluate(*numbers, *jax.tree.leaves(args))
 
     try:
-        key = None if closed.effects else f"{exact_digest(opened)} {len(numbers)} {jax.tree.structure(args)}"
+        # The digest covers what results depend on. The rest of the program is run as well, and must fit the arguments.
+        types = [str(var.aval) for var in opened.jaxpr.invars]
+        key = None if closed.effects else f"{exact_digest(opened)} {types} {len(numbers)} {jax.tree.structure(args)}"
     except Unnamed:
         key = None
     return Traced(key, leaves, [_uncommitted(x) for x in numbers], jax.tree.structure(shapes))
