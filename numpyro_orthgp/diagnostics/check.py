@@ -32,6 +32,7 @@ from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides import posterior
 from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.inducing.rows import Rows
+from numpyro_orthgp.training.kept import run_kept
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["check"]
@@ -171,7 +172,7 @@ def _functions(
         return inputs_of(sites, functions, key) | {name: jnp.asarray(X) for name, X in collapsed.items()}
 
     at, _ = replay.ends(inputs, rng_key)
-    functions = jax.jit(fitted)(arguments.arrays, params)
+    functions = run_kept(fitted, arguments.arrays, params)
     health = {name: health_of(name, f, at.get(name)) for name, f in functions.items()}
     seen = {name: X for name, X in at.items() if not isinstance(X, Functional)}
     pairs = {name: (functions[name], X) for name, X in seen.items() if name in functions}

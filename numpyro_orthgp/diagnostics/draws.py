@@ -15,6 +15,7 @@ from numpyro.infer import MCMC
 from numpyro_orthgp.errors import check_params
 from numpyro_orthgp.guides.parameters import Checked, check_guide_sites
 from numpyro_orthgp.math.blocks import map_blocks
+from numpyro_orthgp.training.kept import run_kept
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["Arguments", "Draws", "GuideDraws", "density", "draws_of_mcmc"]
@@ -87,7 +88,7 @@ class GuideDraws:
 
     def first(self) -> dict[str, Array]:
         """One draw."""
-        return jax.jit(self._draw)(self.arguments.arrays, self.params, self.rng_key)[0]
+        return run_kept(self._draw, self.arguments.arrays, self.params, self.rng_key)[0]
 
     def draw(self, num_samples: int) -> Draws:
         """Values of all sites, and the log density of each."""
@@ -96,7 +97,7 @@ class GuideDraws:
             return map_blocks(jax.vmap(lambda key: self._draw(arrays, params, key)), keys, DRAWS_AT_ONCE)
 
         keys = jax.random.split(self.rng_key, num_samples)
-        values, log_q = jax.jit(draw_all)(self.arguments.arrays, self.params, keys)
+        values, log_q = run_kept(draw_all, self.arguments.arrays, self.params, keys)
         return Draws(values, (1, num_samples), self.params, log_q, {})
 
     def _draw(self, arrays: Any, params: dict[str, Any], key: PRNGKey) -> tuple[dict[str, Array], dict[str, Array]]:

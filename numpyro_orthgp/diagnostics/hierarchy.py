@@ -13,7 +13,7 @@ from numpyro.distributions import constraints
 
 from numpyro_orthgp.diagnostics.convergence import SHARE, convergence_of
 from numpyro_orthgp.diagnostics.replay import Replay
-from numpyro_orthgp.guides.handlers import WithoutGPs
+from numpyro_orthgp.guides.handlers import EvenRows, WithoutGPs
 from numpyro_orthgp.guides.hyper import effects_of
 
 __all__ = ["Point", "Starts", "advice_on_points", "advice_on_starts", "points_of", "starts_of"]
@@ -74,9 +74,9 @@ def points_of(replay: Replay) -> tuple[Point, ...]:
     known = replay.draws.params | replay.draws.first()
     bare = WithoutGPs(handlers.substitute(replay.model, known))
     model = WithoutGPs(replay.model)
-    with handlers.block():
+    with handlers.block(), EvenRows(None):
         trace = handlers.trace(handlers.seed(bare, jax.random.PRNGKey(0))).get_trace(*args, **kwargs)
-    effects = set(effects_of(model, trace, args, kwargs))
+        effects = set(effects_of(model, trace, args, kwargs))
     found = [(n, values[n][0].size, n in effects) for n in points]
     return tuple(Point(*p) for p in found if p[2] or (p[1] >= MANY and _is_vector(trace[p[0]])))
 

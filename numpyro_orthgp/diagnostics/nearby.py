@@ -28,6 +28,7 @@ from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.init import groups as near_groups
 from numpyro_orthgp.likelihoods import Gaussian
 from numpyro_orthgp.likelihoods.base import unwrap
+from numpyro_orthgp.training.kept import run_kept
 from numpyro_orthgp.types import Array
 
 __all__ = ["GROUP_SIZE", "NEIGHBORS", "Nearby", "nearby_gains", "regressions"]
@@ -114,4 +115,4 @@ def _gain_of_groups(f: GPFunction, X: Array, noise: Array, generator: np.random.
     m, scale = replace(f, group_size=GROUP_SIZE)(X[rows]), noise[rows]
     assert m.groups is not None
     single = jnp.log1p(m.residual / scale**2)
-    return float((single.sum() - charges(m.groups, scale.T).sum()) / (2 * len(rows)))
+    return float((single.sum() - run_kept(charges, m.groups, scale.T).sum()) / (2 * len(rows)))

@@ -37,6 +37,7 @@ from numpyro_orthgp.functions.frozen import frozen
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.likelihoods.mixture import Mixture
 from numpyro_orthgp.primitives.messages import MESSAGE, belief_of, site_of
+from numpyro_orthgp.training.kept import run_kept
 from numpyro_orthgp.types import Array
 
 __all__ = ["advice_on_plugged", "plugged_of"]
@@ -90,7 +91,7 @@ def _slopes(subject: Subject, gps: Sequence[str], left: frozenset[int]) -> tuple
 
     # Not at the fit itself: where means are zero, products of them have no derivative.
     start = jnp.full(len(gps), 0.5), jnp.zeros(())
-    values, nodes = jax.jit(jax.jacrev(numbers, (0, 1)))(*start)
+    values, nodes = run_kept(jax.jacrev(numbers, (0, 1)), *start)
     slopes, of_nodes = [by_gp for by_gp, _ in values], [by_other for _, by_other in nodes]
     return looked_at, np.nan_to_num(slopes), np.nan_to_num(of_nodes)  # NaN tells nothing
 

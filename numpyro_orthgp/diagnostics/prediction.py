@@ -16,6 +16,7 @@ from numpyro_orthgp.errors import check_integer, check_params
 from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.guides.parameters import Checked
 from numpyro_orthgp.math.blocks import map_blocks
+from numpyro_orthgp.training.kept import run_kept
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["Prediction", "predict"]
@@ -100,5 +101,5 @@ def predict(
         each = jax.vmap(lambda row: one(arrays, params, *row))
         return map_blocks(each, (values, keys), max(MAX_ENTRIES // max(per_draw, 1), 1))
 
-    found = jax.jit(all_draws)(arguments.arrays, params, draws.values, keys)
+    found = run_kept(all_draws, arguments.arrays, params, draws.values, keys)
     return {name: Prediction(np.asarray(values)) for name, values in found.items()}

@@ -25,6 +25,7 @@ from numpyro_orthgp.guides.parameters import Checked, check_model_params
 from numpyro_orthgp.likelihoods.base import is_expected, log_predictive
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.primitives.messages import collected_functions
+from numpyro_orthgp.training.kept import run_kept
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["Replay", "look", "run"]
@@ -60,13 +61,13 @@ class Replay:
 
             return map_blocks(jax.vmap(one), (varying, keys), max(MAX_ENTRIES // per_draw, 1))
 
-        return jax.jit(visit_all)(self.arguments.arrays, self.draws.params, fixed, varying, keys)
+        return run_kept(visit_all, self.arguments.arrays, self.draws.params, fixed, varying, keys)
 
     def ends(self, visit: Visit, rng_key: PRNGKey) -> tuple[Any, Any]:
         """``visit`` at the first and at the last draw. Values that are equal there count as constant."""
         values = {name: v[np.array([0, -1])] for name, v in self._latents().items()}
         each = jax.vmap(lambda *row: self._visit(visit, *row), in_axes=(None, None, 0, 0))
-        found = jax.jit(each)(self.arguments.arrays, self.draws.params, values, jax.random.split(rng_key))
+        found = run_kept(each, self.arguments.arrays, self.draws.params, values, jax.random.split(rng_key))
         return jax.tree.map(lambda v: v[0], found), jax.tree.map(lambda v: v[1], found)
 
     @property
@@ -143,7 +144,7 @@ def _needed(
         drawn = {name: site for name, site in sites.items() if site["type"] == "sample" and name not in hidden}
         return {name: density(s, log_predictive if s["is_observed"] else None) for name, s in drawn.items()}
 
-    compiled, values = jax.jit(densities), source.first()
+    compiled, values = partial(run_kept, densities), source.first()
     as_drawn = compiled(arguments.arrays, source.params, values)
     needed = []
     for name in hidden:

@@ -11,6 +11,7 @@ import numpy as np
 
 from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
 from numpyro_orthgp.diagnostics.replay import run
+from numpyro_orthgp.training.kept import run_kept
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["samples_of", "words_of_sample"]
@@ -61,8 +62,8 @@ def _refuse_random_rows(model: Callable[..., Any], arguments: Arguments, source:
         sites, _ = run(model, arguments.join(arrays), params, values, key)
         return {n: s["value"] for n, s in sites.items() if s["type"] == "sample" and s["is_observed"]}
 
-    program, values = jax.jit(observed), source.first()
-    first, second = (program(arguments.arrays, source.params, values, jax.random.PRNGKey(i)) for i in range(2))
+    known = arguments.arrays, source.params, source.first()
+    first, second = (run_kept(observed, *known, jax.random.PRNGKey(i)) for i in range(2))
     for name, y in first.items():
         if not np.array_equal(y, second[name], equal_nan=np.issubdtype(y.dtype, np.floating)):
             raise ValueError(

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import jax
-
 from numpyro_orthgp.diagnostics.draws import Arguments
 from numpyro_orthgp.diagnostics.layout import Layout, Trace
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.posterior import fitted_trace
+from numpyro_orthgp.training.kept import run_kept
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["Subject"]
@@ -44,4 +43,4 @@ class Subject:
             args, kwargs = self.arguments.join(arrays)
             return of(*fitted_trace(self.model, self.guide, params, args, kwargs, self.rng_key))
 
-        return jax.jit(run)(self.arguments.arrays, self.params)
+        return run_kept(run, self.arguments.arrays, self.params)

@@ -16,6 +16,7 @@ from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.compiled import can_be_compiled
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
 from numpyro_orthgp.math.products import lower_matmul, matmul
+from numpyro_orthgp.training.kept import run_kept
 from numpyro_orthgp.types import Array, KernelLike, PRNGKey
 
 __all__ = ["greedy_variance", "pivots"]
@@ -83,8 +84,7 @@ def greedy_variance(
     }
     if can_be_compiled(kernel):
         return X[_kept_pivots(kernel, X, **options)]
-    # A plain function as kernel is closed over. One program compiles faster than many small steps.
-    return X[jax.jit(partial(pivots, kernel, **options))(X)]
+    return X[run_kept(partial(pivots, kernel, **options), X)]
 
 
 def pivots(

@@ -179,7 +179,7 @@ def _retried(factor: Callable[[Array], Array], K: Array, scale: Array) -> tuple[
         new = one_by_one(factor, add_jitter(K, relative * scale))
         if scale.ndim:
             new = jnp.where(bad[..., None, None], new, old)
-        failed = ~jnp.isfinite(new).all(axis=(-2, -1))
+        failed = ~jnp.isfinite(new[..., -1, :]).all(axis=-1)  # a block that fails spoils all rows below
         return jnp.maximum(10 * relative, unit), new, jnp.where(bad, relative, used), failed
 
     def go_on(state: tuple[Array, Array, Array, Array]) -> Array:

@@ -15,6 +15,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from numpyro_orthgp.math.products import plain_matmul, transpose
@@ -122,23 +123,27 @@ def plain_inverse(L: Array) -> Array:
     """:func:`inverse_lower` of all matrices at a time, without a derivative rule."""
     M = L.shape[-1]
     if M <= BLOCK:
-        return _by_lapack(L, jnp.broadcast_to(jnp.eye(M, dtype=L.dtype), L.shape))
+        return _by_lapack(L, np.eye(M, dtype=L.dtype))
     h = half(M)
     W1, W2 = plain_inverse(L[..., :h, :h]), plain_inverse(L[..., h:, h:])
     return join_lower(W1, -plain_matmul(W2, plain_matmul(L[..., h:, :h], W1)), W2)
 
 
-def _by_lapack(L: Array, B: Array) -> Array:
-    """On CPUs a few columns at a time; elsewhere each call is a launch."""
+def _by_lapack(L: Array, B: Array | np.ndarray) -> Array:
+    """On CPUs a few columns at a time; elsewhere each call is a launch.
+
+    :param B: if it is NumPy's, its parts are constants of the program, which need not be cut out there.
+    """
     few = max(1, (THREADED - 1) // L.shape[-1])
-    solve = partial(lax.linalg.triangular_solve, left_side=True, lower=True)
-    if B.shape[-1] <= few:
-        return solve(L, B)
 
-    def by_parts(L: Array, B: Array) -> Array:
-        return jnp.concatenate([solve(L, B[..., i : i + few]) for i in range(0, B.shape[-1], few)], axis=-1)
+    def solve(L: Array, columns: slice = slice(None)) -> Array:
+        part = jnp.broadcast_to(B[..., columns], (*L.shape[:-1], *B[..., columns].shape[-1:]))
+        return lax.linalg.triangular_solve(L, part, left_side=True, lower=True)
 
-    return lax.platform_dependent(L, B, cpu=by_parts, default=solve)
+    def by_parts(L: Array) -> Array:
+        return jnp.concatenate([solve(L, slice(i, i + few)) for i in range(0, B.shape[-1], few)], axis=-1)
+
+    return solve(L) if B.shape[-1] <= few else lax.platform_dependent(L, cpu=by_parts, default=solve)
 
 
 def one_by_one(function: Callable[..., Array], *arrays: Array, of_rows: bool = False) -> Array:

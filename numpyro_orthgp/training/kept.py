@@ -23,7 +23,7 @@ from numpyro_orthgp.errors import with_checks
 from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.training.program import Unnamed, exact_digest
 
-__all__ = ["MOST_KEPT", "Traced", "compiled", "run_checked", "traced"]
+__all__ = ["MOST_KEPT", "Traced", "compiled", "run_checked", "run_kept", "traced"]
 
 MOST_KEPT = 64  # programs; those used last stay
 
@@ -63,7 +63,9 @@ def traced(function: Callable[..., Any], *args: Any) -> Traced:
         return evaluate(*numbers, *jax.tree.leaves(args))
 
     try:
-        key = None if closed.effects else f"{exact_digest(opened)} {len(numbers)} {jax.tree.structure(args)}"
+        # The digest covers what results depend on. The rest of the program is run as well, and must fit the arguments.
+        types = [str(var.aval) for var in opened.jaxpr.invars]
+        key = None if closed.effects else f"{exact_digest(opened)} {types} {len(numbers)} {jax.tree.structure(args)}"
     except Unnamed:
         key = None
     return Traced(key, leaves, [_uncommitted(x) for x in numbers], jax.tree.structure(shapes))
@@ -74,11 +76,27 @@ def run_checked(function: Callable[..., Any], *args: Any) -> Any:
 
     :param args: pytrees of arrays.
     """
-    program = traced(with_checks(function), *args)
-    run = compiled(program.key, lambda: quick_jit(program.leaves, 0))
-    result, waiting = jax.tree.unflatten(program.tree, run(program.numbers, *args))
+    result, waiting = _run_kept(with_checks(function), args, 0)
     waiting.inspect()
     return result
+
+
+def run_kept(function: Callable[..., Any], *args: Any) -> Any:
+    """``jax.jit(function)(*args)`` for a function that is a new object at each call: equal programs are compiled once.
+
+    Within another program it is a part of that. Compiled for a few runs of some seconds (effort 1 of ``quick_options``).
+
+    :param args: pytrees of arrays.
+    """
+    if isinstance(jnp.zeros(()), jax.core.Tracer):
+        return function(*args)
+    return _run_kept(function, args, 1)
+
+
+def _run_kept(function: Callable[..., Any], args: tuple[Any, ...], effort: int) -> Any:
+    program = traced(function, *args)
+    run = compiled((program.key, effort) if program.key else None, lambda: quick_jit(program.leaves, effort))
+    return jax.tree.unflatten(program.tree, run(program.numbers, *args))
 
 
 def compiled(key: Hashable | None, make: Callable[[], Any]) -> Any:

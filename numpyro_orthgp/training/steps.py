@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Sharding
 
+from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.training.batches import Batch, as_arguments
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.kept import Traced, compiled, traced
@@ -58,6 +59,7 @@ def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, device
     """A program for up to ``capacity`` steps. The compiler does not know their number.
 
     It is a pure function, and its results are bitwise equal however steps are grouped into calls: its loop body is one step.
+    Whether a parameter is NaN is a program of its own, since it can be compiled in a fraction of the time.
 
     :param update: one step.
     :param is_full: whether every step sees the same rows; otherwise batches are stacked along a first axis.
@@ -67,37 +69,31 @@ def compile_steps(svi: Any, update: Update, capacity: int, is_full: bool, device
     def run(state: Any, batches: Any, num: int) -> tuple[Any, jax.Array, jax.Array]:
         if not made:
             made.append(make(state, batches))
-        program, numbers = made[0]
-        return program(numbers, state, batches, np.int32(num))
+        program, look, numbers, of_look = made[0]
+        state, losses = program(numbers, state, batches, np.int32(num))
+        return state, losses, look(of_look, state)[0]
 
-    def make(state: Any, batches: Any) -> tuple[Any, Any]:
+    def make(state: Any, batches: Any) -> tuple[Any, Any, Any, Any]:
         rows = batches if is_full else jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
         step, nan = traced(update, state, rows), traced(partial(params_have_nan, svi), state)
-        known = None not in (step.key, nan.key)
         everywhere = devices.replicated
-        key = (
-            (step.key, nan.key, str(step.tree), capacity, is_full, everywhere, str(devices.of_state)) if known else None
-        )
+        key = step.key and (step.key, str(step.tree), capacity, is_full, everywhere, str(devices.of_state))
         # The cached program must not refer to arrays, which may be all the data.
-        program = partial(_run, step.without_numbers(), nan.without_numbers(), capacity, is_full)
-        options = {} if everywhere is None else {"out_shardings": (devices.of_state, everywhere, everywhere)}
-        return compiled(key, partial(jax.jit, program, **options)), (step.numbers, nan.numbers)
+        program = partial(_run, step.without_numbers(), capacity, is_full)
+        shardings = (devices.of_state, everywhere), [everywhere]
+        of_run, of_look = ({} if everywhere is None else {"out_shardings": each} for each in shardings)
+        run = compiled(key, partial(jax.jit, program, **of_run))
+        look = compiled(nan.key and (nan.key, everywhere), partial(quick_jit, nan.leaves, 0, **of_look))
+        return run, look, step.numbers, nan.numbers
 
-    made: list[tuple[Any, Any]] = []  # once the shapes are known
+    made: list[tuple[Any, Any, Any, Any]] = []  # once the shapes are known
     return run
 
 
 def _run(
-    update: Traced,
-    nan: Traced,
-    capacity: int,
-    is_full: bool,
-    numbers: tuple[Any, Any],
-    state: Any,
-    batches: Any,
-    num: jax.Array,
-) -> tuple[Any, jax.Array, jax.Array]:
-    """The program. Its first argument contains the numbers of both functions."""
+    update: Traced, capacity: int, is_full: bool, numbers: list[Any], state: Any, batches: Any, num: jax.Array
+) -> tuple[Any, jax.Array]:
+    """The program."""
 
     def step(i: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
         state, losses = carry
@@ -106,11 +102,10 @@ def _run(
             batch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), batches)
             # Otherwise XLA may fuse reading into the step, differently for different capacities.
             batch = lax.optimization_barrier(batch)
-        state, loss = update(numbers[0], state, batch)
+        state, loss = update(numbers, state, batch)
         return state, losses.at[i].set(jnp.asarray(loss, losses.dtype))
 
-    state, losses = lax.fori_loop(0, num, step, (state, jnp.zeros(capacity)))
-    return state, losses, nan(numbers[1], state)
+    return lax.fori_loop(0, num, step, (state, jnp.zeros(capacity)))
 
 
 def strongly_typed(state: Any) -> Any:
