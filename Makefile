@@ -20,7 +20,7 @@ READY_DOCS := $(VENV)/.ready-docs
 # Of the tests' time most goes into compiling programs that run for milliseconds. They are kept for a second run.
 CACHED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
-# `make slow` compiles as users do, and so do the pages, whose numbers are compared.
+# `make slow` compiles as users do.
 QUICKLY := XLA_FLAGS="$$($(PY) tests/xla_flags.py)"
 
 QUICK := architecture public_api equations errors clear_words products moments marginals golden_svgp golden_collapsed \
@@ -100,8 +100,7 @@ newest: | $(PY)  ## tests with the newest versions there are (NEWEST_PYTHON=pyth
 docs: site doctest  ## the site, in docs/_build/html, warnings being errors; and the examples in docstrings
 
 pages: $(READY_TEST)  ## the snippets of docs/ and README, the commands that they name, and all of examples/, run small
-	$(CACHED) $(PY) -m pytest -q -n $(WORKERS) --slow tests/test_docs.py
-	$(CACHED) $(QUICKLY) $(PY) -m pytest -q -n $(WORKERS) --slow tests/test_examples.py tests/test_commands.py \
+	$(CACHED) $(QUICKLY) $(PY) -m pytest -q -n $(WORKERS) --slow tests/test_docs.py tests/test_examples.py tests/test_commands.py \
 		tests/test_benchmarks.py::test_accelerator_runs_on_what_there_is
 
 site: $(READY_DOCS)

@@ -332,8 +332,8 @@ def test_a_search_has_the_steps_that_its_time_allows():
         search.pace = pace / 100**2  # seconds of a step with 100 points
         return search.steps_for(np.zeros((num_points, 1)), {}), search.steps_in(6.0, np.zeros((num_points, 1)))
 
-    assert steps(100.0, 0.1, 100) == (120, 60)  # 15 % of the 80 s that are for searches
-    assert steps(100.0, 0.1, 200) == (pytest.approx(200, abs=1), 15)  # all of them, at 0.4 s a step
+    assert steps(100.0, 0.1, 100) == (135, 60)  # 15 % of the 90 s that are for searches
+    assert steps(100.0, 0.1, 200) == (pytest.approx(225, abs=1), 15)  # all of them, at 0.4 s a step
     assert steps(100.0, 1e-4, 100) == (USUAL_STEPS, USUAL_STEPS)
     assert steps(100.0, 10.0, 400) == (LEAST_STEPS, 0)
     assert steps(None, 10.0, 400)[0] == USUAL_STEPS

@@ -37,13 +37,14 @@ from numpyro_orthgp.training import FitResult, Progress, fit
 __all__ = ["LatentSearch", "latent_function"]
 
 USUAL_STEPS, LEAST_STEPS = 300, 50
+WORTH_STEPS = 100  # steps that a search with more points must have time for: q begins anew
 BATCH = 1024
 FLAT = 0.3  # standard deviation of a function, below which a further search starts from shorter lengthscales
 NATURAL, RATE, LAST_RATE = 0.3, 0.2, 0.05  # step of q; Adam's rate, and the share of it that remains at the end
 FEW = 2  # rows that suffice to trace a model
 CALL = 10  # steps of a call to the device, so that searches of any number of steps share a program
 PROBE = 2 * CALL  # steps that tell how long a step takes
-SEARCHES, FIRST = 0.8, 0.15  # shares of the time: of all searches, and of each of the first ones
+SEARCHES, FIRST = 0.9, 0.15  # shares of the time: of all searches, and of each of the first ones
 
 
 @dataclass
@@ -68,6 +69,7 @@ class LatentSearch:
     best: dict[str, Any] = field(init=False)  # result of the best search, which the held-out rows judge
     best_stage: Stage = field(init=False)
     pace: float = field(init=False, default=np.nan)  # seconds of a step over the square of the number of points
+    start: float = field(init=False, default=0.0)  # seconds of a search before its first step, compilation among them
 
     def __post_init__(self) -> None:
         self.whole, self.budget = self.budget, self.budget.part(SEARCHES)
@@ -104,7 +106,7 @@ class LatentSearch:
     def search(self, tried: list[Tried]) -> Found:
         """The fit of all rows, after further searches while they pay."""
         rows = self.num_rows, self.num_held, self.rows_for
-        stages, (last, ended), _ = while_it_pays(tried, self.stage, self.budget, *rows, LEAST_STEPS)
+        stages, (last, ended), _ = while_it_pays(tried, self.stage, self.budget, *rows, self.least_time)
         self.best, self.best_stage, losses = ended, last, ended["losses"]
         if self.num_held:
             params, losses = self.on_all_rows(ended)
@@ -137,6 +139,11 @@ class LatentSearch:
         seconds = min(budget.left, FIRST * budget.seconds) if is_first else budget.left
         return max(self.steps_in(seconds, Z), LEAST_STEPS)
 
+    def least_time(self, num_points: int) -> float:
+        """Seconds that a search with other points takes at least."""
+        seconds = self.start + WORTH_STEPS * self.pace * num_points**2
+        return 0.0 if np.isnan(seconds) else float(seconds)
+
     def steps_in(self, seconds: float, Z: np.ndarray) -> int:
         """Number of steps that so many seconds allow, at most those of a search."""
         possible = seconds / (self.pace * len(Z) ** 2)
@@ -160,6 +167,7 @@ class LatentSearch:
         num_rows = len(data["y"])
         adam = optax.adam(optax.cosine_decay_schedule(rate, num_steps, LAST_RATE))
         svi = SVI(self.model, new_guide(self.model), natural_gradient(adam, NATURAL), TraceMeanField_ELBO())
+        begun = self.budget.spent
         calls: list[tuple[int, float]] = []
 
         def after_call(progress: Progress) -> None:
@@ -185,7 +193,8 @@ class LatentSearch:
             raise KeyboardInterrupt
         if len(calls) > 1:  # the first one compiles
             (step, begin), (last, end) = calls[0], calls[-1]
-            self.pace = (end - begin) / (last - step) / len(Z) ** 2
+            seconds = (end - begin) / (last - step)
+            self.pace, self.start = seconds / len(Z) ** 2, max(self.start, begin - begun - step * seconds)
         return result
 
     def function(self, params: dict[str, Any], Z: np.ndarray) -> GPFunction:
