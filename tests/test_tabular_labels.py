@@ -14,6 +14,7 @@ from scipy import special, stats
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp.likelihoods import Bernoulli, Categorical, NegativeBinomial
+from numpyro_orthgp.tabular import latent
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.classification import sharpened
 from numpyro_orthgp.tabular.columns import read_table
@@ -23,6 +24,7 @@ from numpyro_orthgp.tabular.latent import LEAST_STEPS, USUAL_STEPS, LatentSearch
 from numpyro_orthgp.tabular.models import classification_model
 from numpyro_orthgp.tabular.predictions import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, order_of_classes, positive_column
+from numpyro_orthgp.tabular.stages import Stage
 from numpyro_orthgp.tabular.strays import NONE
 
 SMALL = {"M": 20, "num_steps": 60}
@@ -337,6 +339,45 @@ def test_a_search_has_the_steps_that_its_time_allows():
     assert steps(100.0, 1e-4, 100) == (USUAL_STEPS, USUAL_STEPS)
     assert steps(100.0, 10.0, 400) == (LEAST_STEPS, 0)
     assert steps(None, 10.0, 400)[0] == USUAL_STEPS
+
+
+@pytest.mark.parametrize(
+    "num_steps, seconds, goes_on", [(60, 100.0, True), (USUAL_STEPS, 100.0, False), (60, 8.0, False)]
+)
+def test_the_best_of_short_searches_goes_on(monkeypatch, num_steps, seconds, goes_on):
+    """If there is time for more steps than it had."""
+    search = LatentSearch(
+        classification_model,
+        {"X": np.zeros((20, 1)), "y": np.zeros(20)},
+        {},
+        5,
+        Budget(seconds, None, 300),
+        [],
+        np.zeros,
+    )
+    search.pace = 0.2 / 10**2
+    tried = [
+        (Stage(15, 10, "", loss, "finished", num_steps, np.nan, np.nan, 1.0), {"Z": np.zeros((10, 1)), "of": loss})
+        for loss in (2.0, 1.0)
+    ]
+    monkeypatch.setattr(LatentSearch, "stage", lambda self, *args, **options: (args, options))
+    assert search.longer(tried)[:2] == tried
+    more = [(args[0], args[2]["of"], options) for args, options in search.longer(tried)[2:]]
+    assert more == ([(10, 1.0, {"goes_on": True})] if goes_on else [])
+
+
+def test_inducing_points_move(monkeypatch):
+    """They are no rows of the table where a search ends, and its bound is higher than where they stay."""
+    X = np.random.default_rng(0).normal(size=(300, 2))
+    y = (X**2).sum(1) > 1.4
+    moved = ogp.classification(X, y, M=12, num_steps=100)
+    monkeypatch.setattr(latent, "moving_points", lambda model: model)
+    fixed = ogp.classification(X, y, M=12, num_steps=100)
+    ends = [min(stage.loss for stage in fit.found.stages) for fit in (moved, fixed)]
+    assert ends[0] < ends[1] - 10
+    far = [np.abs(fit.found.Z[:, None] - fit.X).sum(-1).min(1).max() for fit in (moved, fixed)]
+    assert far[0] > 0.01 and far[1] < 1e-12
+    assert "shift" not in moved.params
 
 
 @pytest.mark.parametrize("k", [np.inf, 0.5, 20.0])

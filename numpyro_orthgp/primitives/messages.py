@@ -285,13 +285,13 @@ def known(message: dict[str, Any]) -> Whitened:
     :raises ValueError: if Gaussian or value have another size, or the objective is importance-weighted.
     """
     belief, shape = belief_of(message), message["fn"].event_shape
-    whose: str = "value"
+    what: str = "The value of"
     q: Whitened = Value(message["value"])
     if belief is not None and is_integrated(belief, message["name"]):
-        whose, q = "guide's q", belief.q
+        what, q = "The guide's q of", belief.q
     if np.shape(q.loc) != shape:
         raise ValueError(
-            f"The {whose} of `{message['name']}` has shape {np.shape(q.loc)}; the model's inducing "
+            f"{what} `{message['name']}` has shape {np.shape(q.loc)}; the model's inducing "
             f"variables have shape {shape}. Give the guide, or draws and conditions, the numbers of inducing points that the model "
             "uses."
         )

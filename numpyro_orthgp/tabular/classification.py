@@ -53,9 +53,10 @@ def classification(
     and a softmax.
 
     **Search.** A step sees a minibatch of at most 1024 rows, always in float64. It moves the Gaussian of the inducing variables
-    along its natural gradient, and the hyperparameters by Adam to their posterior modes. As in ``regression``, there are two
-    starts, and then the number of inducing points doubles until the held-out rows gain less than 0.005 nats each, or the time is
-    over. With fewer than 200 held-out rows the gain of the bound per row decides. The last fit is on all rows.
+    along its natural gradient. Adam moves the hyperparameters, to their posterior modes, and the inducing points. As in
+    ``regression``, there are two starts, and then the number of inducing points doubles until the held-out rows gain less than
+    0.005 nats each, or the time is over. With fewer than 200 held-out rows the gain of the bound per row decides. The last fit is
+    on all rows.
 
     **Calibration.** If flatter or sharper probabilities, :math:`p_c \propto q_c (p_c / q_c)^s` with q the shares of the classes,
     clearly predict held-out rows better, the fit returns these. If the shares alone predict better, it returns the shares, and the

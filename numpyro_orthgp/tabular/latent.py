@@ -1,7 +1,8 @@
 """The searches of ``stages`` for a model with a non-Gaussian likelihood: stochastic steps for hyperparameters and q.
 
-A step sees a minibatch. It moves q along its natural gradient and the hyperparameters by Adam, whose rate falls to a twentieth.
-Inducing points are fixed during a search, as in ``search``. A last fit, with half as many steps, sees all rows, also held-out ones.
+A step sees a minibatch. It moves q along its natural gradient, and hyperparameters and inducing points by Adam, whose rate falls to
+a twentieth. The points begin where ``search`` would leave them: there more points are cheaper than better ones, here they are not.
+A last fit, with half as many steps, sees all rows, also held-out ones.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import optax
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
@@ -44,6 +46,7 @@ NATURAL, RATE, LAST_RATE = 0.3, 0.2, 0.05  # step of q; Adam's rate, and the sha
 FEW = 2  # rows that suffice to trace a model
 CALL = 10  # steps of a call to the device, so that searches of any number of steps share a program
 PROBE = 2 * CALL  # steps that tell how long a step takes
+SHIFT = 0.3  # standard deviations of a column that a point moves where the logarithm of a hyperparameter moves by one
 SEARCHES, FIRST = 0.9, 0.15  # shares of the time: of all searches, and of each of the first ones
 
 
@@ -106,20 +109,32 @@ class LatentSearch:
     def search(self, tried: list[Tried]) -> Found:
         """The fit of all rows, after further searches while they pay."""
         rows = self.num_rows, self.num_held, self.rows_for
-        stages, (last, ended), _ = while_it_pays(tried, self.stage, self.budget, *rows, self.least_time)
+        stages, (last, ended), _ = while_it_pays(self.longer(tried), self.stage, self.budget, *rows, self.least_time)
         self.best, self.best_stage, losses = ended, last, ended["losses"]
         if self.num_held:
-            params, losses = self.on_all_rows(ended)
-            ended = ended | {"params": params, "values": values_of(params)}
+            params, Z, losses = self.on_all_rows(ended)
+            ended = ended | {"params": params, "values": values_of(params), "Z": Z}
         return Found(ended["values"], ended["Z"], ended["params"], stages, losses=losses)
 
-    def stage(self, num_points: int, name: str, before: dict[str, Any]) -> Tried:
+    def longer(self, tried: list[Tried]) -> list[Tried]:
+        """With a search that goes on where the best one ended, if its steps were few, and there is time for more than these."""
+        stage, ended = min(tried, key=lambda pair: pair[0].loss)
+        few = self.budget.seconds is not None and stage.num_steps < self.budget.num_steps
+        if not few or self.steps_in(self.budget.left, ended["Z"]) < stage.num_steps:
+            return tried
+        return [*tried, self.stage(stage.num_points, "the best so far; more steps", ended, goes_on=True)]
+
+    def stage(self, num_points: int, name: str, before: dict[str, Any], goes_on: bool = False) -> Tried:
         begin = self.budget.spent
         values = before["values"]
-        X = self.seen["X"][: max(LEAST_ROWS, ROWS_PER_POINT * num_points)]
-        Z = points_for(values, X, num_points)
-        result = self.trained(self.seen, Z, as_params(values), self.steps_for(Z, values), RATE)
-        params = {name: np.asarray(value) for name, value in result.params.items()}
+        if goes_on:
+            Z, start, num_steps = before["Z"], before["params"], self.steps_in(self.budget.left, before["Z"])
+        else:
+            X = self.seen["X"][: max(LEAST_ROWS, ROWS_PER_POINT * num_points)]
+            Z, start = points_for(values, X, num_points), as_params(values)
+            num_steps = self.steps_for(Z, values)
+        result = self.trained(self.seen, Z, start, num_steps, RATE)
+        params, Z = settled_points(result.params, Z)
         values, loss = values_of(params), settled(result.losses)
         held_out = np.nan
         if self.num_held:
@@ -140,8 +155,9 @@ class LatentSearch:
         return max(self.steps_in(seconds, Z), LEAST_STEPS)
 
     def least_time(self, num_points: int) -> float:
-        """Seconds that a search with other points takes at least."""
-        seconds = self.start + WORTH_STEPS * self.pace * num_points**2
+        """Seconds that a search with other points takes at least; and the last fit, if that is another program."""
+        starts = self.start * (2 if self.num_rows < BATCH else 1)
+        seconds = starts + WORTH_STEPS * self.pace * num_points**2
         return 0.0 if np.isnan(seconds) else float(seconds)
 
     def steps_in(self, seconds: float, Z: np.ndarray) -> int:
@@ -149,11 +165,11 @@ class LatentSearch:
         possible = seconds / (self.pace * len(Z) ** 2)
         return self.budget.num_steps if np.isnan(possible) else int(np.clip(possible, 0, self.budget.num_steps))
 
-    def on_all_rows(self, ended: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def on_all_rows(self, ended: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         num_steps = max(self.best_stage.num_steps // 2, 1)  # fewer, if the time ended the search
         num_steps = min(num_steps, max(self.steps_in(self.whole.left, ended["Z"]), CALL))
         result = self.trained(self.data, ended["Z"], ended["params"], num_steps, LAST_RATE * RATE, watched=False)
-        return {name: np.asarray(value) for name, value in result.params.items()}, result.losses
+        return *settled_points(result.params, ended["Z"]), result.losses
 
     def trained(
         self,
@@ -166,7 +182,8 @@ class LatentSearch:
     ) -> FitResult:
         num_rows = len(data["y"])
         adam = optax.adam(optax.cosine_decay_schedule(rate, num_steps, LAST_RATE))
-        svi = SVI(self.model, new_guide(self.model), natural_gradient(adam, NATURAL), TraceMeanField_ELBO())
+        model = moving_points(self.model) if len(Z) < self.num_rows else self.model
+        svi = SVI(model, new_guide(model), natural_gradient(adam, NATURAL), TraceMeanField_ELBO())
         begun = self.budget.spent
         calls: list[tuple[int, float]] = []
 
@@ -204,6 +221,21 @@ class LatentSearch:
 def new_guide(model: Callable[..., None]) -> AutoSparseGP:
     """A guide with a Gaussian for the inducing variables and posterior modes of the hyperparameters."""
     return AutoSparseGP(model, natural=True)
+
+
+def moving_points(model: Callable[..., None]) -> Callable[..., None]:
+    """The model with a parameter "shift": how far its inducing points have moved, in units of ``SHIFT``."""
+
+    def with_shift(*args: Any, Z: Any, **kwargs: Any) -> None:
+        model(*args, Z=Z + SHIFT * numpyro.param("shift", jnp.zeros_like(Z)), **kwargs)
+
+    return with_shift
+
+
+def settled_points(params: dict[str, Any], Z: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Parameters of the model itself, and the inducing points where a search has left them."""
+    found = {name: np.asarray(value) for name, value in params.items()}
+    return found, Z + SHIFT * found.pop("shift", np.zeros_like(Z))
 
 
 def as_params(values: Values) -> dict[str, Any]:
