@@ -49,6 +49,24 @@ def bounded_memory():
 
 
 @pytest.fixture
+def compilations(monkeypatch):
+    """Names of the programs that XLA compiles from here on, in an empty store."""
+    from numpyro_orthgp.training import kept
+
+    names = []
+    monkeypatch.setattr(kept, "_kept", type(kept._kept)())
+    jax.clear_caches()
+
+    def listen(event, duration, **kwargs):
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(kwargs.get("fun_name"))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 

@@ -34,22 +34,6 @@ def run(rate=0.01, seed=0, rows=300, model=model, **options):
     return ogp.fit(svi, jax.random.PRNGKey(seed), (X[:rows], Y[:rows]), **fixed, **options)
 
 
-@pytest.fixture
-def compilations(monkeypatch):
-    """Names of the programs that XLA compiles from here on, in an empty store."""
-    names = []
-    monkeypatch.setattr(kept, "_kept", type(kept._kept)())
-    jax.clear_caches()
-
-    def listen(event, duration, **kwargs):
-        if event == "/jax/core/compile/backend_compile_duration":
-            names.append(kwargs.get("fun_name"))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield names
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 def test_fits_that_differ_in_numbers_compile_nothing(compilations):
     state = run().state
     assert compilations

@@ -15,7 +15,6 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
-from numpyro_orthgp.training import kept
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(60, 2))
@@ -117,22 +116,6 @@ CALLS = {
     "regression": (lambda m: one_call(table()), 80),
     "its predict": (lambda m: m["table"].predict(rng.normal(size=(9, 3))), 10),
 }
-
-
-@pytest.fixture
-def compilations(monkeypatch):
-    """Names of the programs that XLA compiles from here on, in an empty store."""
-    names = []
-    monkeypatch.setattr(kept, "_kept", type(kept._kept)())
-    jax.clear_caches()
-
-    def listen(event, duration, **kwargs):
-        if event == "/jax/core/compile/backend_compile_duration":
-            names.append(kwargs.get("fun_name"))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield names
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -22,6 +22,7 @@ from numpyro_orthgp.tabular.counts import one_rate
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.latent import LEAST_STEPS, USUAL_STEPS, LatentSearch
 from numpyro_orthgp.tabular.models import classification_model
+from numpyro_orthgp.tabular.pace import Pace
 from numpyro_orthgp.tabular.predictions import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, order_of_classes, positive_column
 from numpyro_orthgp.tabular.stages import Stage
@@ -323,22 +324,60 @@ def test_a_search_leaves_its_start_though_compilation_takes_the_time():
         assert stage.status == "interrupted" and stage.num_steps == LEAST_STEPS and not fit.found.is_mean
 
 
-def test_a_search_has_the_steps_that_its_time_allows():
-    """The rate falls to its end within the time, and the last fit ends in time too."""
+class Ran:
+    """The result of a fit that moved nothing."""
+
+    params: dict = {}
+    losses = np.zeros(1)
+
+
+def stage_of(num_points, num_steps, loss=0.0):
+    return Stage(15, num_points, "", loss, "finished", num_steps, np.nan, np.nan, 1.0)
+
+
+def search_of(seconds):
     X, z, _ = table(150)
-    data = {"X": X, "y": (z > 0).astype(int)}
+    data, budget = {"X": X, "y": (z > 0).astype(int)}, Budget(seconds, None, USUAL_STEPS)
+    return LatentSearch(classification_model, data, {"num_classes": 2}, 15, budget, [], np.zeros)
 
-    def steps(seconds, pace, num_points):
-        budget = Budget(seconds, None, USUAL_STEPS)
-        search = LatentSearch(classification_model, data, {"num_classes": 2}, 15, budget, [], np.zeros)
-        search.pace = pace / 100**2  # seconds of a step with 100 points
-        return search.steps_for(np.zeros((num_points, 1)), {}), search.steps_in(6.0, np.zeros((num_points, 1)))
 
-    assert steps(100.0, 0.1, 100) == (135, 60)  # 15 % of the 90 s that are for searches
-    assert steps(100.0, 0.1, 200) == (pytest.approx(225, abs=1), 15)  # all of them, at 0.4 s a step
-    assert steps(100.0, 1e-4, 100) == (USUAL_STEPS, USUAL_STEPS)
-    assert steps(100.0, 10.0, 400) == (LEAST_STEPS, 0)
+def test_a_search_has_the_steps_that_its_time_allows():
+    """The rate falls to its end within the time."""
+
+    def steps(seconds, per_step, num_points):
+        search = search_of(seconds)
+        search.pace = Pace(per_step / 100**2, 7.0)  # seconds of a step with 100 points, and of a start
+        return search.steps_for(np.zeros((num_points, 1)), {}), search.least_time(num_points)
+
+    # 15 % of the 90 s that are for searches; two starts, as 135 rows are fewer than a batch, and a hundred steps
+    assert steps(100.0, 0.1, 100) == (135, pytest.approx(24))
+    assert steps(100.0, 0.1, 200) == (pytest.approx(225, abs=1), pytest.approx(54))  # all of them, at 0.4 s a step
+    assert steps(100.0, 1e-4, 100)[0] == USUAL_STEPS
+    assert steps(100.0, 10.0, 400)[0] == LEAST_STEPS
     assert steps(None, 10.0, 400)[0] == USUAL_STEPS
+
+
+def test_the_pace_of_a_search_is_that_of_its_later_calls():
+    pace = Pace()
+    assert pace.seconds(10, 5) == 0 and pace.steps(1.0, 5, 30) == 30
+    pace.learn([(10, 8.0)], 5)
+    assert np.isnan(pace.per_step)
+    pace.learn([(10, 8.0), (20, 9.0), (30, 10.0)], 5)
+    assert (pace.start, pace.seconds(10, 5), pace.seconds(10, 10)) == pytest.approx((7.0, 1.0, 4.0))
+    assert [pace.steps(seconds, 10, 30) for seconds in (-1.0, 4.1, 100.0)] == [0, 10, 30]
+    pace.learn([(10, 3.0), (30, 5.0)], 5)  # compiled before
+    assert pace.start == pytest.approx(7.0)
+
+
+def test_the_last_fit_has_the_steps_that_are_left(monkeypatch):
+    """Half of those of the best search, but no more than its time allows."""
+    given = []
+    monkeypatch.setattr(LatentSearch, "trained", lambda self, *args, **options: given.append(args[3]) or Ran())
+    for seconds in (100.0, 12.0, 1.0, None):
+        search = search_of(seconds)
+        search.pace, search.best_stage = Pace(0.1 / 100**2, 7.0), stage_of(100, 120)
+        search.on_all_rows({"Z": np.zeros((100, 1)), "params": {}})
+    assert given == [60, pytest.approx(49, abs=1), 10, 60]
 
 
 @pytest.mark.parametrize(
@@ -346,20 +385,9 @@ def test_a_search_has_the_steps_that_its_time_allows():
 )
 def test_the_best_of_short_searches_goes_on(monkeypatch, num_steps, seconds, goes_on):
     """If there is time for more steps than it had."""
-    search = LatentSearch(
-        classification_model,
-        {"X": np.zeros((20, 1)), "y": np.zeros(20)},
-        {},
-        5,
-        Budget(seconds, None, 300),
-        [],
-        np.zeros,
-    )
-    search.pace = 0.2 / 10**2
-    tried = [
-        (Stage(15, 10, "", loss, "finished", num_steps, np.nan, np.nan, 1.0), {"Z": np.zeros((10, 1)), "of": loss})
-        for loss in (2.0, 1.0)
-    ]
+    search = search_of(seconds)
+    search.pace = Pace(0.2 / 10**2)
+    tried = [(stage_of(10, num_steps, loss), {"of": loss}) for loss in (2.0, 1.0)]
     monkeypatch.setattr(LatentSearch, "stage", lambda self, *args, **options: (args, options))
     assert search.longer(tried)[:2] == tried
     more = [(args[0], args[2]["of"], options) for args, options in search.longer(tried)[2:]]

@@ -118,7 +118,7 @@ def combine_columns(A: Array, weights: Array) -> Array:
 @jax.custom_jvp
 def diagonal(A: Array) -> Array:
     """Diagonals of matrices, shape (..., M). The derivative is an elementwise pass, not JAX's scatter."""
-    # Every (M + 1)-th entry: `jnp.diagonal` is a gather, which takes three times as long to compile.
+    # Every (M + 1)-th entry: `jnp.diagonal` is a gather, which takes longer to compile.
     M = A.shape[-1]
     return A.reshape(*A.shape[:-2], M * M)[..., :: M + 1]
 

@@ -22,6 +22,7 @@ from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.gaussians.natural_gradient import natural_gradient
 from numpyro_orthgp.guides import AutoSparseGP, posterior
 from numpyro_orthgp.tabular.budget import Budget
+from numpyro_orthgp.tabular.pace import Pace
 from numpyro_orthgp.tabular.points import Values, points_for
 from numpyro_orthgp.tabular.stages import (
     FIRST_POINTS,
@@ -71,8 +72,7 @@ class LatentSearch:
     held: dict[str, np.ndarray] = field(init=False)
     best: dict[str, Any] = field(init=False)  # result of the best search, which the held-out rows judge
     best_stage: Stage = field(init=False)
-    pace: float = field(init=False, default=np.nan)  # seconds of a step over the square of the number of points
-    start: float = field(init=False, default=0.0)  # seconds of a search before its first step, compilation among them
+    pace: Pace = field(init=False, default_factory=Pace)
 
     def __post_init__(self) -> None:
         self.whole, self.budget = self.budget, self.budget.part(SEARCHES)
@@ -117,10 +117,10 @@ class LatentSearch:
         return Found(ended["values"], ended["Z"], ended["params"], stages, losses=losses)
 
     def longer(self, tried: list[Tried]) -> list[Tried]:
-        """With a search that goes on where the best one ended, if its steps were few, and there is time for more than these."""
+        """With a search that goes on where the best one ended, if its steps were few, and there is time for as many again."""
         stage, ended = min(tried, key=lambda pair: pair[0].loss)
         few = self.budget.seconds is not None and stage.num_steps < self.budget.num_steps
-        if not few or self.steps_in(self.budget.left, ended["Z"]) < stage.num_steps:
+        if not few or self.steps_left(stage.num_points) < stage.num_steps:
             return tried
         return [*tried, self.stage(stage.num_points, "the best so far; more steps", ended, goes_on=True)]
 
@@ -128,7 +128,7 @@ class LatentSearch:
         begin = self.budget.spent
         values = before["values"]
         if goes_on:
-            Z, start, num_steps = before["Z"], before["params"], self.steps_in(self.budget.left, before["Z"])
+            Z, start, num_steps = before["Z"], before["params"], self.steps_left(num_points)
         else:
             X = self.seen["X"][: max(LEAST_ROWS, ROWS_PER_POINT * num_points)]
             Z, start = points_for(values, X, num_points), as_params(values)
@@ -149,25 +149,28 @@ class LatentSearch:
         budget, is_first = self.budget, len(Z) <= FIRST_POINTS
         if budget.seconds is None:
             return budget.num_steps
-        if np.isnan(self.pace) and budget.allows(0.0):
+        if np.isnan(self.pace.per_step) and budget.allows(0.0):
             self.trained(self.seen, Z, as_params(values), PROBE, RATE)
-        seconds = min(budget.left, FIRST * budget.seconds) if is_first else budget.left
-        return max(self.steps_in(seconds, Z), LEAST_STEPS)
+        return max(self.steps_left(len(Z), FIRST * budget.seconds if is_first else np.inf), LEAST_STEPS)
+
+    def steps_left(self, num_points: int, most_seconds: float = np.inf) -> int:
+        """Number of steps in the time that is left for searches."""
+        return self.pace.steps(min(self.budget.left, most_seconds), num_points, self.budget.num_steps)
 
     def least_time(self, num_points: int) -> float:
-        """Seconds that a search with other points takes at least; and the last fit, if that is another program."""
-        starts = self.start * (2 if self.num_rows < BATCH else 1)
-        seconds = starts + WORTH_STEPS * self.pace * num_points**2
-        return 0.0 if np.isnan(seconds) else float(seconds)
+        """Seconds that a search with other points takes at least, and what the last fit takes to begin."""
+        return self.pace.start + self.start_of_last + self.pace.seconds(WORTH_STEPS, num_points)
 
-    def steps_in(self, seconds: float, Z: np.ndarray) -> int:
-        """Number of steps that so many seconds allow, at most those of a search."""
-        possible = seconds / (self.pace * len(Z) ** 2)
-        return self.budget.num_steps if np.isnan(possible) else int(np.clip(possible, 0, self.budget.num_steps))
+    @property
+    def start_of_last(self) -> float:
+        """Seconds before the first step of the last fit. It is another program if batches are all rows."""
+        return self.pace.start if self.num_rows < BATCH else 0.0
 
     def on_all_rows(self, ended: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-        num_steps = max(self.best_stage.num_steps // 2, 1)  # fewer, if the time ended the search
-        num_steps = min(num_steps, max(self.steps_in(self.whole.left, ended["Z"]), CALL))
+        num_steps = max(self.best_stage.num_steps // 2, 1)
+        if self.whole.seconds is not None:
+            seconds = self.whole.left - self.start_of_last
+            num_steps = min(num_steps, max(self.pace.steps(seconds, len(ended["Z"]), num_steps), CALL))
         result = self.trained(self.data, ended["Z"], ended["params"], num_steps, LAST_RATE * RATE, watched=False)
         return *settled_points(result.params, ended["Z"]), result.losses
 
@@ -188,7 +191,7 @@ class LatentSearch:
         calls: list[tuple[int, float]] = []
 
         def after_call(progress: Progress) -> None:
-            calls.append((progress.step, self.budget.spent))
+            calls.append((progress.step, self.budget.spent - begun))
             if watched and progress.step >= LEAST_STEPS:  # compilation alone may take the time
                 self.budget.watch(progress)
 
@@ -208,10 +211,7 @@ class LatentSearch:
         )
         if result.status == "interrupted" and (not watched or self.budget.allows(0.0)):  # by the user, not by the clock
             raise KeyboardInterrupt
-        if len(calls) > 1:  # the first one compiles
-            (step, begin), (last, end) = calls[0], calls[-1]
-            seconds = (end - begin) / (last - step)
-            self.pace, self.start = seconds / len(Z) ** 2, max(self.start, begin - begun - step * seconds)
+        self.pace.learn(calls, len(Z))
         return result
 
     def function(self, params: dict[str, Any], Z: np.ndarray) -> GPFunction:

@@ -89,15 +89,15 @@ def while_it_pays(
     num_rows: int,
     num_held: int,
     rows_for: Callable[[int], int],
-    few_steps: Callable[[int], float] | None = None,
+    least_time: Callable[[int], float] | None = None,
 ) -> tuple[list[Stage], Tried, bool]:
     """Take the best of the first searches, and continue with twice the points while this pays.
 
     :param tried: the first searches; the lowest loss wins.
     :param num_rows: number of rows that the searches may see.
     :param rows_for: maps a number of points to the number of rows that a search sees.
-    :param few_steps: maps a number of points to the seconds that a search must have for a few steps; by default those that
-        five steps take if they take as long as those of the search before, compilation included, by the growth of N M^2.
+    :param least_time: maps a number of points to the seconds without which a search is not worth its start; by default those of
+        five steps, as long as those of the search before, compilation included, times the growth of N M^2.
     :return: all searches, the best one with its result, and whether more points still paid.
     """
     tried = list(tried)
@@ -108,7 +108,7 @@ def while_it_pays(
         num_points = min((4 if last.gap > FAR else 2) * last.num_points, MOST_POINTS, num_rows)
         growth = max(1.0, rows_for(num_points) * num_points**2 / (last.num_rows * last.num_points**2))
         # Three evaluations before the first step.
-        least = few_steps(num_points) if few_steps else FEW_STEPS * growth * last.seconds / (last.num_steps + 3)
+        least = least_time(num_points) if least_time else FEW_STEPS * growth * last.seconds / (last.num_steps + 3)
         if not budget.allows(max(min(0.1 * growth, 0.4) * last.seconds, least)):
             break
         stage, new = search(num_points, "the search before", ended)
