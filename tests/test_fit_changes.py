@@ -5,6 +5,7 @@ Data on disk are as large as files of which only some rows are read: a change of
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 
@@ -264,3 +265,18 @@ def test_rows_changed_in_place_are_refused(store, tmp_path, monkeypatch):
     message = "gives another batch of step 3" if store == "stream" else re.escape("the values of data[") + r"['0]?X?"
     with pytest.raises(ValueError, match=message):
         run(path, 6, read(tmp_path), **options)
+
+
+def test_the_state_of_files_is_that_of_each(tmp_path):
+    """Two files that change places have one size together, and one last time."""
+    files = [tmp_path / name for name in ("a", "b")]
+
+    def state_of(sizes):
+        for file, size in zip(files, sizes, strict=True):
+            file.write_bytes(bytes(size))
+            os.utime(file, ns=(10**18, 10**18))
+        return digest._state_of([str(tmp_path)]), digest._state_of(list(map(str, files)))
+
+    first, swapped = state_of((10, 20)), state_of((20, 10))
+    assert first[0] == first[1] and swapped[0] == swapped[1]
+    assert first[0] != swapped[0] and "2 files of 30 bytes" in first[0] and "2 files of 30 bytes" in swapped[0]

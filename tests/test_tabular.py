@@ -295,6 +295,23 @@ def test_how_many_points_come_next(gaps, sizes):
     assert len(while_it_pays([search(100, "a start", None)], *given)[0]) == 1
 
 
+@pytest.mark.parametrize("least, sizes", [(1.0, [100, 200, 400, 800, 1000]), (1e3, [100])])
+def test_a_search_without_time_for_its_least_is_not_begun(least, sizes):
+    """Though held-out rows gain by more points."""
+
+    def search(num_points, name, ended):
+        return Stage(900, num_points, name, 0.0, "finished", 10, np.log(num_points), np.nan, 0.0), ended
+
+    def least_time(num_points):
+        asked.append(num_points)
+        return least
+
+    asked = []
+    given = search, Budget.of(60.0, None, None), 1000, 300, lambda num_points: 900, least_time
+    found, *_ = while_it_pays([search(100, "a start", None)], *given)
+    assert [stage.num_points for stage in found] == sizes and asked == [200, 400, 800, 1000][: len(asked)]
+
+
 @pytest.mark.slow
 def test_more_points_while_they_pay():
     rng = np.random.default_rng(0)

@@ -394,6 +394,23 @@ def test_the_best_of_short_searches_goes_on(monkeypatch, num_steps, seconds, goe
     assert more == ([(10, 1.0, {"goes_on": True})] if goes_on else [])
 
 
+def test_a_search_that_goes_on_begins_where_the_other_ended(monkeypatch):
+    class Begun(Exception):
+        pass
+
+    def trained(self, data, Z, start, num_steps, rate, **options):
+        raise Begun(Z, start, num_steps)
+
+    monkeypatch.setattr(LatentSearch, "trained", trained)
+    search = search_of(100.0)
+    search.pace = Pace(0.45 / 10**2)
+    ended = {"values": {}, "Z": np.full((10, 1), 0.123), "params": {"of": "the other"}}
+    with pytest.raises(Begun) as begun:
+        search.stage(10, "more", ended, goes_on=True)
+    Z, start, num_steps = begun.value.args
+    assert Z is ended["Z"] and start is ended["params"] and num_steps == pytest.approx(200, abs=1)
+
+
 def test_inducing_points_move(monkeypatch):
     """They are no rows of the table where a search ends, and its bound is higher than where they stay."""
     X = np.random.default_rng(0).normal(size=(300, 2))
