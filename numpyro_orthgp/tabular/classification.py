@@ -54,9 +54,9 @@ def classification(
 
     **Search.** A step sees a minibatch of at most 1024 rows, always in float64. It moves the Gaussian of the inducing variables
     along its natural gradient. Adam moves the hyperparameters, to their posterior modes, and the inducing points. As in
-    ``regression``, there are two starts, and then the number of inducing points doubles until the held-out rows gain less than
-    0.005 nats each, or the time is over. With fewer than 200 held-out rows the gain of the bound per row decides. The last fit is
-    on all rows.
+    ``regression``, there are two starts, and one more search if columns are skewed; then the number of inducing points doubles
+    until the held-out rows gain less than 0.005 nats each, or the time is over. With fewer than 200 held-out rows the gain of
+    the bound per row decides. The last fit is on all rows.
 
     **Calibration.** If flatter or sharper probabilities, :math:`p_c \propto q_c (p_c / q_c)^s` with q the shares of the classes,
     clearly predict held-out rows better, the fit returns these. If the shares alone predict better, it returns the shares, and the
@@ -94,8 +94,10 @@ def classification(
     columns, inputs = Columns.learn(used, np.stack(of_classes(codes, options["num_classes"]), -1), seed)
     order, num_held = order_of_classes(codes, seed)
     data = {"X": inputs[order], "y": codes[order]}
+    other, warped = columns.warped(used, data["X"], order)
     with jax.enable_x64(True):
-        found = found_for(data, options, num_held, budget)
+        found, data = found_for(data, warped, options, num_held, budget)
+        columns = other if data["X"] is warped else columns
         f = latent_function(classification_model, found.params, found.Z, data, options)
     fixed = num_held, int((~seen).sum()), budget.words(), int(seen.sum())
     return ClassificationFit(columns, found, data["X"], data["y"], f, *fixed, labels)
@@ -106,7 +108,10 @@ def of_classes(codes: np.ndarray, num_classes: int) -> list[np.ndarray]:
     return [(codes == c).astype(float) for c in (range(num_classes) if num_classes > 2 else [1])]
 
 
-def found_for(data: dict[str, np.ndarray], options: dict[str, int], num_held: int, budget: Budget) -> Found:
+def found_for(
+    data: dict[str, np.ndarray], warped: np.ndarray | None, options: dict[str, int], num_held: int, budget: Budget
+) -> tuple[Found, dict[str, np.ndarray]]:
+    """The fit, and its data: ``warped`` takes the place of the inputs if that is better."""
     relevant = of_classes(data["y"], options["num_classes"])
     shares = shares_of(data["y"][num_held:], options["num_classes"])
 
@@ -114,10 +119,10 @@ def found_for(data: dict[str, np.ndarray], options: dict[str, int], num_held: in
         p = sharpened(probabilities_of(f, values["offset"], rows["X"]), shares, sharpness)
         return np.log(p[np.arange(len(p)), rows["y"]])
 
-    search = LatentSearch(classification_model, data, options, num_held, budget, relevant, score)
+    search = LatentSearch(classification_model, data, options, num_held, budget, relevant, score, warped)
     found = search.search(search.first())
     if not num_held:
-        return found
+        return found, search.data
     held = search.held
     baseline = float(np.log(shares[held["y"]]).mean())
     # The last search did not see the held-out rows, but the final fit did. So the search judges the choices.
@@ -128,7 +133,7 @@ def found_for(data: dict[str, np.ndarray], options: dict[str, int], num_held: in
     found = replace(found, baseline=baseline, sharpness=sharpness)
     if totals[sharpness] / num_held < baseline:
         found = replace(found, is_mean=True, sharpness=0.0)
-    return found
+    return found, search.data
 
 
 def shares_of(codes: np.ndarray, num_classes: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """From the columns of a table to standardized numbers. The same rules serve new rows.
 
 * A column of numbers or truth values is centred and divided by its standard deviation. Missing entries become the median. If
-  entries are missing in training, a further column of -1 and 1 marks them.
+  entries are missing in training, a further column of -1 and 1 marks them. A skewed column may be warped first (``warps``).
 * A column of text or categories becomes one column for each of its most frequent levels: 1 at that level and -1 elsewhere. So two
   levels are about as far apart as two typical numbers. Other levels, missing ones and levels not seen in training have -1 in all
   of these columns. Two levels without missing entries need one column, in which unknown and missing ones are 0.
@@ -21,6 +21,7 @@ import numpy as np
 
 from numpyro_orthgp.tabular.level_means import LEAST_OF_LEVEL, LevelMeans, by_frequency, level_means
 from numpyro_orthgp.tabular.tables import Table, level_of, read_table
+from numpyro_orthgp.tabular.warps import Warp, warp_of
 
 __all__ = ["Column", "Columns", "Table", "read_table"]
 
@@ -60,6 +61,7 @@ class Column:
     :param seen: all levels of training; None for numbers, and if there were more than 1000.
     :param means: means of the outputs, for categories with more levels than get a column; None for others, and if levels differ no
         more than by chance.
+    :param warp: map of the numbers before they are centred; ``None`` for the numbers themselves.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Column:
     tells_missing: bool = False
     seen: tuple[str, ...] | None = None
     means: LevelMeans | None = None
+    warp: Warp | None = None
 
     @classmethod
     def learn(cls, name: str, values: np.ndarray) -> Column:
@@ -91,6 +94,14 @@ class Column:
         spread = spread if spread > np.finfo(float).eps * 8 * abs(median) else 0.0
         return cls(name, None, median, float(filled.mean()), spread or 1.0, len(known) < len(values))
 
+    def warped(self, values: np.ndarray) -> Column:
+        """The encoding with a map of skewed numbers; the same if there are none."""
+        warp = warp_of(values) if self.levels is None else None
+        if warp is None:
+            return self
+        x = warp(np.where(np.isfinite(values), values, self.median))
+        return replace(self, warp=warp, mean=float(x.mean()), scale=float(x.std()))
+
     def encode(self, values: np.ndarray) -> list[np.ndarray]:
         """Columns of approximately standardized numbers, shape (N,) each."""
         if self.levels is not None:
@@ -108,8 +119,12 @@ class Column:
         if values.dtype == object:
             raise TypeError(f"Column {self.name!r} was numbers in training, and holds text or categories now.")
         missing = ~np.isfinite(values)
-        numbers = (np.where(missing, self.median, values) - self.mean) / self.scale
+        numbers = self.standardized(np.where(missing, self.median, values))
         return [numbers, 2.0 * missing - 1] if self.tells_missing else [numbers]
+
+    def standardized(self, numbers: Any, xp: Any = np) -> Any:
+        """Numbers, none of them missing, as the model sees them."""
+        return ((numbers if self.warp is None else self.warp(numbers, xp)) - self.mean) / self.scale
 
     def levels_of(self, values: np.ndarray) -> np.ndarray:
         """Entries as levels, also where codes came as numbers; None where missing.
@@ -225,6 +240,19 @@ class Columns:
             )
         return cls(tuple(columns), tuple(kept)), np.stack([encoded[i] for i in kept], -1)
 
+    def warped(self, table: Table, X: np.ndarray, order: np.ndarray) -> tuple[Columns, np.ndarray | None]:
+        """The encoding with maps of skewed columns, and the rows of training; ``None`` for these if no column is skewed.
+
+        :param table: the table that this encoding was learned from.
+        :param X: its rows as standardized numbers, shape (N, D), in the order ``order``.
+        """
+        columns, X, first = list(self.columns), X.copy(), 0
+        for i, (column, values) in enumerate(zip(self.columns, table.values, strict=True)):
+            if first in self.kept and (new := column.warped(values)) is not column:
+                columns[i], X[:, self.kept.index(first)] = new, new.encode(values)[0][order]
+            first += len(column.names())
+        return replace(self, columns=tuple(columns)), None if columns == list(self.columns) else X
+
     def encode(self, table: Table) -> np.ndarray:
         """Standardized numbers, shape (N, D).
 
@@ -279,6 +307,7 @@ class Columns:
         found = [
             ("constant or copies, left out", left),
             ("text whose entries hardly recur, left out", names),
+            ("skewed, as arcsinh((x - loc) / scale)", [c.name for c in self.columns if c.warp is not None]),
             ("missing entries are medians, with a column that tells which", missing),
             ("categories, columns of -1 and 1 (levels)", coded),
             ("categories, means of y by level, from other rows (levels)", means),

@@ -92,8 +92,10 @@ def counts(
     columns, inputs = Columns.learn(used, log_rates(y, rate * exposure)[:, None], seed)
     order, num_held = order_of(len(y), seed)
     data = {"X": inputs[order], "y": y[order], "expected": rate * exposure[order]}
+    other, warped = columns.warped(used, data["X"], order)
     with jax.enable_x64(True):
-        found, overdispersed = found_for(data, num_held, budget)
+        found, overdispersed, data = found_for(data, warped, num_held, budget)
+        columns = other if data["X"] is warped else columns
         f = latent_function(counts_model, found.params, found.Z, data, {"overdispersed": overdispersed})
     fixed = num_held, int((~seen).sum()), budget.words(), int(seen.sum())
     return CountsFit(columns, found, data["X"], data["y"], f, *fixed, data["expected"], rate, overdispersed)
@@ -104,8 +106,10 @@ def log_rates(y: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return np.asarray(np.log((y + 0.5) / (expected + 0.5)))
 
 
-def found_for(data: dict[str, np.ndarray], num_held: int, budget: Budget) -> tuple[Found, bool]:
-    """The fit, and whether its counts are negative binomial."""
+def found_for(
+    data: dict[str, np.ndarray], warped: np.ndarray | None, num_held: int, budget: Budget
+) -> tuple[Found, bool, dict[str, np.ndarray]]:
+    """The fit, whether its counts are negative binomial, and its data, with ``warped`` in place of the inputs if that is better."""
     relevant = [log_rates(data["y"], data["expected"])]
 
     def score(f: GPFunction, values: Values, rows: dict[str, np.ndarray]) -> np.ndarray:
@@ -115,10 +119,11 @@ def found_for(data: dict[str, np.ndarray], num_held: int, budget: Budget) -> tup
 
     def searching(overdispersed: bool) -> LatentSearch:
         options = {"overdispersed": overdispersed}
-        return LatentSearch(counts_model, data, options, num_held, budget, relevant, score)
+        return LatentSearch(counts_model, data, options, num_held, budget, relevant, score, warped)
 
     wide, narrow = searching(True), searching(False)
     tried = wide.first()
+    narrow.take(wide.data["X"])
     best, ended = min(tried, key=lambda pair: pair[0].loss)
     plain: list[Tried] = []
     if budget.allows(0.0):
@@ -135,7 +140,7 @@ def found_for(data: dict[str, np.ndarray], num_held: int, budget: Budget) -> tup
     found = replace(found, stages=[stage for stage, _ in other] + found.stages)
     if num_held:
         found = or_one_rate(found, search)
-    return found, overdispersed
+    return found, overdispersed, search.data
 
 
 def or_one_rate(found: Found, search: LatentSearch) -> Found:

@@ -27,10 +27,11 @@ from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.level_means import LevelMeans
 from numpyro_orthgp.tabular.mixtures import Mixture
 from numpyro_orthgp.tabular.stages import Found, Stage
+from numpyro_orthgp.tabular.warps import Warp
 
 __all__ = ["read_fit", "write_fit"]
 
-FORMAT, VERSION = "numpyro_orthgp fit of a table", 5
+FORMAT, VERSION = "numpyro_orthgp fit of a table", 6
 BAD = (
     OSError,
     EOFError,
@@ -121,10 +122,8 @@ def describe_columns(columns: Columns) -> dict[str, Any]:
 
 
 def columns_of(description: dict[str, Any]) -> Columns:
-    columns = [
-        Column(**{**c, **{key: _tuple(c[key]) for key in ("levels", "seen")}, "means": _means(c["means"])})
-        for c in description["columns"]
-    ]
+    read: dict[str, Callable[[Any], Any]] = {"levels": _tuple, "seen": _tuple, "means": _means, "warp": _warp}
+    columns = [Column(**c | {key: of(c[key]) for key, of in read.items()}) for c in description["columns"]]
     return Columns(tuple(columns), tuple(description["kept"]))
 
 
@@ -134,6 +133,10 @@ def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
 
 def _means(found: dict[str, Any] | None) -> LevelMeans | None:
     return None if found is None else LevelMeans(tuple(found["levels"]), tuple(map(tuple, found["values"])))
+
+
+def _warp(found: list[float] | None) -> Warp | None:
+    return None if found is None else Warp(*found)
 
 
 def describe_found(found: Found) -> tuple[dict[str, Any], Arrays]:

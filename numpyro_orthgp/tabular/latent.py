@@ -34,7 +34,7 @@ from numpyro_orthgp.tabular.stages import (
     moments,
     while_it_pays,
 )
-from numpyro_orthgp.tabular.starts import shorter, starts
+from numpyro_orthgp.tabular.starts import WARPED, shorter, starts
 from numpyro_orthgp.training import FitResult, Progress, fit
 
 __all__ = ["LatentSearch", "latent_function"]
@@ -59,6 +59,7 @@ class LatentSearch:
     :param options: further arguments.
     :param relevant: outputs for the relevance of columns, in the order of the rows.
     :param score: maps function, hyperparameters and rows of ``data`` to log densities.
+    :param warped: X with maps of skewed columns, if it is to be tried. If it is better, it takes the place of X in ``data``.
     """
 
     model: Callable[..., None]
@@ -68,6 +69,7 @@ class LatentSearch:
     budget: Budget
     relevant: list[np.ndarray]
     score: Callable[[GPFunction, Values, dict[str, np.ndarray]], np.ndarray]
+    warped: np.ndarray | None = None
     seen: dict[str, np.ndarray] = field(init=False)
     held: dict[str, np.ndarray] = field(init=False)
     best: dict[str, Any] = field(init=False)  # result of the best search, which the held-out rows judge
@@ -76,6 +78,11 @@ class LatentSearch:
 
     def __post_init__(self) -> None:
         self.whole, self.budget = self.budget, self.budget.part(SEARCHES)
+        self.take(self.data["X"])
+
+    def take(self, X: np.ndarray) -> None:
+        """Search with these inputs."""
+        self.data = self.data | {"X": X}
         self.seen = {name: array[self.num_held :] for name, array in self.data.items()}
         self.held = {name: array[: self.num_held] for name, array in self.data.items()}
 
@@ -92,13 +99,28 @@ class LatentSearch:
         :param values: starts; by default those of ``starts``, and a further one if they take everything for noise.
         """
         num = min(self.budget.num_points or FIRST_POINTS, self.num_rows)
-        begin = values or starts(self.seen["X"], *(y[self.num_held :] for y in self.relevant))
+        begin = values or self.starts()
         tried: list[Tried] = []
         for name, start in begin.items():
             if not tried or self.budget.allows(0.0):
                 tried.append(self.stage(num, name, {"values": start}))
         if values is None and self.budget.allows(0.0) and self.is_flat(min(tried, key=lambda pair: pair[0].loss)[1]):
             tried.append(self.stage(num, "short lengthscales", {"values": shorter(begin)}))
+        if values is None and self.warped is not None and self.budget.allows(0.0):
+            tried.append(self.of_warped(self.warped, num, min(stage.loss for stage, _ in tried)))
+        return tried
+
+    def starts(self) -> dict[str, Values]:
+        return starts(self.seen["X"], *(y[self.num_held :] for y in self.relevant))
+
+    def of_warped(self, warped: np.ndarray, num_points: int, least_loss: float) -> Tried:
+        """A search with warped inputs, which stay if its loss is lower. Both bounds are densities of y."""
+        X = self.data["X"]
+        self.take(warped)
+        *_, values = self.starts().values()
+        tried = self.stage(num_points, WARPED, {"values": values})
+        if tried[0].loss >= least_loss:
+            self.take(X)
         return tried
 
     def is_flat(self, ended: dict[str, Any]) -> bool:

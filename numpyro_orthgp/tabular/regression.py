@@ -58,12 +58,13 @@ def regression(
     plane, Gaussian noise, weak priors, and the collapsed bound of Titsias 2025 (:class:`~numpyro_orthgp.CollapsedGP`).
 
     **Search.** :func:`~numpyro_orthgp.fit_lbfgs` finds posterior modes of the hyperparameters, always in float64. It has two
-    starts: equal lengthscales, and lengthscales from the relevance of each single column. If both take y for noise, a third start
-    has lengthscales a tenth as long. Positive, skewed outputs are also tried as logarithms. Both bounds are densities of y, and
-    the larger wins. Then the number of inducing points doubles, with new points for the current kernel, until the held-out rows (a
-    tenth, at most 1000) gain less than 0.005 nats each, or the time is over. With fewer than 200 held-out rows the gap between the
-    bounds decides instead; above 0.2 nats per row the points are quadrupled. Hyperparameters see twenty rows per inducing point, at
-    least 1000; the returned function sees all rows.
+    starts: equal lengthscales, and lengthscales from the relevance of each single column. If both take y for noise, a third
+    start has lengthscales a tenth as long. Positive, skewed outputs are also tried as logarithms, and skewed columns after a
+    map to less skewed numbers, arcsinh((x - loc) / scale). All bounds are densities of y, and the largest wins. Then the number
+    of inducing points doubles, with new points for the current kernel, until the held-out rows (a tenth, at most 1000) gain
+    less than 0.005 nats each, or the time is over. With fewer than 200 held-out rows the gap between the bounds decides
+    instead; above 0.2 nats per row the points are quadrupled. Hyperparameters see twenty rows per inducing point, at least
+    1000; the returned function sees all rows.
 
     **Many rows.** X may be an array on disk, memory-mapped or of h5py, zarr or :func:`numpyro_orthgp.training.columns`. From more
     than 100,000 rows on disk, or a million in memory, 100,000 random rows serve the search and the calibration. Then the function
@@ -118,13 +119,15 @@ def regression(
     columns, inputs = Columns.learn(used, (np.log(outputs) if logs else outputs)[:, None], seed)
     order, num_held = order_of(len(part), seed, 1 / FOLDS)
     inputs, outputs = inputs[order], outputs[order]
+    other, warped = columns.warped(used, inputs, order)
     tried = [Units.of(outputs, is_log) for is_log in (False, True)[: 1 + logs]]
     with jax.enable_x64(True):
         searches, stages, last, ended, grows = search(
-            inputs, [units.standardized(outputs) for units in tried], num_held, budget
+            inputs, [units.standardized(outputs) for units in tried], num_held, budget, warped
         )
+        columns = other if searches.X is warped else columns
         found, units = finish(searches, stages, last, ended, grows), ended.outputs.units
-        rows, num_given = everything(inputs, ended.outputs.values, num_held), len(part)
+        rows, num_given = everything(searches.X, ended.outputs.values, num_held), len(part)
         if of_part.all() or found.is_mean:
             f, predictor = functions_of(found, rows)
         else:

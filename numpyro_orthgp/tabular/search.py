@@ -39,7 +39,7 @@ from numpyro_orthgp.tabular.stages import (
     moments,
     while_it_pays,
 )
-from numpyro_orthgp.tabular.starts import shorter, starts
+from numpyro_orthgp.tabular.starts import WARPED, shorter, starts
 from numpyro_orthgp.tabular.units import Outputs
 from numpyro_orthgp.training import FitResult, fit_lbfgs
 
@@ -140,7 +140,10 @@ class Searched(NamedTuple):
 
 @dataclass
 class Searches:
-    """Searches on rows in random order, the first ``num_held`` of which are held out."""
+    """Searches on rows in random order, the first ``num_held`` of which are held out.
+
+    :param X: standardized columns, shape (N, D); after :func:`search` those of the best search.
+    """
 
     X: np.ndarray
     num_held: int
@@ -205,10 +208,11 @@ def log_densities(values: Values, f: GPFunction, X: np.ndarray, y: np.ndarray) -
 
 
 def search(
-    X: np.ndarray, outputs: list[Outputs], num_held: int, budget: Budget
+    X: np.ndarray, outputs: list[Outputs], num_held: int, budget: Budget, warped: np.ndarray | None = None
 ) -> tuple[Searches, list[Stage], Stage, Searched, bool]:
     """
     :param X: standardized columns, shape (N, D), rows in random order.
+    :param warped: X with maps of skewed columns, if it is to be tried. Bounds for both are densities of y, so the lower loss wins.
     :param outputs: y, and its logarithm if that is to be tried; the lower loss wins.
     :param num_held: number of first rows that the searches do not see; the returned fit includes them.
     :return: a ``Searches`` for further searches; all stages; the best one and its result; whether more points still paid.
@@ -220,17 +224,23 @@ def search(
     first = min(budget.num_points or FIRST_POINTS, most)
     seen = slice(num_held, num_held + searches.rows_for(first))
     plain, *others = outputs
-    begin = starts(X[seen], plain.values[seen])
-    tried = [
-        searches.stage(first, name, Searched(values | {"noise": np.array(0.3)}, plain))
-        for name, values in begin.items()
-    ]
+
+    def begun(X: np.ndarray, outputs: Outputs) -> dict[str, Values]:
+        return {k: v | {"noise": np.array(0.3)} for k, v in starts(X[seen], outputs.values[seen]).items()}
+
+    begin = begun(X, plain)
+    tried = [searches.stage(first, name, Searched(values, plain)) for name, values in begin.items()]
     values = min(tried, key=lambda pair: pair[0].loss)[1].values
     if values["noise"] > TAKEN_FOR_NOISE and searches.budget.allows(0.0):
-        short = shorter(begin) | {"noise": np.array(0.3)}
-        tried.append(searches.stage(first, "short lengthscales", Searched(short, plain)))
+        tried.append(searches.stage(first, "short lengthscales", Searched(shorter(begin), plain)))
         values = min(tried, key=lambda pair: pair[0].loss)[1].values
     tried += [searches.stage(first, "the logarithm of y", Searched(values, other)) for other in others]
+    best, ended = min(tried, key=lambda pair: pair[0].loss)
+    if warped is not None and searches.budget.allows(0.0):
+        searches.X = warped
+        *_, values = begun(warped, ended.outputs).values()
+        tried.append(searches.stage(first, WARPED, Searched(values, ended.outputs)))
+        searches.X = warped if tried[-1][0].loss < best.loss else X
     stages, (last, ended), grows = while_it_pays(
         tried, searches.stage, searches.budget, num_rows, num_held, searches.rows_for
     )

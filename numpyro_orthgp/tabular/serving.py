@@ -45,7 +45,7 @@ def standardized(columns: Columns, X: Array) -> Array:
                 encoded += [jnp.asarray([*means, 0.0])[place] for means in column.means.values]
             continue
         missing = ~jnp.isfinite(values)
-        encoded.append((jnp.where(missing, column.median, values) - column.mean) / column.scale)
+        encoded.append(column.standardized(jnp.where(missing, column.median, values), jnp))
         encoded += [jnp.where(missing, 1.0, -1.0)] if column.tells_missing else []
     return jnp.stack([encoded[i] for i in columns.kept], -1)
 

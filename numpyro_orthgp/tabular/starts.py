@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["relevance", "shorter", "starts"]
+__all__ = ["WARPED", "relevance", "shorter", "starts"]
 
 NUM_BINS = 10
 EQUAL = "equal lengthscales"
+WARPED = "skewed columns warped"
 SHORT = 0.1  # lengthscales of the third start, relative to the first
 LEAST = 0.1  # least share of the largest relevance for a column: none is ruled out
 
