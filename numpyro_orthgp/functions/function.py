@@ -23,7 +23,7 @@ from numpyro_orthgp.functions.paths import Paths, draw_paths
 from numpyro_orthgp.functions.prior import root_of_rows
 from numpyro_orthgp.functions.projection import Block, all_moments, project, residual_covariance, turn
 from numpyro_orthgp.functions.runs import DrawInRun, Run
-from numpyro_orthgp.functions.sites import Names, refuse_drawn_by_rows
+from numpyro_orthgp.functions.sites import Names, drawn_values, refuse_drawn_by_rows
 from numpyro_orthgp.functions.tasks import joint_of_tasks, marginals_of_tasks
 from numpyro_orthgp.functions.terms import Term
 from numpyro_orthgp.gaussians.family import Value, Whitened
@@ -213,7 +213,8 @@ class GPFunction(NoArray):
 
     def _at_values(self) -> GPFunction:
         """The function given the values that its inducing variables have in this run."""
-        return self if self.values is None else replace(self, beliefs=tuple(map(Value, self.values)))
+        known = drawn_values(self.values, self.names)
+        return self if known is None else replace(self, beliefs=tuple(map(Value, known)))
 
     def diagonalized(self) -> GPFunction:
         r"""The same function in coordinates with diagonal covariances of q: faster at very many inputs.
@@ -254,8 +255,7 @@ class GPFunction(NoArray):
         :param num_features: number L of random features of each path, for each term of a sum of kernels.
         :return: :class:`~numpyro_orthgp.functions.paths.Paths`; ``paths(X)`` has shape (num, B), or (num, B, P) with P latent
             functions.
-        :raises TypeError: for kernels without random features (`White`, tinygp's, functions), or sets that are neither inducing
-            points nor patches.
+        :raises TypeError: for kernels without random features (`White`, tinygp's, functions), or sets without points or patches.
         :raises ValueError: while a tightened bound is being fitted: its residual is not the prior's.
 
         **References:**

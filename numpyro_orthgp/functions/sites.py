@@ -23,6 +23,7 @@ from numpyro_orthgp.types import Array, PRNGKey
 __all__ = [
     "Names",
     "charge",
+    "drawn_values",
     "enumerating",
     "in_control_flow",
     "is_calling",
@@ -251,6 +252,7 @@ class Names:
 
     def __init__(self, prefix: str, fitting: bool = False) -> None:
         self.prefix, self.used, self.fitting = prefix, 0, fitting
+        self.drawn = False  # whether something has been drawn given the run's inducing variables
         self._scaled = frozenset(map(id, _scales()))
 
     def __eq__(self, other: object) -> bool:
@@ -275,3 +277,10 @@ class Names:
     def fresh(self) -> str:
         self.used += 1
         return f"{self.prefix}.residual_cost{self.used - 1}"
+
+
+def drawn_values(values: tuple[Array, ...] | None, names: Names | None) -> tuple[Array, ...] | None:
+    """The values of a function's inducing variables in a run, for a draw, which the function's names note."""
+    if names is not None:
+        names.drawn |= values is not None
+    return values
