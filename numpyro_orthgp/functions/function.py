@@ -12,14 +12,14 @@ import numpyro.distributions as dist
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
-from numpyro_orthgp.functions.draws import JointInRun, draw_process, in_run
+from numpyro_orthgp.functions.draws import JointInRun, draw_process, in_run, paths_of
 from numpyro_orthgp.functions.expected import AveragedMarginals, average
 from numpyro_orthgp.functions.groups import covariance_of_groups, moments_of_groups
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, weigh_points
 from numpyro_orthgp.functions.no_array import NoArray
-from numpyro_orthgp.functions.paths import Paths, draw_paths
+from numpyro_orthgp.functions.paths import Paths
 from numpyro_orthgp.functions.prior import root_of_rows
 from numpyro_orthgp.functions.projection import Block, all_moments, project, residual_covariance, turn
 from numpyro_orthgp.functions.runs import DrawInRun, Run
@@ -249,6 +249,9 @@ class GPFunction(NoArray):
         A path costs O(M (L D + M)) to draw and O((L + M) D) at each input, with M the size of all sets together. A draw from
         ``joint`` costs O(B^3) for B inputs, and cannot be extended to others.
 
+        In a running model a single path is the function of the run: it goes through the values that were drawn before, later draws
+        are its values, and another call returns the same path.
+
         Outside of ``jax.jit`` the first draw compiles many small operations; inside, it is one program.
 
         :param num: number of paths.
@@ -268,17 +271,7 @@ class GPFunction(NoArray):
                 "Paths have the prior's residual, but here it is scaled, as a guide with residual='tight' does while fitting. Draw "
                 "from the fitted function: posterior(model, guide, params, ...)['f'].sample_paths(rng_key, num)."
             )
-        return draw_paths(
-            rng_key,
-            num,
-            num_features,
-            kernel=self.kernel,
-            features=self.features,
-            blocks=self.blocks,
-            beliefs=self._at_values().beliefs,
-            shift=self.shift,
-            num_latents=self.num_latents,
-        )
+        return paths_of(self, rng_key, num, num_features)
 
     def checked(self, X: Any) -> Array:
         """Inputs as an array; they are refused if they do not match the inducing variables."""
