@@ -33,6 +33,8 @@ OWN = {
     "one entry of a draw": lambda f, g: normal(f(X) - f(BASE).sample()[0], 0.3),
     "a function of a draw": lambda f, g: normal(f(X), jnp.exp(f(X).sample())),
     "a truth of a draw": lambda f, g: normal(f(X) + jnp.where(f(BASE).sample() > 0, 1.0, 0.0), 0.3),
+    "a draw row by row": lambda f, g: normal(f(X), jnp.exp(f(X).independent().sample())),
+    "inputs drawn row by row": lambda f, g: normal(f(f(X).independent().sample()[:, None]), 0.3),
     "a path": lambda f, g: normal(f(X) - f.sample_paths(numpyro.prng_key(), 1)(BASE)[0], 0.3),
     "a joint draw": lambda f, g: normal(f(X) - f.joint(BASE).sample(numpyro.prng_key())[0], 0.3),
     "moments given the run": lambda f, g: normal(f(X) - f.joint(BASE).mean, 0.3),
@@ -47,6 +49,8 @@ OTHER = {
     "marginals alone": lambda f, g: normal(f(X), 0.3),
     "draws alone": lambda f, g: dist.Normal(f(X).sample() - f(BASE).sample()[0], 0.3),
     "a draw of another": lambda f, g: normal(f(X) - g(BASE).sample()[0], 0.3),
+    "inputs drawn by another, row by row": lambda f, g: normal(g(f(X).independent().sample()[:, None]), 0.3),
+    "one draw row by row": lambda f, g: (lambda v: dist.Normal(v, jnp.exp(v)))(f(X).independent().sample()),
     "inputs drawn by another": lambda f, g: normal(g(f(X).sample()[:, None]), 0.3),
     "another result of one call": lambda f, g: normal(
         f(X) - jax.jit(lambda a, b: (2 * a, 2 * b))(f(BASE).sample(), g(BASE).sample())[1][0], 0.3

@@ -4,7 +4,7 @@ r"""Likelihoods that take f(X), and beside it what is computed from a draw of th
 
 A likelihood integrates over q(f) as if all else that it takes were known. But draws of a run share its inducing variables, so the
 loss would be that of independent functions, and no bound. ``f(X) - f(x0).sample()`` is refused where it is written. Here is all
-that is computed from draws: ``f(X).sample()``, paths, ``f.joint(X)``, and f at inputs that f itself drew.
+that is computed from draws: ``f(X).sample()``, row by row too, paths, ``f.joint(X)``, and f at inputs that f itself drew.
 
 **How they are found.** The model is traced once more, with Gaussians that stay where values of the inducing variables are arguments
 of the program. So what a likelihood takes depends on these arguments by draws alone, and the program's graph says whether it does.
@@ -24,6 +24,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_orthgp.functions.draws import drawn_functions
 from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.functions.sites import moved_draws
 from numpyro_orthgp.gaussians.family import Value
 from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
@@ -67,8 +68,9 @@ def own_draws(model: Callable[..., Any], args: Any, kwargs: Any, gps: Sequence[s
     sizes: list[int] = []
 
     def taken(steps: list[Array]) -> list[Array]:
-        moved = _Moved(handlers.seed(model, jax.random.PRNGKey(0)), dict(zip(gps, steps, strict=True)))
-        with handlers.block(), OutputsByRow(), collected_functions():
+        by_gp = dict(zip(gps, steps, strict=True))
+        moved = _Moved(handlers.seed(model, jax.random.PRNGKey(0)), by_gp)
+        with handlers.block(), OutputsByRow(), collected_functions(), moved_draws(by_gp):
             messages = handlers.trace(moved).get_trace(*args, **kwargs)
         arrays: list[Array] = []
         for name, message in messages.items():
