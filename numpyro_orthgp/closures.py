@@ -20,15 +20,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
+from numpyro.primitives import Messenger
 
 __all__ = ["Closure", "as_pytree"]
 
 _EMPTY = object()  # a cell without contents
+_JITTED = type(jax.jit(lambda: None))
 
 
 def as_pytree(function: Callable[..., Any]) -> Any:
-    """``function`` if it is a pytree, as most kernels are, else a pytree that calls it."""
-    return Closure(function) if jax.tree_util.all_leaves([function]) else function
+    """``function`` if it is a pytree of arrays, as most kernels are, else a pytree that calls it.
+
+    Some leaves of equinox modules are functions or names, which no program could return.
+    """
+    of_arrays = not any(isinstance(leaf, str) or callable(leaf) for leaf in jax.tree.leaves(function))
+    return function if of_arrays else Closure(function)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -41,10 +47,13 @@ class Closure:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
+        # Of a rebuilt one. JAX may put anything in place of the arrays, such as shapes, and they stay leaves.
+        self._parts: tuple[list[Any], Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self.function(*args, **kwargs)
+            with _NoSites(self.function):
+                return self.function(*args, **kwargs)
         except jax.errors.UnexpectedTracerError as error:
             raise TypeError(
                 f"{self.function!r} uses an array of a JAX program that has ended. The library cannot find this "
@@ -57,11 +66,34 @@ class Closure:
 
     def tree_flatten(self) -> tuple[list[Any], Any]:
         arrays: list[Any] = []
-        return arrays, _take_apart(self.function, arrays, {})
+        return self._parts or (arrays, _take_apart(self.function, arrays, {}))
 
     @classmethod
     def tree_unflatten(cls, structure: Any, arrays: Sequence[Any]) -> Closure:
-        return cls(_put_together(structure, iter(arrays), []))
+        rebuilt = cls(_put_together(structure, iter(arrays), []))
+        rebuilt._parts = list(arrays), structure
+        return rebuilt
+
+
+class _NoSites(Messenger):
+    """Refuses sites and random keys within a function: it runs any number of times, also in loops of JAX."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def __enter__(self) -> None:
+        super().__enter__()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] in ("param", "mutable"):
+            return
+        what = "asks for a random key" if msg["type"] == "prng_key" else f"declares `{msg['name']}`"
+        raise ValueError(
+            f"{self.function!r} {what}. It is called any number of times, so what it draws would be no part of the model. Draw "
+            "before it, and use the value in it: a = numpyro.sample('a', ...), then Likelihood(f(X), lambda f: dist.Normal(a * f, "
+            "s))."
+        )
 
 
 class _Same:
@@ -101,6 +133,8 @@ def _take_apart(value: Any, arrays: list[Any], seen: dict[int, int]) -> tuple[An
     if isinstance(value, partial):
         parts = value.func, list(value.args), dict(value.keywords)
         return "partial", type(value), *(_take_apart(part, arrays, seen) for part in parts)
+    if isinstance(value, _JITTED):
+        return _take_jitted_apart(value, arrays, seen)
     try:
         leaves, tree = jax.tree.flatten(value, is_leaf=_is_function)
     except (ValueError, TypeError):  # dictionary keys that have no order
@@ -108,6 +142,17 @@ def _take_apart(value: Any, arrays: list[Any], seen: dict[int, int]) -> tuple[An
     if jax.tree_util.treedef_is_leaf(tree):
         return "other", _Same(value)
     return "tree", tree, tuple(_take_apart(leaf, arrays, seen) for leaf in leaves)
+
+
+def _take_jitted_apart(value: Any, arrays: list[Any], seen: dict[int, int]) -> tuple[Any, ...]:
+    """The function that was given to ``jax.jit``, if it closes over arrays; a jitted one would keep those of its first program."""
+    of_function, also_seen = list(arrays), dict(seen)
+    parts = _take_apart(value.__wrapped__, of_function, also_seen)
+    if len(of_function) == len(arrays):
+        return "other", _Same(value)
+    arrays[:] = of_function
+    seen.update(also_seen)
+    return parts
 
 
 def _take_function_apart(function: types.FunctionType, arrays: list[Any], seen: dict[int, int]) -> tuple[Any, ...]:

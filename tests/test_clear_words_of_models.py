@@ -293,6 +293,11 @@ M = ogp.Marginals(jnp.linspace(-1.0, 1.0, 5), jnp.full(5, 0.3), jnp.full(5, 0.1)
         lambda m: dist.StudentT(3.0, m, jnp.ones(5)),
         lambda m: dist.Delta(m).log_prob(0.0),
         list,
+        jnp.exp,
+        jnp.mean,
+        lambda m: jnp.where(m, 1.0, 0.0),
+        lambda m: jnp.stack([m, m]),
+        jax.vmap(jnp.exp),
     ],
 )
 def test_marginals_taken_for_arrays(use):
@@ -348,6 +353,31 @@ def test_functions_in_branches_of_cond():
             numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
 
     with pytest.raises(ValueError, match=r"`f\.u0` is declared in a branch of numpyro's cond.*before the cond"):
+        start(branches)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_sites_in_branches_of_cond(both):
+    """The branch goes on with its own draw of any site, and the trace says it was the guide's; scan hands on what a guide draws."""
+
+    def branches(X, y):
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+        inner = [lambda _: numpyro.sample("w", dist.Normal(0.0, 1.0))] * 2 if both else [lambda w: w, lambda w: 2 * w]
+        w = cond(jnp.asarray(True), *inner, None if both else numpyro.sample("w", dist.Normal(0.0, 1.0)))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X) + w, 0.1), obs=y)
+        return w
+
+    if both:
+        with pytest.raises(
+            ValueError, match=r"`w` is in a branch of numpyro's cond.*before the cond, and use its value"
+        ):
+            start(branches)
+        given = {"w": {"type": "sample", "name": "w", "value": 7.0, "is_observed": False, "infer": {}}}
+        assert (
+            handlers.replay(handlers.seed(branches, 0), given)(X, y) != 7.0
+        )  # the fault of NumPyro's; else refuse no more
+    else:
         start(branches)
 
 

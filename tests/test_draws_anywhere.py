@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose
 from numpyro.handlers import seed, substitute
@@ -15,7 +16,7 @@ from numpyro.handlers import seed, substitute
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
 from tests import problems
-from tests.test_one_function import BINS, NODES, B, J, assert_mean, bins, elbos, gaussian_problem
+from tests.test_one_function import BINS, NODES, NOISE, B, J, assert_mean, bins, elbos, gaussian_problem
 
 Z18 = np.linspace(-0.3, 10.3, 18)[:, None]
 X, Y = jnp.asarray(NODES), jnp.asarray(NODES).reshape(B, J, 1)
@@ -158,3 +159,76 @@ def test_a_draw_of_joint_is_known_to_later_draws():
     assert np.array_equal(first, again)
     assert_allclose(near.mean, first, atol=1e-2)
     assert np.isfinite(density)
+
+
+def two_ways(first, second):
+    """f(a) and f(b) by two ways of drawing, in this order."""
+    return lambda f, a, b: (first(f, a), second(f, b))
+
+
+def by_path(f, x):
+    return f.sample_paths(numpyro.prng_key(), 1, num_features=32)(x)[0]
+
+
+def by_sample(f, x):
+    return f(x).sample()
+
+
+def by_joint(f, x):
+    return f.joint(x).sample(numpyro.prng_key())
+
+
+WAYS = {
+    "two paths": two_ways(by_path, by_path),
+    "a path, then a draw": two_ways(by_path, by_sample),
+    "a path, then a joint draw": two_ways(by_path, by_joint),
+    "a draw, then a path": two_ways(by_sample, by_path),
+}
+
+
+@pytest.mark.parametrize("ways", WAYS.values(), ids=WAYS)
+def test_paths_and_draws_of_a_run_are_of_one_function(ways):
+    """y = f(a) - f(b) + noise, and three points that leave most undetermined: the bound of the dense formula."""
+    a = np.random.default_rng(3).uniform(0, 10, (8, 1))
+    b, Z = a + 0.4, np.linspace(0, 10.4, 3)[:, None]
+    A = np.concatenate([np.eye(8), -np.eye(8)], 1)
+    y, evidence, params, bound = gaussian_problem(A, np.concatenate([a, b]), Z)
+
+    def model():
+        first, second = ways(ogp.gp("f", kernels.RBF(1.5), jnp.asarray(Z)), jnp.asarray(a), jnp.asarray(b))
+        with numpyro.plate("data", 8):
+            numpyro.sample("y", dist.Normal(first - second, NOISE), obs=y)
+
+    assert_mean(elbos(model, partial(ogp.gp_posterior, "f", 3), params), bound)
+    assert bound < evidence
+
+
+@pytest.mark.parametrize("dtype, atol", [(np.float32, 5e-3), (np.float64, 1e-4)])
+@pytest.mark.parametrize("num_latents", [None, 2])
+@pytest.mark.parametrize("mean_only", [False, True])
+def test_a_path_goes_through_what_was_drawn_and_draws_go_along_it(dtype, atol, num_latents, mean_only):
+    x = jnp.linspace(0.0, 4.0, 5, dtype=dtype)[:, None]
+    points = jnp.asarray([[1.0]], dtype)
+
+    def model():
+        sets = [points, ogp.MeanOnly(points + 1)] if mean_only else points
+        f = ogp.gp("f", kernels.RBF(dtype(1.0)), sets, num_latents=num_latents)
+        before = f(x).sample()
+        path = f.sample_paths(numpyro.prng_key(), 1)
+        slopes = f(ogp.Derivative(x + 7, 0)).sample()
+        return (
+            before,
+            path(x)[0],
+            f(x + 7).sample(),
+            path(x + 7)[0],
+            slopes,
+            path(ogp.Derivative(x + 7, 0))[0],
+            f(x).sample(),
+        )
+
+    weights = {} if not mean_only else {"f.u1_weights": jnp.full((1,) if num_latents is None else (2, 1), 2.0, dtype)}
+    before, at_same, after, along, slopes, of_path, again = seed(substitute(model, weights), jax.random.PRNGKey(0))()
+    assert at_same.dtype == dtype and np.array_equal(before, again)
+    assert_allclose(at_same, before, atol=atol)
+    assert_allclose(after, along, atol=1e-6)
+    assert_allclose(slopes, of_path, atol=1e-6)

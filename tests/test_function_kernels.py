@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -21,6 +23,7 @@ from numpyro_orthgp.closures import Closure
 X = jnp.linspace(0.0, 3.0, 12)[:, None]
 y = jnp.sin(2 * X[:, 0])
 Z = X[::3]
+KEY = jax.random.PRNGKey(0)
 
 
 class Owner:
@@ -64,8 +67,17 @@ def recursive(base):
     return kernel
 
 
+def of_a_number(base):
+    """Closes over the array itself, which is no pytree of arrays but one of them."""
+    variance, one = base(X[:1])[0], kernels.RBF(0.8)
+    return lambda A, B=None: variance * one(A) if B is None else variance * one(A, B)
+
+
 KERNELS = {
     "closure": plain,
+    "jitted": lambda base: jax.jit(plain(base)),
+    "jitted partial": lambda base: jax.jit(partial(Owner().matrix, base)),
+    "vmapped": lambda base: lambda A, B=None: base(A) if B is None else jax.vmap(lambda a: base(a[None], B)[0])(A),
     "in containers": of_dict,
     "default argument": of_default,
     "nested": nested,
@@ -216,6 +228,62 @@ def test_everything_that_looks_at_a_fit():
     )
     mcmc.run(jax.random.PRNGKey(0), X, y)
     assert np.isfinite(mcmc.get_samples()["f.u0"]).all()
+
+
+@pytest.mark.parametrize("kernel", [of_a_number, lambda base: jax.jit(of_a_number(base))], ids=["function", "jitted"])
+def test_check_of_a_kernel_that_closes_over_one_array(kernel):
+    """The structure of a rebuilt function is that which it was built by, whatever is in the place of the array."""
+    wrapped = partial(model, wrap=kernel)
+    guide = ogp.AutoSparseGP(wrapped)
+    assert ogp.check(wrapped, guide, PARAMS, X, y, num_samples=25).functions["f"].sets[0].num == 4
+    tree = jax.tree.structure(Closure(kernel(kernels.RBF(0.8))))
+    for leaf in (1, None, "x", jax.ShapeDtypeStruct((), float), object()):
+        leaves = [leaf] * tree.num_leaves
+        assert jax.tree.structure(jax.tree.unflatten(tree, leaves), is_leaf=lambda at: at is None) == tree
+
+
+def test_a_module_with_functions_among_its_leaves():
+    """An equinox module is a pytree, but some of its leaves are no arrays: an activation, or a name."""
+
+    @jax.tree_util.register_dataclass
+    @dataclass
+    class Module:
+        l: jax.Array
+        activation: Callable
+        name: str
+
+        def __call__(self, A, B=None):
+            return plain(kernels.RBF(self.l))(self.activation(A), None if B is None else self.activation(B))
+
+    wrapped = partial(model, wrap=lambda base: Module(base(X[:1])[0], jnp.tanh, "RBF"))
+    f = jax.jit(lambda p: ogp.posterior(wrapped, ogp.AutoSparseGP(wrapped), p, X, y)["f"])(PARAMS)
+    expected = partial(
+        model,
+        wrap=lambda base: (
+            lambda A, B=None: plain(kernels.RBF(base(X[:1])[0]))(jnp.tanh(A), None if B is None else jnp.tanh(B))
+        ),
+    )
+    assert_allclose(f(X).mean, ogp.posterior(expected, ogp.AutoSparseGP(expected), PARAMS, X, y)["f"](X).mean)
+
+
+@pytest.mark.parametrize(
+    "inside, what",
+    [
+        (lambda f, values: numpyro.sample("a", dist.Normal(0.0, 1.0)), "declares `a`"),
+        (lambda f, values: numpyro.deterministic("b", values), "declares `b`"),
+        (lambda f, values: f(X).sample(), "asks for a random key"),
+    ],
+)
+def test_sites_and_draws_within_a_function_are_refused(inside, what):
+    """It runs any number of times, in loops of JAX: keys and values leaked from there."""
+
+    def likely(X, y):
+        f = ogp.gp("f", kernels.RBF(0.8), Z)
+        with numpyro.plate("d", len(X)):
+            numpyro.sample("y", ogp.Likelihood(f(X), lambda v: dist.Normal(v + inside(f, v), 0.3)), obs=y)
+
+    with pytest.raises(ValueError, match=f"{what}. It is called any number of times"):
+        SVI(likely, ogp.AutoSparseGP(likely), optax.adam(0.01), TraceMeanField_ELBO()).run(KEY, 2, X, y)
 
 
 def test_mean_functions_of_a_deep_gp():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -534,3 +536,15 @@ def test_data_are_not_given_to_a_function_that_is_being_fitted(problem, kind):
     svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO())
     with pytest.raises(ValueError, match=rf"`{kind}` needs a function after its fit.* count twice"):
         svi.init(jax.random.PRNGKey(0))
+
+
+def test_compress_says_what_it_loses():
+    X = jnp.linspace(0.0, 1.0, 50)[:, None]
+    f = ogp.CollapsedGP(kernels.RBF(0.3), X, X[::5], 0.1).posterior(jnp.sin(6 * X[:, 0]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = online.compress(f, X[::16])
+    np.testing.assert_allclose(online.divergences(kept).sum(), online.divergences(f).sum(), rtol=0.25)
+    with pytest.warns(UserWarning, match=r"Of the 15.3 nats .* `compress` keep 0: .* among the old ones"):
+        lost = online.compress(f, X[::5] + 10.0)
+    np.testing.assert_allclose(lost(X).mean, 0.0, atol=1e-6)

@@ -20,7 +20,7 @@ from numpyro_orthgp.diagnostics.integration import integration_errors
 from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.nearby import nearby_gains
 from numpyro_orthgp.diagnostics.outputs import outputs_of_fit
-from numpyro_orthgp.diagnostics.plugged import plugged_of
+from numpyro_orthgp.diagnostics.plugged import own_draws_of, plugged_of
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.report import Report
 from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
@@ -73,7 +73,8 @@ def check(
 
     * columns of the data that their dtype does not resolve, such as unix seconds in float32; subtract an offset from these;
     * whether the loss is still falling, or was lower earlier (with ``losses``), and whether other ``starts`` end at the same loss;
-    * sites that take the mean or the variance of a function as numbers, ``dist.Normal(f(X).mean, s)``: their loss is no bound;
+    * sites that take the mean or the variance of a function as numbers, ``dist.Normal(f(X).mean, s)``: their loss is no bound; and
+      likelihoods that take draws of a function beside its marginals, ``Gaussian(f(X), jnp.exp(f(X).sample()))``: nor is theirs;
     * sites that are point estimates in the guide and look like random effects;
     * the share of the outputs' variance that predictions explain (Gaussian outputs and counts are predicted without their own
       row), and the Gaussian noise with the standard deviation of the outputs. Advice follows if counts vary more than Poisson's,
@@ -152,6 +153,7 @@ def check(
         outputs_of_fit(subject, arrays),
         {name: found for name, (f, X) in scales.items() if (found := scales_of(f, X, arrays)) is not None},
         plugged_of(subject, [name for name in functions if name not in layout.collapsed]),
+        own_draws_of(subject),
     )
 
 

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_orthgp.diagnostics.draws import density
@@ -34,13 +35,14 @@ from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.diagnostics.words import listed
 from numpyro_orthgp.functions.draws import drawn_functions
 from numpyro_orthgp.functions.frozen import frozen
+from numpyro_orthgp.guides.own_draws import OWN_DRAW, own_draws
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.likelihoods.mixture import Mixture
 from numpyro_orthgp.primitives.messages import MESSAGE, belief_of, site_of
 from numpyro_orthgp.training.kept import run_kept
 from numpyro_orthgp.types import Array
 
-__all__ = ["advice_on_plugged", "plugged_of"]
+__all__ = ["advice_on_own_draws", "advice_on_plugged", "own_draws_of", "plugged_of"]
 
 
 class _Number(NamedTuple):
@@ -105,6 +107,32 @@ def advice_on_plugged(plugged: Mapping[str, Sequence[str]]) -> Iterator[str]:
             "likelihoods.Gaussian(f(X), s), or HeteroskedasticGaussian(stack([f(X), g(X)])) where noise varies. Or draw f: "
             "f(X).sample()."
         )
+
+
+def own_draws_of(subject: Subject) -> dict[str, tuple[str, ...]]:
+    """The gps that a likelihood takes as marginals and as draws, by name of the site; see ``guides/own_draws.py``."""
+    args, kwargs = subject.arguments.join(subject.arguments.arrays)
+    integrated: set[str] = set()
+
+    def look() -> None:
+        with handlers.block():
+            guide = handlers.substitute(handlers.seed(subject.guide, subject.rng_key), subject.params)
+            sites = handlers.trace(guide).get_trace(*args, **kwargs)
+        beliefs = {n: belief_of(site) for n, site in sites.items() if site["type"] == "sample"}
+        integrated.update(
+            n.rpartition(".u")[0] for n, belief in beliefs.items() if belief is not None and belief.analytic
+        )
+
+    jax.eval_shape(look)
+    found: dict[str, tuple[str, ...]] = {}
+    for site, gp in own_draws(subject.model, args, kwargs, sorted(integrated)):
+        found[site] = (*found.get(site, ()), gp)
+    return found
+
+
+def advice_on_own_draws(own: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Sentences."""
+    return (OWN_DRAW.format(site=site, gp=listed(gps)) for site, gps in own.items())
 
 
 class _Moved(Messenger):

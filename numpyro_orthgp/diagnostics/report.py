@@ -18,7 +18,7 @@ from numpyro_orthgp.diagnostics.importance import ParetoK
 from numpyro_orthgp.diagnostics.integration import IntegrationError
 from numpyro_orthgp.diagnostics.nearby import GROUP_SIZE, NEIGHBORS, Nearby
 from numpyro_orthgp.diagnostics.outputs import OutputFit
-from numpyro_orthgp.diagnostics.plugged import advice_on_plugged
+from numpyro_orthgp.diagnostics.plugged import advice_on_own_draws, advice_on_plugged
 from numpyro_orthgp.diagnostics.samples import words_of_sample
 from numpyro_orthgp.diagnostics.scales import Scales
 from numpyro_orthgp.diagnostics.words import percent, table
@@ -49,6 +49,7 @@ class Report:
     :param outputs: distances of the fitted outputs from their predictions, by name.
     :param scales: inputs compared with lengthscales, by name of the function, for 20 rows or more and 50 columns or fewer.
     :param plugged: gps whose mean or variance a site takes as numbers, by name of the site.
+    :param own_draws: gps of which a likelihood takes draws beside their marginals, by name of the site.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -67,12 +68,14 @@ class Report:
     outputs: Mapping[str, OutputFit] = field(default_factory=dict)
     scales: Mapping[str, Scales] = field(default_factory=dict)
     plugged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    own_draws: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def advice(self) -> tuple[str, ...]:
         """Advice, most urgent first; empty if no problem was found."""
         points = advice_on_points(self.points, self.nuts is not None)
-        own = (*advice_on_plugged(self.plugged), *points, *advice_on_starts(self.starts))
+        no_bound = (*advice_on_plugged(self.plugged), *advice_on_own_draws(self.own_draws))
+        own = (*no_bound, *points, *advice_on_starts(self.starts))
         return own + tuple(
             advise(
                 self.functions,

@@ -14,15 +14,19 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.tree_util import Partial
 
+from numpyro_orthgp.functions.paths import Paths, draw_paths
 from numpyro_orthgp.functions.prior import joint_root
+from numpyro_orthgp.functions.projection import extend
 from numpyro_orthgp.functions.runs import DrawInRun, Run
 from numpyro_orthgp.functions.stacking import draw_stacked
+from numpyro_orthgp.gaussians.family import Value
+from numpyro_orthgp.inducing import Functional, InducingPoints
 from numpyro_orthgp.inducing.rows import Rows, as_feature, join_rows
-from numpyro_orthgp.math.linalg import join, safe_sqrt
+from numpyro_orthgp.math.linalg import default_jitter, join, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION, combine
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["MAX_JOINT_DRAW", "JointInRun", "draw_process", "drawn_functions", "in_run", "moments_in_run"]
+__all__ = ["MAX_JOINT_DRAW", "JointInRun", "draw_process", "drawn_functions", "in_run", "moments_in_run", "paths_of"]
 
 # A joint draw at B points needs a B x B Cholesky factor. Beyond this size the user should choose another way. In a fit each step
 # has one, with its gradient.
@@ -35,6 +39,8 @@ def draw_process(f: Any, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> A
     _check_joint_draw(len(X), fitting=f.fitting)
     if f.run is not None:
         known = f.run.values_at(X)
+        if known is None and f.run.path is not None:
+            (known,) = f.run.path(X)
         if known is None:
             return _draw_in_run(f, f.run, X, rng_key, shape)
         # All S draws are of the one function.
@@ -55,6 +61,27 @@ def _draw_in_run(f: Any, run: Run, X: Rows, rng_key: PRNGKey, shape: tuple[int, 
     if not shape:
         run.note(X, noise, draws)
     return draws
+
+
+def paths_of(f: Any, rng_key: PRNGKey, num: int, num_features: int) -> Paths:
+    """Paths of q(f), or of the run's function: a single path then stands for the function, see ``GPFunction.sample_paths``."""
+    single = num == 1 and in_run(f)
+    if single and f.run.path is not None:
+        return f.run.path
+    given, shift, drawn = f._at_values(), f.shift, f.run.drawn if in_run(f) else None
+    features, blocks, beliefs = f.features, f.blocks, given.beliefs
+    if drawn is not None and not isinstance(drawn.X, Functional):  # as one more set, see ``functions/runs.py``
+        at = InducingPoints(drawn.X)
+        row = [s.covariance(f.kernel, at) for s in (*features, at)]
+        blocks = extend(blocks, row, default_jitter(at.dtype))
+        features, beliefs = (*features, at), (*beliefs, Value(drawn.noise))
+        if shift is not None:
+            shift = replace(shift, projected=(*shift.projected, jnp.zeros_like(drawn.noise)))
+    how = {"kernel": f.kernel, "features": features, "blocks": blocks, "beliefs": beliefs, "shift": shift}
+    paths = draw_paths(rng_key, num, num_features, **how, num_latents=f.num_latents)
+    if single:
+        f.run.note_path(paths)
+    return paths
 
 
 def in_run(f: Any) -> bool:

@@ -12,18 +12,18 @@ import numpyro.distributions as dist
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
-from numpyro_orthgp.functions.draws import JointInRun, draw_process, in_run
+from numpyro_orthgp.functions.draws import JointInRun, draw_process, in_run, paths_of
 from numpyro_orthgp.functions.expected import AveragedMarginals, average
 from numpyro_orthgp.functions.groups import covariance_of_groups, moments_of_groups
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, weigh_points
 from numpyro_orthgp.functions.no_array import NoArray
-from numpyro_orthgp.functions.paths import Paths, draw_paths
+from numpyro_orthgp.functions.paths import Paths
 from numpyro_orthgp.functions.prior import root_of_rows
 from numpyro_orthgp.functions.projection import Block, all_moments, project, residual_covariance, turn
 from numpyro_orthgp.functions.runs import DrawInRun, Run
-from numpyro_orthgp.functions.sites import Names, refuse_drawn_by_rows
+from numpyro_orthgp.functions.sites import Names, drawn_values, refuse_drawn_by_rows
 from numpyro_orthgp.functions.tasks import joint_of_tasks, marginals_of_tasks
 from numpyro_orthgp.functions.terms import Term
 from numpyro_orthgp.gaussians.family import Value, Whitened
@@ -213,7 +213,8 @@ class GPFunction(NoArray):
 
     def _at_values(self) -> GPFunction:
         """The function given the values that its inducing variables have in this run."""
-        return self if self.values is None else replace(self, beliefs=tuple(map(Value, self.values)))
+        known = drawn_values(self.values, self.names)
+        return self if known is None else replace(self, beliefs=tuple(map(Value, known)))
 
     def diagonalized(self) -> GPFunction:
         r"""The same function in coordinates with diagonal covariances of q: faster at very many inputs.
@@ -248,14 +249,16 @@ class GPFunction(NoArray):
         A path costs O(M (L D + M)) to draw and O((L + M) D) at each input, with M the size of all sets together. A draw from
         ``joint`` costs O(B^3) for B inputs, and cannot be extended to others.
 
+        In a running model a single path is the function of the run: it goes through the values that were drawn before, later draws
+        are its values, and another call returns the same path.
+
         Outside of ``jax.jit`` the first draw compiles many small operations; inside, it is one program.
 
         :param num: number of paths.
         :param num_features: number L of random features of each path, for each term of a sum of kernels.
         :return: :class:`~numpyro_orthgp.functions.paths.Paths`; ``paths(X)`` has shape (num, B), or (num, B, P) with P latent
             functions.
-        :raises TypeError: for kernels without random features (`White`, tinygp's, functions), or sets that are neither inducing
-            points nor patches.
+        :raises TypeError: for kernels without random features (`White`, tinygp's, functions), or sets without points or patches.
         :raises ValueError: while a tightened bound is being fitted: its residual is not the prior's.
 
         **References:**
@@ -268,17 +271,7 @@ class GPFunction(NoArray):
                 "Paths have the prior's residual, but here it is scaled, as a guide with residual='tight' does while fitting. Draw "
                 "from the fitted function: posterior(model, guide, params, ...)['f'].sample_paths(rng_key, num)."
             )
-        return draw_paths(
-            rng_key,
-            num,
-            num_features,
-            kernel=self.kernel,
-            features=self.features,
-            blocks=self.blocks,
-            beliefs=self._at_values().beliefs,
-            shift=self.shift,
-            num_latents=self.num_latents,
-        )
+        return paths_of(self, rng_key, num, num_features)
 
     def checked(self, X: Any) -> Array:
         """Inputs as an array; they are refused if they do not match the inducing variables."""

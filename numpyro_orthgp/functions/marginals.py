@@ -153,8 +153,7 @@ class Marginals(NoNumber):
         variables, but each step draws its own residual, as in FITC.
 
         Do not combine a draw with marginals of the same function within one y: ``f(a) + f(b).sample()`` integrates over ``f(a)`` as
-        if both were independent, which is no bound. Draw both. (This form is refused; behind further arithmetic it is not
-        detected.)
+        if both were independent, which is no bound. Draw both. (This form is refused, and by ``AutoSparseGP`` any other.)
 
         :param rng_key: by default :func:`numpyro.prng_key`, inside of a seeded model.
         :return: shape ``sample_shape`` + (B,) or (B, P).
@@ -178,6 +177,7 @@ class Marginals(NoNumber):
             charge(self.names.fresh(), self.point_cost, self.names.weights())
         if self.joint is None and self.names is not None:
             self.names.drawn_by_rows()
+            return self.names.moved(self._draw(rng_key, sample_shape))
         return self._draw(rng_key, sample_shape)
 
     def draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:

@@ -1,13 +1,13 @@
 """What a function or its marginals say where they are taken for an array, a number or a condition.
 
-JAX's own functions, ``jnp.exp(f(X))``, are not among it. They ask for ``__jax_array__``, and so do the operators of arrays before
-they leave ``array + f(X)`` to us: an error there would take the sum away. They say "requires ndarray or scalar arguments, got
-Marginals".
+JAX's own functions, ``jnp.exp(f(X))``, ask for ``__jax_array__``, and so do the operators of arrays before they leave
+``array + f(X)`` to us: an error there would take the sum away. So only who asks as functions do gets an error in words.
 """
 
 from __future__ import annotations
 
 import numbers
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import jax
@@ -30,6 +30,13 @@ class NoArray:
 
         def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
             raise TypeError(f"{type(self).__name__} is no array. {self._instead}")
+
+        @property
+        def __jax_array__(self) -> NoReturn:
+            # The name of JAX's own check; without it an error of JAX follows, "requires ndarray or scalar arguments".
+            if sys._getframe(1).f_code.co_name == "_arraylike":
+                self.__array__()
+            raise AttributeError
 
 
 class NoNumber(NoArray):

@@ -31,7 +31,8 @@ given the inducing variables, which gives a bound for FITC's model.
 memory, is a pytree without leaves, and so is :class:`DrawInRun` of marginals in a fit: neither compiled programs nor loops over
 likelihoods keep the arrays of a run. In a model ``f.joint(X)`` is p(f | u) given all earlier draws of the run, and its draws are
 draws of the run. With q(f) each call would draw other inducing variables, and a latent site would have the guide's q as its prior.
-``f.sample_paths`` uses the inducing variables of the run, and draws its own residual.
+A single path of ``f.sample_paths`` goes through the values drawn before, and later draws are its values. Of several paths, and
+after draws of functionals, each has a residual of its own.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Run:
     def __init__(self) -> None:
         self._drawn: list[Drawn] = []
         self._values: list[tuple[Array | Functional, Array]] = []
+        self._path: Any = None
         self._model, self._trace = model_running(), get_opaque_trace_state()
 
     @property
@@ -93,6 +95,16 @@ class Run:
     def values_at(self, X: Array | Functional) -> Array | None:
         """The values drawn at exactly these inputs, if there are any."""
         return next((values for at, values in self._values if _same(at, X)), None) if self.going else None
+
+    @property
+    def path(self) -> Any:
+        """The single path that the run has drawn: its function at all other inputs."""
+        return self._path if self.going else None
+
+    def note_path(self, path: Any) -> None:
+        """Remember a single path, unless it was drawn in a loop."""
+        if self.going and get_opaque_trace_state() == self._trace:
+            self._path = path
 
     def has_drawn(self, values: Any) -> bool:
         """Whether this array is one of the draws."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import operator
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import reduce
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jax
@@ -23,10 +25,12 @@ from numpyro_orthgp.types import Array, PRNGKey
 __all__ = [
     "Names",
     "charge",
+    "drawn_values",
     "enumerating",
     "in_control_flow",
     "is_calling",
     "model_running",
+    "moved_draws",
     "note_where_seeded",
     "prng_key",
     "refuse_drawn_by_rows",
@@ -243,6 +247,22 @@ def refuse_drawn_by_rows(what: str) -> None:
         )
 
 
+_steps: ContextVar[Mapping[str, Array]] = ContextVar("steps", default=MappingProxyType({}))
+
+
+@contextmanager
+def moved_draws(steps: Mapping[str, Array]) -> Iterator[None]:
+    """Context in which draws row by row, which do not depend on the run's inducing variables, depend on these steps.
+
+    :param steps: by name of the gp.
+    """
+    token = _steps.set(steps)
+    try:
+        yield
+    finally:
+        _steps.reset(token)
+
+
 class Names:
     """Fresh site names for one function, the same ones each time the model runs.
 
@@ -251,6 +271,7 @@ class Names:
 
     def __init__(self, prefix: str, fitting: bool = False) -> None:
         self.prefix, self.used, self.fitting = prefix, 0, fitting
+        self.drawn = False  # whether something has been drawn given the run's inducing variables
         self._scaled = frozenset(map(id, _scales()))
 
     def __eq__(self, other: object) -> bool:
@@ -264,6 +285,12 @@ class Names:
         if _PYRO_STACK and self.fitting:
             _PYRO_STACK[0]._drawn_by_rows = self.prefix
 
+    def moved(self, values: Array) -> Array:
+        """A draw row by row, which within :func:`moved_draws` moves with its function."""
+        self.drawn = True
+        step = _steps.get().get(self.prefix)
+        return values if step is None else values + step.astype(values.dtype)
+
     def weights(self) -> Any:
         """By what ``handlers.scale`` multiplies log densities here and not the divergence of q; ``None`` where that is nothing.
 
@@ -275,3 +302,10 @@ class Names:
     def fresh(self) -> str:
         self.used += 1
         return f"{self.prefix}.residual_cost{self.used - 1}"
+
+
+def drawn_values(values: tuple[Array, ...] | None, names: Names | None) -> tuple[Array, ...] | None:
+    """The values of a function's inducing variables in a run, for a draw, which the function's names note."""
+    if names is not None:
+        names.drawn |= values is not None
+    return values

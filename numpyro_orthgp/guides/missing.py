@@ -20,11 +20,11 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.primitives import Messenger
 
-from numpyro_orthgp.functions.sites import is_calling
+from numpyro_orthgp.functions.sites import in_control_flow, is_calling
 from numpyro_orthgp.guides.handlers import OutputsByRow, hidden_by_mask
 from numpyro_orthgp.likelihoods.base import is_expected
 
-__all__ = ["refuse_replaced", "refuse_unobserved", "sample_missing"]
+__all__ = ["NoBranches", "refuse_replaced", "refuse_unobserved", "sample_missing"]
 
 
 class _Beside(Messenger):
@@ -37,6 +37,20 @@ class _Beside(Messenger):
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "mutable":
             msg["value"] = jax.tree.map(lambda leaf: leaf, msg["value"])  # a copy: models write into what they get
+
+
+class NoBranches(Messenger):
+    """Refuses latent sites in branches of NumPyro's ``cond``, which up to NumPyro 0.22 goes on with draws of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and not msg["is_observed"] and in_control_flow("cond"):
+            raise ValueError(
+                f"`{msg['name']}` is in a branch of numpyro's cond, which does not hand on what a guide draws: the loss would not "
+                "belong to it. Declare the site before the cond, and use its value in the branches."
+            )
 
 
 def sample_missing(model: Callable[..., Any], emitted: dict[str, Any], args: Any, kwargs: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.errors import inspect, is_concrete
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.prior import check_jitter, decompose_sets
 from numpyro_orthgp.functions.projection import project
@@ -102,7 +103,8 @@ def compress(
     :param inducing: points, features or a list of sets, as for :func:`~numpyro_orthgp.gp`, but without
         :class:`~numpyro_orthgp.MeanOnly`.
     :param jitter: relative jitter of the new sets, as for :func:`~numpyro_orthgp.gp`.
-    :return: a function with the same kernel, Gaussians of full covariance and no mean-only points.
+    :return: a function with the same kernel, Gaussians of full covariance and no mean-only points. There is a warning if it has
+        less than half of the :func:`divergences` of ``f``, and so has lost much of what the data said.
     :raises ValueError: for mean-only points, or as :func:`~numpyro_orthgp.gp` does.
     """
     check_function("compress", f)
@@ -126,7 +128,21 @@ def compress(
         scale = safe_cholesky(covariance, jnp.ones(covariance.shape[:-2], s.dtype))
         loc, scale = jnp.broadcast_to(mean[..., 0], (*batch, s.num)), jnp.broadcast_to(scale, (*batch, s.num, s.num))
         beliefs.append(Full(loc, scale))
-    return GPFunction(f.kernel, features, blocks, tuple(beliefs), num_latents=f.num_latents)
+    compressed = GPFunction(f.kernel, features, blocks, tuple(beliefs), num_latents=f.num_latents)
+    if not f.drawn:
+        inspect(_warn_of_loss, jnp.stack([divergences(f).sum(), divergences(compressed).sum()]))
+    return compressed
+
+
+def _warn_of_loss(nats: Array) -> None:
+    before, after = np.asarray(nats)
+    if after < before / 2 and before - after > 1:
+        warnings.warn(
+            f"Of the {before:.3g} nats by which the function differs from its prior, the new inducing variables of `compress` keep "
+            f"{max(after, 0.0):.2g}: much of what the data said is lost. Put the new points among the old ones, or take more.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def start_from(name: str, f: GPFunction) -> dict[str, Array]:

@@ -1,0 +1,137 @@
+"""A likelihood that takes marginals of f and, beside them, what is computed from draws of the same f."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import lax
+from numpyro.infer import TraceMeanField_ELBO
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels, likelihoods
+
+Z = jnp.linspace(0.0, 5.0, 5)[:, None]
+X = jnp.linspace(0.1, 4.9, 6)[:, None]
+BASE = jnp.array([[2.5]])
+y = jnp.sin(X[:, 0]) + 0.3
+KEY = jax.random.PRNGKey(0)
+
+normal = likelihoods.Gaussian
+
+
+def scanned(values):
+    return lax.scan(lambda sums, v: ((sums[0] + v[0], sums[1] + v[1]), sums), (0.0, 0.0), values)[1]
+
+
+OWN = {
+    "one entry of a draw": lambda f, g: normal(f(X) - f(BASE).sample()[0], 0.3),
+    "a function of a draw": lambda f, g: normal(f(X), jnp.exp(f(X).sample())),
+    "a truth of a draw": lambda f, g: normal(f(X) + jnp.where(f(BASE).sample() > 0, 1.0, 0.0), 0.3),
+    "a draw row by row": lambda f, g: normal(f(X), jnp.exp(f(X).independent().sample())),
+    "inputs drawn row by row": lambda f, g: normal(f(f(X).independent().sample()[:, None]), 0.3),
+    "a path": lambda f, g: normal(f(X) - f.sample_paths(numpyro.prng_key(), 1)(BASE)[0], 0.3),
+    "a joint draw": lambda f, g: normal(f(X) - f.joint(BASE).sample(numpyro.prng_key())[0], 0.3),
+    "moments given the run": lambda f, g: normal(f(X) - f.joint(BASE).mean, 0.3),
+    "drawn inputs": lambda f, g: normal(f(f(X).sample()[:, None]), 0.3),
+    "one of a stack": lambda f, g: likelihoods.HeteroskedasticGaussian(ogp.stack([f(X), g(X) + 2 * f(X).sample()])),
+    "a call of jit": lambda f, g: normal(f(X) - jax.jit(lambda f: f(BASE).sample())(f)[0], 0.3),
+    "a call of vmap": lambda f, g: normal(f(X) - jax.vmap(lambda x: f(x[None]).sample()[0])(X), 0.3),
+    "one carry of a loop": lambda f, g: normal(f(X) - scanned((f(X).sample(), g(X).sample()))[0], 0.3),
+    "a difference that is observed": lambda f, g: normal(f(X), 0.3),
+}
+OTHER = {
+    "marginals alone": lambda f, g: normal(f(X), 0.3),
+    "draws alone": lambda f, g: dist.Normal(f(X).sample() - f(BASE).sample()[0], 0.3),
+    "a draw of another": lambda f, g: normal(f(X) - g(BASE).sample()[0], 0.3),
+    "inputs drawn by another, row by row": lambda f, g: normal(g(f(X).independent().sample()[:, None]), 0.3),
+    "one draw row by row": lambda f, g: (lambda v: dist.Normal(v, jnp.exp(v)))(f(X).independent().sample()),
+    "inputs drawn by another": lambda f, g: normal(g(f(X).sample()[:, None]), 0.3),
+    "another result of one call": lambda f, g: normal(
+        f(X) - jax.jit(lambda a, b: (2 * a, 2 * b))(f(BASE).sample(), g(BASE).sample())[1][0], 0.3
+    ),
+    "another carry of one loop": lambda f, g: normal(f(X) - scanned((f(X).sample(), g(X).sample()))[1], 0.3),
+}
+
+
+def model(make, y=y):
+    f, g = (ogp.gp(name, kernels.RBF(1.0), Z) for name in "fg")
+    if make is OWN["a difference that is observed"]:
+        y = y - f(BASE).sample()[0]
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", make(f, g), obs=y)
+
+
+def by_hand(make, analytic=True):
+    for name in "fg":
+        ogp.gp_posterior(name, 5, analytic=analytic)
+
+
+def elbos(model, guide, num=4000):
+    """Draws of the bound at the start of the guide, where q is the prior."""
+    loss = jax.jit(jax.vmap(lambda key: -TraceMeanField_ELBO().loss(key, {}, model, guide)))
+    return np.asarray(loss(jax.random.split(KEY, num)))
+
+
+@pytest.mark.parametrize("make", OWN.values(), ids=OWN)
+def test_refused(make):
+    guide = ogp.AutoSparseGP(partial(model, make))
+    with pytest.raises(
+        ValueError, match=r"`y` takes f\(X\) of `f` and, beside it, what is computed from a draw of the same"
+    ):
+        numpyro.handlers.seed(guide, 0)()
+
+
+@pytest.mark.parametrize("make", OTHER.values(), ids=OTHER)
+def test_allowed(make):
+    assert set(numpyro.handlers.seed(ogp.AutoSparseGP(partial(model, make)), 0)()) == {"f.u0", "g.u0"}
+
+
+def test_why_and_what_to_do_instead():
+    """Twice the same model: by draws the loss is the expectation over q(f), and with the refused likelihood it is another."""
+    wrong = partial(model, OWN["one entry of a draw"])
+    right = partial(model, OTHER["draws alone"])
+    by_average = partial(
+        model,
+        lambda f, g: normal(
+            f(ogp.Average(jnp.stack([X, jnp.broadcast_to(BASE, X.shape)], 1), jnp.array([1.0, -1.0]))), 0.3
+        ),
+    )
+    both = np.asarray(jnp.concatenate([X, BASE])[:, 0])
+    K = np.exp(-((both[:, None] - both) ** 2) / 2)  # q is the prior, so f has its covariance
+    variance = 1 + 1 - 2 * K[:-1, -1]
+    expected = np.sum(-0.5 * (np.asarray(y) ** 2 + variance) / 0.09 - np.log(0.3 * np.sqrt(2 * np.pi)))
+    guide = partial(by_hand, None)
+    assert abs(elbos(by_average, lambda: guide(), 1)[0] - expected) < 1e-4 * abs(expected)
+    for program, is_right in ((right, True), (wrong, False)):
+        draws = elbos(program, lambda: guide())
+        error = abs(draws.mean() - expected) / (draws.std() / np.sqrt(len(draws)))
+        assert (error < 4.5) == is_right
+
+
+def test_check_says_so_of_guides_by_hand():
+    def page(make, **options):
+        program, guide = partial(model, make), partial(by_hand, make, **options)
+        params = {f"{n}.u0_{p}": v for n in "fg" for p, v in (("loc", jnp.zeros(5)), ("scale_tril", jnp.eye(5)))}
+        return ogp.check(program, guide, params, num_samples=25)
+
+    report = page(OWN["a function of a draw"])
+    assert report.own_draws == {"y": ("f",)}
+    assert "y takes f(X) of f and, beside it, what is computed from a draw" in " ".join(str(report).split())
+    assert page(OTHER["a draw of another"]).own_draws == {}
+    # There likelihoods integrate over the residual alone, given the values that draws have too.
+    assert page(OWN["a function of a draw"], analytic=False).own_draws == {}
+
+
+def test_models_that_need_values_are_not_looked_at_again():
+    def concrete():
+        f = ogp.gp("f", kernels.RBF(1.0), Z)
+        if float(f(BASE).sample()[0]) < 1e9:
+            numpyro.sample("y", normal(f(X), jnp.exp(f(BASE).sample())), obs=y)
+
+    assert set(numpyro.handlers.seed(ogp.AutoSparseGP(concrete), 0)()) == {"f.u0"}
