@@ -12,7 +12,7 @@ import pytest
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp.training import kept
+from numpyro_orthgp.math import kept
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 2))

@@ -17,7 +17,7 @@ from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO, autoguide
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.errors import inspect
-from numpyro_orthgp.training.kept import run_checked
+from numpyro_orthgp.math.kept import run_checked
 from numpyro_orthgp.training.start import initial_state
 from tests import problems
 

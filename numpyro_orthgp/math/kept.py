@@ -2,7 +2,7 @@
 
 ``jit`` caches programs by function, and each call of ``fit`` makes a new function. Here a program is identified by its content:
 JAX traces it (a fifth of a second), its numbers and arrays become arguments, and the rest gets a digest
-(:mod:`~numpyro_orthgp.training.program`). Programs with equal digests are the same function of their arguments. So the number of
+(:mod:`~numpyro_orthgp.math.program`). Programs with equal digests are the same function of their arguments. So the number of
 rows, rates and values may change: they are numbers in the traced program itself. Numbers in its loops and branches are part of
 the digest, and so are 0, 1, -1 and infinity, which compilers use for simplifications.
 """
@@ -21,7 +21,7 @@ from jax.extend import core
 
 from numpyro_orthgp.errors import with_checks
 from numpyro_orthgp.math.compiled import quick_jit
-from numpyro_orthgp.training.program import Unnamed, exact_digest
+from numpyro_orthgp.math.program import Unnamed, exact_digest
 
 __all__ = ["MOST_KEPT", "Traced", "compiled", "run_checked", "run_kept", "traced"]
 
