@@ -201,15 +201,16 @@ class GPFunction(NoArray):
             return joint_of_tasks(self, self._rows(X.X), X.checked(*self._kind))
         if in_run(self):
             return JointInRun(self, self._rows(X))
-        mean, scale_tril = self._joint_moments(self._rows(X))
-        return dist.MultivariateNormal(mean, scale_tril=scale_tril)
+        return self._joint(self._rows(X))
 
     @one_program
-    def _joint_moments(self, X: Rows) -> tuple[Array, Array]:
+    def _joint(self, X: Rows) -> dist.MultivariateNormal:
         A = self.project(X)
         K = covariance_of_rows(self.kernel, X)
         L = root_of_rows(self.covariance(K, A), diagonal(K), scale_of_rows(self.kernel, X))
-        return self.mean([as_feature(X)], A), self._per_latent(L, event_dim=2)
+        # NumPyro's own check of the factor would take twenty programs.
+        mean, L = self.mean([as_feature(X)], A), self._per_latent(L, event_dim=2)
+        return dist.MultivariateNormal(mean, scale_tril=L, validate_args=False)
 
     def _at_values(self) -> GPFunction:
         """The function given the values that its inducing variables have in this run."""
@@ -248,8 +249,6 @@ class GPFunction(NoArray):
         A path costs O(M (L D + M)) to draw and O((L + M) D) at each input, with M the size of all sets together. A draw from
         ``joint`` costs O(B^3) for B inputs, and cannot be extended to others.
 
-        Outside of ``jax.jit`` the first draw compiles many small operations; inside, it is one program.
-
         :param num: number of paths.
         :param num_features: number L of random features of each path, for each term of a sum of kernels.
         :return: :class:`~numpyro_orthgp.functions.paths.Paths`; ``paths(X)`` has shape (num, B), or (num, B, P) with P latent
@@ -268,17 +267,8 @@ class GPFunction(NoArray):
                 "Paths have the prior's residual, but here it is scaled, as a guide with residual='tight' does while fitting. Draw "
                 "from the fitted function: posterior(model, guide, params, ...)['f'].sample_paths(rng_key, num)."
             )
-        return draw_paths(
-            rng_key,
-            num,
-            num_features,
-            kernel=self.kernel,
-            features=self.features,
-            blocks=self.blocks,
-            beliefs=self._at_values().beliefs,
-            shift=self.shift,
-            num_latents=self.num_latents,
-        )
+        parts = self.kernel, self.features, self.blocks, self._at_values().beliefs, self.shift
+        return draw_paths(rng_key, num, num_features, parts, self.num_latents)
 
     def checked(self, X: Any) -> Array:
         """Inputs as an array; they are refused if they do not match the inducing variables."""
