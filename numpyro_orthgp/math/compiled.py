@@ -24,7 +24,7 @@ from numpyro_orthgp.closures import Closure
 from numpyro_orthgp.errors import is_concrete, with_checks
 from numpyro_orthgp.math.ranks import broadcasting
 
-__all__ = ["ARRAYS", "can_be_compiled", "one_program", "quick_jit", "quick_options"]
+__all__ = ["ARRAYS", "can_be_compiled", "is_within_program", "one_program", "quick_jit", "quick_options"]
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)  # what `jit` takes
 
@@ -65,6 +65,11 @@ def _is_known(leaf: Any) -> bool:
     return is_concrete(leaf) or leaf.to_concrete_value() is not None
 
 
+def is_within_program() -> bool:
+    """Whether operations are part of a program that is being traced."""
+    return not is_concrete(jnp.zeros(()))
+
+
 def quick_jit(function: Callable[..., Any], effort: int, **options: Any) -> Callable[..., Any]:
     """``jax.jit`` with :func:`quick_options`, where it is not part of another program, whose options hold.
 
@@ -78,8 +83,7 @@ def quick_jit(function: Callable[..., Any], effort: int, **options: Any) -> Call
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        seen = [jnp.zeros(()), *jax.tree.leaves((args, kwargs))]  # within a program new arrays are part of it, too
-        is_part = any(isinstance(leaf, jax.core.Tracer) for leaf in seen)
+        is_part = is_within_program() or not all(map(is_concrete, jax.tree.leaves((args, kwargs))))
         return (within if is_part else alone())(*args, **kwargs)
 
     return call

@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend import core
 
 from numpyro_orthgp.errors import is_concrete, with_checks
-from numpyro_orthgp.math.compiled import ARRAYS, quick_jit
+from numpyro_orthgp.math.compiled import ARRAYS, is_within_program, quick_jit
 from numpyro_orthgp.math.program import Unnamed, exact_digest
 
 __all__ = ["MOST_KEPT", "Traced", "compiled", "run_as_one", "run_checked", "run_kept", "traced"]
@@ -88,7 +88,7 @@ def run_kept(function: Callable[..., Any], *args: Any) -> Any:
 
     :param args: pytrees of arrays.
     """
-    if isinstance(jnp.zeros(()), jax.core.Tracer):
+    if is_within_program():
         return function(*args)
     return _run(traced(function, *args), args, 1)
 
@@ -101,7 +101,7 @@ def run_as_one(function: Callable[..., Any], *args: Any) -> Any:
     :param args: pytrees, also with functions in them (:class:`~numpyro_orthgp.closures.Closure`).
     """
     leaves, tree = jax.tree.flatten(args)
-    if not all(isinstance(leaf, ARRAYS) and is_concrete(leaf) for leaf in [*leaves, jnp.zeros(())]):
+    if is_within_program() or not all(isinstance(leaf, ARRAYS) and is_concrete(leaf) for leaf in leaves):
         return function(*args)
     program = traced(with_checks(lambda *leaves: function(*jax.tree.unflatten(tree, leaves))), *leaves)
     if not all(map(is_concrete, program.numbers)):  # what `function` closes over
