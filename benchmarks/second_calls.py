@@ -3,8 +3,9 @@
     python -m benchmarks.second_calls [--data FILE.npz] [--num-inducing 100] [--steps 20]
 
 A model with three hyperparameters that have priors is fitted on minibatches, goes on, sees more rows, and is fitted anew with
-another rate by a new SVI; then its function is asked for twice, and called at rows of several numbers. At last ``svi.init`` by
-itself, which NumPyro does not compile as a whole, with nothing kept, for the model and for one without priors.
+another rate by a new SVI; then its function is asked for twice, called at rows of several numbers, drawn from, conditioned on new
+rows by a likelihood that is a new function each time, and compressed. At last ``svi.init`` by itself, which NumPyro does not
+compile as a whole, with nothing kept, for the model and for one without priors.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from benchmarks.peers.problem import load
-from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp import kernels, likelihoods, online
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -91,6 +92,18 @@ def main(argv: list[str] | None = None) -> dict[str, tuple[int, float]]:
     for name, rows in (("f(X)", 1000), ("f(X) again", 1000), ("f(X) at another number of rows", 900)):
         with row(name):
             jax.block_until_ready(f(X[:rows]).mean)
+    calls: dict[str, Callable[[], Any]] = {
+        "f.joint(X)": lambda: f.joint(X[:50]).scale_tril,
+        "f.sample_paths, at X": lambda: f.sample_paths(jax.random.PRNGKey(0), 10)(X[:50]),
+        "online.condition, likelihood": lambda: online.condition(
+            f, X[:20], y[:20], lambda f: likelihoods.StudentT(f, 4.0, 0.1)
+        ),
+        "online.compress": lambda: online.compress(f, X[:50]),
+    }
+    for name, call in calls.items():
+        for which in ("first", "second"):
+            with row(f"{name}, {which} call"):
+                jax.block_until_ready(call())
     for name, of in (("svi.init by itself", model), ("the same, without priors", without_priors)):
         jax.clear_caches()
         with row(name):

@@ -72,11 +72,11 @@ def with_checks(function: Callable[..., _Result]) -> Callable[..., tuple[_Result
     """``function`` for ``jit``: what it returns, and the checks that it could not make while it was traced."""
 
     @wraps(function)
-    def program(*args: Any) -> tuple[_Result, Waiting]:
+    def program(*args: Any, **kwargs: Any) -> tuple[_Result, Waiting]:
         waiting: list[tuple[_Check, tuple[Any, ...]]] = []
         token = _waiting.set((get_opaque_trace_state(), waiting))
         try:
-            result = function(*args)
+            result = function(*args, **kwargs)
         finally:
             _waiting.reset(token)
         return result, Waiting(tuple(check for check, _ in waiting), tuple(values for _, values in waiting))

@@ -51,7 +51,7 @@ def bounded_memory():
 @pytest.fixture
 def compilations(monkeypatch):
     """Names of the programs that XLA compiles from here on, in an empty store."""
-    from numpyro_orthgp.training import kept
+    from numpyro_orthgp.math import kept
 
     names = []
     monkeypatch.setattr(kept, "_kept", type(kept._kept)())

@@ -20,8 +20,9 @@ from numpyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.math import digest as digests
+from numpyro_orthgp.math.program import program_of
 from numpyro_orthgp.training import checkpoint, digest
-from numpyro_orthgp.training.program import program_of
 from tests import fitting
 from tests.fitting import KEY, assert_same_bits, make
 
@@ -227,16 +228,16 @@ def test_digests_of_data(tmp_path, monkeypatch):
     on_disk.flush()
     for same in (X.copy(order="F"), X.astype(">f8"), on_disk, np.asarray(on_disk)[:]):
         assert digest.digest_of_data(same, np.float64) == whole
-    monkeypatch.setattr(digest, "PIECE", 1000)  # many pieces, of which no two are the same
+    monkeypatch.setattr(digests, "PIECE", 1000)  # many pieces, of which no two are the same
     in_pieces = digest.digest_of_data(X, np.float64)
     other = X.copy()
     other[[0, -1]] = X[[-1, 0]]
     two = X[:82]  # pieces have 41 rows
-    assert digest.digest_of_array(two) != digest.digest_of_array(np.roll(two, 41, axis=0))
+    assert digests.digest_of_array(two) != digests.digest_of_array(np.roll(two, 41, axis=0))
     assert len({whole, in_pieces, digest.digest_of_data(other, np.float64), digest.digest_of_data(X, np.float32)}) == 4
     assert digest.digest_of_data(X.ravel(), np.float64) != digest.digest_of_data(X, np.float64)
     for odd in (np.zeros((3, 0)), np.zeros(2, bool), np.asarray(jnp.ones(3, jnp.bfloat16)), np.zeros(2, complex)):
-        assert len(digest.digest_of_array(odd)) == 32
+        assert len(digests.digest_of_array(odd)) == 32
 
     monkeypatch.setattr(digest, "LARGE", 1000)  # only some rows of the memory map are read
     sampled = digest.digest_of_data(on_disk, np.float64)

@@ -18,7 +18,8 @@ TWO = """
 import os, signal, warnings
 import numpyro, numpyro.distributions as dist
 from numpyro_orthgp import training
-from numpyro_orthgp.training.devices import Devices, to_host
+from numpyro_orthgp.math.digest import to_host
+from numpyro_orthgp.training.devices import Devices
 mesh = Mesh(np.array(jax.devices()), ("data",))
 cut = 20  # of 48 rows
 mine = slice(None, cut) if process == 0 else slice(cut, None)

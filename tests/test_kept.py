@@ -12,7 +12,8 @@ import pytest
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp.training import kept
+from numpyro_orthgp.errors import inspect
+from numpyro_orthgp.math import kept
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 2))
@@ -161,3 +162,25 @@ def test_checks_are_those_of_the_call():
     assert kept.run_checked(checked("a"), 1.0) == 1
     with pytest.raises(ValueError, match="b is negative"):
         kept.run_checked(checked("b"), -1.0)
+
+
+def test_a_program_that_checks_its_values_is_kept(compilations):
+    """And within a gradient, of its arguments or of what it closes over, it is the plain function."""
+
+    def shifted(by):
+        def function(x):
+            inspect(lambda x: x.min() > 0 or pytest.fail("not positive"), x)
+            return x + by
+
+        return function
+
+    assert kept.run_as_one(shifted(0.5), X[0] ** 2)[0] == X[0, 0] ** 2 + 0.5
+    compilations.clear()
+    assert kept.run_as_one(shifted(0.7), X[1] ** 2)[0] == X[1, 0] ** 2 + 0.7
+    assert not compilations
+    with pytest.raises(pytest.fail.Exception, match="not positive"):
+        kept.run_as_one(shifted(0.5), -(X[0] ** 2))
+    ones = jnp.ones(2)
+    assert jax.grad(lambda x: kept.run_as_one(shifted(0.5), x * ones).sum())(1.0) == 2
+    assert jax.grad(lambda by: kept.run_as_one(shifted(by), ones).sum())(1.0) == 2
+    assert jax.jit(lambda x: kept.run_as_one(shifted(0.5), x))(ones)[0] == 1.5

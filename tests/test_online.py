@@ -16,7 +16,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods, online
 from numpyro_orthgp.gaussians import FAMILIES, Diagonal, Full, Shifted, Value
-from numpyro_orthgp.training.kept import run_checked
+from numpyro_orthgp.math.kept import run_checked
 from tests import oracles, problems
 
 KERNEL = problems.kernel_oracle("matern52", 1.3, 0.9)

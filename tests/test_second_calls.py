@@ -56,6 +56,12 @@ def plain_kernel():
     return lambda X1, X2=None: kernels.RBF(0.7)(X1, X2)
 
 
+def own_noise():
+    """A new function at each call, and other noise."""
+    noise = jax.numpy.asarray(some())
+    return lambda f: ogp.likelihoods.StudentT(f, 4.0, noise)
+
+
 def collapsed(**options):
     return ogp.CollapsedGP(kernels.RBF(some()), X, Z, some(), **options)
 
@@ -88,9 +94,9 @@ CALLS = {
     "fit_lbfgs": (lambda m: ogp.fit_lbfgs(inference(), key(), (X, Y), num_steps=2, restarts=0), 35),
     "posterior": (lambda m: ogp.posterior(model, m["guide"], m["params"], X), 40),
     "f(X)": (lambda m: m["f"](inputs()).variance, 5),
-    "f.joint(X)": (lambda m: m["f"].joint(inputs()).covariance_matrix, 50),
+    "f.joint(X)": (lambda m: m["f"].joint(inputs()).covariance_matrix, 10),
     "f.diagonalized()": (lambda m: m["f"].diagonalized()(inputs()), 15),
-    "f.sample_paths": (lambda m: m["f"].sample_paths(key(), 2)(inputs()), 90),
+    "f.sample_paths": (lambda m: m["f"].sample_paths(key(), 2)(inputs()), 10),
     "f.term": (lambda m: m["of_terms"].term(0)(inputs()), 5),
     "variance_shares": (lambda m: ogp.variance_shares(m["of_terms"], inputs()), 20),
     "with_neighbors": (lambda m: ogp.with_neighbors(m["f"], X, Y, some(), num_neighbors=4)(inputs()), 20),
@@ -101,9 +107,17 @@ CALLS = {
     ),
     "CollapsedGP.upper_bound": (lambda m: collapsed().upper_bound(Y), 10),
     "CollapsedGP.posterior": (lambda m: collapsed().posterior(Y)(inputs()), 15),
-    "infer_latents": (lambda m: ogp.infer_latents(m["many"], rng.normal(size=(4, 3)), some(), num_steps=2), 65),
-    "online.compress": (lambda m: ogp.online.compress(m["f"], inputs(5)), 60),
-    "online.divergences": (lambda m: ogp.online.divergences(m["f"]), 30),
+    "infer_latents": (lambda m: ogp.infer_latents(m["many"], rng.normal(size=(4, 3)), some(), num_steps=2), 10),
+    "the same, own likelihood": (
+        lambda m: ogp.infer_latents(m["many"], rng.normal(size=(4, 3)), own_noise(), num_steps=2),
+        15,
+    ),
+    "online.condition": (lambda m: ogp.online.condition(m["f"], inputs(5), rng.normal(size=5), some()), 10),
+    "the same, own noise": (lambda m: ogp.online.condition(m["f"], inputs(5), rng.normal(size=5), own_noise()), 10),
+    "online.compress": (lambda m: ogp.online.compress(m["f"], inputs(5)), 5),
+    "online.divergences": (lambda m: ogp.online.divergences(m["f"]), 5),
+    "online.drop_sets": (lambda m: ogp.online.drop_sets(m["f"]), 5),
+    "online.start_from": (lambda m: ogp.online.start_from("f", m["f"]), 10),
     "online.from_blocks": (lambda m: ogp.online.from_blocks(kernels.RBF(some()), Z, some(), [(X, Y)]), 20),
     "check": (lambda m: ogp.check(model, m["guide"], m["params"], X, Y, num_samples=30, rng_key=key()), 100),
     "khat": (lambda m: ogp.khat(model, m["guide"], m["params"], X, Y, num_samples=30, rng_key=key()), 25),

@@ -17,7 +17,7 @@ from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO, autoguide
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.errors import inspect
-from numpyro_orthgp.training.kept import run_checked
+from numpyro_orthgp.math.kept import run_checked
 from numpyro_orthgp.training.start import initial_state
 from tests import problems
 
@@ -302,3 +302,17 @@ def test_points_that_cannot_start_by_one_program_start_as_before():
     for _ in range(2):
         with pytest.raises(ValueError, match=r"`y` must have shape"):
             initial_state(wrong, KEY, (X, Y[:5]), None, {})
+
+
+def test_without_priors_nothing_starts_apart(compilations):
+    """The guide's first look needs no values then: not even random keys are split outside of the program of `svi.init`."""
+
+    def model(X, y):
+        f = ogp.gp("f", ogp.kernels.RBF(numpyro.param("lengthscale", 1.0)), X[:4])
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.3), obs=y)
+
+    X = jnp.linspace(0.0, 1.0, 20)[:, None]
+    svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO())
+    ogp.fit(svi, jax.random.PRNGKey(0), (X, jnp.sin(6 * X[:, 0])), num_steps=2, progress_bar=False)
+    assert "jit(leaves)" in compilations and "jit(_threefry_split)" not in compilations

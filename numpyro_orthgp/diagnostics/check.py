@@ -32,7 +32,7 @@ from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides import posterior
 from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.inducing.rows import Rows
-from numpyro_orthgp.training.kept import run_kept
+from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["check"]

@@ -15,7 +15,7 @@ from numpyro.infer import MCMC
 from numpyro_orthgp.errors import check_params
 from numpyro_orthgp.guides.parameters import Checked, check_guide_sites
 from numpyro_orthgp.math.blocks import map_blocks
-from numpyro_orthgp.training.kept import run_kept
+from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["Arguments", "Draws", "GuideDraws", "density", "draws_of_mcmc"]

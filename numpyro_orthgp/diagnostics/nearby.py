@@ -28,7 +28,7 @@ from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.init import groups as near_groups
 from numpyro_orthgp.likelihoods import Gaussian
 from numpyro_orthgp.likelihoods.base import unwrap
-from numpyro_orthgp.training.kept import run_kept
+from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.types import Array
 
 __all__ = ["GROUP_SIZE", "NEIGHBORS", "Nearby", "nearby_gains", "regressions"]

@@ -38,8 +38,8 @@ from numpyro_orthgp.functions.frozen import frozen
 from numpyro_orthgp.guides.own_draws import OWN_DRAW, own_draws
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.likelihoods.mixture import Mixture
+from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.primitives.messages import MESSAGE, belief_of, site_of
-from numpyro_orthgp.training.kept import run_kept
 from numpyro_orthgp.types import Array
 
 __all__ = ["advice_on_own_draws", "advice_on_plugged", "own_draws_of", "plugged_of"]

@@ -16,7 +16,7 @@ from numpyro_orthgp.errors import check_integer, check_params
 from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.guides.parameters import Checked
 from numpyro_orthgp.math.blocks import map_blocks
-from numpyro_orthgp.training.kept import run_kept
+from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["Prediction", "predict"]

@@ -24,8 +24,8 @@ from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.parameters import Checked, check_model_params
 from numpyro_orthgp.likelihoods.base import is_expected, log_predictive
 from numpyro_orthgp.math.blocks import map_blocks
+from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.primitives.messages import collected_functions
-from numpyro_orthgp.training.kept import run_kept
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["Replay", "look", "run"]

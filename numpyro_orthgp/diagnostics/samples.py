@@ -11,7 +11,7 @@ import numpy as np
 
 from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
 from numpyro_orthgp.diagnostics.replay import run
-from numpyro_orthgp.training.kept import run_kept
+from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["samples_of", "words_of_sample"]

@@ -10,7 +10,7 @@ from numpyro_orthgp.diagnostics.draws import Arguments
 from numpyro_orthgp.diagnostics.layout import Layout, Trace
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.posterior import fitted_trace
-from numpyro_orthgp.training.kept import run_kept
+from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["Subject"]

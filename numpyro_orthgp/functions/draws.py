@@ -77,8 +77,7 @@ def paths_of(f: Any, rng_key: PRNGKey, num: int, num_features: int) -> Paths:
         features, beliefs = (*features, at), (*beliefs, Value(drawn.noise))
         if shift is not None:
             shift = replace(shift, projected=(*shift.projected, jnp.zeros_like(drawn.noise)))
-    how = {"kernel": f.kernel, "features": features, "blocks": blocks, "beliefs": beliefs, "shift": shift}
-    paths = draw_paths(rng_key, num, num_features, **how, num_latents=f.num_latents)
+    paths = draw_paths(rng_key, num, num_features, (f.kernel, features, blocks, beliefs, shift), f.num_latents)
     if single:
         f.run.note_path(paths)
     return paths

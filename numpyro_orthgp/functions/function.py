@@ -201,15 +201,16 @@ class GPFunction(NoArray):
             return joint_of_tasks(self, self._rows(X.X), X.checked(*self._kind))
         if in_run(self):
             return JointInRun(self, self._rows(X))
-        mean, scale_tril = self._joint_moments(self._rows(X))
-        return dist.MultivariateNormal(mean, scale_tril=scale_tril)
+        return self._joint(self._rows(X))
 
     @one_program
-    def _joint_moments(self, X: Rows) -> tuple[Array, Array]:
+    def _joint(self, X: Rows) -> dist.MultivariateNormal:
         A = self.project(X)
         K = covariance_of_rows(self.kernel, X)
         L = root_of_rows(self.covariance(K, A), diagonal(K), scale_of_rows(self.kernel, X))
-        return self.mean([as_feature(X)], A), self._per_latent(L, event_dim=2)
+        # NumPyro's own check of the factor would take twenty programs.
+        mean, L = self.mean([as_feature(X)], A), self._per_latent(L, event_dim=2)
+        return dist.MultivariateNormal(mean, scale_tril=L, validate_args=False)
 
     def _at_values(self) -> GPFunction:
         """The function given the values that its inducing variables have in this run."""
@@ -251,8 +252,6 @@ class GPFunction(NoArray):
 
         In a running model a single path is the function of the run: it goes through the values that were drawn before, later draws
         are its values, and another call returns the same path.
-
-        Outside of ``jax.jit`` the first draw compiles many small operations; inside, it is one program.
 
         :param num: number of paths.
         :param num_features: number L of random features of each path, for each term of a sum of kernels.

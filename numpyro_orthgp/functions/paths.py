@@ -48,6 +48,7 @@ from numpyro_orthgp.kernels.convolutional import Convolutional
 from numpyro_orthgp.kernels.patch_features import patch_response
 from numpyro_orthgp.kernels.random_features import RandomFunctions, draw_functions, term_at, terms_at
 from numpyro_orthgp.kernels.summands import select
+from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.math.ranks import broadcasting
@@ -108,7 +109,10 @@ class Paths:
             return self._tasks(X.checked(input_dim(self.features), self.features[0].dtype))
         if isinstance(X, Functional):
             return self._functionals(X.checked(input_dim(self.features), self.features[0].dtype))
-        X = self._checked(X)
+        return self._at(self._checked(X))
+
+    @one_program
+    def _at(self, X: Array) -> Array:
         entries = X.shape[-2] * (self.num_latents or 1) * self.prior.width
         if X.ndim == 3:
             values = _for_each_path(lambda own: self._one_path(*own), (self.prior, self.weights, X), entries)
@@ -129,6 +133,7 @@ class Paths:
         values = draw_of_tasks(lambda *_: self(X.X), chosen.functions(len(X)), chosen.weights, None, (self.num,))
         return jnp.where(chosen.known, values, jnp.nan)
 
+    @one_program
     def _functionals(self, L: Functional) -> Array:
         if isinstance(L, Concatenated):
             return jnp.concatenate([self._functionals(part) for part in L.parts], 1)
@@ -160,21 +165,31 @@ class Paths:
         return check_same_dtype("X", X, self.features[0].dtype)
 
 
-@broadcasting
 def draw_paths(
     rng_key: PRNGKey,
     num: int,
     num_features: int,
-    *,
-    kernel: KernelLike,
-    features: Sequence[Feature],
-    blocks: Sequence[Block],
-    beliefs: Sequence[Whitened],
-    shift: Any,
+    parts: tuple[KernelLike, Sequence[Feature], Sequence[Block], Sequence[Whitened], Any],
     num_latents: int | None,
 ) -> Paths:
-    """Draw functions from the process with the given parts of a ``GPFunction``; see its ``sample_paths``."""
-    num, num_features = check_integer("num", num), check_integer("num_features", num_features)
+    """Draw functions from a process; see ``GPFunction.sample_paths``.
+
+    :param parts: kernel, features, blocks, beliefs and mean-only points of the function.
+    """
+    sizes = {"num": check_integer("num", num), "num_features": check_integer("num_features", num_features)}
+    prior, weights = _draw(rng_key, parts, num_latents=num_latents, **sizes)
+    kernel, features, *_, shift = parts
+    if shift is not None:
+        features = (*features, InducingPoints(shift.points))
+    return Paths(kernel, tuple(features), prior, weights, num_latents)
+
+
+@one_program
+def _draw(
+    rng_key: PRNGKey, parts: Any, *, num: int, num_features: int, num_latents: int | None
+) -> tuple[RandomFunctions, tuple[Array, ...]]:
+    """Functions of the prior, and the weights of all features."""
+    kernel, features, blocks, beliefs, shift = parts
     prior_key, jitter_key, *belief_keys = jax.random.split(rng_key, 2 + len(features))
     batch = (num,) if num_latents is None else (num, num_latents)
     num_dims = _num_dims(kernel, features)
@@ -192,8 +207,7 @@ def draw_paths(
     weights = [jnp.moveaxis(c, -1, 0) for c in transpose(tuple(changes))[0]]
     if shift is not None:
         weights.append(jnp.broadcast_to(shift.weights, (num, *shift.weights.shape)))
-        features = (*features, InducingPoints(shift.points))
-    return Paths(kernel, tuple(features), prior, tuple(weights), num_latents)
+    return prior, tuple(weights)
 
 
 def _whitened(values: Sequence[Array], blocks: Sequence[Block], rng_key: PRNGKey) -> tuple[Array, ...]:

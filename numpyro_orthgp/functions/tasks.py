@@ -63,7 +63,10 @@ def _moments(f: Any, X: Rows, chosen: Chosen) -> tuple[Array, ...]:
 def joint_of_tasks(f: Any, X: Rows, tasks: Tasks) -> dist.MultivariateNormal:
     """Joint distribution of all rows, event shape (B,). Functions are independent, so rows covary through common functions only."""
     chosen = tasks.chosen(f.num_latents, X.dtype)
-    mean, L = moments_in_run(f, f.run, X) if in_run(f) else f._joint_moments(X)
+    if in_run(f):
+        mean, L = moments_in_run(f, f.run, X)
+    else:
+        mean, L = (q := f._joint(X)).loc, q.scale_tril
     functions = chosen.functions(len(X))
     weights = jnp.ones_like(functions, X.dtype) if chosen.weights is None else chosen.weights
     seen = jnp.zeros((len(X), f.num_latents), X.dtype).at[jnp.arange(len(X))[:, None], functions].add(weights)

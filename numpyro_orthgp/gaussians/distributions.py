@@ -14,6 +14,7 @@ from numpyro.distributions.kl import kl_divergence
 
 from numpyro_orthgp.errors import check_key
 from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array, PRNGKey
 
@@ -66,9 +67,8 @@ class WhitenedGaussian(dist.Distribution):
     def support(self) -> Any:
         return constraints.independent(constraints.real, self.event_dim)
 
-    @broadcasting
     def rsample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
-        return self.q.sample(check_key(key, "guides of this package"), sample_shape)
+        return _drawn(self.q, check_key(key, "guides of this package"), shape=tuple(sample_shape))
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.rsample(key, sample_shape)
@@ -84,6 +84,11 @@ class WhitenedGaussian(dist.Distribution):
     @property
     def variance(self) -> Array:
         return jnp.broadcast_to(self.q.variance(), self.q.loc.shape)
+
+
+@one_program
+def _drawn(q: Whitened, key: PRNGKey, *, shape: tuple[int, ...]) -> Array:
+    return q.sample(key, shape)
 
 
 # Without this registration TraceMeanField_ELBO would silently fall back to one Monte Carlo sample.

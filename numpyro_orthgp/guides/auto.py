@@ -159,8 +159,11 @@ class AutoSparseGP(Summaries):
         try:
             if is_new:
                 self._preparing = compiled
-                with suppress(_Prepared):
-                    start()
+                with suppress(Exception):  # `start` may need values
+                    jax.eval_shape(start)
+                if self.prototype_trace is None or self._hyper_is_new():
+                    with suppress(_Prepared):
+                        start()
                 self._preparing, self.prototype_trace = None, None
             yield
         except BaseException:
@@ -259,8 +262,7 @@ class AutoSparseGP(Summaries):
                     check_option(f"{option} key", name, list(self._gps))
 
     def _sample_latents(self, *args: Any, **kwargs: Any) -> None:
-        is_new = self._hyper_is_new()
-        if self._preparing and not (is_new and self._others):
+        if self._preparing and not (self._hyper_is_new() and is_concrete(jnp.zeros(()))):
             raise _Prepared
         plates = self._plates(*args, **kwargs)
         pending: list[tuple[int, Callable[[], Any]]] = []
@@ -279,7 +281,7 @@ class AutoSparseGP(Summaries):
         with InModelOrder(self._order, pending) as in_order:
             if self._others:
                 in_order.emit(before=min(map(self._order.index, self._others)))
-                starting = self._rest.only(self._others) if is_new else nullcontext()
+                starting = self._rest.only(self._others) if self._hyper_is_new() else nullcontext()
                 for _ in range(self._keys_of_start):
                     numpyro.prng_key()
                 self._keys_of_start = 0
@@ -294,8 +296,8 @@ class AutoSparseGP(Summaries):
         in_order.emit()
 
     def _hyper_is_new(self) -> bool:
-        """Whether ``hyper`` is a NumPyro guide that has not started; its first call takes random keys that later calls do not."""
-        return isinstance(self._hyper, AutoGuide) and self._hyper.prototype_trace is None
+        """Whether ``hyper`` is a NumPyro guide that must start; its first call takes random keys that later calls do not."""
+        return isinstance(self._hyper, AutoGuide) and self._hyper.prototype_trace is None and bool(self._others)
 
     def _sample_gp(self, name: str, latent: Sequence[int]) -> None:
         sites = self._gps[name]

@@ -14,9 +14,9 @@ from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.init.counts import check_count, subset
 from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.compiled import can_be_compiled
+from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
 from numpyro_orthgp.math.products import lower_matmul, matmul
-from numpyro_orthgp.training.kept import run_kept
 from numpyro_orthgp.types import Array, KernelLike, PRNGKey
 
 __all__ = ["greedy_variance", "pivots"]

@@ -8,5 +8,6 @@ What is tuned to how XLA and LAPACK work on each kind of device is here and only
 - ``distances``, ``expansion``: squared distances, and weighted sums of functions of them.
 - ``grouped``: matrices within groups of rows.
 - ``blocks``, ``compiled``: many rows, some at a time; one program outside of ``jit``.
+- ``kept``, ``program``, ``digest``: programs that are found again by what they compute, whichever function they came from.
 - ``quadrature``, ``harmonics``: nodes and weights; polynomials on a sphere.
 """

@@ -24,9 +24,9 @@ from numpyro_orthgp.closures import Closure
 from numpyro_orthgp.errors import is_concrete, with_checks
 from numpyro_orthgp.math.ranks import broadcasting
 
-__all__ = ["can_be_compiled", "one_program", "quick_jit", "quick_options"]
+__all__ = ["ARRAYS", "can_be_compiled", "is_within_program", "one_program", "quick_jit", "quick_options"]
 
-_ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)  # what `jit` takes
+ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)  # what `jit` takes
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -37,16 +37,16 @@ def one_program(function: _F) -> _F:
     JAX compiles what is called outside operation by operation, which takes several times as long, and so it does to a gradient,
     which NumPyro takes once before NUTS or an automatic guide starts.
 
-    :param function: of pytrees of arrays.
+    :param function: of pytrees of arrays; keywords are what it is compiled for, such as sizes.
     """
     function = broadcasting(function)
-    compiled = jax.jit(with_checks(function))
+    compiled = lru_cache(lambda names: jax.jit(with_checks(function), static_argnames=names))
 
     @wraps(function)
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **sizes: Any) -> Any:
         if not can_be_compiled(args):
-            return function(*args)
-        result, waiting = compiled(*args)
+            return function(*args, **sizes)
+        result, waiting = compiled(tuple(sizes))(*args, **sizes)
         waiting.inspect()
         return result
 
@@ -57,12 +57,17 @@ def can_be_compiled(args: Any) -> bool:
     """Whether a program of these arguments, a pytree, can be kept for others like them."""
     # A kernel that is a function may be a new one at each call, and would be compiled each time.
     leaves = jax.tree.leaves(args, is_leaf=lambda leaf: isinstance(leaf, Closure | Partial))
-    return all(isinstance(leaf, _ARRAYS) and _is_known(leaf) for leaf in leaves)
+    return all(isinstance(leaf, ARRAYS) and _is_known(leaf) for leaf in leaves)
 
 
 def _is_known(leaf: Any) -> bool:
     # Under `grad` alone a tracer knows its value, and JAX differentiates the program as a whole.
     return is_concrete(leaf) or leaf.to_concrete_value() is not None
+
+
+def is_within_program() -> bool:
+    """Whether operations are part of a program that is being traced."""
+    return not is_concrete(jnp.zeros(()))
 
 
 def quick_jit(function: Callable[..., Any], effort: int, **options: Any) -> Callable[..., Any]:
@@ -78,8 +83,7 @@ def quick_jit(function: Callable[..., Any], effort: int, **options: Any) -> Call
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        seen = [jnp.zeros(()), *jax.tree.leaves((args, kwargs))]  # within a program new arrays are part of it, too
-        is_part = any(isinstance(leaf, jax.core.Tracer) for leaf in seen)
+        is_part = is_within_program() or not all(map(is_concrete, jax.tree.leaves((args, kwargs))))
         return (within if is_part else alone())(*args, **kwargs)
 
     return call

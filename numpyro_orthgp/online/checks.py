@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,9 @@ from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.math.compiled import one_program
+from numpyro_orthgp.math.products import diagonal
+from numpyro_orthgp.types import Array
 
 __all__ = ["check_function", "check_gaussians"]
 
@@ -47,14 +50,22 @@ def check_gaussians(who: str, f: GPFunction) -> None:
     check_function(who.strip("`"), f)
     if any(q.is_value for q in f.beliefs):
         raise ValueError(_message(who, "values of inducing variables"))
-    for q in f.beliefs:
-        inspect(partial(_refuse_no_variance, who), q)
-
-
-def _refuse_no_variance(who: str, q: Whitened) -> None:
-    # `condition` joins values and Gaussians to one set. Then rows of its root are zero, or singular values within rounding of zero.
     with jax.ensure_compile_time_eval():  # a Gaussian may be concrete under `jit`
-        pivots = np.abs(np.diagonal(q.lower_root(), axis1=-2, axis2=-1))
+        inspect(partial(_refuse_no_variance, who), _pivots(f.beliefs))
+
+
+@one_program
+def _pivots(beliefs: Sequence[Whitened]) -> list[Array]:
+    return [jnp.abs(diagonal(q.lower_root())) for q in beliefs]
+
+
+def _refuse_no_variance(who: str, of_sets: Sequence[Array]) -> None:
+    # `condition` joins values and Gaussians to one set. Then rows of its root are zero, or singular values within rounding of zero.
+    for pivots in map(np.asarray, of_sets):
+        _refuse_small(who, pivots)
+
+
+def _refuse_small(who: str, pivots: np.ndarray) -> None:
     rounding = 8 * float(jnp.finfo(pivots.dtype).eps) * pivots.max(-1, keepdims=True)
     fixed = int((pivots <= rounding).sum(-1).max())
     if fixed:

@@ -29,7 +29,8 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import lax
 
-from numpyro_orthgp.errors import check_integer, inspect
+from numpyro_orthgp.closures import as_pytree
+from numpyro_orthgp.errors import check_integer, inspect, refuse_masked
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, project_shift
@@ -39,7 +40,9 @@ from numpyro_orthgp.functions.sites import refuse_while_fitting
 from numpyro_orthgp.gaussians.family import Full, Shifted, Whitened
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.likelihoods.base import check_observed
+from numpyro_orthgp.likelihoods.wrapped import MASK
 from numpyro_orthgp.math.cholesky import inverse_cholesky, root_of_inverse
+from numpyro_orthgp.math.kept import run_as_one
 from numpyro_orthgp.math.linalg import join, safe_sqrt
 from numpyro_orthgp.math.products import diagonal, matmul
 from numpyro_orthgp.online.checks import check_function
@@ -145,14 +148,28 @@ def condition(
     """
     check_function("condition", f)
     refuse_while_fitting("condition", f.fitting)
-    points = [s.points for s in f.features if isinstance(s, InducingPoints)]
-    if len(points) < len(f.features):
+    if not all(isinstance(s, InducingPoints) for s in f.features):
         raise TypeError("`condition` needs a function whose sets are inducing points; compress(f, points) makes one.")
     check_integer("num_steps", num_steps)
     if not 0 < step_size <= 1:
         raise ValueError(f"`step_size` must be in (0, 1], a share of the way; got {step_size!r}.")
-    make = as_likelihood(likelihood, f.features[0].dtype)
-    grown = _grow(f, points, f.checked(X), check_jitter(jitter, f.features[0].dtype))
+    refuse_masked("y", y, MASK)
+    dtype = f.features[0].dtype
+    make, X, jitter = as_likelihood(likelihood, dtype), f.checked(X), check_jitter(jitter, dtype)
+
+    condition_all = partial(_condition, num_steps, step_size, jitter)
+    result, end = run_as_one(condition_all, as_pytree(make), f, X, jnp.asarray(y))
+    if num_steps > 1:  # the first step starts without factors
+        inspect(partial(_warn_unsettled, num_steps), *end)
+    return replace(result, kernel=f.kernel)
+
+
+def _condition(
+    num_steps: int, step_size: float, jitter: float, make: Any, f: GPFunction, X: Array, y: Array
+) -> tuple[GPFunction, tuple[Array, Array]]:
+    """The function given the factors, and of the last step how far means moved, with the variances before, each (..., B)."""
+    points = [s.points for s in f.features if isinstance(s, InducingPoints)]
+    grown = _grow(f, points, X, jitter)
     root = matmul(jnp.swapaxes(grown.scale, -1, -2), grown.A)  # of the covariance at the new inputs, (..., M, B)
 
     def given(mean: Array, variance: Array) -> dist.Distribution:
@@ -169,9 +186,7 @@ def condition(
     nothing, size = _Sites(zeros, zeros), jnp.asarray(step_size, zeros.dtype)
     start = _Iteration(nothing, nothing, jnp.full_like(size, -jnp.inf), size, zeros)
     last = lax.fori_loop(0, num_steps, lambda _, state: _step(state, grown.mean, root, expected, step_size), start)
-    if num_steps > 1:  # the first step starts without factors
-        inspect(partial(_warn_unsettled, num_steps), last.move, jnp.sum(root**2, -2))
-    return _given(f, grown, root, last.tried())
+    return _given(f, grown, root, last.tried()), (last.move, jnp.sum(root**2, -2))
 
 
 def _grow(f: GPFunction, points: Sequence[Array], X: Array, jitter: float) -> _Grown:

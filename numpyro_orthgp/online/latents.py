@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,22 @@ import numpyro.distributions as dist
 import optax
 from jax import lax, random
 
-from numpyro_orthgp.errors import check_finite, check_floating, check_inputs, check_integer, is_concrete
+from numpyro_orthgp.closures import as_pytree
+from numpyro_orthgp.errors import (
+    check_finite,
+    check_floating,
+    check_inputs,
+    check_integer,
+    is_concrete,
+    with_checks,
+)
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import refuse_while_fitting
 from numpyro_orthgp.inducing import input_dim
 from numpyro_orthgp.likelihoods.base import check_observed
+from numpyro_orthgp.math.compiled import one_program
+from numpyro_orthgp.math.kept import run_as_one
 from numpyro_orthgp.math.quadrature import quasi_normal
 from numpyro_orthgp.online.checks import check_function
 from numpyro_orthgp.online.noise import as_likelihood, check_likelihood
@@ -74,8 +85,8 @@ def infer_latents(
     The result is one Gaussian. A row that fits at several latent inputs gets the best of these, and ``scale`` says nothing about
     the others. Nor does it see latent inputs far from all training rows, where functions vary so much that any row is possible.
 
-    If noise is an array, later calls with the same numbers of rows, functions and nodes do not compile again. A likelihood is
-    compiled in each call.
+    Later calls with the same numbers of rows, functions and nodes do not compile again. A likelihood is traced in each call, and
+    compiled if its operations are new.
 
     :param f: the D fitted functions, :func:`posterior` of the model.
     :param y: new rows, shape (n, D), minus the prior mean if the model has one. Missing entries may be NaN.
@@ -101,18 +112,14 @@ def infer_latents(
     for name, number in (("num_starts", num_starts), ("num_samples", num_samples), ("num_steps", num_steps)):
         check_integer(name, number)
     make = as_likelihood(likelihood, dtype)
-    _check_support(make, y, observed)
-    node_key, start_key = random.split(random.PRNGKey(0) if rng_key is None else rng_key)
-    nodes = _with_moments_of_normal(quasi_normal(node_key, num_samples, (), dim, dtype))
-    candidates = random.normal(start_key, (8 * num_starts, dim), dtype)
-    if starts is not None:
-        given = check_inputs("starts", starts, dim).astype(dtype)
-        candidates = jnp.concatenate([given, candidates])
-    row = _Row(f, make, nodes, candidates, num_starts, num_steps, float(learning_rate))
-    parts = (y, observed, fixed)
+    given = np.zeros((0, dim), dtype) if starts is None else check_inputs("starts", starts, dim).astype(dtype)
+    sizes = _Sizes(num_starts, num_samples, num_steps, float(learning_rate))
+    parts = (f, random.PRNGKey(0) if rng_key is None else rng_key, given, y, observed, fixed)
     if callable(likelihood):  # it may depend on what has changed since the last call, so it is traced again
-        return jax.jit(lambda parts: _infer_rows(row, parts))(parts)
-    return _infer_rows_compiled(row, parts)
+        return run_as_one(partial(_infer, sizes), as_pytree(make), *parts)
+    result, waiting = _infer_compiled(sizes, make, *parts)
+    waiting.inspect()
+    return result
 
 
 def _with_moments_of_normal(nodes: Array) -> Array:
@@ -131,26 +138,31 @@ def _check_support(make: Callable[[Marginals], dist.Distribution], y: Array, obs
         check_observed("y", fn.mask(observed), y)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class _Row:
+class _Sizes(NamedTuple):
+    """What a program of :func:`infer_latents` is made for; see there."""
+
+    num_starts: int
+    num_samples: int
+    num_steps: int
+    learning_rate: float
+
+
+class _Row(NamedTuple):
     """The problem of one row: y (D,), observed (D,), covariates (C,)."""
 
     f: GPFunction
     likelihood: Callable[[Marginals], dist.Distribution]
     nodes: Array
     candidates: Array
-    num_starts: int = field(metadata={"static": True})
-    num_steps: int = field(metadata={"static": True})
-    learning_rate: float = field(metadata={"static": True})
+    sizes: _Sizes
 
     def infer(self, y: Array, observed: Array, fixed: Array) -> InferredLatents:
         # An observed entry replaces missing ones, so that every density and its gradient are finite.
         y = jnp.where(observed, y, y[jnp.argmax(observed)])
         fit = self._log_densities(self.candidates, y, observed, fixed) - jnp.sum(self.candidates**2, -1) / 2
-        loc = self.candidates[lax.top_k(fit, self.num_starts)[1]]
+        loc = self.candidates[lax.top_k(fit, self.sizes.num_starts)[1]]
         params: Any = (loc, jnp.full_like(loc, jnp.log(0.3)))
-        optimizer = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.num_steps))
+        optimizer = optax.adam(optax.cosine_decay_schedule(self.sizes.learning_rate, self.sizes.num_steps))
 
         def loss(params: Any) -> Array:
             return -jnp.sum(self._elbo(params[0], params[1], y, observed, fixed))
@@ -160,7 +172,7 @@ class _Row:
             updates, memory = optimizer.update(jax.grad(loss)(params), memory, params)
             return (optax.apply_updates(params, updates), memory), None
 
-        params = lax.scan(step, (params, optimizer.init(params)), None, length=self.num_steps)[0][0]
+        params = lax.scan(step, (params, optimizer.init(params)), None, length=self.sizes.num_steps)[0][0]
         elbo = self._elbo(params[0], params[1], y, observed, fixed)
         best = jnp.argmax(jnp.where(jnp.isfinite(elbo), elbo, -jnp.inf))
         loc, scale = params[0][best], jnp.exp(params[1][best])
@@ -191,11 +203,22 @@ class _Row:
         return self.f(jnp.concatenate([x, jnp.broadcast_to(fixed, (len(x), len(fixed)))], -1))
 
 
-def _infer_rows(row: _Row, parts: tuple[Array, Array, Array]) -> InferredLatents:
-    return lax.map(lambda part: row.infer(*part), parts, batch_size=ROWS_AT_ONCE)
+def _infer(
+    sizes: _Sizes, make: Any, f: GPFunction, rng_key: PRNGKey, given: Array, y: Array, observed: Array, fixed: Array
+) -> InferredLatents:
+    """Latent inputs of all rows.
+
+    :param given: candidates besides draws from the prior, shape (K, Q).
+    """
+    _check_support(make, y, observed)
+    node_key, start_key = random.split(rng_key)
+    nodes = _with_moments_of_normal(quasi_normal(node_key, sizes.num_samples, (), given.shape[1], given.dtype))
+    candidates = random.normal(start_key, (8 * sizes.num_starts, given.shape[1]), given.dtype)
+    row = _Row(f, make, nodes, jnp.concatenate([given, candidates]), sizes)
+    return lax.map(lambda part: row.infer(*part), (y, observed, fixed), batch_size=ROWS_AT_ONCE)
 
 
-_infer_rows_compiled = jax.jit(_infer_rows)
+_infer_compiled = jax.jit(with_checks(_infer), static_argnums=0)
 
 
 def _check_rows(y: ArrayLike, observed: ArrayLike | None, num_latents: int | None) -> tuple[Array, Array]:
@@ -204,25 +227,35 @@ def _check_rows(y: ArrayLike, observed: ArrayLike | None, num_latents: int | Non
         raise ValueError("`f` must be the D functions of a GP-LVM (num_latents = D); got a single function.")
     if y.ndim != 2 or y.shape[1] != num_latents:
         raise ValueError(f"`y` must have shape (n, {num_latents}), one column per function; got {y.shape}.")
-    mask = ~jnp.isnan(y) if observed is None else jnp.asarray(observed)
+    mask = _are_numbers(y) if observed is None else jnp.asarray(observed)
     if mask.dtype != bool or mask.shape != y.shape:
         raise ValueError(
             f"`observed` must be boolean of the shape {y.shape} of y; got {mask.dtype} of shape {mask.shape}."
         )
-    check_finite("y[observed]", jnp.where(mask, y, 0))
+    check_finite("y[observed]", _seen(mask, y))
     if is_concrete(mask) and not np.asarray(mask).any(-1).all():
         empty = int(np.argmin(np.asarray(mask).any(-1)))
         raise ValueError(f"Each row of `y` must have at least one observed entry; row {empty} has none.")
     return y, mask
 
 
-def _check_covariates(f: GPFunction, covariates: ArrayLike | None, num: int) -> tuple[int, Array]:
+@one_program
+def _are_numbers(y: Array) -> Array:
+    return ~jnp.isnan(y)
+
+
+@one_program
+def _seen(mask: Array, y: Array) -> Array:
+    return jnp.where(mask, y, 0)
+
+
+def _check_covariates(f: GPFunction, covariates: ArrayLike | None, num: int) -> tuple[int, Array | np.ndarray]:
     """The number of latent dimensions, and the covariates, shape (n, C), with C = 0 if there are none."""
     total, dtype = input_dim(f.features), f.features[0].dtype
     if total is None:
         raise TypeError("`f` must have inducing points, which show how many latent dimensions there are.")
     if covariates is None:
-        return total, jnp.zeros((num, 0), dtype)
+        return total, np.zeros((num, 0), dtype)
     fixed = check_inputs("covariates", covariates)
     if fixed.shape[0] != num or not fixed.shape[1] < total:
         raise ValueError(

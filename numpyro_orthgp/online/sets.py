@@ -13,10 +13,11 @@ import numpy as np
 from numpyro_orthgp.errors import inspect, is_concrete
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.prior import check_jitter, decompose_sets
-from numpyro_orthgp.functions.projection import project
+from numpyro_orthgp.functions.projection import Block, project
 from numpyro_orthgp.gaussians.family import Full, Whitened
 from numpyro_orthgp.inducing import Feature, as_sets
 from numpyro_orthgp.math.cholesky import safe_cholesky
+from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.online.checks import check_function, check_gaussians
 from numpyro_orthgp.online.moments import project_sets, split
@@ -40,7 +41,12 @@ def divergences(f: GPFunction) -> Array:
     :raises ValueError: if ``f`` has values (an MCMC draw, conditioned or not).
     """
     check_gaussians("`divergences`", f)
-    return jnp.stack([q.kl_from_prior() for q in f.beliefs])
+    return _divergences(f.beliefs)
+
+
+@one_program
+def _divergences(beliefs: Sequence[Whitened]) -> Array:
+    return jnp.stack([q.kl_from_prior() for q in beliefs])
 
 
 def drop_sets(f: GPFunction, below: float = 0.01) -> GPFunction:
@@ -114,7 +120,18 @@ def compress(
             "`compress` takes no MeanOnly points: its result is a Gaussian at inducing variables, "
             "which cannot hold their part of the mean."
         )
-    blocks = decompose_sets(f.kernel, features, check_jitter(jitter, features[0].dtype))
+    blocks, beliefs = _compress(f, features, check_jitter(jitter, features[0].dtype))
+    compressed = GPFunction(f.kernel, features, blocks, beliefs, num_latents=f.num_latents)
+    if not f.drawn:
+        inspect(_warn_of_loss, jnp.stack([divergences(f).sum(), divergences(compressed).sum()]))
+    return compressed
+
+
+@one_program
+def _compress(
+    f: GPFunction, features: tuple[Feature, ...], jitter: float
+) -> tuple[tuple[Block, ...], tuple[Full, ...]]:
+    blocks = decompose_sets(f.kernel, features, jitter)
     A = project_sets(f, features)
     means = project(blocks, split(f.mean(features, A)[..., None], features, -2))
     # Shape (M', M_i) for each old set and each new one.
@@ -128,10 +145,7 @@ def compress(
         scale = safe_cholesky(covariance, jnp.ones(covariance.shape[:-2], s.dtype))
         loc, scale = jnp.broadcast_to(mean[..., 0], (*batch, s.num)), jnp.broadcast_to(scale, (*batch, s.num, s.num))
         beliefs.append(Full(loc, scale))
-    compressed = GPFunction(f.kernel, features, blocks, tuple(beliefs), num_latents=f.num_latents)
-    if not f.drawn:
-        inspect(_warn_of_loss, jnp.stack([divergences(f).sum(), divergences(compressed).sum()]))
-    return compressed
+    return blocks, tuple(beliefs)
 
 
 def _warn_of_loss(nats: Array) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_orthgp.training.devices import from_host, to_host
+from numpyro_orthgp.math.digest import from_host, to_host
 from numpyro_orthgp.training.fingerprint import check_same
 from numpyro_orthgp.training.stopping import Windows
 

@@ -20,7 +20,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["Devices", "from_host", "gathered", "to_host", "together"]
+from numpyro_orthgp.math.digest import from_host, to_host
+
+__all__ = ["Devices", "gathered", "together"]
 
 
 class Devices:
@@ -202,20 +204,3 @@ def together(make: Callable[[], Any]) -> Any:
     if codes.max():
         raise KeyboardInterrupt
     return result
-
-
-def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def to_host(x: Any) -> np.ndarray:
-    """A replicated array as a NumPy array; for a typed PRNG key, its words."""
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        x = x.addressable_data(0)
-    return np.asarray(jax.random.key_data(x) if _is_key(x) else x)
-
-
-def from_host(array: np.ndarray, like: Any) -> jax.Array:
-    """The inverse of :func:`to_host`. The result is of the same kind as ``like``."""
-    x = jnp.asarray(array)
-    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like)) if _is_key(like) else x

@@ -1,53 +1,22 @@
-"""Digests of array contents: equal digests mean equal contents."""
+"""Digests of arrays of the data, also of such as are on disk."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
+from numpyro_orthgp.math.digest import PIECE, digest, digest_of_array
 from numpyro_orthgp.training.arrays import on_disk
 from numpyro_orthgp.training.columns import Column
 
-__all__ = ["digest", "digest_of_array", "digest_of_data"]
+__all__ = ["digest_of_data"]
 
-PIECE = 2**24  # bytes that one thread digests at a time
 LARGE = 2**28  # bytes; of larger arrays on disk only some rows are read
 ROWS = 1024  # number of these rows
 SLICE = 64  # rows read at once from arrays that are read in slices
-
-
-def digest(content: bytes | np.ndarray) -> str:
-    """Digest of bytes, 32 hexadecimal digits."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def digest_of_array(array: np.ndarray, dtype: Any = None) -> str:
-    """Digest of all entries, shape and dtype.
-
-    Several threads hash the pieces of a large array, since hashing is slower than reading memory.
-
-    :param dtype: dtype to cast to first; by default the array's own.
-    """
-    dtype = array.dtype if dtype is None else np.dtype(dtype)
-    rows = array.reshape(1) if array.ndim == 0 else array
-    step = max(1, PIECE * len(rows) // max(rows.nbytes, 1))
-
-    def piece(start: int) -> bytes:
-        part = np.ascontiguousarray(rows[start : start + step], dtype)
-        return hashlib.blake2b(part.reshape(-1).view(np.uint8), digest_size=16).digest()
-
-    starts = range(0, len(rows), step)
-    if len(starts) < 2:
-        parts = [piece(start) for start in starts]
-    else:
-        with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as pool:
-            parts = list(pool.map(piece, starts))
-    return digest(b"".join([f"{dtype.name}{array.shape}".encode(), *parts]))
 
 
 def digest_of_data(array: Any, dtype: Any) -> str:

@@ -1,26 +1,28 @@
 """Fingerprints of runs: two runs with the same fingerprint solve the same problem in the same steps.
 
 A fingerprint covers what must not change: the data and the program. The program's digest is of the loss's dataflow, without the
-optimizer and regardless of the order of sums (``training/program.py``). The learning rate may change: that is the likely fix
+optimizer and regardless of the order of sums (``math/program.py``). The learning rate may change: that is the likely fix
 after divergence, so another optimizer gives only a warning. Starting values are compared to 1e-3, and differences give only a
 warning too, as k-means on a GPU is not bitwise repeatable.
 """
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
 import numpy as np
 
+from numpyro_orthgp.math.digest import digest_of_array, to_host
+from numpyro_orthgp.math.program import Program, program_of
 from numpyro_orthgp.training.batches import Batch
 from numpyro_orthgp.training.columns import rows_of
-from numpyro_orthgp.training.devices import to_host
-from numpyro_orthgp.training.digest import digest_of_array, digest_of_data
+from numpyro_orthgp.training.digest import digest_of_data
 from numpyro_orthgp.training.local import Feed, Shards
-from numpyro_orthgp.training.program import loss_only, optimizer_of, program_of
 from numpyro_orthgp.training.steps import update_of
 
 __all__ = ["check_same", "fingerprint", "sample_of"]
@@ -62,7 +64,7 @@ def fingerprint(
         None if batches.is_stream else jax.ShapeDtypeStruct((size,), np.int32),  # type: ignore[arg-type]
     )
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-    program = program_of(update_of(loss_only(svi), batches.num_rows, stands_for, kwargs), shapes, batch)
+    program = program_of(update_of(_loss_only(svi), batches.num_rows, stands_for, kwargs), shapes, batch)
     return {
         "N": batches.num_rows,
         "batch_size": size,
@@ -77,7 +79,7 @@ def fingerprint(
         "values": values or {name: digest_of_data(a, dtype) for name, a, dtype in arrays},
         "operations": program.operations,
         "constants": program.constants,
-        "optimizer": optimizer_of(svi, state),
+        "optimizer": _optimizer_of(svi, state),
         "keywords": {name: _in_words(x) for name, x in kwargs.items()},
         "start": _summary(svi.get_params(state)) if starts else None,
         "versions": {name: _version(name) for name in ("jax", "numpyro", "numpyro_orthgp")},
@@ -207,3 +209,40 @@ def _moved(then: dict[str, list[float]] | None, now: dict[str, list[float]] | No
         for name, (size, projection) in now.items()
         if name in then and not (near(then[name][0], size) and abs(then[name][1] - projection) <= TOLERANCE * size)
     ]
+
+
+def _loss_only(svi: Any) -> Any:
+    """An SVI whose steps compute the loss but do not change parameters, so that the optimizer's rates do not count.
+
+    An object that is not an ``SVI`` is returned unchanged, with its whole ``update``.
+    """
+    optim = getattr(svi, "optim", None)
+    if not hasattr(optim, "eval_and_update"):
+        return svi
+    other = copy.copy(svi)
+    other.optim = _NoOptimizer(optim)
+    return other
+
+
+def _optimizer_of(svi: Any, state: Any) -> Program | None:
+    """The program of the optimizer's step; ``None`` if it cannot be traced by itself, as that of :func:`lazy_rows`."""
+    try:
+        optim, optim_state = svi.optim, state.optim_state
+        shapes = jax.eval_shape(lambda s: (optim.get_params(s), s), optim_state)
+        value = jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(float))
+        return program_of(lambda gradient, s, loss: optim.update(gradient, s, value=loss), *shapes, value)
+    except Exception:
+        return None
+
+
+class _NoOptimizer:
+    """An optimizer without its step. All else that a subclass of ``SVI`` may use is unchanged."""
+
+    def __init__(self, optim: Any) -> None:
+        self._optim = optim
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optim, name)
+
+    def eval_and_update(self, fn: Callable[[Any], Any], state: Any, **_: Any) -> tuple[Any, Any]:
+        return fn(self._optim.get_params(state)), state

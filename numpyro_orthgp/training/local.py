@@ -17,11 +17,12 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.math.digest import to_host
+from numpyro_orthgp.math.kept import compiled
 from numpyro_orthgp.training.arrays import MAX_ROWS, read_rows
 from numpyro_orthgp.training.batches import Batch, Batches, Put
-from numpyro_orthgp.training.devices import Devices, gathered, to_host, together
+from numpyro_orthgp.training.devices import Devices, gathered, together
 from numpyro_orthgp.training.digest import digest_of_data
-from numpyro_orthgp.training.kept import compiled
 from numpyro_orthgp.training.orders import Blocks, Turns
 from numpyro_orthgp.training.streamed import Streamed
 from numpyro_orthgp.training.streams import Source

@@ -15,9 +15,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from numpyro_orthgp.math.compiled import quick_jit
+from numpyro_orthgp.math.kept import compiled, traced
 from numpyro_orthgp.training.batches import Batch, Batches, as_arguments
 from numpyro_orthgp.training.devices import Devices
-from numpyro_orthgp.training.kept import compiled, traced
 from numpyro_orthgp.training.plates import PlatesOfBatch
 
 __all__ = ["Objective", "objective_of"]

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 
 from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.guides.looking import KeptArrays
+from numpyro_orthgp.math.kept import run_checked
 from numpyro_orthgp.training.batches import as_arguments
-from numpyro_orthgp.training.kept import run_checked
 
 __all__ = ["initial_state"]
 

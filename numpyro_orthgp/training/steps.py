@@ -18,9 +18,9 @@ from jax import lax
 from jax.sharding import Sharding
 
 from numpyro_orthgp.math.compiled import quick_jit
+from numpyro_orthgp.math.kept import Traced, compiled, traced
 from numpyro_orthgp.training.batches import Batch, as_arguments
 from numpyro_orthgp.training.devices import Devices
-from numpyro_orthgp.training.kept import Traced, compiled, traced
 from numpyro_orthgp.training.lazy_rows import params_have_nan, rows_of
 from numpyro_orthgp.training.plates import PlatesOfBatch
 

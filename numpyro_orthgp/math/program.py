@@ -1,14 +1,13 @@
-"""A digest of what a step computes. It is equal in two processes if (and almost only if) model, guide and objective are.
+"""A digest of what a function of arrays computes. It is equal in two processes if (and almost only if) the operations are.
 
-JAX traces the loss to a jaxpr, a graph of primitive operations. The digest of a value covers the operation that makes it and the
-digests of the operation's inputs; the digest of the loss covers all of them. So it does not depend on what differs between
+JAX traces the function to a jaxpr, a graph of primitive operations. The digest of a value covers the operation that makes it and
+the digests of the operation's inputs; the digest of the result covers all of them. So it does not depend on what differs between
 processes (addresses, source lines, the order of independent operations) or on unused results. It does not depend on the order of
 a sum's terms either, since NumPyro adds up sites in the order of a set of names.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 import warnings
@@ -20,10 +19,9 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from numpyro_orthgp.training.devices import to_host
-from numpyro_orthgp.training.digest import digest, digest_of_array
+from numpyro_orthgp.math.digest import digest, digest_of_array, to_host
 
-__all__ = ["Program", "Unnamed", "exact_digest", "loss_only", "optimizer_of", "program_of"]
+__all__ = ["Program", "Unnamed", "exact_digest", "program_of"]
 
 # Parameters of operations for where or under what name they run, or how they are differentiated, but not for what they compute.
 NOT_MATHEMATICS = re.compile(
@@ -72,43 +70,6 @@ def exact_digest(closed: core.ClosedJaxpr) -> str:
     :raises Unnamed: if this cannot be known.
     """
     return digest("".join(_ExactDigests(values=True).closed(closed)).encode())
-
-
-def loss_only(svi: Any) -> Any:
-    """An SVI whose steps compute the loss but do not change parameters, so that the optimizer's rates do not count.
-
-    An object that is not an ``SVI`` is returned unchanged, with its whole ``update``.
-    """
-    optim = getattr(svi, "optim", None)
-    if not hasattr(optim, "eval_and_update"):
-        return svi
-    other = copy.copy(svi)
-    other.optim = _NoOptimizer(optim)
-    return other
-
-
-def optimizer_of(svi: Any, state: Any) -> Program | None:
-    """The program of the optimizer's step; ``None`` if it cannot be traced by itself, as that of :func:`lazy_rows`."""
-    try:
-        optim, optim_state = svi.optim, state.optim_state
-        shapes = jax.eval_shape(lambda s: (optim.get_params(s), s), optim_state)
-        value = jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(float))
-        return program_of(lambda gradient, s, loss: optim.update(gradient, s, value=loss), *shapes, value)
-    except Exception:
-        return None
-
-
-class _NoOptimizer:
-    """An optimizer without its step. All else that a subclass of ``SVI`` may use is unchanged."""
-
-    def __init__(self, optim: Any) -> None:
-        self._optim = optim
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._optim, name)
-
-    def eval_and_update(self, fn: Callable[[Any], Any], state: Any, **_: Any) -> tuple[Any, Any]:
-        return fn(self._optim.get_params(state)), state
 
 
 class _Digests:

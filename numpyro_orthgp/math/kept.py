@@ -2,7 +2,7 @@
 
 ``jit`` caches programs by function, and each call of ``fit`` makes a new function. Here a program is identified by its content:
 JAX traces it (a fifth of a second), its numbers and arrays become arguments, and the rest gets a digest
-(:mod:`~numpyro_orthgp.training.program`). Programs with equal digests are the same function of their arguments. So the number of
+(:mod:`~numpyro_orthgp.math.program`). Programs with equal digests are the same function of their arguments. So the number of
 rows, rates and values may change: they are numbers in the traced program itself. Numbers in its loops and branches are part of
 the digest, and so are 0, 1, -1 and infinity, which compilers use for simplifications.
 """
@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from numpyro_orthgp.errors import with_checks
-from numpyro_orthgp.math.compiled import quick_jit
-from numpyro_orthgp.training.program import Unnamed, exact_digest
+from numpyro_orthgp.errors import is_concrete, with_checks
+from numpyro_orthgp.math.compiled import ARRAYS, is_within_program, quick_jit
+from numpyro_orthgp.math.program import Unnamed, exact_digest
 
-__all__ = ["MOST_KEPT", "Traced", "compiled", "run_checked", "run_kept", "traced"]
+__all__ = ["MOST_KEPT", "Traced", "compiled", "run_as_one", "run_checked", "run_kept", "traced"]
 
 MOST_KEPT = 64  # programs; those used last stay
 
@@ -76,7 +76,7 @@ def run_checked(function: Callable[..., Any], *args: Any) -> Any:
 
     :param args: pytrees of arrays.
     """
-    result, waiting = _run_kept(with_checks(function), args, 0)
+    result, waiting = _run(traced(with_checks(function), *args), args, 0)
     waiting.inspect()
     return result
 
@@ -88,13 +88,30 @@ def run_kept(function: Callable[..., Any], *args: Any) -> Any:
 
     :param args: pytrees of arrays.
     """
-    if isinstance(jnp.zeros(()), jax.core.Tracer):
+    if is_within_program():
         return function(*args)
-    return _run_kept(function, args, 1)
+    return _run(traced(function, *args), args, 1)
 
 
-def _run_kept(function: Callable[..., Any], args: tuple[Any, ...], effort: int) -> Any:
-    program = traced(function, *args)
+def run_as_one(function: Callable[..., Any], *args: Any) -> Any:
+    """:func:`run_kept` for functions that check their values: checked as without ``jit``, but at the end.
+
+    It is ``function(*args)`` within a transformation of JAX, a gradient too, and where something in ``args`` is no array.
+
+    :param args: pytrees, also with functions in them (:class:`~numpyro_orthgp.closures.Closure`).
+    """
+    leaves, tree = jax.tree.flatten(args)
+    if is_within_program() or not all(isinstance(leaf, ARRAYS) and is_concrete(leaf) for leaf in leaves):
+        return function(*args)
+    program = traced(with_checks(lambda *leaves: function(*jax.tree.unflatten(tree, leaves))), *leaves)
+    if not all(map(is_concrete, program.numbers)):  # what `function` closes over
+        return function(*args)
+    result, waiting = _run(program, tuple(leaves), 1)
+    waiting.inspect()
+    return result
+
+
+def _run(program: Traced, args: tuple[Any, ...], effort: int) -> Any:
     run = compiled((program.key, effort) if program.key else None, lambda: quick_jit(program.leaves, effort))
     return jax.tree.unflatten(program.tree, run(program.numbers, *args))
 
@@ -139,6 +156,7 @@ def _may_differ(value: Any) -> bool:
 
 def _uncommitted(x: Any) -> Any:
     """The array, not committed to a device, as a constant would be."""
-    if isinstance(x, jax.Array) and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and x.committed:
+    is_plain = isinstance(x, jax.Array) and is_concrete(x) and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    if is_plain and x.committed:
         return np.asarray(x)
     return x
