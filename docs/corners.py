@@ -211,9 +211,7 @@ def made(name: str, model: Any) -> Any:
 
 for _name in GUIDES:
     row("As `hyper` of `AutoSparseGP`", f"`{_name}`")(
-        lambda name=_name: predicted(
-            scale_and_noise, *fit(scale_and_noise, hyper=lambda rest: made(name, rest))
-        )
+        lambda name=_name: predicted(scale_and_noise, *fit(scale_and_noise, hyper=lambda rest: made(name, rest)))
     )
     row("As the guide of the whole model", f"`{_name}`")(
         # A Laplace approximation is one at a mode only.
