@@ -82,6 +82,8 @@ def test_numbers_of_pandas_that_may_be_missing():
 )
 def test_numbers_whatever_holds_them(dtype):
     """Few different numbers are numbers all the same, and no categories."""
+    if "pyarrow" in dtype:
+        pytest.importorskip("pyarrow")
     numbers = np.array([0.0, 1.0] * 6)
     frame = pd.DataFrame({"a": pd.Series(numbers).astype(dtype), "b": np.arange(12.0)})
     (a, b), (_, X) = read_table(frame).values, learned(frame)
