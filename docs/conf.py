@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "docs"))
 
 import notebooks  # noqa: E402
+from docutils.nodes import literal_block  # noqa: E402
 from jax.typing import ArrayLike  # noqa: E402
 from sphinx.util.typing import stringify_annotation  # noqa: E402
 
@@ -88,6 +89,14 @@ def name_array_like(app, what, name, obj, options, signature, returns):
     return tuple(text and text.replace(types, "ArrayLike") for text in (signature, returns))
 
 
+def mark_narrow(app, doctree, docname):
+    """Mark output that fits a phone at the size of code: custom.css makes the rest smaller there."""
+    for block in doctree.findall(literal_block):
+        if max(map(len, block.astext().splitlines()), default=0) <= 44:
+            block["classes"].append("narrow")
+
+
 def setup(app):
     app.connect("builder-inited", lambda app: notebooks.offer())
+    app.connect("doctree-resolved", mark_narrow)
     app.connect("autodoc-process-signature", name_array_like)

@@ -66,6 +66,15 @@ def model(X: Any, y: Any = None) -> None:
         numpyro.sample("y", likelihoods.Gaussian(f(X), 0.3), obs=y)
 
 
+def scale_and_noise(X: Any, y: Any = None) -> None:
+    """Two hyperparameters: flows need more than one."""
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+    f = ogp.gp("f", kernels.RBF(scale), Z)
+    with numpyro.plate("data", N):
+        numpyro.sample("y", likelihoods.Gaussian(f(X), noise), obs=y)
+
+
 def batches(X: Any, y: Any = None) -> None:
     scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
     f = ogp.gp("f", kernels.RBF(scale), Z)
@@ -202,7 +211,7 @@ def made(name: str, model: Any) -> Any:
 
 for _name in GUIDES:
     row("As `hyper` of `AutoSparseGP`", f"`{_name}`")(
-        lambda name=_name: predicted(model, *fit(model, hyper=lambda rest: made(name, rest)))
+        lambda name=_name: predicted(scale_and_noise, *fit(scale_and_noise, hyper=lambda rest: made(name, rest)))
     )
     row("As the guide of the whole model", f"`{_name}`")(
         # A Laplace approximation is one at a mode only.

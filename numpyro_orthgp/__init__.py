@@ -4,9 +4,9 @@ A function with a Gaussian-process prior is split along sets of inducing variabl
 
     f(x) = sum_i A_i(x)^T e_i + residual(x),    e_i ~ N(0, I),
 
-the whitened variables e_i being ordinary NumPyro latent sites. A guide draws them from Gaussians and hands those Gaussians
-to the model, which then integrates over them exactly; any other inference sees plain values. One set is SVGP, two are
-SOLVE-GP, and the residual's variance is what the tightened bounds shrink.
+where the whitened variables e_i are ordinary NumPyro latent sites. A guide draws them from Gaussians and passes these Gaussians
+to the model, which integrates over them exactly. Any other inference sees plain values. One set gives SVGP, two give SOLVE-GP.
+The tightened bounds shrink the variance of the residual.
 
 The rooms of the package, in reading order; each imports only from those before it:
 
@@ -18,15 +18,15 @@ The rooms of the package, in reading order; each imports only from those before 
     functions                 what f is: the decomposition (``projection``), marginals, draws, paths, deep GPs
     likelihoods               distributions of y that integrate f out
     collapsed                 bounds of regression with q integrated out
-    primitives                ``gp``, ``latent_inputs``, ``orthogonal``: what a model says
-    guides                    ``AutoSparseGP``, ``gp_posterior``, ``posterior``: what a guide says
+    primitives                ``gp``, ``latent_inputs``, ``orthogonal``: the statements of a model
+    guides                    ``AutoSparseGP``, ``gp_posterior``, ``posterior``: guides, and the fitted functions
     online                    a fit that grows: new data, new inducing points, latent inputs of new rows
     training                  ``fit``: minibatches, checkpoints, devices; ``fit_lbfgs``
     init                      starting points
     diagnostics               ``check``, ``khat``, ``to_arviz``
     plots                     pictures
     tabular                   ``regression``, ``classification``, ``counts``: from a table to predictions in one call
-    sklearn                   their estimators, for those who have scikit-learn
+    sklearn                   the same as estimators of scikit-learn
 """
 
 from numpyro_orthgp import init as init

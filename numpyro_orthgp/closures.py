@@ -5,9 +5,9 @@ A kernel may be a plain function, and what it closes over may be parameters of a
     base = kernels.RBF(numpyro.param("lengthscale", 1.0))
     f = gp("f", lambda X1, X2=None: base(X1) if X2 is None else base(X1, X2), Z)
 
-To JAX a function is opaque, so that it would carry the arrays of a traced model out of ``jit``, where they mean nothing. Here they
-are found in its closure, its default arguments and those of functions that it closes over, and what comes out of a transformation
-closes over those that come out.
+JAX cannot look into a function. So the function would carry arrays of a traced model out of ``jit``, where they are not valid. Here
+these arrays are found: in the function's closure, in its default arguments, and in those of functions that it closes over. A
+transformation of JAX then returns a function that closes over the transformed arrays.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def as_pytree(function: Callable[..., Any]) -> Any:
 class Closure:
     """A function whose leaves are the JAX arrays that it closes over, in whatever pytrees they are.
 
-    NumPy arrays, known integers and booleans, which may be shapes and masks, and objects that are no pytrees stay as they are. Two
-    are of one structure if they have the same code and what else they close over is equal, or of what cannot be compared the same.
+    NumPy arrays, known integers and booleans (they may be shapes or masks) and objects that are no pytrees are not leaves. Two
+    closures have the same structure if they have the same code, and if all other objects that they close over are equal, or
+    identical if they cannot be compared.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -317,14 +317,17 @@ def test_a_result_has_its_rows(kind, whole):
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-import jax
+import jax, pytest
 jax.config.update("jax_enable_x64", True)
 from tests.test_fit_sources import SOURCES, fit
 
 folder = Path(sys.argv[1])
 for kind in SOURCES:
     (folder / kind).mkdir()
-    fit(kind, folder / kind, num_steps=17, checkpoint=folder / kind / "run.npz")
+    try:
+        fit(kind, folder / kind, num_steps=17, checkpoint=folder / kind / "run.npz")
+    except pytest.skip.Exception:  # its library is not installed
+        pass
 fit(kind, folder / kind, checkpoint=folder / kind / "run.npz", callback=lambda _: os.kill(os.getpid(), signal.SIGKILL))
 """
 

@@ -82,6 +82,8 @@ def test_numbers_of_pandas_that_may_be_missing():
 )
 def test_numbers_whatever_holds_them(dtype):
     """Few different numbers are numbers all the same, and no categories."""
+    if "pyarrow" in dtype:
+        pytest.importorskip("pyarrow")
     numbers = np.array([0.0, 1.0] * 6)
     frame = pd.DataFrame({"a": pd.Series(numbers).astype(dtype), "b": np.arange(12.0)})
     (a, b), (_, X) = read_table(frame).values, learned(frame)
@@ -107,8 +109,32 @@ def test_levels_that_training_did_not_have():
     np.testing.assert_array_equal(codes[1:, :3], -np.ones((2, 3)))
 
 
-def test_tables_that_are_not_pandas(rng):
-    """polars for one: columns, shape, and columns with dtype and to_numpy."""
+def test_tables_of_polars():
+    polars = pytest.importorskip("polars")
+    text = ["u", None, "v", "u"]
+    frame = polars.DataFrame(
+        {
+            "number": [1, None, 3, 5],
+            "truth": [True, False, None, True],
+            "text": text,
+            "category": polars.Series(text, dtype=polars.Categorical),
+            "enum": polars.Series(text, dtype=polars.Enum(["v", "u"])),
+        }
+    )
+    table = read_table(frame)
+    assert list(table.names) == frame.columns and table.index is None
+    np.testing.assert_array_equal(table.values[0], [1, np.nan, 3, 5])
+    np.testing.assert_array_equal(table.values[1], [1, 0, np.nan, 1])
+    for values in table.values[2:]:
+        assert values.tolist() == text
+    predicted = Predictions(np.zeros(4), np.ones(4), np.ones(4), table.index, table.like).frame()
+    assert isinstance(predicted, polars.DataFrame) and predicted.columns == ["mean", "sd", "lower", "upper"]
+    with pytest.raises(TypeError, match="Column 'day' of `X` holds dates"):
+        read_table(frame.with_columns(polars.lit("2020-01-01").str.to_date().alias("day")))
+
+
+def test_tables_that_are_not_pandas():
+    """What polars has: columns, shape, and columns with dtype and to_numpy."""
 
     class Series:
         def __init__(self, values, dtype):

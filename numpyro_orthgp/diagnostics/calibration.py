@@ -1,8 +1,7 @@
-"""How well predictions of data that were not fitted hold: probability integral transforms, coverage, log densities.
+"""Predictions of data that were not fitted: probability integral transforms, coverage, log densities.
 
-Held-out predictions are draws, whatever the likelihood: the transform of an observation is the share of draws below it, plus a
-uniform share of those equal to it, so discrete outputs need no code of their own. Classes have no order and get log densities
-only.
+Held-out predictions are draws, for any likelihood. The transform of an observation is the share of draws below it, plus a uniform
+random share of the draws equal to it. So discrete outputs need no extra code. Classes have no order and get log densities only.
 """
 
 from __future__ import annotations
@@ -36,12 +35,13 @@ MANY = 2**25  # predictive draws from which on there is a warning: half a gigaby
 class Calibration:
     """Predictions of one output at held-out points.
 
-    :param log_density: log p(y_i | data), the average over draws inside the logarithm, flat, masked points left out; of a y_i with
-        several entries that of those which are not masked, together. Of a censored time, log P(y_new > y_i | data).
-    :param pit: probability integral transforms P(y_new <= y_i | data), uniform on [0, 1] where predictions are calibrated, flat,
-        one for each entry that is not masked; of discrete outputs with a uniform share of P(y_new = y_i) [1]; of a censored time,
-        which is longer than y_i, uniform on P(y_new <= y_i) to 1 [2]: as uniform as the others, if censoring says nothing about
-        the time. ``None`` for classes, which have no order.
+    :param log_density: log p(y_i | data) of each point that is not masked, flat. The average over draws is inside the logarithm. If
+        y_i has several entries, it is the joint density of those that are not masked. For a censored time it is
+        log P(y_new > y_i | data).
+    :param pit: probability integral transforms P(y_new <= y_i | data) of each entry that is not masked, flat. They are uniform on
+        [0, 1] if predictions are calibrated. For discrete outputs they have a uniform random share of P(y_new = y_i) [1]. A
+        censored time is longer than y_i, so its transform is drawn uniformly between P(y_new <= y_i) and 1 [2]; this is right if
+        the censoring does not depend on the time. ``None`` for classes, which have no order.
 
     **References:**
 
@@ -99,7 +99,7 @@ def calibrate(
     num_samples: int,
     rng_key: PRNGKey,
 ) -> dict[str, Calibration]:
-    """Look at the predictions of each output of which anything is not masked.
+    """Compare predictions and observations of each output that is not wholly masked.
 
     :param args: arguments of the model: the held-out data, with observations. A plate may be larger than they are.
     :raises ValueError: if a plate picks rows of them at random, or all of them are masked.

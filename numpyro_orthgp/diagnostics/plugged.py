@@ -7,11 +7,11 @@ is neither: the loss may lie below the negative log evidence. The site does not 
 (``functions/frozen.py``). A site that still has a derivative with respect to the move takes moments as numbers. Marginals in a
 likelihood of this package may move with the functions that they are made of, and with no other.
 
-``f(X).at(nodes)`` is a draw, and so a constant, unless its nodes move with the value of a latent site or a parameter. For such
-nodes the guide has another law than N(0, 1), so this is the sum mean + e * sqrt(variance) written otherwise.
+``f(X).at(nodes)`` is a draw, and so a constant, unless its nodes move with the value of a latent site or a parameter. Under
+the guide such nodes are not N(0, 1), so the call is only another form of the sum mean + e * sqrt(variance).
 
-**What is not found.** ``numpyro.factor`` may hold an expectation, which is right, or a density at a mean, which is wrong. Its
-number does not tell which. Nodes that are constants may be those of a rule. ``at`` within ``scan`` or ``vmap`` counts as a draw.
+**What is not found.** ``numpyro.factor`` may hold an expectation, which is right, or a density at a mean, which is wrong. The
+number does not show which. Nodes that are constants may be those of a rule. ``at`` within ``scan`` or ``vmap`` counts as a draw.
 Marginals that draw row by row do not know their functions, so moments added to them are not seen.
 """
 

@@ -65,10 +65,10 @@ def predict(
 ) -> dict[str, Prediction]:
     """Draws of the unobserved outputs of a model, by name of the site.
 
-    Each row is drawn on its own, given the draw of the guide, so no covariance between rows is computed, however many there are.
+    Given the draw of the guide, each row is drawn separately. So no covariance between rows is computed, for any number of rows.
 
     :param args: arguments of the model, outputs ``None``.
-    :raises ValueError: if the model has nothing left to draw.
+    :raises ValueError: if the model has no site to draw.
     """
     check_guide(guide, params)
     check_integer("num_samples", num_samples)

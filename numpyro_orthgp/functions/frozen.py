@@ -3,8 +3,8 @@
 If a site's density still varies with q, the site takes moments of f as numbers. So ``check`` finds sites such as
 ``numpyro.sample("y", dist.Normal(f(X).mean, s))``, whose density gives no bound.
 
-``f(X).at(nodes)`` is a draw if its nodes are random numbers, and not if they are the value of a latent site: the guide has another
-law for that site than the prior. So the nodes are kept, and calls of the second kind may be left as they are.
+``f(X).at(nodes)`` is a draw if the nodes are random numbers. If they are the value of a latent site, it is not: under the guide the
+site does not have its prior distribution. So the nodes are recorded, and calls of the second kind can keep their derivative.
 """
 
 from __future__ import annotations

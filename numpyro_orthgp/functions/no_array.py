@@ -1,7 +1,7 @@
-"""What a function or its marginals say where they are taken for an array, a number or a condition.
+"""Errors for functions and marginals that are used as an array, a number or a condition.
 
-JAX's own functions, ``jnp.exp(f(X))``, ask for ``__jax_array__``, and so do the operators of arrays before they leave
-``array + f(X)`` to us: an error there would take the sum away. So only who asks as functions do gets an error in words.
+JAX's own functions, such as ``jnp.exp(f(X))``, look for ``__jax_array__``. So do the operators of arrays, before they pass
+``array + f(X)`` on to us, so an error there would make this sum impossible. Only functions get an error in our words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VALUES = (
 
 
 class NoArray:
-    """An object of which NumPy would silently make an array of one object."""
+    """An object that NumPy would silently convert to an array of one object."""
 
     _instead: ClassVar[str] = "It is a function: call it at inputs, f(X).mean."
 

@@ -1,6 +1,6 @@
-"""Linear algebra and quadrature: arrays in, arrays out, with no Gaussian process and no NumPyro in sight.
+"""Linear algebra and quadrature: arrays in, arrays out. Nothing here depends on Gaussian processes or on NumPyro.
 
-What is tuned to how XLA and LAPACK work on each kind of device is here and only here: the rooms below write mathematics.
+All tuning to XLA and LAPACK is here and only here. The rooms below write mathematics.
 
 - ``products``: products of matrices, forward and backward; ``triangular``: solves and inverses by products; ``cholesky``: factors
   and their inverses; ``whitened``: products with these inverses whose derivatives take few others.

@@ -1,7 +1,7 @@
 """Pictures of fitted models. Needs matplotlib, the extra ``plots``.
 
-Each function draws on the axes that it is given, by default on those of a new figure, and returns them. It sets their labels and
-limits and nothing else: no global settings, no title; pictures with a colour bar take its room from these axes.
+Each function draws on the axes ``ax``, by default those of a new figure, and returns them. It sets their labels and limits, but no
+title and no global settings. A colour bar takes its room from these axes.
 """
 
 from numpyro_orthgp.plots.curves import function

@@ -51,31 +51,31 @@ def function(
 ) -> Axes:
     """A function along one input dimension: mean, central intervals, draws, data, inducing points.
 
-    With a ``likelihood`` the picture is in units of y. The line is the mean of y, the inner band what is known of E[y given f]
-    (of f itself for Gaussian noise), the outer, lighter one an interval of y; labels 0 and 1 have no outer band. Intervals of f
-    and of y with Gaussian noise are exact, those of E[y given f] come from 1024 values of f, others of y from 10,000 draws.
+    With a ``likelihood`` the picture is in units of y. The line is the mean of y. The inner band is an interval of E[y given f],
+    or of f itself for Gaussian noise. The outer, lighter band is an interval of y; labels 0 and 1 have none. Intervals of f, and
+    of y with Gaussian noise, are exact. Those of E[y given f] come from 1024 values of f, all others of y from 10,000 draws.
 
-    :param f: a function from :func:`~numpyro_orthgp.posterior`, or of a collapsed bound; or any callable that takes inputs of
+    :param f: a function from :func:`~numpyro_orthgp.posterior`, or of a collapsed bound; or any callable that maps inputs of
         shape (G, D) to :class:`~numpyro_orthgp.Marginals`, such as ``lambda X: f(X) * scale + loc``, or to a distribution over y.
-    :param grid: limits (low, high), or positions along ``dim``, shape (G,); by default the range of the data, or else of the
-        inducing points, and a little more.
-    :param data: X of shape (N, D), and y of shape (N,), or (N, P) where ``output`` picks a column.
-    :param dim: the dimension that moves; needed for D > 1.
-    :param at: values of the others, shape (D,); by default the median of the data, or else of the inducing points. The label of
-        the axis says which.
+    :param grid: limits (low, high), or positions along ``dim``, shape (G,); by default a little more than the range of the
+        data, or else of the inducing points.
+    :param data: X of shape (N, D), and y of shape (N,), or (N, P), of which ``output`` picks a column.
+    :param dim: the dimension that varies; needed for D > 1.
+    :param at: values of the other dimensions, shape (D,); by default the median of the data, or else of the inducing points. The
+        label of the axis shows them.
     :param output: which of P functions; draw a panel for each.
-    :param likelihood: from marginals to a distribution over y: ``likelihoods.Bernoulli``, or
+    :param likelihood: maps marginals to a distribution over y: ``likelihoods.Bernoulli``, or
         ``lambda m: likelihoods.Gaussian(m, noise)``.
-    :param interval: probability of the bands, or several; y has a band for the largest.
-    :param num_paths: draws of the function to show.
-    :param inducing: whether to mark inducing points along the lower edge; by default where D = 1.
-    :param names: what the input dimensions are called, D of them.
+    :param interval: probability of the band, or several; y has a band for the largest only.
+    :param num_paths: number of draws of the function to show.
+    :param inducing: whether to mark inducing points along the lower edge; by default if D = 1.
+    :param names: names of the D input dimensions.
     :param legend: whether to draw a legend.
     :param rng_key: for paths, and draws of y; by default ``jax.random.PRNGKey(0)``.
-    :param ax: where to draw; by default a new figure.
+    :param ax: axes to draw on; by default those of a new figure.
     :return: the axes.
     :raises TypeError: if ``f`` or ``likelihood`` return something else, or ``data`` is no pair.
-    :raises ValueError: for wrong shapes, or where ``dim``, ``output`` or ``grid`` are needed.
+    :raises ValueError: for wrong shapes, or if ``dim``, ``output`` or ``grid`` are needed but missing.
     """
     levels = _levels(interval)
     check_integer("num_paths", num_paths, least=0)

@@ -1,4 +1,4 @@
-"""Input dimensions: which are drawn, what they are called, how far they reach."""
+"""Input dimensions of a picture: their choice, names and ranges."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_dims(dims: tuple[int, ...], D: int, num: int) -> tuple[int, ...]:
 
 
 def dimension_names(names: Sequence[str] | None, D: int) -> tuple[str, ...]:
-    """What D input dimensions are called, by default x, or x[0], x[1], ...
+    """Names of D input dimensions, by default x, or x[0], x[1], ...
 
     :raises ValueError: if there is not one name for each.
     """

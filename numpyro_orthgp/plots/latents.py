@@ -1,4 +1,4 @@
-"""Latent inputs: where points lie, and which dimensions matter."""
+"""Latent inputs: positions of the points, and relevance of the dimensions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["latent_space", "relevance"]
 def relevance(lengthscale: ArrayLike, *, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
     r"""Bars of the relevance :math:`1 / \ell_q` of each input dimension under an ARD kernel, the most relevant first.
 
-    Latent dimensions whose bar is near zero are switched off: their lengthscale is far beyond the range of N(0, 1).
+    If a bar is near zero, the model does not use this dimension: its lengthscale is far beyond the range of N(0, 1).
 
     :param lengthscale: one per dimension, shape (Q,).
-    :param names: what the dimensions are called; by default their numbers.
-    :param ax: where to draw; by default a new figure.
+    :param names: names of the dimensions; by default their numbers.
+    :param ax: axes to draw on; by default those of a new figure.
     :return: the axes.
     :raises ValueError: if there is not one lengthscale, or not one name, per dimension.
     """
@@ -57,15 +57,15 @@ def latent_space(
 ) -> Axes:
     """Latent points in two of their dimensions, over the functions' predictive uncertainty.
 
-    The background is the standard deviation of f, root mean square over outputs, with all other dimensions at the points' mean:
-    dark where the model knows the data, light where it would extrapolate.
+    The background is the standard deviation of f, root mean square over outputs, with all other dimensions at the mean of the
+    points. It is dark near the data, and light where the model extrapolates.
 
     :param f: the fitted functions.
     :param loc: means of the latent inputs, shape (N, Q).
-    :param dims: the two dimensions, first that of the horizontal axis.
+    :param dims: the two dimensions; the first is the horizontal axis.
     :param labels: classes of the points, shape (N,), for colours and markers.
-    :param num_grid: rows and columns of the grid behind.
-    :param ax: where to draw; by default a new figure.
+    :param num_grid: number of rows and of columns of the grid of the background.
+    :param ax: axes to draw on; by default those of a new figure.
     :return: the axes.
     :raises ValueError: for wrong shapes, or dimensions that are not two of Q.
     """

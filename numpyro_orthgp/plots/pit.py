@@ -1,4 +1,4 @@
-"""Whether predicted probabilities come true."""
+"""Calibration: comparison of predicted probabilities with observations."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def calibration(
     legend: bool = True,
     ax: Axes | None = None,
 ) -> Axes:
-    """Probability integral transforms of held-out data, beside what chance allows if predictions are calibrated.
+    """Probability integral transforms (PIT) of held-out data, with the range that calibrated predictions have by chance.
 
-    A PIT is the predicted probability of a value up to the one that came, P(Y <= y): uniform over points if predictions are
-    calibrated. The histogram shows in which way they are not: a hump says that intervals are too wide, a valley too narrow, a slope
-    that predictions are shifted. The coverage is the share of points in central intervals, against their probability.
+    The PIT of an observation y is the predicted probability of a value at most as large, P(Y <= y). If predictions are calibrated,
+    it is uniform over points. The histogram shows how they are not: with a hump, intervals are too wide; with a valley, too narrow;
+    with a slope, predictions are shifted. The coverage is the share of points in central intervals, against their probability.
 
-    The bands are quantiles of the binomial distribution of each bar, and of each height of the curve, by itself: points are
-    taken for independent, and of 20 bars one leaves a band of 95 % by chance. Counts need a randomized PIT: between P(Y < y) and
-    P(Y <= y) at random.
+    The bands are binomial quantiles, separately for each bar and for each point of the curve. They assume independent points. Of
+    20 bars, one lies outside a band of 95 % by chance. For counts use a randomized PIT, a random number between P(Y < y) and
+    P(Y <= y).
 
     :param pit: values in [0, 1], shape (N,).
     :param kind: "histogram", or "coverage".
-    :param num_bins: bars of the histogram.
+    :param num_bins: number of bars of the histogram.
     :param interval: probability of the bands.
-    :param label: what the legend calls the curve or the bars, where several are drawn on the same axes.
+    :param label: name of the curve or the bars in the legend, if several share the axes.
     :param legend: whether to draw a legend.
-    :param ax: where to draw; by default a new figure.
+    :param ax: axes to draw on; by default those of a new figure.
     :return: the axes.
     :raises TypeError: if ``pit`` is not floating.
     :raises ValueError: for another shape or ``kind``, or values outside of [0, 1].

@@ -1,4 +1,4 @@
-"""Inducing points: which sets have any, and where they are."""
+"""Pictures of inducing points."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["all_points", "draw_points", "draw_rug", "inducing", "point_sets"]
 
 
 class PointSet(NamedTuple):
-    """A set of inducing variables as it is drawn.
+    """A set of inducing variables, ready to be drawn.
 
-    :param label: what the legend says.
+    :param label: its name in the legend.
     :param points: shape (M, D); ``None`` for a set that has no points in the space of the inputs.
     :param style: keyword arguments of ``Axes.scatter``.
     """
@@ -45,16 +45,16 @@ def inducing(
 ) -> Axes:
     """The inducing points of each set, in one or two input dimensions.
 
-    In one dimension each set has a row of its own. Sets without points in the space of the inputs (patches, Fourier features,
-    spherical harmonics) are named in the legend as not drawn.
+    In one dimension each set has its own row. Some sets have no points in the space of the inputs (patches, Fourier features,
+    spherical harmonics). The legend lists them as not drawn.
 
     :param f: a function from :func:`~numpyro_orthgp.posterior`, or of a collapsed bound.
-    :param X: inputs of the data, drawn beneath as small dots, shape (N, D).
-    :param dims: one or two dimensions, first that of the horizontal axis; by default the first two, or the only one.
-    :param output: whose points, where each latent function has its own; by default all of them together.
-    :param names: what the input dimensions are called, D of them.
+    :param X: inputs of the data, drawn as small dots behind the points, shape (N, D).
+    :param dims: one or two dimensions; the first is the horizontal axis. By default the first two, or the only one.
+    :param output: the latent function whose points are drawn, if each has its own; by default all of them together.
+    :param names: names of the D input dimensions.
     :param legend: whether to draw a legend.
-    :param ax: where to draw; by default a new figure.
+    :param ax: axes to draw on; by default those of a new figure.
     :return: the axes.
     :raises TypeError: if ``f`` is not such a function, or no set has points in the space of the inputs.
     :raises ValueError: for wrong shapes, or dimensions that are not one or two of D.
@@ -83,7 +83,7 @@ def inducing(
 
 
 def check_function(f: Any) -> GPFunction:
-    """``f`` itself, where only a function that knows its kernel and its inducing variables will do.
+    """Return ``f``, after a check that it is a function with a kernel and inducing variables.
 
     :raises TypeError: if it is none.
     """

@@ -1,4 +1,4 @@
-"""What is known at inputs: a function's marginals, a distribution over y, and their quantiles."""
+"""Predictions at inputs: a function's marginals, a distribution over y, and their quantiles."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ NUM_DRAWS = 10_000  # of y, for its quantiles
 class Prediction:
     """Marginals of f at B inputs, a distribution over y, or both; each of one value per input.
 
-    :param marginals: of f, as ``outcome`` sees it; ``None`` if only y is known.
-    :param outcome: the distribution of y; ``None`` if only f is asked for.
+    :param marginals: of f, as they enter ``outcome``; ``None`` if only y is known.
+    :param outcome: the distribution of y; ``None`` if only f is drawn.
     """
 
     marginals: Marginals | None
@@ -47,7 +47,7 @@ class Prediction:
         return self.outcome is not None and self.outcome.support is dist.constraints.boolean
 
     def mean(self) -> np.ndarray:
-        """Of f, or of y, shape (B,)."""
+        """The mean of f, or of y, shape (B,)."""
         values = np.asarray(self.marginals.mean if self.outcome is None else self.outcome.mean)  # type: ignore[union-attr]
         if not np.isfinite(values).all():
             name = "f" if self.outcome is None else type(self.outcome).__name__
@@ -64,7 +64,7 @@ class Prediction:
     def signal(self, probabilities: Sequence[float]) -> np.ndarray | None:
         """Quantiles over f of f, or of E[y given f] for a likelihood that is not Gaussian; shape (Q, B).
 
-        ``None`` where what depends on f is not known.
+        ``None`` if E[y given f] is not known.
         """
         m, p = self.marginals, jnp.asarray(probabilities)
         if m is None:
@@ -78,7 +78,7 @@ class Prediction:
         return None if expected is None else np.quantile(np.asarray(expected), probabilities, axis=0)
 
     def expected(self, f: Array) -> Array | None:
-        """E[y given f] where it is not f itself; of classes in order, as numbers. ``None`` where NumPyro does not know it."""
+        """E[y given f] if it is not f itself; for ordered classes, of their numbers. ``None`` if NumPyro does not know it."""
         if self.plain:
             return f
         given = self.outcome.conditional(f)
@@ -90,7 +90,7 @@ class Prediction:
             return None
 
     def outcomes(self, probabilities: Sequence[float], rng_key: PRNGKey) -> np.ndarray:
-        """Quantiles of y, shape (Q, B): exact for Gaussian noise, else of draws."""
+        """Quantiles of y, shape (Q, B): exact for Gaussian noise, otherwise those of draws."""
         y = self.outcome
         if isinstance(y, Gaussian):
             return np.asarray(y.mean + jnp.sqrt(y.variance) * ndtri(jnp.asarray(probabilities))[:, None])
@@ -113,7 +113,7 @@ class Prediction:
 
 
 def predict(f: Callable[[Any], Any], X: Array, output: int | None, likelihood: Callable[..., Any] | None) -> Prediction:
-    """What ``f(X)`` says, through the likelihood if there is one.
+    """The prediction of ``f(X)``, through the likelihood if there is one.
 
     :raises TypeError: if ``f(X)`` is neither marginals nor a distribution, or the likelihood returns no distribution.
     :raises ValueError: if there is not one value per input.

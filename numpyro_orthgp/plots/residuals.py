@@ -1,4 +1,4 @@
-"""Where the inducing variables leave the function open."""
+"""Pictures of the residual variance."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def residual(
     legend: bool = True,
     ax: Axes | None = None,
 ) -> Axes:
-    r"""The share of the prior variance that the inducing variables leave open at each point, :math:`r(x) / k(x, x)`.
+    r"""The residual share at each point: the share of the prior variance that no set explains, :math:`r(x) / k(x, x)`.
 
-    Near 0 the inducing variables determine the function; near 1 they say nothing about it, and more of them are needed there.
-    The share depends on the kernel and on the sets, not on q. All of the dimensions count, also those that are not drawn.
+    Near 0 the inducing variables determine the function. Near 1 they say nothing about it, and more of them are needed there.
+    The share depends on the kernel and on the sets, not on q. It depends on all dimensions, also on those that are not drawn.
 
     :param f: a function from :func:`~numpyro_orthgp.posterior`, or of a collapsed bound.
-    :param X: where to look, by habit the inputs of the data, shape (N, D).
-    :param dims: one or two dimensions; by default the first two, or the only one. In one the share is the height, in two the
-        colour, from 0 to 1, dark where much is open.
+    :param X: inputs at which the share is shown, usually those of the data, shape (N, D).
+    :param dims: one or two dimensions; by default the first two, or the only one. The share is the height for one dimension and the
+        colour for two, from 0 to 1; dark is a large share.
     :param output: which of P functions.
     :param inducing: whether to mark inducing points.
-    :param names: what the input dimensions are called, D of them.
+    :param names: names of the D input dimensions.
     :param legend: whether to draw a legend.
-    :param ax: where to draw; by default a new figure. The colour bar stands beside.
+    :param ax: axes to draw on; by default those of a new figure. The colour bar takes its room from them.
     :return: the axes.
     :raises TypeError: if ``f`` is not such a function.
-    :raises ValueError: for wrong shapes, dimensions that are not one or two of D, or where ``output`` is needed.
+    :raises ValueError: for wrong shapes, dimensions that are not one or two of D, or if ``output`` is needed but missing.
     """
     rows = np.asarray(check_inputs("X", X, dim=input_dim(check_function(f).features)))
     D = rows.shape[1]

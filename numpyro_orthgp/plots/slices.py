@@ -1,4 +1,4 @@
-"""Where a function is looked at: some input dimensions move, the others stay."""
+"""Slices of the inputs: some dimensions vary, the others are fixed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["Slice", "check_data", "slice_inputs"]
 class Slice:
     """Some dimensions of D, and the values of the others.
 
-    :param dims: the dimensions that move.
+    :param dims: the dimensions that vary.
     :param at: values of all dimensions, those of ``dims`` unused, shape (D,).
     :param reference: points to take ranges from, shape (n, D), or ``None``.
-    :param names: what the dimensions are called, D of them.
-    :param remark: how the others were chosen, empty if there are none.
-    :param dtype: that of inputs of the function.
+    :param names: names of the D dimensions.
+    :param remark: how the values of the others were chosen; empty if there are no others.
+    :param dtype: dtype of the inputs of the function.
     """
 
     dims: tuple[int, ...]
@@ -40,13 +40,13 @@ class Slice:
 
     @property
     def complete(self) -> bool:
-        """Whether all dimensions move."""
+        """Whether all dimensions vary."""
         return len(self.dims) == len(self.at)
 
     def positions(self, grid: Any, which: int, num: int, name: str = "grid") -> np.ndarray:
-        """Positions along the moving dimension ``which``: as given, or ``num`` between limits that are given or the points'.
+        """Positions along the varying dimension ``which``: the given ones, or ``num`` between given limits or those of the points.
 
-        :raises ValueError: for another shape, limits not in order, or if nothing says where to look.
+        :raises ValueError: for another shape, limits not in order, or if no limits are known.
         """
         if grid is None:
             if self.reference is None:
@@ -65,7 +65,7 @@ class Slice:
         return np.linspace(values[0], values[1], num) if len(values) == 2 else values
 
     def inputs(self, *moving: np.ndarray) -> jax.Array:
-        """Inputs whose moving dimensions have these values, each of shape (G,); shape (G, D)."""
+        """Inputs whose varying dimensions have these values, each of shape (G,); shape (G, D)."""
         X = np.tile(self.at, (len(moving[0]), 1))
         X[:, self.dims] = np.stack(moving, -1)
         return jnp.asarray(X, self.dtype)
@@ -88,9 +88,9 @@ def slice_inputs(
 ) -> Slice:
     """The slice of a function along ``num`` dimensions.
 
-    :param dims: which; ``None`` where the function has no others.
+    :param dims: the dimensions that vary; ``None`` if the function has no others.
     :param X: inputs of the data, shape (N, D).
-    :param at: values of the others, shape (D,); by default the median of the data, or else of the inducing points.
+    :param at: values of the other dimensions, shape (D,); by default the median of the data, or else of the inducing points.
     """
     D = _input_dim(f, X, at, names) or num
     if dims is None and D != num:
@@ -112,7 +112,7 @@ def check_data(data: Any, f: Any, output: int | None) -> tuple[np.ndarray | None
     """Inputs (N, D) and outputs (N,) from ``data=(X, y)``; two ``None`` for ``None``.
 
     :raises TypeError: if it is not a pair, or X not floating.
-    :raises ValueError: if shapes do not go together.
+    :raises ValueError: if shapes do not match.
     :raises IndexError: if y has no such column.
     """
     if data is None:

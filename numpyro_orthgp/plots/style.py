@@ -1,4 +1,4 @@
-"""What all pictures share: colours, markers, lines, and where to draw."""
+"""Common parts of all pictures: colours, markers, lines and axes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLOUR_MAP = "cividis"  # made for all eyes too; its lightness grows steadily
 
 
 def look_of(i: int, **cycles: Sequence[Any]) -> dict[str, Any]:
-    """The i-th colour, and the i-th entry of other cycles, which shift by one each time the colours begin anew.
+    """The i-th colour, and the i-th entry of other cycles, which shift by one whenever the cycle of colours starts again.
 
     >>> [look_of(i, marker=MARKERS)["marker"] for i in (0, 1, 8, 9)]
     ['o', '^', '^', 's']
@@ -35,7 +35,7 @@ def look_of(i: int, **cycles: Sequence[Any]) -> dict[str, Any]:
 
 
 def new_axes(ax: Axes | None) -> Axes:
-    """The axes given, or those of a new figure."""
+    """The given axes, or those of a new figure."""
     if ax is not None:
         return ax
     try:
@@ -46,7 +46,7 @@ def new_axes(ax: Axes | None) -> Axes:
 
 
 def frame(ax: Axes, *, legend: bool = False, **labels: Any) -> Axes:
-    """Labels, no box, and a legend if it is wanted and there is anything to say."""
+    """Set labels, remove the box, and add a legend if it is wanted and not empty."""
     ax.set(**labels)
     ax.spines[["top", "right"]].set_visible(False)
     if legend and ax.get_legend_handles_labels()[0]:
@@ -63,7 +63,7 @@ def legend_room(ax: Axes, legend: bool) -> float:
 
 
 def legend_on_top(ax: Axes, legend: bool = True) -> None:
-    """A flat legend at the upper edge, for which room has been made: it would hide data anywhere else."""
+    """A flat legend at the upper edge, where there is room for it. Anywhere else it would hide data."""
     if legend and ax.get_legend_handles_labels()[0]:
         look: Any = {"fontsize": "small", "frameon": False, "columnspacing": 1.0, "handlelength": 1.6}
         ax.legend(loc="upper left", ncols=_legend_columns(ax), **look)
@@ -80,7 +80,7 @@ def _inches(ax: Axes) -> tuple[float, float]:
 
 
 def extend(ax: Axes, below: float, above: float) -> None:
-    """Room for a rug and a legend, in shares of the height of what is drawn; limits stay automatic."""
+    """Make room for a rug and a legend, in shares of the height of the drawing; limits stay automatic."""
     low, high = ax.dataLim.intervaly
     x = ax.dataLim.x0
     ax.update_datalim([(x, low - below * (high - low)), (x, high + above * (high - low))])
@@ -92,7 +92,7 @@ def colour_bar(ax: Axes, mappable: Any, label: str) -> None:
 
 
 def scatter(ax: Axes, X: Any, **style: Any) -> Any:
-    """Points of shape (n, 2)."""
+    """Draw points of shape (n, 2)."""
     return ax.scatter(X[:, 0], X[:, 1], **style)
 
 
@@ -101,7 +101,7 @@ def percent(share: float) -> str:
 
 
 def check_share(name: str, value: float) -> float:
-    """A probability strictly between 0 and 1.
+    """Check that a probability is strictly between 0 and 1.
 
     :raises ValueError: if it is none.
     """

@@ -41,28 +41,28 @@ def surface(
 ) -> Axes:
     """A function over two input dimensions: its mean or its standard deviation as colours, data, inducing points.
 
-    Data are filled with the colour of their y where the colours are those of the mean and D = 2, so that a point that is not
-    fitted stands out; labels 0 and 1 have markers of their own.
+    If the colours show the mean and D = 2, each data point has the colour of its y, so a point that is not fitted stands out.
+    Labels 0 and 1 have different markers.
 
     :param f: as for :func:`function`.
-    :param grid: for each of the two dimensions limits (low, high), or positions; by default the range of the data, or else of
-        the inducing points, and a little more.
+    :param grid: limits (low, high) or positions for each of the two dimensions; by default a little more than the range of the
+        data, or else of the inducing points.
     :param show: "mean", or "sd" for the standard deviation.
-    :param data: X of shape (N, D), and y of shape (N,), or (N, P) where ``output`` picks a column.
-    :param dims: the dimensions that move, first that of the horizontal axis; needed for D > 2.
-    :param at: values of the others, shape (D,); by default the median of the data, or else of the inducing points. The label of
-        the axis says which.
+    :param data: X of shape (N, D), and y of shape (N,), or (N, P), of which ``output`` picks a column.
+    :param dims: the dimensions that vary; the first is the horizontal axis. Needed for D > 2.
+    :param at: values of the other dimensions, shape (D,); by default the median of the data, or else of the inducing points. The
+        label of the axis shows them.
     :param output: which of P functions; draw a panel for each.
-    :param likelihood: from marginals to a distribution over y, whose mean and standard deviation are shown: with
+    :param likelihood: maps marginals to a distribution over y, whose mean or standard deviation is shown. With
         ``likelihoods.Bernoulli`` the mean is the probability of 1.
-    :param num_grid: rows and columns where ``grid`` says no more than limits.
-    :param inducing: whether to mark inducing points; by default where D = 2.
-    :param names: what the input dimensions are called, D of them.
+    :param num_grid: number of rows and of columns, if ``grid`` has limits only.
+    :param inducing: whether to mark inducing points; by default if D = 2.
+    :param names: names of the D input dimensions.
     :param legend: whether to draw a legend.
-    :param ax: where to draw; by default a new figure. The colour bar stands beside.
+    :param ax: axes to draw on; by default those of a new figure. The colour bar takes its room from them.
     :return: the axes.
     :raises TypeError: if ``f`` or ``likelihood`` return something else, or ``data`` is no pair.
-    :raises ValueError: for wrong shapes or an unknown ``show``, or where ``dims``, ``output`` or ``grid`` are needed.
+    :raises ValueError: for wrong shapes or an unknown ``show``, or if ``dims``, ``output`` or ``grid`` are needed but missing.
     """
     check_option("show", show, SHOWN)
     X, y = check_data(data, f, output)

@@ -1,4 +1,4 @@
-"""The terms of a sum, one panel for each, and what they leave of the data."""
+"""The terms of a sum, one panel for each, and the remainder of the data."""
 
 from __future__ import annotations
 
@@ -43,25 +43,26 @@ def terms(
 ) -> np.ndarray:
     """Trend, season, remainder: the posterior of each term of a sum, along one input dimension.
 
-    Mean and a central interval of each term by itself, exact given q. Terms are correlated: what one takes another may give, so
-    their sum is known better than its parts. With data the last panel has the remainder, y less the mean of f.
+    Each panel shows the mean and a central interval of one term, exact given q. Terms are correlated, because a constant can move
+    from one to another. So their sum is known better than its parts. With data, the last panel has the remainder, y minus the mean
+    of f.
 
     :param f: a function whose kernel is a sum, from :func:`~numpyro_orthgp.posterior`, or of a collapsed bound.
-    :param grid: limits (low, high), or positions along ``dim``, shape (G,); by default the range of the data, or else of the
-        inducing points, and a little more.
-    :param data: X of shape (N, D), and y of shape (N,), or (N, P) where ``output`` picks a column, in units of f.
+    :param grid: limits (low, high), or positions along ``dim``, shape (G,); by default a little more than the range of the
+        data, or else of the inducing points.
+    :param data: X of shape (N, D), and y of shape (N,), or (N, P), of which ``output`` picks a column, in units of f.
     :param which: the terms, one for each panel, as ``f.term`` takes them; by default all.
-    :param over: inputs, shape (Q, D), over whose average each term is centred (:func:`~numpyro_orthgp.centred`), a few dozen; by
-        default terms are as they are, with the uncertainty of constants that one may take from another.
-    :param dim: the dimension that moves; needed for D > 1.
-    :param at: values of the others, shape (D,); by default the median of the data, or else of the inducing points.
+    :param over: a few dozen inputs, shape (Q, D); each term is centred by its average over them (:func:`~numpyro_orthgp.centred`).
+        By default terms are not centred, and their intervals include the constants that can move between terms.
+    :param dim: the dimension that varies; needed for D > 1.
+    :param at: values of the other dimensions, shape (D,); by default the median of the data, or else of the inducing points.
     :param output: which of P functions.
     :param interval: probability of the bands.
-    :param names: what the input dimensions are called, D of them.
-    :param axes: where to draw, one for each panel, from top to bottom; by default a new figure.
+    :param names: names of the D input dimensions.
+    :param axes: axes to draw on, one for each panel, from top to bottom; by default those of a new figure.
     :return: the axes, shape (panels,).
     :raises TypeError: if ``f`` is not such a function, or ``data`` is no pair.
-    :raises ValueError: for wrong shapes or unknown terms, or where ``dim``, ``output`` or ``axes`` are needed.
+    :raises ValueError: for wrong shapes or unknown terms, or if ``dim``, ``output`` or ``axes`` are needed but missing.
     """
     check_function(f)
     level = check_share("interval", interval)

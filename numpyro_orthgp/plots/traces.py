@@ -1,4 +1,4 @@
-"""How a fit went: the bound, step by step."""
+"""The trace of a fit: the bound at each step."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def elbo(
     legend: bool = True,
     ax: Axes | None = None,
 ) -> Axes:
-    """The bound, minus the loss, of one fit or of several: values of the steps, faint, and their running mean.
+    """The bound (minus the loss) of one fit or of several. A faint line has the value of each step, a strong line the running mean.
 
-    The vertical range shows where the fits go, not where they began: at most a tenth of each running mean falls below it.
-    Losses that are not finite leave gaps, are passed over by the mean, and are marked along the lower edge.
+    The vertical range leaves out poor first steps: at most a tenth of each running mean lies below it. Losses that are not finite
+    leave gaps in the lines and are marked along the lower edge. The running mean ignores them.
 
-    :param losses: an array of losses (number of steps,), anything with such an array as ``losses`` (NumPyro's ``SVIRunResult``,
-        what :func:`~numpyro_orthgp.fit` returns), or a dictionary from names to these.
-    :param window: number of steps that the running mean looks back; by default a fortieth of each trace, 1 for no mean.
-    :param gap_to: show how far the running mean is below this value, on a logarithmic axis: the log evidence, say, or "best" for
-        the highest of all running means. Where it is not below the line has gaps.
-    :param steps_per_epoch: where steps are minibatches: the horizontal axis then counts epochs.
+    :param losses: an array of losses (number of steps,), an object with such an array as ``losses`` (NumPyro's ``SVIRunResult``,
+        the result of :func:`~numpyro_orthgp.fit`), or a dictionary of these by name.
+    :param window: number of steps in the running mean; by default a fortieth of each trace. With 1 there is no mean.
+    :param gap_to: show how far the running mean is below this value, on a logarithmic axis. It may be the log evidence, or "best"
+        for the highest of all running means. The line has gaps where the mean is not below it.
+    :param steps_per_epoch: for minibatches: the horizontal axis then counts epochs.
     :param legend: whether to draw a legend.
-    :param ax: where to draw; by default a new figure.
+    :param ax: axes to draw on; by default those of a new figure.
     :return: the axes.
     :raises TypeError: if ``losses`` holds anything else.
     :raises ValueError: for wrong shapes, a trace without a finite loss, or a ``gap_to`` that no bound is below.

@@ -208,7 +208,7 @@ def collected_sites() -> Iterator[list[str]]:
 
 @contextmanager
 def told_of_names(name: str) -> Iterator[None]:
-    """Context in which a second site of the same name is an error in words.
+    """Context in which a second site of the same name raises an error that says so.
 
     :raises ValueError: if there is one.
     """
@@ -227,7 +227,7 @@ def told_of_names(name: str) -> Iterator[None]:
 def sample_and_read(name: str, fn: Any, site: Site | InputSite) -> dict[str, Any]:
     """Declare a sample site, and return its message after all handlers.
 
-    If ``handlers.reparam`` has made it a deterministic site, that has the value, and nobody's belief.
+    If ``handlers.reparam`` has made it a deterministic site, this site has the value and no belief.
 
     :raises ValueError: if there is a site of this name.
     """
@@ -262,9 +262,9 @@ def inducing_site(name: str, site: Site) -> dict[str, Any]:
 
 
 def refuse_handlers_of_rows(name: str) -> None:
-    """Refuse a mask or scale that has one entry per row around a function, which is one event of all rows.
+    """Refuse a mask or scale with one entry per row around a function: a function is one event of all rows.
 
-    NumPyro would give every site within a copy per row, hyperparameters too, and multiply the divergence by the sum of a scale.
+    NumPyro would copy every site within it for each row, hyperparameters too, and multiply the divergence by the sum of a scale.
 
     :param name: the function's.
     :raises ValueError: if there is one.

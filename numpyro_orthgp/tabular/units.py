@@ -54,7 +54,7 @@ def rounding_of(y: np.ndarray) -> float:
     r"""Standard deviation of rounding errors, :math:`\delta / \sqrt{12}`, where all y are multiples of a step :math:`\delta`, which
     is 1, 2 or 5 times a power of ten. Zero where there is no such step above a ten-millionth of the standard deviation.
 
-    Values that recur would make a fit surer than that: they have any density where the noise can go to zero.
+    It is a lower limit of the noise. Without it the noise could go to zero, and repeated values could have any density.
     """
     largest = np.abs(y).max()
     for power in range(int(np.floor(np.log10(largest))), int(np.floor(np.log10(LEAST_STEP * y.std()))), -1):

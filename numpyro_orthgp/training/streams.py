@@ -45,17 +45,17 @@ class Stream:
         result = ogp.fit(svi, rng_key, ogp.training.Stream(loader, len(rows)), num_epochs=10, N=len(rows))
 
     ========================================  ========================================================================
-    loader                                    how a run goes on
+    loader                                    how a resumed run continues
     ========================================  ========================================================================
-    indexed: ``grain.MapDataset``, a list     by the index, at once
+    indexed: ``grain.MapDataset``, a list     by the index
     of batches
-    iterators with a state that can be set:   by the state, at once; the checkpoint holds it
+    iterators with a state that can be set:   by the state, which the checkpoint holds
     ``grain.IterDataset``, ``DataLoader``
-    other iterables: torch ``DataLoader``,    by reading and dropping what was seen; exact if a newly made loader
+    other iterables: torch ``DataLoader``,    by reading and dropping earlier batches; exact if a new loader
     ``tf.data.Dataset``                       gives the same batches (seed it: ``generator=``, ``seed=``)
-    function without arguments that makes     the same, and a second fit in one process starts again too
+    function without arguments that makes     the same, and each fit in a process makes a new loader
     one of these, or a generator
-    iterator                                  not: ``checkpoint=`` raises an error
+    iterator                                  it cannot: ``checkpoint=`` raises an error
     ========================================  ========================================================================
 
     When a loader ends, an epoch ends, and the loader starts again. Its batches may have any size, and the last may be short: they
