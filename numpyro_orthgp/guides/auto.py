@@ -188,11 +188,8 @@ class AutoSparseGP(Summaries):
         return [name for name in self._inputs if not callable(self.latents.get(name))]
 
     def _gaussians(self, params: Mapping[str, Any]) -> dict[str, Whitened]:
-        return {
-            f"{gp}.u{s.position}": fitted(f"{gp}.u{s.position}", q, params)
-            for gp in self._gps
-            for s, q in self._starts(gp)
-        }
+        starts = {f"{gp}.u{site.position}": q for gp in self._gps for site, q in self._starts(gp)}
+        return {name: fitted(name, q, params) for name, q in starts.items()}
 
     def _starts(self, name: str) -> list[tuple[Site, Whitened]]:
         """The latent sets of a gp, each with its initial Gaussian."""
