@@ -14,7 +14,7 @@ from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.asking import Answers, Asking
 from numpyro_orthgp.guides.handlers import EvenRows, OutputsByRow, hidden_by_mask
-from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_model_params
+from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_model_params, warn_of_other_guide
 from numpyro_orthgp.likelihoods.base import is_expected
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, is_enumerated, site_of
 from numpyro_orthgp.types import PRNGKey
@@ -124,10 +124,9 @@ def fitted_trace(
         if guide is not None:
             is_new = getattr(guide, "prototype_trace", True) is None
             seeded = handlers.seed(guide, guide_key)
-            guide_trace = handlers.trace(handlers.substitute(Checked(seeded, params), params)).get_trace(
-                *args, **kwargs
-            )
-            check_guide_sites(guide_trace, params)
+            checked = Checked(seeded, params, guide)
+            guide_trace = handlers.trace(handlers.substitute(checked, params)).get_trace(*args, **kwargs)
+            check_guide_sites(guide_trace, params, guide)
             answers = Answers(guide, seeded, params, guide_trace, args, kwargs, laplace=not is_new)
 
         def run(inputs: bool = True) -> tuple[Trace, dict[str, GPFunction]]:
@@ -147,6 +146,7 @@ def fitted_trace(
         sites, functions = run()
     _check_known(sites, guide_trace, params)
     check_model_params(sites, guide_trace, params, guided=guide is not None)
+    warn_of_other_guide(guide_trace, sites, params)
     _warn_of_prior_draws(sites, guide_trace, params, functions)
     return sites, functions
 
