@@ -59,6 +59,20 @@ def test_stacks_are_not_taken_for_a_parameter(make, name, use):
         use(guide, stacked)
 
 
+def by_hand(X, y=None):
+    numpyro.sample("scale", dist.LogNormal(numpyro.param("loc", -1.0), 0.1))
+    ogp.gp_posterior("f", 4)
+
+
+def test_stacks_of_values_are_not_taken_for_one():
+    """A guide by hand, and draws of MCMC, have no starts to compare shapes with; the model's site has its own."""
+    params = started(by_hand)
+    draws = {"f.u0": jnp.zeros(4), "scale": jnp.array([0.3, 0.4])}
+    for guide, stacked in ((by_hand, {**params, "loc": jnp.array([-1.0, -2.0])}), (None, draws)):
+        with pytest.raises(ValueError, match=r"`scale` is one number in the model; .* shape \(2,\). Pass one draw"):
+            ogp.posterior(model, guide, stacked, X)
+
+
 @pytest.mark.parametrize("make, name", [
     (ours(hyper=autoguide.AutoNormal), "scale_auto_loc"),
     (autoguide.AutoMultivariateNormal, "auto_loc"),

@@ -139,8 +139,8 @@ def _refuse_other_shape(name: str, value: Any, start: Any = None) -> None:
     shape, expected = getattr(value, "shape", None), getattr(start, "shape", None)
     if None not in (shape, expected) and shape != expected:
         raise ValueError(
-            f"`params[{name!r}]` must have shape {expected}, that of the guide's parameter; got {shape}. Is it of another model or "
-            f"guide, or a stack for jax.vmap? {FIRST_CALL}"
+            f"`params[{name!r}]` must have shape {expected}, that of the guide's parameter; got {shape}. Is it of another model, "
+            f"guide or number of points, or a stack for jax.vmap? {FIRST_CALL}"
         )
 
 

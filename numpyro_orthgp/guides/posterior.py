@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from numpyro import handlers
 
 from numpyro_orthgp.collapsed import CollapsedGP
@@ -146,6 +147,7 @@ def fitted_trace(
         sites, functions = run()
     _check_known(sites, guide_trace, params)
     check_model_params(sites, guide_trace, params, guided=guide is not None)
+    _check_sizes(sites)
     warn_of_other_guide(guide_trace, sites, params)
     _warn_of_prior_draws(sites, guide_trace, params, functions)
     return sites, functions
@@ -169,6 +171,18 @@ def _check_known(sites: dict[str, Any], guide_trace: dict[str, Any], params: Map
             f"Nothing says what {', '.join(map(repr, unknown))} are, and the function would be a draw of its prior. Without a "
             "guide `params` must hold a value for each; a guide must be one of this model."
         )
+
+
+def _check_sizes(sites: Trace) -> None:
+    """Refuse several values for a site of one number: two lengthscales of a stack would be those of two columns."""
+    for name, site in sites.items():
+        if site["type"] != "sample" or site["is_observed"] or site["cond_indep_stack"] or is_enumerated(site):
+            continue
+        if not is_expected(site["fn"]) and site["fn"].shape() == () and jnp.size(site["value"]) > 1:
+            raise ValueError(
+                f"`{name}` is one number in the model; guide or `params` give it shape {jnp.shape(site['value'])}. Pass one draw, "
+                "and for many map over them with jax.vmap."
+            )
 
 
 def _warn_of_prior_draws(sites: Trace, guide_trace: Trace, params: Mapping[str, Any], functions: Iterable[str]) -> None:
