@@ -114,17 +114,18 @@ def check_integer(name: str, value: Any, least: int | None = 1) -> int:
     return number
 
 
-def check_params(of: str, sites: dict[str, Any], params: Mapping[str, Any]) -> None:
+def check_params(of: str, sites: dict[str, Any], params: Mapping[str, Any], hint: str = "") -> None:
     """Refuse parameters that would stay at their starting values unnoticed.
 
     :param of: whose sites these are, "model" or "guide".
+    :param hint: a further likely reason.
     :raises ValueError: naming those that ``params`` lacks.
     """
     missing = [name for name, site in sites.items() if site["type"] == "param" and name not in params]
     if missing:
         raise ValueError(
             f"`params` must hold all parameters of the {of}; it lacks {', '.join(repr(n) for n in missing)}. Pass those of the "
-            "fit: svi_result.params, or svi.get_params(state)."
+            f"fit: svi_result.params, or svi.get_params(state). {hint}".rstrip()
         )
 
 

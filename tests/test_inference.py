@@ -338,11 +338,10 @@ def test_parameters_of_another_number_of_points_are_refused(xy):
     X, y = xy
     guide = ogp.AutoSparseGP(regression)
     svi = SVI(regression, guide, optax.adam(0.02), TraceMeanField_ELBO())
-    message = r"`f.u0_{}` must have shape {}, that of the model's inducing variables; got {}"
-    with pytest.raises(ValueError, match=message.format("loc", r"\(5,\)", r"\(3,\)")):
+    with pytest.raises(ValueError, match=r"`f.u0_loc` must have shape \(5,\), that of the model's .*; got \(3,\)"):
         svi.init(jax.random.PRNGKey(0), X, y, init_params={"f.u0_loc": jnp.zeros(3)})
     params = svi.get_params(svi.init(jax.random.PRNGKey(0), X, y))
-    with pytest.raises(ValueError, match=message.format("scale_tril", r"\(5, 5\)", r"\(6, 6\)")):
+    with pytest.raises(ValueError, match=r"u0_scale_tril'\]` must have shape \(5, 5\), .* \(6, 6\).* number of points"):
         ogp.posterior(regression, guide, params | {"f.u0_scale_tril": jnp.eye(6)}, X, y)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import MCMC
 
-from numpyro_orthgp.errors import check_params
+from numpyro_orthgp.errors import check_params, is_concrete
 from numpyro_orthgp.guides.parameters import Checked, check_guide_sites
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.math.kept import run_kept
@@ -73,17 +73,23 @@ class GuideDraws:
     """A guide, for its draws. The shapes of the draws are known before any is computed.
 
     :raises ValueError: if ``params`` lacks a parameter of the guide.
+    :raises TypeError: under ``jit``.
     """
 
     def __init__(
         self, guide: Callable[..., Any], params: dict[str, Any], arguments: Arguments, rng_key: PRNGKey
     ) -> None:
         self.guide, self.params, self.arguments, self.rng_key = guide, params, arguments, rng_key
+        if not all(map(is_concrete, jax.tree.leaves((params, arguments.arrays, rng_key)))):
+            raise TypeError(
+                "Diagnostics and predictions by draws look at numbers and compile their own programs. Call them outside of jax.jit "
+                "and jax.vmap. Within, use posterior(model, guide, params, ...)."
+            )
         if getattr(guide, "prototype_trace", True) is None:
             # An automatic guide stores what it learns of the model at its first call, which must be outside of `jit`.
             args, kwargs = arguments.join(arguments.arrays)
             with handlers.block():
-                handlers.substitute(handlers.seed(guide, rng_key), params)(*args, **kwargs)
+                handlers.substitute(Checked(handlers.seed(guide, rng_key), params, guide), params)(*args, **kwargs)
         self.shapes: dict[str, Any] = jax.eval_shape(self._draw, arguments.arrays, params, rng_key)[0]
 
     def first(self) -> dict[str, Array]:
@@ -103,10 +109,10 @@ class GuideDraws:
     def _draw(self, arrays: Any, params: dict[str, Any], key: PRNGKey) -> tuple[dict[str, Array], dict[str, Array]]:
         args, kwargs = self.arguments.join(arrays)
         # Traced values have no numbers to look at; the user's have.
-        fitted = handlers.substitute(Checked(handlers.seed(self.guide, key), self.params), params)
+        fitted = handlers.substitute(Checked(handlers.seed(self.guide, key), self.params, self.guide), params)
         with handlers.block():
             sites = handlers.trace(fitted).get_trace(*args, **kwargs)
-        check_guide_sites(sites, params)
+        check_guide_sites(sites, params, self.guide)
         check_params("guide", sites, params)
         drawn = {name: site for name, site in sites.items() if site["type"] == "sample"}
         values = {n: s["value"] for n, s in drawn.items() if not (s["is_observed"] or s["infer"].get("is_auxiliary"))}

@@ -167,7 +167,8 @@ def check_guide(guide: Any, params: Any) -> None:
     """
     if not callable(guide):
         raise TypeError(
-            f"`guide` must be the guide, a callable; got {type(guide).__name__}. Of an SVI object pass svi.guide."
+            f"`guide` must be the guide, a callable; got {type(guide).__name__}. Of an SVI object pass svi.guide. Draws of MCMC "
+            "have no guide: to_arviz(model, mcmc, None, ...) takes the MCMC object."
         )
     if not isinstance(params, dict):
         raise TypeError(

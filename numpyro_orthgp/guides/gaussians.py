@@ -138,5 +138,7 @@ def _given_rest(q: Whitened, value: Array, places: np.ndarray) -> Whitened:
     head, tail = lower[: len(rest), : len(rest)], lower[len(rest) :]
     loc, scale = q.loc[own], tail[:, len(rest) :]
     if len(rest):
+        # A Laplace approximation without a covariance is one of zeros: its point.
+        head = head + jnp.diag(jnp.where(diagonal(head) == 0, 1, 0).astype(head.dtype))
         loc = loc + tail[:, : len(rest)] @ solve_lower(head, (value - q.loc)[rest][:, None])[:, 0]
     return Full(loc.reshape(places.shape), scale.reshape(*places.shape[:-1], *scale.shape))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
+from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import Messenger
 
 from numpyro_orthgp.collapsed import CollapsedGP
@@ -19,28 +21,45 @@ from numpyro_orthgp.errors import check_params, is_concrete
 from numpyro_orthgp.gaussians.constraints import Natural
 from numpyro_orthgp.primitives.messages import site_of
 
-__all__ = ["Checked", "check_guide_sites", "check_model_params"]
+__all__ = ["Checked", "check_guide_sites", "check_model_params", "warn_of_other_guide"]
 
 Trace = Mapping[str, Mapping[str, Any]]
+
+FIRST_CALL = (
+    "An automatic guide takes its sites from its first call: if that was without the observations, or with other data, make the "
+    "guide anew, and pass the data of the fit."
+)
 
 
 class Checked(Messenger):
     """A model or guide whose parameters are checked against their constraints before it sees them.
 
-    :param params: parameters; those that are not concrete arrays are not checked.
+    :param params: parameters; of those that are not concrete arrays only shapes are checked.
+    :param guide: the guide, if ``fn`` is one. Those of an automatic guide have the shapes of their starting values. Elsewhere a
+        starting value may depend on the data of the call, such as ``param("Z", X[::10])``.
     """
 
-    def __init__(self, fn: Callable[..., Any], params: Mapping[str, Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], params: Mapping[str, Any], guide: Any = None) -> None:
         super().__init__(fn)
-        self.params = params
+        self.params, self.sized = params, isinstance(guide, AutoGuide)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except RuntimeError as error:  # NumPyro's, for a latent site of counts
+            if self.sized and "enumerate support" in str(error):
+                raise ValueError(f"{error} {FIRST_CALL}") from error
+            raise
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "param" and msg["name"] in self.params:
             constraint = msg["kwargs"].get("constraint", constraints.real)
+            if self.sized and not msg["name"].endswith("_residual_scale"):
+                _refuse_other_shape(msg["name"], self.params[msg["name"]], *msg["args"])
             _refuse_unconstrained(msg["name"], self.params[msg["name"]], constraint)
 
 
-def check_guide_sites(sites: Trace, params: Mapping[str, Any]) -> None:
+def check_guide_sites(sites: Trace, params: Mapping[str, Any], guide: Any) -> None:
     """Refuse a guide that is a model, and missing parameters, which would silently stay at their initial values.
 
     :param sites: sites of the guide.
@@ -53,7 +72,8 @@ def check_guide_sites(sites: Trace, params: Mapping[str, Any]) -> None:
             "comes first: (model, guide, params, ...)."
         )
     # A residual's v does not affect predictions.
-    check_params("guide", {n: s for n, s in sites.items() if not n.endswith("_residual_scale")}, params)
+    hint = FIRST_CALL if isinstance(guide, AutoGuide) else ""
+    check_params("guide", {n: s for n, s in sites.items() if not n.endswith("_residual_scale")}, params, hint)
 
 
 def check_model_params(
@@ -82,6 +102,26 @@ def check_model_params(
         )
 
 
+def warn_of_other_guide(guide_sites: Trace, sites: Trace, params: Mapping[str, Any]) -> None:
+    """Warn of parameters that bear the name of a guide's site and that neither guide nor model has, such as ``f.u0_left``.
+
+    Guides give one name to different things: ``f.u0_scale`` and ``auto_scale`` are only parts of a low-rank covariance.
+
+    :param guide_sites, sites: sites of the guide, and of the model.
+    """
+    drawn = [name for name, site in guide_sites.items() if site["type"] == "sample"]
+    stems = tuple(name.removeprefix("_").removesuffix("latent").removesuffix("_") + "_" for name in drawn)
+    strange = [n for n in params if n.startswith(stems) and n not in guide_sites and n not in sites]
+    if strange:
+        warnings.warn(
+            f"`params` holds {_listed(strange)}, which this guide does not have: are they of another guide, or of another "
+            "`covariance` or `hyper`? Others of its names may then mean something else. Give the guide that was fitted, or leave "
+            "these out.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
 def _is_of_model(site: Mapping[str, Any]) -> bool:
     return site_of(dict(site)) is not None or (site["type"] == "sample" and isinstance(site["fn"], CollapsedGP))
 
@@ -90,6 +130,18 @@ def _listed(names: Collection[str]) -> str:
     most = 5
     shown = ", ".join(map(repr, list(names)[:most]))
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _refuse_other_shape(name: str, value: Any, start: Any = None) -> None:
+    """
+    :raises ValueError: if ``value`` has another shape than the start. It may broadcast, and be taken for something else.
+    """
+    shape, expected = getattr(value, "shape", None), getattr(start, "shape", None)
+    if None not in (shape, expected) and shape != expected:
+        raise ValueError(
+            f"`params[{name!r}]` must have shape {expected}, that of the guide's parameter; got {shape}. Is it of another model, "
+            f"guide or number of points, or a stack for jax.vmap? {FIRST_CALL}"
+        )
 
 
 def _refuse_unconstrained(name: str, value: Any, constraint: Any) -> None:

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from numpyro import handlers
 
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.asking import Answers, Asking
 from numpyro_orthgp.guides.handlers import EvenRows, OutputsByRow, hidden_by_mask
-from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_model_params
+from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_model_params, warn_of_other_guide
 from numpyro_orthgp.likelihoods.base import is_expected
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, is_enumerated, site_of
 from numpyro_orthgp.types import PRNGKey
@@ -124,10 +125,9 @@ def fitted_trace(
         if guide is not None:
             is_new = getattr(guide, "prototype_trace", True) is None
             seeded = handlers.seed(guide, guide_key)
-            guide_trace = handlers.trace(handlers.substitute(Checked(seeded, params), params)).get_trace(
-                *args, **kwargs
-            )
-            check_guide_sites(guide_trace, params)
+            checked = Checked(seeded, params, guide)
+            guide_trace = handlers.trace(handlers.substitute(checked, params)).get_trace(*args, **kwargs)
+            check_guide_sites(guide_trace, params, guide)
             answers = Answers(guide, seeded, params, guide_trace, args, kwargs, laplace=not is_new)
 
         def run(inputs: bool = True) -> tuple[Trace, dict[str, GPFunction]]:
@@ -147,6 +147,8 @@ def fitted_trace(
         sites, functions = run()
     _check_known(sites, guide_trace, params)
     check_model_params(sites, guide_trace, params, guided=guide is not None)
+    _check_sizes(sites)
+    warn_of_other_guide(guide_trace, sites, params)
     _warn_of_prior_draws(sites, guide_trace, params, functions)
     return sites, functions
 
@@ -169,6 +171,18 @@ def _check_known(sites: dict[str, Any], guide_trace: dict[str, Any], params: Map
             f"Nothing says what {', '.join(map(repr, unknown))} are, and the function would be a draw of its prior. Without a "
             "guide `params` must hold a value for each; a guide must be one of this model."
         )
+
+
+def _check_sizes(sites: Trace) -> None:
+    """Refuse several values for a site of one number: two lengthscales of a stack would be those of two columns."""
+    for name, site in sites.items():
+        if site["type"] != "sample" or site["is_observed"] or site["cond_indep_stack"] or is_enumerated(site):
+            continue
+        if not is_expected(site["fn"]) and site["fn"].shape() == () and jnp.size(site["value"]) > 1:
+            raise ValueError(
+                f"`{name}` is one number in the model; guide or `params` give it shape {jnp.shape(site['value'])}. Pass one draw, "
+                "and for many map over them with jax.vmap."
+            )
 
 
 def _warn_of_prior_draws(sites: Trace, guide_trace: Trace, params: Mapping[str, Any], functions: Iterable[str]) -> None:

@@ -1,0 +1,146 @@
+"""Parameters of another guide, or of the guide in another shape: refused or named, not broadcast to something else."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpy.testing import assert_allclose
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO, autoguide
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels, likelihoods
+
+KEY = random.PRNGKey(0)
+X = random.uniform(KEY, (12, 2))
+Y = jnp.sin(6 * X[:, 0])
+
+
+def model(X, y=None):
+    scale = numpyro.sample("scale", dist.LogNormal(-1.0, 0.5))
+    f = ogp.gp("f", kernels.RBF(scale), jnp.eye(4, 2))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
+
+
+def started(guide, elbo=TraceMeanField_ELBO):
+    svi = SVI(model, guide, optax.adam(0.01), elbo())
+    return svi.get_params(svi.init(KEY, X, Y))
+
+
+def ours(**options):
+    return lambda model: ogp.AutoSparseGP(model, **options)
+
+
+@pytest.mark.parametrize("use", [
+    lambda guide, params: ogp.posterior(model, guide, params, X),
+    lambda guide, params: jax.jit(lambda params: ogp.posterior(model, guide, params, X)["f"](X).mean)(params),
+    lambda guide, params: ogp.check(model, guide, params, X, Y, num_samples=25),
+    lambda guide, params: ogp.khat(model, guide, params, X, Y, num_samples=25),
+])  # fmt: skip
+@pytest.mark.parametrize("make, name", [
+    (ours(), "scale_auto_loc"),
+    (ours(hyper=autoguide.AutoNormal), "scale_auto_scale"),
+    (ours(), "f.u0_scale_tril"),
+    (autoguide.AutoNormal, "scale_auto_loc"),
+    (autoguide.AutoMultivariateNormal, "auto_loc"),
+    (autoguide.AutoDelta, "scale_auto_loc"),
+])  # fmt: skip
+def test_stacks_are_not_taken_for_a_parameter(make, name, use):
+    """Two lengthscales of a stack would be those of the two columns."""
+    guide = make(model)
+    params = started(guide)
+    stacked = {**params, name: jnp.stack([params[name]] * 2)}
+    with pytest.raises(ValueError, match=rf"`params\['{name}'\]` must have shape .* or a stack for jax.vmap"):
+        use(guide, stacked)
+
+
+def by_hand(X, y=None):
+    numpyro.sample("scale", dist.LogNormal(numpyro.param("loc", -1.0), 0.1))
+    ogp.gp_posterior("f", 4)
+
+
+def test_stacks_of_values_are_not_taken_for_one():
+    """A guide by hand, and draws of MCMC, have no starts to compare shapes with; the model's site has its own."""
+    params = started(by_hand)
+    draws = {"f.u0": jnp.zeros(4), "scale": jnp.array([0.3, 0.4])}
+    for guide, stacked in ((by_hand, {**params, "loc": jnp.array([-1.0, -2.0])}), (None, draws)):
+        with pytest.raises(ValueError, match=r"`scale` is one number in the model; .* shape \(2,\). Pass one draw"):
+            ogp.posterior(model, guide, stacked, X)
+
+
+@pytest.mark.parametrize("make, name", [
+    (ours(hyper=autoguide.AutoNormal), "scale_auto_loc"),
+    (autoguide.AutoMultivariateNormal, "auto_loc"),
+])  # fmt: skip
+def test_stacks_are_for_vmap(make, name):
+    guide = make(model)
+    params = started(guide)
+
+    def mean(params):
+        return ogp.posterior(model, guide, params, X)["f"](X).mean
+
+    moved = {**params, name: params[name] + 0.1}
+    stack = jax.tree.map(lambda *v: jnp.stack(v), params, moved)
+    assert_allclose(jax.vmap(mean)(stack), jnp.stack([mean(params), mean(moved)]), atol=1e-5)
+
+
+def of_counts(X, y=None):
+    f = ogp.gp("f", kernels.RBF(0.5), jnp.eye(4, 2))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", likelihoods.Poisson(f(X)), obs=y)
+
+
+@pytest.mark.parametrize("make", [autoguide.AutoNormal, autoguide.AutoMultivariateNormal])
+@pytest.mark.parametrize("new", [model, of_counts])
+def test_a_guide_that_first_sees_no_observations(new, make):
+    """It would take y for a latent variable."""
+    with pytest.raises(ValueError, match="takes its sites from its first call: if that was without the observations"):
+        ogp.posterior(new, make(new), started(make(model)), X)
+
+
+@pytest.mark.parametrize("fitted, other, names", [
+    (ours(covariance="low_rank"), ours(covariance="diagonal"), "'f.u0_left', 'f.u0_right'"),
+    (autoguide.AutoLowRankMultivariateNormal, autoguide.AutoDiagonalNormal, "'auto_cov_factor'"),
+])  # fmt: skip
+def test_scales_of_low_rank_covariances_are_no_diagonal_ones(fitted, other, names):
+    params = started(fitted(model))
+    guide = other(model)
+    started(guide)
+    with pytest.warns(UserWarning, match=f"holds {names}, which this guide does not have"):
+        ogp.posterior(model, guide, params, X)
+
+
+def test_parameters_of_parts_that_are_left_out_are_no_others():
+    guide = ogp.AutoSparseGP(model, residual="tight")
+    params = started(guide) | {"g.u0_loc": jnp.zeros(3), "another": 1.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ogp.posterior(model, ogp.AutoSparseGP(model), params, X)
+
+
+@pytest.mark.parametrize("measure", [
+    lambda guide, params: ogp.check(model, guide, params, X, Y).functions["f"].residual,
+    lambda guide, params: ogp.khat(model, guide, params, X, Y).khat,
+])  # fmt: skip
+def test_diagnostics_within_jit(measure):
+    guide = ogp.AutoSparseGP(model)
+    params = started(guide)
+    with pytest.raises(TypeError, match=r"Call them outside of jax.jit and jax.vmap"):
+        jax.jit(lambda params: measure(guide, params))(params)
+
+
+@pytest.mark.filterwarnings("ignore:Hessian of log posterior")
+def test_a_laplace_approximation_without_a_covariance_is_its_point():
+    """NumPyro's covariance is zero where the Hessian is singular, as before the fit; the conditional one was NaN."""
+    guide = autoguide.AutoLaplaceApproximation(model)
+    params = started(guide, Trace_ELBO)
+    assert not guide.get_posterior(params).scale_tril.any()
+    f = ogp.posterior(model, guide, params, X)["f"]
+    point = ogp.posterior(model, None, guide.median(params), X)["f"]
+    assert_allclose(f(X).mean, point(X).mean, rtol=1e-6)
+    assert_allclose(f(X).variance, point(X).variance, rtol=1e-6)
