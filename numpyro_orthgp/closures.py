@@ -83,9 +83,6 @@ class _NoSites(Messenger):
         super().__init__()
         self.function = function
 
-    def __enter__(self) -> None:
-        super().__enter__()
-
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] in ("param", "mutable"):
             return

@@ -153,7 +153,8 @@ class Marginals(NoNumber):
         variables, but each step draws its own residual, as in FITC.
 
         Do not combine a draw with marginals of the same function within one y: ``f(a) + f(b).sample()`` integrates over ``f(a)`` as
-        if both were independent, which is no bound. Draw both. (This form is refused, and by ``AutoSparseGP`` any other.)
+        if both were independent, which is no bound. Draw both. (This form is refused; ``AutoSparseGP`` and ``check`` also find
+        draws behind further arithmetic.)
 
         :param rng_key: by default :func:`numpyro.prng_key`, inside of a seeded model.
         :return: shape ``sample_shape`` + (B,) or (B, P).

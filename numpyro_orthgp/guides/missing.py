@@ -42,9 +42,6 @@ class _Beside(Messenger):
 class NoBranches(Messenger):
     """Refuses latent sites in branches of NumPyro's ``cond``, which up to NumPyro 0.22 goes on with draws of its own."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "sample" and not msg["is_observed"] and in_control_flow("cond"):
             raise ValueError(
