@@ -168,6 +168,10 @@ def test_rebuilt_functions_are_functions():
     assert rebuilt(4) and not rebuilt(3) and rebuilt.function.note == "kept" and rebuilt.function is not even
     assert len(jax.tree.leaves(rebuilt)) == 2
 
+    # A jitted function without arrays stays the same object, with the programs that it has compiled.
+    twice = jax.jit(lambda x: 2 * x)
+    assert jax.tree.map(lambda leaf: leaf, Closure(lambda x: twice(x))).function.__closure__[0].cell_contents is twice
+
     def later():
         return undefined
 

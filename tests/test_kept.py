@@ -165,7 +165,7 @@ def test_checks_are_those_of_the_call():
 
 
 def test_a_program_that_checks_its_values_is_kept(compilations):
-    """And within a gradient, of its arguments or of what it closes over, it is the plain function."""
+    """It has gradients, by its arguments and by what it closes over."""
 
     def shifted(by):
         def function(x):

@@ -28,7 +28,6 @@ from numpyro_orthgp.functions.sites import moved_draws
 from numpyro_orthgp.gaussians.family import Value
 from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
-from numpyro_orthgp.likelihoods.mixture import Mixture
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, site_of
 from numpyro_orthgp.types import Array
 
@@ -109,19 +108,14 @@ class _Moved(Messenger):
 def _functions_of(message: Mapping[str, Any]) -> Iterator[Any]:
     """The functions whose marginals an observed likelihood takes."""
     if message["type"] == "sample" and message["is_observed"] and is_expected(message["fn"]):
-        for leaf in jax.tree.leaves(_likelihood(message), is_leaf=_is_marginals):
+        for leaf in jax.tree.leaves(unwrap(message["fn"]), is_leaf=_is_marginals):
             if _is_marginals(leaf):
                 yield from (f for f, _ in drawn_functions(leaf.joint) if f.names is not None)
 
 
 def _arrays_of(message: Mapping[str, Any]) -> list[Array]:
-    leaves = jax.tree.leaves((_likelihood(message), message["value"]), is_leaf=_is_marginals)
+    leaves = jax.tree.leaves((unwrap(message["fn"]), message["value"]), is_leaf=_is_marginals)
     return jax.tree.leaves([replace(leaf, joint=None) if _is_marginals(leaf) else leaf for leaf in leaves])
-
-
-def _likelihood(message: Mapping[str, Any]) -> Any:
-    fn, mask = unwrap(message["fn"])
-    return fn.components if isinstance(fn, Mixture) else fn, mask  # weights of a mixture are those of draws
 
 
 def _is_marginals(leaf: Any) -> bool:

@@ -96,7 +96,7 @@ def run_kept(function: Callable[..., Any], *args: Any) -> Any:
 def run_as_one(function: Callable[..., Any], *args: Any) -> Any:
     """:func:`run_kept` for functions that check their values: checked as without ``jit``, but at the end.
 
-    It is ``function(*args)`` within a transformation of JAX, a gradient too, and where something in ``args`` is no array.
+    It is ``function(*args)`` within another program, and where something in ``args`` is traced, as in a gradient, or is no array.
 
     :param args: pytrees, also with functions in them (:class:`~numpyro_orthgp.closures.Closure`).
     """
@@ -104,8 +104,6 @@ def run_as_one(function: Callable[..., Any], *args: Any) -> Any:
     if is_within_program() or not all(isinstance(leaf, ARRAYS) and is_concrete(leaf) for leaf in leaves):
         return function(*args)
     program = traced(with_checks(lambda *leaves: function(*jax.tree.unflatten(tree, leaves))), *leaves)
-    if not all(map(is_concrete, program.numbers)):  # what `function` closes over
-        return function(*args)
     result, waiting = _run(program, tuple(leaves), 1)
     waiting.inspect()
     return result
