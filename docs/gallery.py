@@ -37,6 +37,7 @@ PARTS = {
     "classification": (0.0, 0.34, 0.86, 0.645),
     "convolutional": (0.0, 0.08, 0.30, 0.92),
     "counts": (0.0, 0.0, 0.53, 1.0),
+    "dates": (0.47, 0.1, 1.0, 1.0),
     "deep": (0.345, 0.0, 0.655, 1.0),
     "deep_kernel": (0.68, 0.49, 1.0, 1.0),
     "demo": (0.5, 0.515, 1.0, 1.0),
@@ -56,7 +57,6 @@ PARTS = {
     "survey": (0.0, 0.0, 0.424, 1.0),
     "survival": (0.52, 0.0, 1.0, 1.0),
     "thompson": (0.0, 0.0, 0.53, 1.0),
-    "guide/monotone": (0.515, 0.0, 1.0, 1.0),  # the 24th card: rows of two or three are full
 }
 
 
@@ -104,13 +104,12 @@ def keep_picture(source: Path, target: Path) -> None:
 
 def keep_card(name: str) -> None:
     """The part of a kept picture that its card shows, on white, all of one size."""
-    source = PICTURES.parent / f"{name}.png" if "/" in name else PICTURES / f"{name}.png"
-    with Image.open(source) as file:
+    with Image.open(PICTURES / f"{name}.png") as file:
         box = [round(share * side) for share, side in zip(PARTS[name], 2 * file.size, strict=True)]
         part = file.convert("RGB").crop(box)
     CARDS.mkdir(parents=True, exist_ok=True)
     card = ImageOps.pad(part, CARD, Image.Resampling.LANCZOS, color="white")
-    card.quantize(128, Image.Quantize.MAXCOVERAGE, kmeans=2).save(CARDS / f"{Path(name).name}.png", optimize=True)
+    card.quantize(128, Image.Quantize.MAXCOVERAGE, kmeans=2).save(CARDS / f"{name}.png", optimize=True)
 
 
 def keep(name: str, printed: str) -> None:

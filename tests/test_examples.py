@@ -190,7 +190,13 @@ SAYS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, said",
-    [("thompson", "Thompson"), ("spectral", "Fourier + 2 points"), ("large", "SVGP (16)"), ("seasons", "one gp")],
+    [
+        ("thompson", "Thompson"),
+        ("spectral", "Fourier + 2 points"),
+        ("large", "SVGP (16)"),
+        ("seasons", "one gp"),
+        ("dates", "52 weeks before"),
+    ],
 )
 def test_examples_with_tables_of_their_own(name: str, said: str, tmp_path: Path) -> None:
     bar = ["--no-progress-bar"] * (name == "large")

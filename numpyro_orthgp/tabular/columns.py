@@ -7,6 +7,8 @@
   of these columns. Two levels without missing entries need one column, in which unknown and missing ones are 0.
   If there are more levels, such as names, a level needs two rows, and one row in a thousand, for a column; and a further column
   holds what each level says of y (``level_means``).
+* A column of dates, or of text that is dates of ISO 8601, becomes the number of days, and two columns for each period that they
+  show: the day, the week, the year (``dates``).
 * A column that is constant in training, or a copy of an earlier one, is left out.
 """
 
@@ -19,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_orthgp.tabular.dates import as_days, dates_in_text, periods_in, places
 from numpyro_orthgp.tabular.level_means import LEAST_OF_LEVEL, LevelMeans, by_frequency, level_means
 from numpyro_orthgp.tabular.tables import Table, level_of, read_table
 from numpyro_orthgp.tabular.warps import Warp, warp_of
@@ -62,6 +65,7 @@ class Column:
     :param means: means of the outputs, for categories with more levels than get a column; None for others, and if levels differ no
         more than by chance.
     :param warp: map of the numbers before they are centred; ``None`` for the numbers themselves.
+    :param periods: for dates, the periods that they show; their numbers are days. ``None`` for others.
     """
 
     name: str
@@ -73,9 +77,14 @@ class Column:
     seen: tuple[str, ...] | None = None
     means: LevelMeans | None = None
     warp: Warp | None = None
+    periods: tuple[str, ...] | None = None
 
     @classmethod
     def learn(cls, name: str, values: np.ndarray) -> Column:
+        if values.dtype.kind == "M" or (values.dtype == object and dates_in_text(values) is not None):
+            days = as_days(name, values)
+            column = cls.learn(name, days)
+            return column if column.levels == () else replace(column, periods=periods_in(days))
         if values.dtype == object:
             levels, counts, codes = by_frequency(values)
             _warn_of_meanings(name, levels)
@@ -96,7 +105,7 @@ class Column:
 
     def warped(self, values: np.ndarray) -> Column:
         """The encoding with a map of skewed numbers; the same if there are none."""
-        warp = warp_of(values) if self.levels is None else None
+        warp = warp_of(values) if self.levels is None and self.periods is None else None
         if warp is None:
             return self
         x = warp(np.where(np.isfinite(values), values, self.median))
@@ -116,15 +125,27 @@ class Column:
                 if self.tells_two:  # unknown ones are in the middle of the two
                     codes = [np.where(seen, codes[0], 0.0)]
             return codes if self.means is None else codes + self.means.encode(values)
-        if values.dtype == object:
-            raise TypeError(f"Column {self.name!r} was numbers in training, and holds text or categories now.")
-        missing = ~np.isfinite(values)
-        numbers = self.standardized(np.where(missing, self.median, values))
-        return [numbers, 2.0 * missing - 1] if self.tells_missing else [numbers]
+        return self.standardized(self.numbers_of(values))
 
-    def standardized(self, numbers: Any, xp: Any = np) -> Any:
-        """Numbers, none of them missing, as the model sees them."""
-        return ((numbers if self.warp is None else self.warp(numbers, xp)) - self.mean) / self.scale
+    def numbers_of(self, values: np.ndarray) -> np.ndarray:
+        """Entries as numbers, dates as days; NaN where missing.
+
+        :raises TypeError: for entries of another kind than in training.
+        """
+        if self.periods is not None:
+            return as_days(self.name, values)
+        if values.dtype.kind != "f":
+            what = "text or categories" if values.dtype == object else "dates"
+            raise TypeError(f"Column {self.name!r} was numbers in training, and holds {what} now.")
+        return values
+
+    def standardized(self, numbers: Any, xp: Any = np) -> list[Any]:
+        """Numbers, NaN where missing, as the model sees them: the columns of this column, shape (N,) each."""
+        missing = ~xp.isfinite(numbers)
+        filled = xp.where(missing, self.median, numbers)
+        x = filled if self.warp is None else self.warp(filled, xp)
+        marks = [xp.where(missing, 1.0, -1.0)] if self.tells_missing else []
+        return [(x - self.mean) / self.scale, *places(filled, self.periods or (), xp), *marks]
 
     def levels_of(self, values: np.ndarray) -> np.ndarray:
         """Entries as levels, also where codes came as numbers; None where missing.
@@ -133,6 +154,8 @@ class Column:
         """
         if values.dtype == object:
             return values
+        if values.dtype.kind == "M":
+            raise TypeError(f"Column {self.name!r} was text or categories in training, and holds dates now.")
         self._check_codes(values)
         return np.array([None if v != v else level_of(v) for v in values], object)
 
@@ -174,7 +197,8 @@ class Column:
             num = 0 if self.means is None else len(self.means.values)
             means = [f"{self.name}: mean of y" + (f" {i}" if num > 1 else "") for i in range(num)]
             return [f"{self.name}={level}" for level in self.levels] + means
-        return [self.name, f"{self.name} is missing"] if self.tells_missing else [self.name]
+        of_periods = [f"{self.name}: {period}, {of}" for period in self.periods or () for of in ("cosine", "sine")]
+        return [self.name, *of_periods, *([f"{self.name} is missing"] if self.tells_missing else [])]
 
 
 def _warn_of_meanings(name: str, levels: list[str]) -> None:
@@ -184,7 +208,7 @@ def _warn_of_meanings(name: str, levels: list[str]) -> None:
     to_date = f"pandas.to_datetime(table[{name!r}], errors='coerce')"
     meanings = [
         ("numbers", _is_number, f"If it is a number, convert it: pandas.to_numeric(table[{name!r}], errors='coerce')."),
-        ("dates", _is_date, f"Say what about them matters, as numbers, such as {to_date}.dt.month."),
+        ("dates", _is_date, f"If it is a date, convert it: {to_date}."),
     ]
     for what, is_one, advice in meanings:
         others = [level for level in levels if not is_one(level)]
@@ -304,10 +328,12 @@ class Columns:
         missing = [column.name for column in self.columns if column.tells_missing]
         coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if c.levels]
         means = [f"{c.name} ({len(c.means.levels)})" for c in self.columns if c.means is not None]
+        dates = [f"{c.name} ({', '.join(c.periods) or 'no period'})" for c in self.columns if c.periods is not None]
         found = [
             ("constant or copies, left out", left),
             ("text whose entries hardly recur, left out", names),
             ("skewed, as arcsinh((x - loc) / scale)", [c.name for c in self.columns if c.warp is not None]),
+            ("dates, as days and as points in periods", dates),
             ("missing entries are medians, with a column that tells which", missing),
             ("categories, columns of -1 and 1 (levels)", coded),
             ("categories, means of y by level, from other rows (levels)", means),

@@ -31,7 +31,7 @@ from numpyro_orthgp.tabular.warps import Warp
 
 __all__ = ["read_fit", "write_fit"]
 
-FORMAT, VERSION = "numpyro_orthgp fit of a table", 6
+FORMAT, VERSION = "numpyro_orthgp fit of a table", 7
 BAD = (
     OSError,
     EOFError,
@@ -122,7 +122,13 @@ def describe_columns(columns: Columns) -> dict[str, Any]:
 
 
 def columns_of(description: dict[str, Any]) -> Columns:
-    read: dict[str, Callable[[Any], Any]] = {"levels": _tuple, "seen": _tuple, "means": _means, "warp": _warp}
+    read: dict[str, Callable[[Any], Any]] = {
+        "levels": _tuple,
+        "seen": _tuple,
+        "means": _means,
+        "warp": _warp,
+        "periods": _tuple,
+    }
     columns = [Column(**c | {key: of(c[key]) for key, of in read.items()}) for c in description["columns"]]
     return Columns(tuple(columns), tuple(description["kept"]))
 

@@ -154,6 +154,11 @@ def _learned(table: Table, coded: set[str], missing: str, unseen: str, dtype: An
     numbers: list[int] = []
     names: list[str] = []
     for name, values in zip(table.names, table.values, strict=True):
+        if values.dtype.kind == "M":
+            raise TypeError(
+                f"Column {name!r} holds dates. Say what about them matters for your kernel, as numbers: days since a start, hour "
+                "of the day, month."
+            )
         if values.dtype == object or name in coded:
             levels = tuple(sorted(set(_levels(values)), key=lambda level: (level == MISSING, level)))
             encoders.append(Category(name, len(names), levels, len(levels) + (unseen == "new")))

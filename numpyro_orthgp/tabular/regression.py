@@ -51,8 +51,8 @@ def regression(
         lower, upper = new.interval(0.95)
 
     **Data.** Columns are standardized. Categories become columns of -1 and 1, and a category of more than twenty levels also a
-    column with the mean of y at each level, from other rows. Missing entries become the median, and a further column marks them.
-    Rows without y are left out.
+    column with the mean of y at each level, from other rows. Dates become days, and places in the day, the week and the year as far
+    as they show these. Missing entries become the median, and a further column marks them. Rows without y are left out.
 
     **Model.** :func:`numpyro_orthgp.tabular.regression_model` has a Matern 5/2 kernel with a lengthscale for each column, plus a
     plane, Gaussian noise, weak priors, and the collapsed bound of Titsias 2025 (:class:`~numpyro_orthgp.CollapsedGP`).

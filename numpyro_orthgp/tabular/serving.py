@@ -18,7 +18,8 @@ __all__ = ["exported", "moments_at", "numbers_of", "standardized"]
 
 
 def numbers_of(columns: Columns, table: Table) -> np.ndarray:
-    """A table as the array for an exported program, shape (N, number of columns of the table). Numbers stay as they are. A level of
+    """A table as the array for an exported program, shape (N, number of columns of the table). Numbers stay as they are, and dates
+    become days since 1970. A level of
     a category becomes its position among the levels that have a column or a mean, or -1. If one column tells two levels apart, a
     level that is neither becomes NaN."""
     ordered = columns.ordered(table)
@@ -27,7 +28,7 @@ def numbers_of(columns: Columns, table: Table) -> np.ndarray:
 
 def _numbers(column: Column, values: np.ndarray) -> np.ndarray:
     if column.levels is None:
-        return values
+        return column.numbers_of(values)
     position = dict.fromkeys(column.seen or (), -1) | {level: i for i, level in enumerate(column.known)}
     neither = np.nan if column.tells_two else -1
     return np.array([position.get(v, neither) for v in column.levels_of(values)], float)
@@ -44,9 +45,7 @@ def standardized(columns: Columns, X: Array) -> Array:
                 place = jnp.where(values >= 0, values, len(column.known)).astype(int)
                 encoded += [jnp.asarray([*means, 0.0])[place] for means in column.means.values]
             continue
-        missing = ~jnp.isfinite(values)
-        encoded.append(column.standardized(jnp.where(missing, column.median, values), jnp))
-        encoded += [jnp.where(missing, 1.0, -1.0)] if column.tells_missing else []
+        encoded += column.standardized(values, jnp)
     return jnp.stack([encoded[i] for i in columns.kept], -1)
 
 

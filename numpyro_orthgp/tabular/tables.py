@@ -1,28 +1,27 @@
-"""Tables as they come: columns of numbers, and columns of text or categories."""
+"""Tables as they come: columns of numbers, of dates, and of text or categories."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
+from numpyro_orthgp.tabular.dates import DATES, DURATIONS, as_durations, read_dates, start_of
 from numpyro_orthgp.tabular.rows import is_missing
 from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = ["Table", "level_of", "read_table"]
 
 NUMBERS = bool | int | float | Decimal | np.number | np.bool_
-TIMES = timedelta | np.datetime64 | np.timedelta64  # beside what has a ``strftime``
 
 
 @dataclass(frozen=True)
 class Table:
     """
     :param names: names of the columns.
-    :param values: values of each column: float64 with NaN where missing, or objects with None where missing.
+    :param values: values of each column: float64 with NaN where missing, ``datetime64``, or objects with None where missing.
     :param index: labels of the rows, or None.
     :param like: class of the user's table, which also makes the table of predictions; None for an array.
     """
@@ -44,7 +43,7 @@ class Table:
 def read_table(X: Any) -> Table:
     """Columns of a pandas or polars table, or of an array of shape (N,) or (N, D).
 
-    :raises TypeError: for other types, and for columns of dates or of objects that are not text.
+    :raises TypeError: for other types, and for columns of objects that are not text.
     :raises ValueError: for a table without rows or columns, two columns with the same name, and infinite numbers.
     """
     if hasattr(X, "columns") and hasattr(X, "shape"):
@@ -57,14 +56,17 @@ def read_table(X: Any) -> Table:
     else:
         X = rows_of(X) if is_lazy(X) else X
         array = X.astype(float).filled(np.nan) if np.ma.is_masked(X) and X.dtype.kind in "biuf" else np.asarray(X)
-        if array.dtype.kind not in "biuf":
+        if array.dtype.kind == "M":
+            array = read_dates(array)
+        elif array.dtype.kind not in "biuf":
             raise TypeError(
                 f"`X` must be numbers, or a pandas or polars table; got {type(X).__name__} of {array.dtype}. An array has one "
                 "kind of column: for text and categories pass a table, pandas.DataFrame(X), whose columns have dtypes of their own."
             )
         if array.ndim not in (1, 2):
             raise ValueError(f"`X` must have shape (N, D), one row per case; got {array.shape}.")
-        array = array.astype(float)[:, None] if array.ndim == 1 else array.astype(float)
+        array = array if array.dtype.kind == "M" else array.astype(float)
+        array = array[:, None] if array.ndim == 1 else array
         table = Table(tuple(f"x{d}" for d in range(array.shape[1])), tuple(array.T))
     if not table.names or not table.num_rows:
         raise ValueError("`X` must have at least one row and one column.")
@@ -75,10 +77,10 @@ def read_table(X: Any) -> Table:
 
 
 def _column(name: str, column: Any) -> np.ndarray:
-    """Numbers as float64, categories as objects."""
+    """Numbers and durations as float64, dates as ``datetime64``, categories as objects."""
     dtype = str(column.dtype)
-    if dtype.lower().startswith(("datetime", "timedelta", "date", "duration", "time", "period")):
-        raise _dates(name, dtype)
+    if "time_zone" in dtype:  # of polars, whose arrays have universal time
+        column = column.dt.replace_time_zone(None)
     kind = getattr(column.dtype, "kind", "O")  # of pandas, whatever holds the numbers: arrow's "double", sparse ones
     if kind == "c":
         raise TypeError(f"Column {name!r} of `X` holds complex numbers. Pass real and imaginary parts as columns.")
@@ -86,25 +88,21 @@ def _column(name: str, column: Any) -> np.ndarray:
     if kind in "biuf" or (not of_ranges and dtype.lower().startswith(("int", "uint", "float", "bool", "decimal"))):
         values = np.asarray(column.to_numpy())
         return values.astype(float) if values.dtype.kind in "biuf" else np.array([_number(v) for v in values])
-    values = np.array([None if is_missing(v) else v for v in column.to_numpy()], object)
+    values = np.asarray(column.to_numpy())
+    if values.dtype.kind in "mM":
+        return read_dates(values) if values.dtype.kind == "M" else as_durations(values)
+    values = np.array([None if is_missing(v) else start_of(v) for v in values], object)
     if _holds_only(values, bool | np.bool_) or (dtype == "object" and _holds_only(values, NUMBERS)):
         return np.array([_number(v) for v in values])
-    if any(hasattr(v, "strftime") or isinstance(v, TIMES) for v in values):
-        found = next(v for v in values if hasattr(v, "strftime") or isinstance(v, TIMES))
-        raise _dates(name, f"{type(found).__name__}, {found} for one")
+    for kinds, read in ((DATES, read_dates), (DURATIONS, as_durations)):
+        if _holds_only(values, kinds):
+            return read(values)
     strange = [v for v in values if not (v is None or isinstance(v, str | np.generic | NUMBERS))]
     if strange and not (of_ranges or dtype == "category"):
         raise TypeError(
-            f"Column {name!r} of `X` holds {type(strange[0]).__name__}; columns are numbers, text or categories."
+            f"Column {name!r} of `X` holds {type(strange[0]).__name__}; columns are numbers, dates, text or categories."
         )
     return np.array([None if v is None else level_of(v) for v in values], object)
-
-
-def _dates(name: str, what: str) -> TypeError:
-    return TypeError(
-        f"Column {name!r} of `X` holds dates ({what}). Say what about them matters, as numbers: days since a start, hour of the "
-        "day, month."
-    )
 
 
 def _holds_only(values: np.ndarray, kinds: Any) -> bool:
