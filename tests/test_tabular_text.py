@@ -24,9 +24,7 @@ def test_text_that_is_dates_is_said(form):
     """They become a category without a word otherwise, of which the twenty most frequent days are told apart."""
     days = pd.date_range("2020-01-01", periods=40, freq="31D").strftime(form)
     frame = pd.DataFrame({"when": [*days, *days], "b": np.arange(80.0)})
-    with pytest.warns(
-        UserWarning, match=r"'when' is text, \d+ of whose \d+ different entries are dates.*to_datetime"
-    ):
+    with pytest.warns(UserWarning, match=r"'when' is text, \d+ of whose \d+ different entries are dates.*to_datetime"):
         learned(frame)
 
 
