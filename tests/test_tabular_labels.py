@@ -335,10 +335,10 @@ def stage_of(num_points, num_steps, loss=0.0):
     return Stage(15, num_points, "", loss, "finished", num_steps, np.nan, np.nan, 1.0)
 
 
-def search_of(seconds):
+def search_of(seconds, num_held=15, **options):
     X, z, _ = table(150)
     data, budget = {"X": X, "y": (z > 0).astype(int)}, Budget(seconds, None, USUAL_STEPS)
-    return LatentSearch(classification_model, data, {"num_classes": 2}, 15, budget, [], np.zeros)
+    return LatentSearch(classification_model, data, {"num_classes": 2}, num_held, budget, [], np.zeros, **options)
 
 
 def test_a_search_has_the_steps_that_its_time_allows():
@@ -409,6 +409,60 @@ def test_a_search_that_goes_on_begins_where_the_other_ended(monkeypatch):
         search.stage(10, "more", ended, goes_on=True)
     Z, start, num_steps = begun.value.args
     assert Z is ended["Z"] and start is ended["params"] and num_steps == pytest.approx(200, abs=1)
+
+
+@pytest.mark.parametrize(
+    "seconds, per_step, num_held, single",
+    [
+        (100.0, 0.1, 15, True),
+        (100.0, 0.089, 15, False),
+        (100.0, 0.1, 0, False),
+        (None, 9.0, 15, False),
+        (30.0, 9.0, 15, False),
+    ],
+)
+def test_searches_take_float32_where_time_is_short(seconds, per_step, num_held, single):
+    """If a first search has time for fewer than half of its steps, and another program for time to compile."""
+    for may in (True, False):
+        search = search_of(seconds, num_held, may_be_single=may)
+        search.pace = Pace(per_step / 100**2, 27.5)
+        search.choose_precision(100)
+        assert (search.single is not None) == (single and may)
+
+
+def test_a_search_in_float32(monkeypatch):
+    """Its parameters mean the same in float64, where the last fit goes on. One that diverges is made again in float64."""
+    _, z, rng = table(400)
+    data = {"X": z[:, None], "y": (z + 0.3 * rng.normal(size=400) > 0).astype(int)}  # near points in one column
+    none = Budget(None, 80, 30)
+    search = LatentSearch(
+        classification_model, data, {"num_classes": 2}, 40, none, [z], lambda f, v, rows: np.zeros(40)
+    )
+    with jax.enable_x64(True):
+        (_, start), *_ = search.starts().items()
+        in_double, _ = search.stage(80, "", {"values": start})
+        search.single = Pace()
+        stage, ended = search.stage(80, "", {"values": start})
+        assert {a.dtype for a in ended["params"].values()} == {np.dtype(np.float64)}
+        assert stage.loss != in_double.loss and stage.loss == pytest.approx(in_double.loss, abs=0.5)
+        f = search.function(ended["params"], ended["Z"])(data["X"])
+        with jax.enable_x64(False):
+            search.data, params, Z = jax.tree.map(latent.as_single, (data, ended["params"], ended["Z"]))
+            same = search.function(params, Z)(search.data["X"])
+        assert same.mean.dtype == np.float32
+        np.testing.assert_allclose(f.mean, same.mean, atol=2e-3)
+        np.testing.assert_allclose(f.variance, same.variance, atol=2e-3)
+        result = search.trained(data, ended["Z"], ended["params"], 20, 1e-3, is_last=True)
+        assert result.losses.dtype == np.float64 and search.single is not None
+        run = LatentSearch.run
+
+        def diverges(self, given, *args, **options):
+            result = run(self, given, *args, **options)
+            return result if given[0]["X"].dtype == np.float64 else result._replace(status="diverged")
+
+        monkeypatch.setattr(LatentSearch, "run", diverges)
+        again = search.trained(data, ended["Z"], ended["params"], 20, 1e-3)
+        assert again.status == "finished" and search.single is None
 
 
 def test_inducing_points_move(monkeypatch):

@@ -52,11 +52,11 @@ def classification(
     a plane, and an offset. Two classes have one function and a probit. More classes have one function each, with a common kernel,
     and a softmax.
 
-    **Search.** A step sees a minibatch of at most 1024 rows, always in float64. It moves the Gaussian of the inducing variables
-    along its natural gradient. Adam moves the hyperparameters, to their posterior modes, and the inducing points. As in
-    ``regression``, there are two starts, and one more search if columns are skewed; then the number of inducing points doubles
-    until the held-out rows gain less than 0.005 nats each, or the time is over. With fewer than 200 held-out rows the gain of
-    the bound per row decides. The last fit is on all rows.
+    **Search.** A step sees a minibatch of at most 1024 rows. It moves the Gaussian of the inducing variables along its natural
+    gradient. Adam moves the hyperparameters, to their posterior modes, and the inducing points. As in ``regression``, there are
+    two starts, and one more search if columns are skewed; then the number of inducing points doubles until the held-out rows gain
+    less than 0.005 nats each, or the time is over. With fewer than 200 held-out rows the gain of the bound per row decides. The
+    last fit is on all rows, in float64. Searches are in float64 too, or in float32 where time is short.
 
     **Calibration.** If flatter or sharper probabilities, :math:`p_c \propto q_c (p_c / q_c)^s` with q the shares of the classes,
     clearly predict held-out rows better, the fit returns these. If the shares alone predict better, it returns the shares, and the
@@ -119,7 +119,9 @@ def found_for(
         p = sharpened(probabilities_of(f, values["offset"], rows["X"]), shares, sharpness)
         return np.log(p[np.arange(len(p)), rows["y"]])
 
-    search = LatentSearch(classification_model, data, options, num_held, budget, relevant, score, warped)
+    search = LatentSearch(
+        classification_model, data, options, num_held, budget, relevant, score, warped, may_be_single=True
+    )
     found = search.search(search.first())
     if not num_held:
         return found, search.data

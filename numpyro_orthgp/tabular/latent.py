@@ -3,6 +3,9 @@
 A step sees a minibatch. It moves q along its natural gradient, and hyperparameters and inducing points by Adam, whose rate falls to
 a twentieth. The points begin where ``search`` would leave them: there more points are cheaper than better ones, here they are not.
 A last fit, with half as many steps, sees all rows, also held-out ones.
+
+Where the time allows few steps in float64, searches may take float32, at about half the cost. The last fit is always in float64. It
+begins with q as it is: the larger jitter of float32 changes only directions in which f varies by less than a thousandth.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ class LatentSearch:
     :param relevant: outputs for the relevance of columns, in the order of the rows.
     :param score: maps function, hyperparameters and rows of ``data`` to log densities.
     :param warped: X with maps of skewed columns, if it is to be tried. If it is better, it takes the place of X in ``data``.
+    :param may_be_single: whether searches may take float32.
     """
 
     model: Callable[..., None]
@@ -70,11 +74,13 @@ class LatentSearch:
     relevant: list[np.ndarray]
     score: Callable[[GPFunction, Values, dict[str, np.ndarray]], np.ndarray]
     warped: np.ndarray | None = None
+    may_be_single: bool = False
     seen: dict[str, np.ndarray] = field(init=False)
     held: dict[str, np.ndarray] = field(init=False)
     best: dict[str, Any] = field(init=False)  # result of the best search, which the held-out rows judge
     best_stage: Stage = field(init=False)
-    pace: Pace = field(init=False, default_factory=Pace)
+    pace: Pace = field(init=False, default_factory=Pace)  # in float64
+    single: Pace | None = field(init=False, default=None)  # in float32, if searches take that
 
     def __post_init__(self) -> None:
         self.whole, self.budget = self.budget, self.budget.part(SEARCHES)
@@ -173,15 +179,27 @@ class LatentSearch:
             return budget.num_steps
         if np.isnan(self.pace.per_step) and budget.allows(0.0):
             self.trained(self.seen, Z, as_params(values), PROBE, RATE)
+            self.choose_precision(len(Z))
         return max(self.steps_left(len(Z), FIRST * budget.seconds if is_first else np.inf), LEAST_STEPS)
+
+    def choose_precision(self, num_points: int) -> None:
+        """Take float32 if the time of a first search allows fewer than half of its steps, and another program to compile."""
+        steps = self.pace.steps(FIRST * (self.budget.seconds or np.inf), num_points, self.budget.num_steps)
+        few = 2 * steps < self.budget.num_steps and self.budget.allows(self.pace.start)
+        if few and self.may_be_single and self.num_held:
+            self.single = Pace(self.pace.per_step / 2, self.pace.start)
 
     def steps_left(self, num_points: int, most_seconds: float = np.inf) -> int:
         """Number of steps in the time that is left for searches."""
-        return self.pace.steps(min(self.budget.left, most_seconds), num_points, self.budget.num_steps)
+        return self.of_searches.steps(min(self.budget.left, most_seconds), num_points, self.budget.num_steps)
+
+    @property
+    def of_searches(self) -> Pace:
+        return self.pace if self.single is None else self.single
 
     def least_time(self, num_points: int) -> float:
         """Seconds that a search with other points takes at least, and what the last fit takes to begin."""
-        return self.pace.start + self.start_of_last + self.pace.seconds(WORTH_STEPS, num_points)
+        return self.of_searches.start + self.start_of_last + self.of_searches.seconds(WORTH_STEPS, num_points)
 
     @property
     def start_of_last(self) -> float:
@@ -193,7 +211,7 @@ class LatentSearch:
         if self.whole.seconds is not None:
             seconds = self.whole.left - self.start_of_last
             num_steps = min(num_steps, max(self.pace.steps(seconds, len(ended["Z"]), num_steps), CALL))
-        result = self.trained(self.data, ended["Z"], ended["params"], num_steps, LAST_RATE * RATE, watched=False)
+        result = self.trained(self.data, ended["Z"], ended["params"], num_steps, LAST_RATE * RATE, is_last=True)
         return *settled_points(result.params, ended["Z"]), result.losses
 
     def trained(
@@ -203,8 +221,22 @@ class LatentSearch:
         start: dict[str, Any],
         num_steps: int,
         rate: float,
-        watched: bool = True,
+        is_last: bool = False,
     ) -> FitResult:
+        """A fit from given points and values; in float64 also if float32 was not enough for it."""
+        given = data, Z, jax.tree.map(np.asarray, start)
+        if self.single is not None and not is_last:
+            with jax.enable_x64(False):
+                result = self.run(jax.tree.map(as_single, given), num_steps, rate, self.single)
+            if result.status != "diverged":
+                return result
+            self.single = None
+        return self.run(given, num_steps, rate, self.pace, watched=not is_last)
+
+    def run(
+        self, given: tuple[Any, np.ndarray, Any], num_steps: int, rate: float, pace: Pace, watched: bool = True
+    ) -> FitResult:
+        data, Z, start = given
         num_rows = len(data["y"])
         adam = optax.adam(optax.cosine_decay_schedule(rate, num_steps, LAST_RATE))
         model = moving_points(self.model) if len(Z) < self.num_rows else self.model
@@ -233,7 +265,7 @@ class LatentSearch:
         )
         if result.status == "interrupted" and (not watched or self.budget.allows(0.0)):  # by the user, not by the clock
             raise KeyboardInterrupt
-        self.pace.learn(calls, len(Z))
+        pace.learn(calls, len(Z))
         return result
 
     def function(self, params: dict[str, Any], Z: np.ndarray) -> GPFunction:
@@ -256,8 +288,12 @@ def moving_points(model: Callable[..., None]) -> Callable[..., None]:
 
 def settled_points(params: dict[str, Any], Z: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Parameters of the model itself, and the inducing points where a search has left them."""
-    found = {name: np.asarray(value) for name, value in params.items()}
+    found = {name: np.asarray(value, np.float64) for name, value in params.items()}
     return found, Z + SHIFT * found.pop("shift", np.zeros_like(Z))
+
+
+def as_single(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) if array.dtype.kind == "f" else array
 
 
 def as_params(values: Values) -> dict[str, Any]:
