@@ -36,13 +36,10 @@ class Component(NamedTuple):
             X = restriction.columns(X)
         return X
 
-    def scaled(self, values: Array, *, axes: int = 2) -> Array:
-        """``values`` times the factors. Factors of shape (P,) add a leading axis of P.
-
-        :param values: shape (..., n, m), or (..., n) with ``axes=1``.
-        """
+    def scaled(self, values: Array) -> Array:
+        """``values``, shape (..., n, m), times the factors. Factors of shape (P,) add a leading axis of P."""
         for variance in self.variances:
-            values = per_latent("variance", variance, values, axes=axes) * values
+            values = per_latent("variance", variance, values, axes=2) * values
         return values
 
 

@@ -16,7 +16,7 @@ from numpyro_orthgp.kernels.stationary import RBF
 from numpyro_orthgp.kernels.white import White
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
-__all__ = ["Term", "add", "has_closed_form", "terms"]
+__all__ = ["Term", "add", "terms"]
 
 
 class Term(NamedTuple):
@@ -34,13 +34,9 @@ class Term(NamedTuple):
     equal: frozenset[int] = frozenset()
 
 
-def has_closed_form(kernel: KernelLike, num_dims: int) -> bool:
-    """Whether the expectations of a kernel of ``num_dims`` columns have a closed form. If not, quadrature is used."""
-    return terms(kernel, num_dims) is not None
-
-
 def terms(kernel: KernelLike, num_dims: int, dtype: Any = float) -> tuple[Term, ...] | None:
-    """A kernel of ``num_dims`` columns as a sum of terms with at most one linear factor each, or None."""
+    """A kernel of ``num_dims`` columns as a sum of terms with at most one linear factor each. ``None`` if it is no such sum; then
+    its expectations have no closed form."""
     try:
         expansion = _expand(kernel, _Columns(np.arange(num_dims), num_dims, jnp.zeros((), dtype).dtype))
     except _NoClosedForm:
