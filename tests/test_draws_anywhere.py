@@ -339,3 +339,15 @@ def test_what_may_be_within_jit_and_derivatives():
     whole = in_model(lambda f: f(AT).sample())
     assert_allclose(jax.jit(lambda: in_model(lambda f: f(AT).sample()))(), whole, atol=1e-4)
     assert np.isfinite(jax.grad(lambda s: in_model(lambda f: f(s * AT).sample()).sum())(1.0))
+
+
+@pytest.mark.parametrize("num", [1, 3])
+@pytest.mark.parametrize("of", [lambda f, x: f(x), lambda f, x: f.joint(x)], ids=["f(X)", "joint"])
+def test_several_draws_of_a_run_are_of_its_one_function(of, num):
+    def model():
+        f = ogp.gp("f", kernels.RBF(0.3), AT[:1])
+        return of(f, AT).sample(numpyro.prng_key(), (num,)), f(AT).sample(), f
+
+    several, one, f = seed(model, jax.random.PRNGKey(0))()
+    assert np.array_equal(several, np.stack([one] * num))
+    assert f(AT[1:]).sample(jax.random.PRNGKey(0), (500,)).std(0).min() > 0.9  # after the run each is another function

@@ -42,9 +42,9 @@ def draw_process(f: Any, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> A
         if known is None and f.run.path is not None:
             (known,) = f.run.path(X)
         if known is None:
-            return _draw_in_run(f, f.run, X, rng_key, shape)
-        # All S draws are of the one function.
-        return jnp.broadcast_to(known, (*shape, *known.shape)) if shape else known
+            known = _draw_in_run(f, f.run, X, rng_key, () if f.run.going else shape)
+        # Within a run all S draws are of the one function.
+        return jnp.broadcast_to(known, (*shape, *known.shape)) if shape and f.run.going else known
     # NumPyro draws in the default dtype, not in that of the function.
     draws = f.joint(X).sample(rng_key, shape).astype(X.dtype)
     return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
