@@ -277,7 +277,10 @@ def test_a_step_knows_what_was_drawn_before_the_loop_and_in_itself(loop):
         f = ogp.gp("f", kernels.RBF(0.3), jnp.zeros((1, 1)))
         before = f(x).sample()
         again, shifted = loop(
-            lambda a, b: (f(a[None]).sample()[0], f(b[None]).sample()[0] - f.joint(b[None]).sample(numpyro.prng_key())[0]),
+            lambda a, b: (
+                f(a[None]).sample()[0],
+                f(b[None]).sample()[0] - f.joint(b[None]).sample(numpyro.prng_key())[0],
+            ),
             x,
             x + 0.5,
         )
@@ -286,6 +289,25 @@ def test_a_step_knows_what_was_drawn_before_the_loop_and_in_itself(loop):
     before, again, shifted = seed(model, jax.random.PRNGKey(0))()
     assert_allclose(again, before, atol=2e-4)
     assert_allclose(shifted, 0.0, atol=2e-4)
+
+
+@pytest.mark.parametrize("inner", [jax.vmap, lambda step: partial(jax.lax.map, step)], ids=["vmap", "lax.map"])
+@pytest.mark.parametrize("outer", [jax.vmap, lambda step: partial(jax.lax.map, step)], ids=["vmap", "lax.map"])
+@pytest.mark.parametrize("whole", [lambda run: run, jax.jit], ids=["", "jit"])
+def test_a_loop_within_a_step_knows_the_draws_of_the_step(whole, outer, inner):
+    x, shifts = 3.0 + jnp.arange(4.0)[:, None], jnp.array([0.0, 5.0])
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(0.3), jnp.zeros((1, 1)))
+
+        def step(at):
+            return f(at[None]).sample()[0] - inner(lambda shift: f((at + shift)[None]).sample()[0])(shifts)
+
+        return outer(step)(x)
+
+    same, far = whole(lambda: seed(model, jax.random.PRNGKey(0))())().T
+    assert_allclose(same, 0.0, atol=2e-4)
+    assert np.abs(far).min() > 1e-3
 
 
 def helper(f, x):

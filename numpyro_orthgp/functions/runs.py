@@ -97,9 +97,8 @@ class Run:
         return Drawn(join_rows(X), jnp.concatenate(noise, -1))
 
     def _known(self) -> list[tuple[Drawn, Array]]:
-        """The draws whose arrays are valid here: those of this step of a loop, and those outside of loops."""
-        valid = (self.trace, get_opaque_trace_state())
-        return [(drawn, values) for where, drawn, values in self._notes if where in valid] if self.going else []
+        """The draws whose arrays are valid here: those of this step of a loop, and those outside of it."""
+        return [note[1:] for note in self._notes if note[0] == self.trace or _is_around(note[0])] if self.going else []
 
     def values_at(self, X: Array | Functional) -> Array | None:
         """The values drawn at exactly these inputs, if there are any."""
@@ -159,6 +158,20 @@ class DrawInRun:
     @classmethod
     def tree_unflatten(cls, aux: None, children: Sequence[Any]) -> DrawInRun:
         return cls()
+
+
+def _is_around(where: Any) -> bool:
+    """Whether this is within a transformation of JAX that is still going on.
+
+    :param where: what ``get_opaque_trace_state`` returned in it.
+    """
+    here = get_opaque_trace_state()
+    # JAX does not say officially what is around what. Without these names draws of a step are known in inner loops no longer.
+    traces = [getattr(state, "_trace_ref", lambda: None)() for state in (here, where)]
+    trace, sought = traces
+    while trace is not None and trace is not sought:
+        trace = getattr(trace, "parent_trace", None)
+    return bool(here == where) or trace is not None
 
 
 def _same(a: Array | Functional, b: Array | Functional) -> bool:
