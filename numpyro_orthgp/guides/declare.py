@@ -260,8 +260,8 @@ def _refuse_other_start(name: str, family: type[Whitened]) -> None:
     strange = sorted(n for n in given if n.startswith(f"{name}_") and n.removeprefix(f"{name}_") not in family.parts())
     if strange and is_calling(SVI, "init"):
         raise ValueError(
-            f"`init_params` hold {', '.join(map(repr, strange))}, which the covariance {family.name!r} of `{name}` does not have: its "
-            "fit would not start there. Start with the covariance that was fitted, or leave these out."
+            f"`init_params` hold {', '.join(map(repr, strange))}, which the covariance {family.name!r} of `{name}` does not have: "
+            "its fit would not start there. Start with the covariance that was fitted, or leave these out."
         )
 
 
