@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 
 import jax
@@ -11,7 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose
-from numpyro.contrib.control_flow import scan
+from numpyro.contrib.control_flow import cond, scan
 from numpyro.handlers import seed, substitute
 
 import numpyro_orthgp as ogp
@@ -314,12 +315,20 @@ def helper(f, x):
     return f(x).sample()
 
 
+def custom(f):
+    draw = jax.custom_jvp(partial(helper, f))
+    draw.defjvp(lambda primals, tangents: (draw(*primals), tangents[0][:, 0]))
+    return draw
+
+
 AT = jnp.linspace(0.0, 4.0, 5)[:, None]
 WITHIN = {
     "jit, twice": lambda f: jax.jit(partial(helper, f))(AT) - jax.jit(partial(helper, f))(AT + 1),
     "jit, of the function": lambda f: jax.jit(helper)(f, AT),
     "checkpoint": lambda f: jax.checkpoint(partial(helper, f))(AT),
     "cond": lambda f: jax.lax.cond(AT[0, 0] < 1, partial(helper, f), lambda x: x[:, 0], AT),
+    "cond of NumPyro": lambda f: cond(jnp.sum(f(AT).mean) < 99, partial(helper, f), lambda x: x[:, 0], AT),
+    "custom_jvp": lambda f: custom(f)(AT),
     "joint": lambda f: jax.jit(lambda x: by_joint(f, x))(AT),
     "a path": lambda f: jax.jit(lambda x: by_path(f, x))(AT),
 }
@@ -341,13 +350,29 @@ def in_model(of):
 def test_draws_that_others_cannot_know_are_refused(of):
     """The second call of a jitted helper runs what the first has traced: values of another function, 6 standard errors off."""
     with pytest.raises(ValueError, match=r"`f` is drawn within jax.jit, checkpoint or cond.*Leave jax.jit out"):
-        in_model(of)
+        jax.jit(seed(lambda: of(ogp.gp("f", kernels.RBF(1.0), AT[::2])), 0))()  # as in a fit
 
 
 @pytest.mark.parametrize("of", DERIVATIVES.values(), ids=DERIVATIVES)
 def test_a_draw_is_no_function_that_has_a_derivative(of):
     with pytest.raises(ValueError, match=r"`f` within jax.grad, jax.jvp and such.*f\(Derivative\(X, 0\)\).*path"):
         in_model(of)
+
+
+def test_a_function_can_be_pickled():
+    """Outside of a run: in one it holds what has been drawn."""
+    f = ogp.CollapsedGP(kernels.RBF(1.0), AT, AT[::2], 0.3).posterior(jnp.sin(AT[:, 0]))
+    fitted = ogp.posterior(declared, partial(ogp.gp_posterior, "f", 3), START)["f"]
+    for g in (f, fitted):
+        assert np.array_equal(pickle.loads(pickle.dumps(g))(AT).mean, g(AT).mean)
+
+
+def declared():
+    f = ogp.gp("f", kernels.RBF(1.0), AT[::2])
+    numpyro.sample("y", ogp.likelihoods.Gaussian(f(AT), 0.3).to_event(1), obs=jnp.sin(AT[:, 0]))
+
+
+START = {"f.u0_loc": jnp.arange(3.0), "f.u0_scale_tril": jnp.eye(3)}
 
 
 def test_what_may_be_within_jit_and_derivatives():

@@ -13,7 +13,12 @@ __all__ = ["in_control_flow", "is_calling", "transformation"]
 # What calls a function of the user's: modules of JAX, or names of functions in one of them.
 _DERIVATIVES = ("value_and_grad_f", "_jvp", "_vjp", "linearize")
 _LOOPS = ("jax._src.lax.control_flow.loops", "jax._src.lax.control_flow.for_loop")
-_CALLS = ("jax._src.pjit", "jax._src.ad_checkpoint", "jax._src.lax.control_flow.conditionals")
+_CALLS = (
+    "jax._src.pjit",
+    "jax._src.custom_derivatives",
+    "jax._src.ad_checkpoint",
+    "jax._src.lax.control_flow.conditionals",
+)
 
 
 def is_calling(owner: type | str, method: str = "") -> bool:

@@ -19,7 +19,7 @@ from jax.extend.core import get_opaque_trace_state
 from numpyro.distributions import Unit
 from numpyro.primitives import _PYRO_STACK
 
-from numpyro_orthgp.functions.callers import transformation
+from numpyro_orthgp.functions.callers import in_control_flow, transformation
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = [
@@ -244,7 +244,6 @@ class Names:
     def __init__(self, prefix: str, fitting: bool = False) -> None:
         self.prefix, self.used, self.fitting = prefix, 0, fitting
         self.drawn = False  # whether something has been drawn given the run's inducing variables
-        self.trace = get_opaque_trace_state()
         self._scaled = frozenset(map(id, _scales()))
 
     def __eq__(self, other: object) -> bool:
@@ -259,9 +258,9 @@ class Names:
         :param kinds: of transformations: "derivative"; "call" of ``jit``, ``checkpoint`` or ``cond`` outside of loops.
         :raises ValueError: within one of these.
         """
-        if not _PYRO_STACK or get_opaque_trace_state() == self.trace:
-            return
-        kind = transformation()
+        kind = transformation() if _in_loop() is not None else ""
+        if in_control_flow("cond"):  # which seeds its branches anew
+            kind = "call"
         if kind not in kinds:
             return
         if kind == "derivative":
@@ -275,7 +274,7 @@ class Names:
         raise ValueError(
             f"`{self.prefix}` is drawn within jax.jit, checkpoint or cond. Draws outside, and a second call, would not know this "
             "one and be of another function, and the loss no bound for a y that sees both. Leave jax.jit out (the whole loss is "
-            "compiled anyway), or draw before it, v = f(X).sample()."
+            "compiled anyway), or draw before it: v = f(X).sample(), or a path, which may be called within."
         )
 
     def drawn_by_rows(self) -> None:
