@@ -398,3 +398,9 @@ def test_several_draws_of_a_run_are_of_its_one_function(of, num):
     several, one, f = seed(model, jax.random.PRNGKey(0))()
     assert np.array_equal(several, np.stack([one] * num))
     assert f(AT[1:]).sample(jax.random.PRNGKey(0), (500,)).std(0).min() > 0.9  # after the run each is another function
+
+
+def test_nothing_of_a_step_is_kept_where_jax_looks_for_leaks():
+    with jax.checking_leaks():
+        twice = in_model(lambda f: jax.lax.map(lambda x: f(x[None]).sample() - f(x[None]).sample(), AT))
+    assert np.isfinite(twice).all()

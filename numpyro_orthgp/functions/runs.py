@@ -121,7 +121,8 @@ class Run:
     def note(self, X: Array | Functional, noise: Array, values: Array) -> None:
         """Remember a draw. What is drawn in a loop is known in the same step only."""
         where = get_opaque_trace_state()
-        if self.going and (where == self.trace or not jax.config.jax_check_tracer_leaks):
+        leaks: bool = jax.config.jax_check_tracer_leaks  # type: ignore[attr-defined]
+        if self.going and (where == self.trace or not leaks):
             self._notes.append((where, Drawn(X, noise), values))
 
     def tree_flatten(self) -> tuple[tuple[()], None]:
