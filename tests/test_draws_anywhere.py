@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 
 import jax
@@ -11,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.contrib.control_flow import cond, scan
 from numpyro.handlers import seed, substitute
 
 import numpyro_orthgp as ogp
@@ -232,3 +234,173 @@ def test_a_path_goes_through_what_was_drawn_and_draws_go_along_it(dtype, atol, n
     assert_allclose(at_same, before, atol=atol)
     assert_allclose(after, along, atol=1e-6)
     assert_allclose(slopes, of_path, atol=1e-6)
+
+
+def in_scan(step, a, b):
+    return jax.lax.scan(lambda carry, at: (carry, step(*at)), None, (a, b))[1]
+
+
+def in_scan_of_numpyro(step, a, b):
+    return scan(lambda carry, at: (carry, step(*at)), None, (a, b))[1]
+
+
+STEPS = {
+    "vmap": lambda step, a, b: jax.vmap(step)(a, b),
+    "vmap of jit": lambda step, a, b: jax.vmap(jax.jit(step))(a, b),
+    "lax.scan": in_scan,
+    "scan": in_scan_of_numpyro,
+}
+
+
+@pytest.mark.parametrize("loop", STEPS.values(), ids=STEPS)
+def test_draws_of_one_step_are_of_one_function(loop):
+    """y_n = f(a_n) - f(b_n) + noise, both drawn in step n, with much undetermined: the bound of the dense formula."""
+    a = np.random.default_rng(3).uniform(0, 10, (8, 1))
+    b, Z = a + 0.4, np.linspace(0, 10.4, 3)[:, None]
+    A = np.concatenate([np.eye(8), -np.eye(8)], 1)
+    y, evidence, params, bound = gaussian_problem(A, np.concatenate([a, b]), Z)
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(1.5), jnp.asarray(Z))
+        values = loop(lambda a, b: f(a[None]).sample()[0] - f(b[None]).sample()[0], jnp.asarray(a), jnp.asarray(b))
+        with numpyro.plate("data", 8):
+            numpyro.sample("y", dist.Normal(values, NOISE), obs=y)
+
+    assert_mean(elbos(model, partial(ogp.gp_posterior, "f", 3), params), bound)
+    assert bound < evidence
+
+
+@pytest.mark.parametrize("loop", STEPS.values(), ids=STEPS)
+def test_a_step_knows_what_was_drawn_before_the_loop_and_in_itself(loop):
+    x = 3.0 + jnp.arange(4.0)[:, None]
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(0.3), jnp.zeros((1, 1)))
+        before = f(x).sample()
+        again, shifted = loop(
+            lambda a, b: (
+                f(a[None]).sample()[0],
+                f(b[None]).sample()[0] - f.joint(b[None]).sample(numpyro.prng_key())[0],
+            ),
+            x,
+            x + 0.5,
+        )
+        return before, again, shifted
+
+    before, again, shifted = seed(model, jax.random.PRNGKey(0))()
+    assert_allclose(again, before, atol=2e-4)
+    assert_allclose(shifted, 0.0, atol=2e-4)
+
+
+@pytest.mark.parametrize("inner", [jax.vmap, lambda step: partial(jax.lax.map, step)], ids=["vmap", "lax.map"])
+@pytest.mark.parametrize("outer", [jax.vmap, lambda step: partial(jax.lax.map, step)], ids=["vmap", "lax.map"])
+@pytest.mark.parametrize("whole", [lambda run: run, jax.jit], ids=["", "jit"])
+def test_a_loop_within_a_step_knows_the_draws_of_the_step(whole, outer, inner):
+    x, shifts = 3.0 + jnp.arange(4.0)[:, None], jnp.array([0.0, 5.0])
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(0.3), jnp.zeros((1, 1)))
+
+        def step(at):
+            return f(at[None]).sample()[0] - inner(lambda shift: f((at + shift)[None]).sample()[0])(shifts)
+
+        return outer(step)(x)
+
+    same, far = whole(lambda: seed(model, jax.random.PRNGKey(0))())().T
+    assert_allclose(same, 0.0, atol=2e-4)
+    assert np.abs(far).min() > 1e-3
+
+
+def helper(f, x):
+    return f(x).sample()
+
+
+def custom(f):
+    draw = jax.custom_jvp(partial(helper, f))
+    draw.defjvp(lambda primals, tangents: (draw(*primals), tangents[0][:, 0]))
+    return draw
+
+
+AT = jnp.linspace(0.0, 4.0, 5)[:, None]
+WITHIN = {
+    "jit, twice": lambda f: jax.jit(partial(helper, f))(AT) - jax.jit(partial(helper, f))(AT + 1),
+    "jit, of the function": lambda f: jax.jit(helper)(f, AT),
+    "checkpoint": lambda f: jax.checkpoint(partial(helper, f))(AT),
+    "cond": lambda f: jax.lax.cond(AT[0, 0] < 1, partial(helper, f), lambda x: x[:, 0], AT),
+    "cond of NumPyro": lambda f: cond(jnp.sum(f(AT).mean) < 99, partial(helper, f), lambda x: x[:, 0], AT),
+    "custom_jvp": lambda f: custom(f)(AT),
+    "joint": lambda f: jax.jit(lambda x: by_joint(f, x))(AT),
+    "a path": lambda f: jax.jit(lambda x: by_path(f, x))(AT),
+}
+DERIVATIVES = {
+    "grad": lambda f: jax.grad(lambda x: f(x).sample().sum())(AT),
+    "grad, row by row": lambda f: jax.grad(lambda x: f(x).independent().sample().sum())(AT),
+    "jvp": lambda f: jax.jvp(lambda x: f(x).sample(), (AT,), (AT,)),
+    "jacobian": lambda f: jax.jacfwd(lambda x: by_joint(f, x[None])[0])(AT[0]),
+    "vmap of grad": lambda f: jax.vmap(jax.grad(lambda x: f(x[None]).sample()[0]))(AT),
+}
+
+
+def in_model(of):
+    with seed(rng_seed=0):
+        return of(ogp.gp("f", kernels.RBF(1.0), AT[::2]))
+
+
+@pytest.mark.parametrize("of", WITHIN.values(), ids=WITHIN)
+def test_draws_that_others_cannot_know_are_refused(of):
+    """The second call of a jitted helper runs what the first has traced: values of another function, 6 standard errors off."""
+    with pytest.raises(ValueError, match=r"`f` is drawn within jax.jit, checkpoint or cond.*Leave jax.jit out"):
+        jax.jit(seed(lambda: of(ogp.gp("f", kernels.RBF(1.0), AT[::2])), 0))()  # as in a fit
+
+
+@pytest.mark.parametrize("of", DERIVATIVES.values(), ids=DERIVATIVES)
+def test_a_draw_is_no_function_that_has_a_derivative(of):
+    with pytest.raises(ValueError, match=r"`f` within jax.grad, jax.jvp and such.*f\(Derivative\(X, 0\)\).*path"):
+        in_model(of)
+
+
+def test_a_function_can_be_pickled():
+    """Outside of a run: in one it holds what has been drawn."""
+    f = ogp.CollapsedGP(kernels.RBF(1.0), AT, AT[::2], 0.3).posterior(jnp.sin(AT[:, 0]))
+    fitted = ogp.posterior(declared, partial(ogp.gp_posterior, "f", 3), START)["f"]
+    for g in (f, fitted):
+        assert np.array_equal(pickle.loads(pickle.dumps(g))(AT).mean, g(AT).mean)
+
+
+def declared():
+    f = ogp.gp("f", kernels.RBF(1.0), AT[::2])
+    numpyro.sample("y", ogp.likelihoods.Gaussian(f(AT), 0.3).to_event(1), obs=jnp.sin(AT[:, 0]))
+
+
+START = {"f.u0_loc": jnp.arange(3.0), "f.u0_scale_tril": jnp.eye(3)}
+
+
+def test_what_may_be_within_jit_and_derivatives():
+    def slopes(f):
+        path = f.sample_paths(numpyro.prng_key(), 1)
+        return jax.vmap(jax.grad(lambda x: path(x[None])[0, 0]))(AT)[:, 0], f(ogp.Derivative(AT, 0)).sample()
+
+    assert_allclose(*in_model(slopes), atol=1e-6)
+    assert np.array_equal(in_model(lambda f: jax.jit(f)(AT).mean), in_model(lambda f: f(AT).mean))
+    assert in_model(lambda f: jax.checkpoint(lambda x: f(x).independent().sample())(AT)).shape == (5,)
+    whole = in_model(lambda f: f(AT).sample())
+    assert_allclose(jax.jit(lambda: in_model(lambda f: f(AT).sample()))(), whole, atol=1e-4)
+    assert np.isfinite(jax.grad(lambda s: in_model(lambda f: f(s * AT).sample()).sum())(1.0))
+
+
+@pytest.mark.parametrize("num", [1, 3])
+@pytest.mark.parametrize("of", [lambda f, x: f(x), lambda f, x: f.joint(x)], ids=["f(X)", "joint"])
+def test_several_draws_of_a_run_are_of_its_one_function(of, num):
+    def model():
+        f = ogp.gp("f", kernels.RBF(0.3), AT[:1])
+        return of(f, AT).sample(numpyro.prng_key(), (num,)), f(AT).sample(), f
+
+    several, one, f = seed(model, jax.random.PRNGKey(0))()
+    assert np.array_equal(several, np.stack([one] * num))
+    assert f(AT[1:]).sample(jax.random.PRNGKey(0), (500,)).std(0).min() > 0.9  # after the run each is another function
+
+
+def test_nothing_of_a_step_is_kept_where_jax_looks_for_leaks():
+    with jax.checking_leaks():
+        twice = in_model(lambda f: jax.lax.map(lambda x: f(x[None]).sample() - f(x[None]).sample(), AT))
+    assert np.isfinite(twice).all()

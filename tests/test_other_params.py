@@ -144,3 +144,15 @@ def test_a_laplace_approximation_without_a_covariance_is_its_point():
     point = ogp.posterior(model, None, guide.median(params), X)["f"]
     assert_allclose(f(X).mean, point(X).mean, rtol=1e-6)
     assert_allclose(f(X).variance, point(X).variance, rtol=1e-6)
+
+
+@pytest.mark.parametrize("start, into", [("full", "diagonal"), ("diagonal", "full"), ("low_rank", "full")])
+def test_a_fit_does_not_start_from_another_family_without_a_word(start, into):
+    params = started(ogp.AutoSparseGP(model, covariance=start))
+    svi = SVI(model, ogp.AutoSparseGP(model, covariance=into), optax.adam(0.01), TraceMeanField_ELBO())
+    with pytest.raises(ValueError, match=rf"`init_params` hold 'f.u0_.*covariance '{into}' of `f.u0` does not have"):
+        svi.init(KEY, X, Y, init_params=params)
+    same = SVI(model, ogp.AutoSparseGP(model, covariance=start), optax.adam(0.01), TraceMeanField_ELBO())
+    moved = {name: value + 0.1 if name == "f.u0_loc" else value for name, value in params.items()}
+    begun = same.get_params(same.init(KEY, X, Y, init_params=moved))
+    assert_allclose(begun["f.u0_loc"], moved["f.u0_loc"], rtol=1e-6)

@@ -40,7 +40,7 @@ OWN = {
     "moments given the run": lambda f, g: normal(f(X) - f.joint(BASE).mean, 0.3),
     "drawn inputs": lambda f, g: normal(f(f(X).sample()[:, None]), 0.3),
     "one of a stack": lambda f, g: likelihoods.HeteroskedasticGaussian(ogp.stack([f(X), g(X) + 2 * f(X).sample()])),
-    "a call of jit": lambda f, g: normal(f(X) - jax.jit(lambda f: f(BASE).sample())(f)[0], 0.3),
+    "a call of jit": lambda f, g: normal(f(X) - jax.jit(lambda v: 2 * v)(f(BASE).sample())[0], 0.3),
     "a call of vmap": lambda f, g: normal(f(X) - jax.vmap(lambda x: f(x[None]).sample()[0])(X), 0.3),
     "one carry of a loop": lambda f, g: normal(f(X) - scanned((f(X).sample(), g(X).sample()))[0], 0.3),
     "a difference that is observed": lambda f, g: normal(f(X), 0.3),

@@ -42,9 +42,9 @@ def draw_process(f: Any, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> A
         if known is None and f.run.path is not None:
             (known,) = f.run.path(X)
         if known is None:
-            return _draw_in_run(f, f.run, X, rng_key, shape)
-        # All S draws are of the one function.
-        return jnp.broadcast_to(known, (*shape, *known.shape)) if shape else known
+            known = _draw_in_run(f, f.run, X, rng_key, () if f.run.going else shape)
+        # Within a run all S draws are of the one function.
+        return jnp.broadcast_to(known, (*shape, *known.shape)) if shape and f.run.going else known
     # NumPyro draws in the default dtype, not in that of the function.
     draws = f.joint(X).sample(rng_key, shape).astype(X.dtype)
     return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
@@ -52,6 +52,8 @@ def draw_process(f: Any, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> A
 
 def _draw_in_run(f: Any, run: Run, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     """Draws given this run's inducing variables and earlier draws, shape ``shape`` + (B,) or (B, P)."""
+    if f.names is not None:
+        f.names.refuse_within("derivative", "call")
     mean, L = moments_in_run(f, run, X)
     noise = jax.random.normal(rng_key, (*shape, *mean.shape), X.dtype)
     if f.residual_scale is not None:  # spherical in the residual's whitened coordinates (Titsias 2025, Sec. 3.3)
@@ -68,6 +70,8 @@ def paths_of(f: Any, rng_key: PRNGKey, num: int, num_features: int) -> Paths:
     single = num == 1 and in_run(f)
     if single and f.run.path is not None:
         return f.run.path
+    if single and f.names is not None:
+        f.names.refuse_within("call")
     given, shift, drawn = f._at_values(), f.shift, f.run.drawn if in_run(f) else None
     features, blocks, beliefs = f.features, f.blocks, given.beliefs
     if drawn is not None and not isinstance(drawn.X, Functional):  # as one more set, see ``functions/runs.py``

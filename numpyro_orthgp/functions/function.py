@@ -51,7 +51,7 @@ MIN_BLOCK = 256  # least number of rows in a block: with fewer, products of matr
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal if identical, so that jax.jit(f) can hash it
 class GPFunction(NoArray):
     """A function with a Gaussian-process prior, and Gaussians or values for its inducing variables.
 

@@ -149,8 +149,8 @@ class Marginals(NoNumber):
         difference or an integral. The objective of a guide of this package is then still a bound, also if it is tightened.
 
         If each y depends only on f at its own row, as in the layers of a deep GP, :meth:`independent` gives a bound too, with less
-        noise and without this cost: ``f(X).independent().sample()``. Within ``scan`` or ``vmap`` draws share the inducing
-        variables, but each step draws its own residual, as in FITC.
+        noise and without this cost: ``f(X).independent().sample()``. Within ``scan`` or ``vmap`` draws of a step are of one
+        function, but each step draws its own residual, as in FITC. In ``jit``, ``checkpoint``, ``cond``, ``grad`` they are refused.
 
         Do not combine a draw with marginals of the same function within one y: ``f(a) + f(b).sample()`` integrates over ``f(a)`` as
         if both were independent, which is no bound. Draw both. (This form is refused; ``AutoSparseGP`` and ``check`` also find
@@ -197,7 +197,7 @@ class Marginals(NoNumber):
     def independent(self) -> Marginals:
         """The same marginals, drawn independently at each input; such draws are not draws of one function.
 
-        Use it in models where each y depends only on f at its own row.
+        Use it in models where each y depends only on f at its own row, and on one such draw: another is of another function.
         """
         return replace(self, joint=None)
 

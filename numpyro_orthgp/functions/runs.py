@@ -25,7 +25,9 @@ within an image.
 costs (v - log v - 1)/2 for each of its inputs, so the bound holds as for marginals.
 
 **Loops.** In ``scan`` and ``vmap`` arrays of one step cannot reach another. There residuals of different steps are independent
-given the inducing variables, which gives a bound for FITC's model.
+given the inducing variables, which gives a bound for FITC's model. Draws of one step belong together, and to draws before the
+loop. (Not with ``jax_check_tracer_leaks``, for which what a run remembers of a step is a leak: each has a residual of its own.)
+From ``jit``, ``checkpoint`` and ``cond`` draws cannot get out either, but there nobody expects it: they are refused.
 
 **What a run is.** Its outermost handler identifies it. After the run, each call draws the function anew. :class:`Run`, the
 memory, is a pytree without leaves, and so is :class:`DrawInRun` of marginals in a fit: neither compiled programs nor loops over
@@ -70,14 +72,16 @@ class Run:
     """The draws of one function in one run of a model.
 
     It is part of a pytree without being data: a rebuilt function, as in ``vmap``, has no draws. Draws within ``scan``, ``vmap`` and
-    similar depend on draws made outside, not on each other. After the run nothing is known, and its function is drawn anew.
+    similar depend on draws of the same step and on those made outside. After the run nothing is known, and its function is
+    drawn anew.
     """
 
     def __init__(self) -> None:
-        self._drawn: list[Drawn] = []
-        self._values: list[tuple[Array | Functional, Array]] = []
+        self._notes: list[
+            tuple[Any, Drawn, Array]
+        ] = []  # the transformation of JAX around each draw, the draw, its values
         self._path: Any = None
-        self._model, self._trace = model_running(), get_opaque_trace_state()
+        self._model, self.trace = model_running(), get_opaque_trace_state()
 
     @property
     def going(self) -> bool:
@@ -87,14 +91,18 @@ class Run:
     @property
     def drawn(self) -> Drawn | None:
         """All draws so far."""
-        if not self.going or not self._drawn:
+        if not (known := self._known()):
             return None
-        X, noise = zip(*self._drawn, strict=True)
+        X, noise = zip(*(drawn for drawn, _ in known), strict=True)
         return Drawn(join_rows(X), jnp.concatenate(noise, -1))
+
+    def _known(self) -> list[tuple[Drawn, Array]]:
+        """The draws whose arrays are valid here: those of this step of a loop, and those outside of it."""
+        return [note[1:] for note in self._notes if note[0] == self.trace or _is_around(note[0])] if self.going else []
 
     def values_at(self, X: Array | Functional) -> Array | None:
         """The values drawn at exactly these inputs, if there are any."""
-        return next((values for at, values in self._values if _same(at, X)), None) if self.going else None
+        return next((values for drawn, values in self._known() if _same(drawn.X, X)), None)
 
     @property
     def path(self) -> Any:
@@ -103,18 +111,19 @@ class Run:
 
     def note_path(self, path: Any) -> None:
         """Remember a single path, unless it was drawn in a loop."""
-        if self.going and get_opaque_trace_state() == self._trace:
+        if self.going and get_opaque_trace_state() == self.trace:
             self._path = path
 
     def has_drawn(self, values: Any) -> bool:
         """Whether this array is one of the draws."""
-        return any(values is drawn for _, drawn in self._values)
+        return any(values is drawn for _, _, drawn in self._notes)
 
     def note(self, X: Array | Functional, noise: Array, values: Array) -> None:
-        """Remember a draw, unless it was made in a loop, beyond which its arrays are not valid."""
-        if self.going and get_opaque_trace_state() == self._trace:
-            self._drawn.append(Drawn(X, noise))
-            self._values.append((X, values))
+        """Remember a draw. What is drawn in a loop is known in the same step only."""
+        where = get_opaque_trace_state()
+        leaks: bool = jax.config.jax_check_tracer_leaks  # type: ignore[attr-defined]
+        if self.going and (where == self.trace or not leaks):
+            self._notes.append((where, Drawn(X, noise), values))
 
     def tree_flatten(self) -> tuple[tuple[()], None]:
         return (), None
@@ -150,6 +159,20 @@ class DrawInRun:
     @classmethod
     def tree_unflatten(cls, aux: None, children: Sequence[Any]) -> DrawInRun:
         return cls()
+
+
+def _is_around(where: Any) -> bool:
+    """Whether this is within a transformation of JAX that is still going on.
+
+    :param where: what ``get_opaque_trace_state`` returned in it.
+    """
+    here = get_opaque_trace_state()
+    # JAX does not say officially what is around what. Without these names draws of a step are known in inner loops no longer.
+    traces = [getattr(state, "_trace_ref", lambda: None)() for state in (here, where)]
+    trace, sought = traces
+    while trace is not None and trace is not sought:
+        trace = getattr(trace, "parent_trace", None)
+    return bool(here == where) or trace is not None
 
 
 def _same(a: Array | Functional, b: Array | Functional) -> bool:

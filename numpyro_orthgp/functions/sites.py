@@ -1,9 +1,8 @@
-"""A function's access to its model: random keys, names for sites, plates of its rows, and who is calling."""
+"""A function's access to its model: random keys, names for sites, and plates of its rows."""
 
 from __future__ import annotations
 
 import operator
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from jax.extend.core import get_opaque_trace_state
 from numpyro.distributions import Unit
 from numpyro.primitives import _PYRO_STACK
 
+from numpyro_orthgp.functions.callers import in_control_flow, transformation
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = [
@@ -27,8 +27,6 @@ __all__ = [
     "charge",
     "drawn_values",
     "enumerating",
-    "in_control_flow",
-    "is_calling",
     "model_running",
     "moved_draws",
     "note_where_seeded",
@@ -147,32 +145,6 @@ def refuse_enumerated(num_latents: int | None) -> None:
         )
 
 
-def is_calling(owner: type | str, method: str = "") -> bool:
-    """Whether a method of a class, or of a subclass, is among the callers.
-
-    :param owner: the class, or its name if it may not be installed.
-    :param method: the name of the method; by default any.
-    """
-    # Look at names of methods, not at local variables: reading those keeps a copy of them, including tracers.
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        name, _, of_class = frame.f_code.co_qualname.partition(".")
-        found = frame.f_globals.get(name)
-        if isinstance(found, type) and of_class.startswith(method):
-            if found.__name__ == owner if isinstance(owner, str) else issubclass(found, owner):
-                return True
-        frame = frame.f_back
-    return False
-
-
-def in_control_flow(which: str = "scan") -> bool:
-    """Whether the model runs a step of NumPyro's ``scan``, or a branch of its ``cond``."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != f"numpyro.contrib.control_flow.{which}":
-        frame = frame.f_back
-    return frame is not None
-
-
 def charge(name: str, cost: Array, weights: Any = None) -> None:
     """Subtract the cost of each row from the model's log density, once per row, inside of any number of plates.
 
@@ -280,6 +252,31 @@ class Names:
     def __hash__(self) -> int:
         return 0
 
+    def refuse_within(self, *kinds: str) -> None:
+        """Refuse a draw from which JAX makes something else than values of the run's function.
+
+        :param kinds: of transformations: "derivative"; "call" of ``jit``, ``checkpoint`` or ``cond`` outside of loops.
+        :raises ValueError: within one of these.
+        """
+        kind = transformation() if _in_loop() is not None else ""
+        if in_control_flow("cond"):  # which seeds its branches anew
+            kind = "call"
+        if kind not in kinds:
+            return
+        if kind == "derivative":
+            raise ValueError(
+                f"A draw of `{self.prefix}` within jax.grad, jax.jvp and such is no function of X, as its residual is drawn anew "
+                "at each X: its derivative is not the slope of f. The slope is f(Derivative(X, 0)).sample(). Or draw a path, "
+                "path = f.sample_paths(numpyro.prng_key(), 1), and differentiate path(X). What does not depend on the variable of "
+                "the derivative, draw before."
+            )
+        # JAX runs what it has traced again, at other inputs too, and does not tell us.
+        raise ValueError(
+            f"`{self.prefix}` is drawn within jax.jit, checkpoint or cond. Draws outside, and a second call, would not know this "
+            "one and be of another function, and the loss no bound for a y that sees both. Leave jax.jit out (the whole loss is "
+            "compiled anyway), or draw before it: v = f(X).sample(), or a path, which may be called within."
+        )
+
     def drawn_by_rows(self) -> None:
         """Note that this run of a fit has drawn the function row by row, see :func:`refuse_drawn_by_rows`."""
         if _PYRO_STACK and self.fitting:
@@ -287,6 +284,7 @@ class Names:
 
     def moved(self, values: Array) -> Array:
         """A draw row by row, which within :func:`moved_draws` moves with its function."""
+        self.refuse_within("derivative")
         self.drawn = True
         step = _steps.get().get(self.prefix)
         return values if step is None else values + step.astype(values.dtype)

@@ -16,8 +16,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
+from numpyro.infer import SVI
+from numpyro.primitives import _PYRO_STACK
 
 from numpyro_orthgp.errors import check_floating, check_integer, check_option, check_params, inspect
+from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.gaussians import FAMILIES, Whitened
 from numpyro_orthgp.gaussians.constraints import NaturalPart
 from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
@@ -248,6 +251,20 @@ def _refuse_no_scale(init_scale: float) -> None:
         raise ValueError(f"`init_scale` must be positive, 1 for the prior's; got {init_scale}.")
 
 
+def _refuse_other_start(name: str, family: type[Whitened]) -> None:
+    """Refuse ``init_params`` of another family, which ``svi.init`` would leave out without a word.
+
+    :raises ValueError: with the names.
+    """
+    given = [n for h in _PYRO_STACK if isinstance(h, numpyro.handlers.substitute) for n in h.data or ()]
+    strange = sorted(n for n in given if n.startswith(f"{name}_") and n.removeprefix(f"{name}_") not in family.parts())
+    if strange and is_calling(SVI, "init"):
+        raise ValueError(
+            f"`init_params` hold {', '.join(map(repr, strange))}, which the covariance {family.name!r} of `{name}` does not have: "
+            "its fit would not start there. Start with the covariance that was fitted, or leave these out."
+        )
+
+
 def _declared(name: str, start: Whitened, natural: bool) -> Whitened:
     """Declare the parameters of one q, with initial value ``start``."""
     family = type(start)
@@ -262,6 +279,7 @@ def _declared(name: str, start: Whitened, natural: bool) -> Whitened:
             f"natural=True: natural steps are not known for the covariance {family.name!r} of `{name}`; use 'full' or 'diagonal', "
             "or natural=False."
         )
+    _refuse_other_start(name, family)
     values = {}
     for part in family.parts():
         first, constraint = getattr(start, part), family.constraints.get(part, constraints.real)

@@ -20,7 +20,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.primitives import Messenger
 
-from numpyro_orthgp.functions.sites import in_control_flow, is_calling
+from numpyro_orthgp.functions.callers import in_control_flow, is_calling
 from numpyro_orthgp.guides.handlers import OutputsByRow, hidden_by_mask
 from numpyro_orthgp.likelihoods.base import is_expected
 

@@ -17,8 +17,9 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.constraints import _Real
 
 from numpyro_orthgp.functions.arithmetic import outputs_first
+from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.functions.marginals import Marginals
-from numpyro_orthgp.functions.sites import is_calling, states_may_differ
+from numpyro_orthgp.functions.sites import states_may_differ
 from numpyro_orthgp.math.grouped import scale_groups
 
 __all__ = ["ToldOfMasks", "refuse_enumerated_groups", "refuse_groups"]

@@ -13,7 +13,7 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_orthgp.errors import refuse_masked
-from numpyro_orthgp.functions.sites import is_calling
+from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.types import Array, ArrayLike
 
 # Advice about masked arrays.

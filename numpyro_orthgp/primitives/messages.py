@@ -25,8 +25,8 @@ import numpyro
 from numpyro.infer import RenyiELBO
 from numpyro.primitives import _PYRO_STACK, Messenger
 
+from numpyro_orthgp.functions.callers import in_control_flow, is_calling
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.functions.sites import in_control_flow, is_calling
 from numpyro_orthgp.gaussians.distributions import WhitenedPrior
 from numpyro_orthgp.gaussians.family import Value, Whitened
 from numpyro_orthgp.types import Array
