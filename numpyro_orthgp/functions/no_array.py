@@ -33,9 +33,8 @@ class NoArray:
 
         @property
         def __jax_array__(self) -> NoReturn:
-            # Names of JAX's own checks, in jax.numpy and jax.lax. Without it an error of JAX follows, "requires ndarray or
-            # scalar arguments". After the check of jax.lax it follows anyway, with this one as its cause.
-            if sys._getframe(1).f_code.co_name in ("_arraylike", "bind"):
+            # The name of JAX's own check; without it an error of JAX follows, "requires ndarray or scalar arguments".
+            if sys._getframe(1).f_code.co_name == "_arraylike":
                 self.__array__()
             raise AttributeError
 
