@@ -83,8 +83,8 @@ class Column:
 
     def warn_of_missing(self, name: str) -> None:
         """Warn of chunks that are not in a folder of zarr: it does not tell lost ones from those that were never written."""
-        stored = getattr(self.leaf, "nchunks_initialized", None) if self._folders else None
-        num = None if stored is None else self.leaf.nchunks
+        known = bool(self._folders) and hasattr(self.leaf, "nchunks_initialized")
+        num, stored = (self.leaf.nchunks, self.leaf.nchunks_initialized) if known else (0, 0)
         if num != stored:
             warnings.warn(
                 f"{num - stored} of {num} chunks of `{name}` are not stored in {self._folders[0]}, and their rows read as "
