@@ -246,6 +246,13 @@ def test_a_folder_is_refused_before_the_first_step(tmp_path, resume):
     assert list(tmp_path.iterdir()) == [tmp_path / "runs"]
 
 
+def test_a_pipe_is_refused(tmp_path):
+    """Reading one waits for ever, and reading /dev/full fills the memory."""
+    os.mkfifo(tmp_path / "run.npz")
+    with pytest.raises(ValueError, match=r"`checkpoint` must be a file; .*run.npz is a device or a pipe"):
+        fit(checkpoint=tmp_path / "run.npz", num_steps=5)
+
+
 def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "run.npz"
     checkpoint.write(path, b"old")

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -716,6 +717,87 @@ def test_numbers_of_lazy_arrays_and_streams_that_do_not_fit_are_refused(tmp_path
                 run(source, make(model=lambda y: None, guide=lambda y: None), **options)
 
 
+@pytest.mark.parametrize("shuffle", [None, BLOCKS], ids=["rows", "blocks"])
+@pytest.mark.parametrize("batch_size", [8, None], ids=["batches", "all rows"])
+def test_numbers_of_memory_maps_that_do_not_fit_are_refused(batch_size, shuffle, tmp_path):
+    """They wrapped around: a map is not read as a whole before the fit, and its rows were not looked at when they were read."""
+    np.save(tmp_path / "y.npy", np.where(np.arange(N) == 40, 2**40, 1))
+    large = np.load(tmp_path / "y.npy", mmap_mode="r")
+    with jax.enable_x64(False), pytest.raises(ValueError, match="JAX casts to int32, where 1099511627776 does not fit"):
+        run((large,), make(model=lambda y: None, guide=lambda y: None), batch_size=batch_size, shuffle=shuffle)
+
+
+@pytest.mark.parametrize("first, later", [(int, float), (bool, float), (bool, int)])
+@pytest.mark.parametrize("size", [8, 6], ids=["as they come", "cut"])
+def test_batches_of_another_dtype_do_not_lose_digits(first, later, size):
+    """As the parts of a text file: whole numbers only at first, and what came after was cut to whole numbers."""
+    batches = [(X[i : i + size], y[i : i + size].astype(first if i < 12 else later)) for i in range(0, N, size)]
+    with pytest.raises(
+        ValueError, match=r"`data\[1\]` is (float|int)\d\d here and was (int\d\d|bool) before.*Convert all rows"
+    ):
+        run(Stream(batches, N, SIZE))
+    wider = [(X[i : i + 8].astype("f4" if i > 8 else "f8"), y[i : i + 8]) for i in range(0, N, 8)]
+    assert run(Stream(wider, N)).status == "finished"
+
+
+@pytest.mark.parametrize("size", [8, 6], ids=["as they come", "cut"])
+def test_what_is_no_whole_array_in_a_batch_is_refused(size):
+    """In batches that are cut, masked entries were taken for numbers."""
+    sparse = pytest.importorskip("scipy.sparse")
+    for kind, message in (
+        (lambda a: np.ma.masked_greater(a, 0.0), r"`data\[0\]` is a masked array with entries missing"),
+        (sparse.csr_matrix, r"`data\[0\]` must be an array; got csr_matrix\. Sparse matrices"),
+        (np.ndarray.tolist, r"must be an array; got float\. Convert lists"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            run(Stream([(kind(a) if i else a, b) for i, (a, b) in enumerate(pairs(size))], N, SIZE))
+    other = [(a[:, : 3 - (i == 2)], b) for i, (a, b) in enumerate(pairs(size))]
+    with pytest.raises(ValueError, match=r"Rows of batches must have one shape.*\(3,\), \(\)\] and then \[\(2,\)"):
+        run(Stream(other, N, SIZE))
+
+
+def test_batches_may_be_lazy_or_empty(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        for i, (a, b) in enumerate(pairs(12)):
+            file[f"X{i}"], file[f"y{i}"] = a, b
+        lazy = [(file[f"X{i}"], file[f"y{i}"]) for i in range(5)]
+        whole = run(Stream(pairs(12), N, SIZE))
+        assert_same_bits(run(Stream(lazy, N, SIZE)).losses, whole.losses)
+        empty = (X[:0], y[:0])  # as a filter leaves it
+        assert_same_bits(run(Stream([empty, *lazy[:2], empty, *lazy[2:]], N, SIZE)).losses, whole.losses)
+    with pytest.raises(ValueError, match="`loader` is a list without batches"):
+        Stream([], N)
+    with pytest.raises(ValueError, match="gave no batch"):
+        run(Stream([empty], N))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "stream"])
+def test_a_row_that_is_not_finite_is_named(kind):
+    holes = y.copy()
+    holes[33] = np.nan
+    source = (X, holes) if kind == "arrays" else Stream(pairs(arrays=(X, holes)), N)
+    where = "row 33" if kind == "arrays" else "a row"
+    with pytest.warns(
+        RuntimeWarning, match=rf"is inf, and its batch has NaN or infinity in {where} of `data\[1\]`: the fit"
+    ):
+        run(source, batch_size=8, steps_per_call=64)
+
+
+def test_two_threads_do_not_fit_at_once():
+    """Sites of both models came into one trace, or an assertion of NumPyro failed."""
+    found = []
+
+    def other(_):
+        for fit in (lambda: run((X, y)), lambda: ogp.fit_lbfgs(make(), KEY, (X, y))):
+            with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="Another thread is fitting a model"):
+                pool.submit(fit).result()
+        found.append(run((X, y), num_steps=4))  # the same thread may
+
+    run((X, y), num_steps=4, callback=other)
+    assert found and run((X, y), num_steps=4).status == "finished"
+
+
 def test_tables_say_what_is_wrong(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     table = arrow((X, y))
@@ -730,6 +812,25 @@ def test_tables_say_what_is_wrong(tmp_path):
     holes = pyarrow.table({"y": [1.0, None, 3.0]})
     with pytest.raises(ValueError, match="Column 'y' has 1 missing values among rows 0 to 3"):
         columns(holes, y="y")["y"][0:3]
+    with pytest.raises(ValueError, match=r"test_fit_sources.py is not a complete parquet file"):
+        columns(__file__, y="y")
+
+
+def test_lists_of_a_fixed_size_are_as_many_columns(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pair = pyarrow.list_(pyarrow.float64(), 2)
+    table = pyarrow.table({"a": X[:, 0], "bc": pyarrow.array(X[:, 1:].tolist(), pair)})
+    parquet.write_table(table, tmp_path / "data.parquet", row_group_size=9)
+    for source in (table, tmp_path / "data.parquet"):
+        found = columns(source, X=["a", "bc"], bc="bc")
+        for rows in (slice(0, N), slice(5, 31), slice(7, 7)):
+            assert_same_bits((found["X"][rows], found["bc"][rows]), (X[rows], X[rows, 1:]))
+    for hole in ([1.0, None], None):
+        holes = pyarrow.table({"e": pyarrow.array([[1.0, 2.0], hole], pair)})
+        with pytest.raises(ValueError, match="Column 'e' has 1 missing values"):
+            columns(holes, X="e")["X"][0:2]
+    with pytest.raises(TypeError, match=r"Column 'e' must hold numbers; it holds list<.*lists with a fixed size"):
+        columns(pyarrow.table({"e": [[1.0], [2.0]]}), X="e")
 
 
 def test_files_of_a_table_have_the_same_columns(tmp_path):
@@ -776,6 +877,7 @@ def test_what_is_no_array_says_how_to_make_one(tmp_path):
         ({1: X}.keys(), r"got dict_keys\. Convert lists first"),
         (whole, r"got an array of object\. Pass table\.to_numpy\(float\)"),
         (fields, r"Pass its fields, each by itself: array\['X'\]"),
+        (X.astype("m8[s]"), r"must hold numbers; got an array of timedelta64"),
     ):
         with pytest.raises(TypeError, match=message):
             Batches((wrong, y), 8, (0,))
@@ -903,6 +1005,38 @@ def test_a_folder_of_zarr_that_goes_away_ends_the_fit(tmp_path):
     gone = lambda _: shutil.rmtree(tmp_path / "data.zarr", ignore_errors=True)  # noqa: E731
     with pytest.raises(FileNotFoundError, match=r"data.zarr/[Xy] was there when the fit began, and is gone"):
         run(source, batch_size=8, shuffle=BLOCKS, num_steps=40, callback=gone)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_chunks_that_zarr_does_not_have_are_said(version, tmp_path):
+    """zarr reads them as zeros, also if their files were lost."""
+    zarr = pytest.importorskip("zarr")
+    X, y = data()
+    group = zarr.open_group(tmp_path / "data.zarr", mode="w", zarr_format=version)
+    for name, array in (("X", X), ("y", y)):
+        group.create_array(name, shape=array.shape, dtype=array.dtype, chunks=(10, *array.shape[1:]))[:] = array
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run((group["X"], group["y"]), batch_size=8)
+    (tmp_path / "data.zarr" / ("y/3" if version == 2 else "y/c/3")).unlink()
+    with pytest.warns(UserWarning, match=r"1 of 5 chunks of `data\[1\]` are not stored in .*y, and .* read as 0\.0"):
+        run((group["X"], group["y"]), batch_size=8)
+    with pytest.warns(UserWarning, match="1 of 5 chunks of `X` are not stored"):
+        ogp.tabular.stored.table_of(group["y"])
+
+
+def test_datasets_that_changed_or_are_closed_are_said(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    file = h5py.File(tmp_path / "data.h5", "w")
+    dataset = file.create_dataset("X", data=X, chunks=(7, 3), maxshape=(None, 3))
+    shorter = lambda _: dataset.resize((9, 3))  # noqa: E731
+    with pytest.raises(
+        ValueError, match=r"9 rows from \d+ on gave an array of shape .*were changed after the fit began"
+    ):
+        run((dataset, y), batch_size=8, shuffle=BLOCKS, num_steps=40, callback=shorter)
+    file.close()
+    with pytest.raises(ValueError, match=r"A dataset of h5py is closed\. Keep its file open"):
+        run((dataset, y), batch_size=8)
 
 
 def test_a_loader_of_torch_itself(tmp_path):

@@ -109,6 +109,14 @@ def test_levels_that_training_did_not_have():
     np.testing.assert_array_equal(codes[1:, :3], -np.ones((2, 3)))
 
 
+def test_tables_of_arrow():
+    pyarrow = pytest.importorskip("pyarrow")
+    text = ["u", None, "v"]
+    table = read_table(pyarrow.table({"a": [1, None, 3], "b": text, "c": pyarrow.array(text).dictionary_encode()}))
+    assert table.names == ("a", "b", "c") and [v.tolist() for v in table.values[1:]] == [text, text]
+    np.testing.assert_array_equal(table.values[0], [1, np.nan, 3])
+
+
 def test_tables_of_polars():
     polars = pytest.importorskip("polars")
     text = ["u", None, "v", "u"]

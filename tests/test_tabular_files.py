@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -50,6 +52,17 @@ def fits():
     }
     assert found["near"][1].found.near_noise is not None
     return found
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_copies_keep_64_bits(fits, kind):
+    """Unpickled arrays of JAX had 32 bits, so predictions in processes of joblib raised an error."""
+    X, fit = fits[kind]
+    with jax.enable_x64(False):
+        for again in (pickle.loads(pickle.dumps(fit)), copy.deepcopy(fit)):
+            for name in OUTPUTS[kind]:
+                np.testing.assert_array_equal(getattr(again.predict(X), name), getattr(fit.predict(X), name))
+            assert str(again) == str(fit)
 
 
 def run(script: str, *arguments: str) -> str:

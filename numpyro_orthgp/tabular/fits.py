@@ -32,6 +32,21 @@ from numpyro_orthgp.types import Array
 __all__ = ["TableFit"]
 
 
+class _Wide:
+    """An array of JAX in a pickle. By itself it would come back with 32 bits, unless those of 64 are enabled for all."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = np.asarray(array)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _as_it_was, (self.array,)
+
+
+def _as_it_was(array: np.ndarray) -> Array:
+    with jax.enable_x64(True):
+        return jnp.asarray(array)
+
+
 @dataclass(frozen=True, repr=False)
 class TableFit(ABC):
     """
@@ -139,6 +154,9 @@ class TableFit(ABC):
                 lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, self.arguments
             )
             return check(self.model, self.guide, self.params, **arguments, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return jax.tree.map(lambda a: _Wide(a) if isinstance(a, jax.Array) else a, dict(vars(self)))
 
     def save(self, path: Any) -> None:
         """Save the fit in one file for :func:`numpyro_orthgp.load`. Predictions of the loaded fit are the same to the last bit.

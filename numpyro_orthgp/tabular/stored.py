@@ -21,7 +21,7 @@ from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns
 from numpyro_orthgp.tabular.points import Values, kernel_of
 from numpyro_orthgp.tabular.tables import Table, read_table
-from numpyro_orthgp.training.columns import is_lazy, rows_of
+from numpyro_orthgp.training.columns import Column, is_lazy, rows_of
 
 __all__ = ["MOST", "PART", "StoredTable", "all_rows", "part_of", "table_of"]
 
@@ -54,6 +54,8 @@ def table_of(X: Any) -> Table | StoredTable:
 
     :raises TypeError, ValueError: as :func:`~numpyro_orthgp.tabular.columns.read_table`.
     """
+    if is_lazy(X):
+        Column(X).warn_of_missing("X")
     if not (is_lazy(X) or isinstance(X, np.memmap)) or len(X.shape) != 2 or X.shape[0] <= PART:
         return read_table(X)
     read_table(rows_of(X, slice(0, 1)))  # checks its dtype

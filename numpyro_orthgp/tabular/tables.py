@@ -41,11 +41,12 @@ class Table:
 
 
 def read_table(X: Any) -> Table:
-    """Columns of a pandas or polars table, or of an array of shape (N,) or (N, D).
+    """Columns of a pandas, polars or arrow table, or of an array of shape (N,) or (N, D).
 
     :raises TypeError: for other types, and for columns of objects that are not text.
     :raises ValueError: for a table without rows or columns, two columns with the same name, and infinite numbers.
     """
+    X = X.to_pandas() if hasattr(X, "column_names") else X  # arrow's
     if hasattr(X, "columns") and hasattr(X, "shape"):
         names = [str(name) for name in X.columns]
         twice = sorted({name for name in names if names.count(name) > 1})

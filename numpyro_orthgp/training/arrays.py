@@ -14,10 +14,13 @@ __all__ = ["MAX_ROWS", "as_array", "check_range", "num_rows", "on_disk", "read_r
 MAX_ROWS = 2**31 - 1  # row numbers must fit into JAX's int32
 
 
-def read_rows(name: str, array: Any, dtype: Any, rows: slice) -> np.ndarray:
-    """A slice of rows, cast. For arrays that are read in slices, numbers are checked here to fit the dtype."""
-    part = array[rows]
-    if isinstance(array, Column):
+def read_rows(name: str, array: Any, dtype: Any, rows: Any) -> np.ndarray:
+    """Rows, cast. Numbers on disk are checked here to fit the dtype; those in memory were checked as a whole.
+
+    :param rows: a slice; or row numbers of any shape, unless the array is read in slices.
+    """
+    part = array[rows] if isinstance(rows, slice) else np.take(array, rows, axis=0)
+    if isinstance(array, Column) or on_disk(array):
         check_range(name, part, dtype)
     return np.asarray(part, dtype)
 
@@ -38,10 +41,12 @@ def as_array(name: str, leaf: Any) -> Any:
     if is_lazy(leaf) and leaf.shape is None:
         raise ValueError(f"`{name}` must have a first axis of N rows; got an empty dataset.")
     array = Column(leaf) if is_lazy(leaf) else np.asarray(leaf)
-    if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
+    if array.dtype.kind == "m" or not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
         raise TypeError(
             f"`{name}` must hold numbers; got an array of {array.dtype}.{_way_to_numbers(leaf, array.dtype)}"
         )
+    if isinstance(array, Column):
+        array.warn_of_missing(name)
     if array.ndim == 0:
         raise ValueError(f"`{name}` must have a first axis of N rows; got a single number. Pass constants as keywords.")
     return array
@@ -69,14 +74,15 @@ def _way_to_numbers(leaf: Any, dtype: Any) -> str:
 
 
 def check_range(name: str, array: Any, dtype: Any) -> None:
-    """Raise an error if JAX's cast would wrap integers around or make numbers infinite."""
-    if (
-        array.dtype == dtype
-        or array.dtype.kind not in "fiu"
-        or not array.size
-        or on_disk(array)
-        or isinstance(array, Column)
-    ):
+    """Raise an error if a cast would wrap integers around, drop what is after the point, or make numbers infinite."""
+    if array.dtype == dtype:
+        return
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ValueError(
+            f"`{name}` is {array.dtype} here and was {np.dtype(dtype)} before, which cannot hold it. Convert all rows to one "
+            "dtype, such as np.float32."
+        )
+    if array.dtype.kind not in "fiu" or not array.size:
         return
     limits = jnp.iinfo(dtype) if jnp.issubdtype(dtype, np.integer) else jnp.finfo(dtype)
     extremes = [x for x in (array.min().item(), array.max().item()) if np.isfinite(x)]

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.training.arrays import as_array, check_range, num_rows, read_rows
+from numpyro_orthgp.training.arrays import as_array, check_range, num_rows, on_disk, read_rows
 from numpyro_orthgp.training.columns import Column, default_blocks
 from numpyro_orthgp.training.orders import BlockOrder, Blocks, RowOrder, parts_of
 
@@ -92,7 +92,8 @@ class Batches:
         self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("=")) for a in self.arrays]
         self.num_rows = num_rows(self.names, self.arrays)
         for name, array, dtype in zip(self.names, self.arrays, self.dtypes, strict=True):
-            check_range(name, array, dtype)
+            if not (isinstance(array, Column) or on_disk(array)):  # `read_rows` checks these
+                check_range(name, array, dtype)
         self.batch_size = self.num_rows if batch_size is None else check_integer("batch_size", batch_size)
         if self.batch_size > self.num_rows:
             raise ValueError(
@@ -151,8 +152,12 @@ class Batches:
         numbers = self._numbers(start, stop)
         if isinstance(self.order, BlockOrder) and numbers.size:
             return self._from_blocks(start, stop), numbers
-        wanted = [np.take(a[:] if isinstance(a, Column) else a, numbers, axis=0) for a in self.arrays]
-        return [np.asarray(a, d) for a, d in zip(wanted, self.dtypes, strict=True)], numbers
+        each = zip(self.names, self.arrays, self.dtypes, strict=True)
+        # Columns are here only if every step sees all rows.
+        return [
+            read_rows(n, a, d, slice(None))[numbers] if isinstance(a, Column) else read_rows(n, a, d, numbers)
+            for n, a, d in each
+        ], numbers
 
     def stacked(self, step: int, num: int, capacity: int, put: Put) -> Batch:
         """Batches of ``num`` steps from ``step`` on, in arrays of shape (capacity, B, ...) filled up with zeros."""
@@ -165,7 +170,9 @@ class Batches:
         def read(i: int, array: np.ndarray, dtype: Any, index: tuple[slice, ...]) -> np.ndarray:
             wanted = rows[:, index[1]]
             batches = np.zeros((capacity, wanted.shape[1], *array.shape[1:]), dtype)
-            batches[:num] = np.take(array, wanted, axis=0) if gathered is None else gathered[i][:, index[1]]
+            batches[:num] = (
+                read_rows(self.names[i], array, dtype, wanted) if gathered is None else gathered[i][:, index[1]]
+            )
             return batches
 
         arrays = [
@@ -245,5 +252,5 @@ class Batches:
             arrays: list[Any] = self._from_blocks(0, self.batch_size)
         else:
             rows = slice(None) if self.is_full else self.row_numbers(0, 1)[0]
-            arrays = [np.asarray(a[rows], d) for a, d in zip(self.arrays, self.dtypes, strict=True)]
+            arrays = [read_rows(*each, rows) for each in zip(self.names, self.arrays, self.dtypes, strict=True)]
         return jax.tree.unflatten(self.tree, [jnp.asarray(a) for a in arrays])

@@ -134,12 +134,14 @@ def prepare(path: Path) -> None:
 
     A folder that cannot be written is accepted if the file already exists: reading it may be enough.
 
-    :raises ValueError: if ``path`` is itself a folder, or can neither be read nor written.
+    :raises ValueError: if ``path`` is itself a folder or a device, or can neither be read nor written.
     """
     temporary = _temporary(path)
     try:
         if path.is_dir():
             raise ValueError(f"`checkpoint` must be a file; {path} is a folder. Did you mean {path / 'run.npz'}?")
+        if path.exists() and not path.is_file():  # it would be read without end, or replaced by a file
+            raise ValueError(f"`checkpoint` must be a file; {path} is a device or a pipe.")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(b"")
         temporary.unlink()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,14 @@ HELD, HELD_BYTES = 64, 2**27
 
 
 def is_lazy(leaf: Any) -> bool:
-    """Whether an array is read in slices."""
+    """Whether an array is read in slices.
+
+    :raises ValueError: for a dataset of a file that is closed.
+    """
+    if type(leaf).__module__.startswith("h5py.") and not leaf:
+        raise ValueError(
+            "A dataset of h5py is closed. Keep its file open as long as the fit and its result are in use."
+        )
     return not isinstance(leaf, np.ndarray) and all(hasattr(leaf, name) for name in ("chunks", "shape", "dtype"))
 
 
@@ -33,6 +41,8 @@ class Column:
     def __init__(self, leaf: Any) -> None:
         self.leaf = leaf
         self.shape, self.dtype = tuple(leaf.shape), np.dtype(leaf.dtype)
+        if any(n != n for n in self.shape):  # dask's, where rows were picked
+            raise ValueError("The number of rows of an array is not known: call its compute_chunk_sizes() first.")
         self.ndim, self.size = len(self.shape), int(np.prod(self.shape))
         self.nbytes = self.size * self.dtype.itemsize
         self._folders = [f for f in self.files if os.path.isdir(f)]
@@ -43,8 +53,14 @@ class Column:
     def __getitem__(self, rows: slice) -> np.ndarray:
         """
         :raises FileNotFoundError: if a folder is gone: zarr takes what is missing for zeros.
+        :raises ValueError: if the array is not as long as it was.
         """
-        found = np.asarray(self.leaf[rows])
+        found, num = np.asarray(self.leaf[rows]), len(range(*rows.indices(len(self))))
+        if found.shape != (num, *self.shape[1:]):
+            raise ValueError(
+                f"{num} rows from {rows.indices(len(self))[0]} on gave an array of shape {found.shape}: the data were changed "
+                "after the fit began."
+            )
         for folder in self._folders:
             if not os.path.isdir(folder):
                 raise FileNotFoundError(f"{folder} was there when the fit began, and is gone.")
@@ -64,6 +80,19 @@ class Column:
         if store is not None and hasattr(store, "root"):
             found = [os.path.join(store.root, leaf.path)]
         return [str(f) for f in found if isinstance(f, (str, os.PathLike)) and os.path.exists(f)]
+
+    def warn_of_missing(self, name: str) -> None:
+        """Warn of chunks that are not in a folder of zarr: it does not tell lost ones from those that were never written."""
+        known = bool(self._folders) and hasattr(self.leaf, "nchunks_initialized")
+        num, stored = (self.leaf.nchunks, self.leaf.nchunks_initialized) if known else (0, 0)
+        if num != stored:
+            warnings.warn(
+                f"{num - stored} of {num} chunks of `{name}` are not stored in {self._folders[0]}, and their rows read as "
+                f"{self.leaf.fill_value}. zarr leaves out chunks of this value, unless config={{'write_empty_chunks': True}}; if "
+                "there should be other numbers, files are lost.",
+                UserWarning,
+                stacklevel=2,
+            )
 
     @property
     def is_unmarked(self) -> bool:
@@ -120,7 +149,8 @@ def columns(table: Any, **names: str | Sequence[str]) -> dict[str, Any]:
 
     :param table: a ``pyarrow.parquet.ParquetFile``, its path, a list of paths whose rows are concatenated, or a
         ``pyarrow.Table``, which may be memory-mapped, or a table of pandas or polars. Needs pyarrow.
-    :param names: for each argument of the model, the name of its column, shape (N,), or a list of names, shape (N, number).
+    :param names: for each argument of the model, the name of its column, shape (N,), or a list of names, shape (N, number). A
+        column of lists of a fixed size counts as so many columns.
     :return: lazy arrays by argument, with ``shape``, ``dtype``, ``chunks`` and slices.
     :raises ImportError: without pyarrow.
     :raises TypeError: for other objects, or columns that are not numeric.
@@ -172,9 +202,7 @@ class _Reader:
             raise ValueError(
                 f"{folders[0]} is a folder. Pass its files: columns(sorted(Path(folder).glob('*.parquet')), ...)."
             )
-        self.files = [
-            f if isinstance(f, parquet.ParquetFile) else parquet.ParquetFile(f, memory_map=True) for f in given
-        ]
+        self.files = [f if isinstance(f, parquet.ParquetFile) else _opened(f, parquet) for f in given]
         self.schema = self.files[0].schema_arrow
         self.groups = [(f, i) for f in self.files for i in range(f.num_row_groups)]
         lengths = [f.metadata.row_group(i).num_rows for f, i in self.groups]
@@ -213,42 +241,59 @@ class _Reader:
         return self.concat(parts).slice(start - begin, stop - start)
 
 
+def _opened(path: Any, parquet: Any) -> Any:
+    try:
+        return parquet.ParquetFile(path, memory_map=True)
+    except ValueError as error:  # arrow's does not name the file
+        raise ValueError(f"{path} is not a complete parquet file: {error}") from error
+
+
 class _TableColumn:
     """One argument of the model: a column, or several side by side."""
 
     def __init__(self, reader: _Reader, names: list[str], is_one: bool) -> None:
-        self.reader, self.names, self.is_one = reader, names, is_one
-        self.shape = (reader.num_rows,) if is_one else (reader.num_rows, len(names))
+        self.reader, self.names = reader, names
+        kinds = [reader.schema.field(name).type for name in names]
+        self.widths = [getattr(kind, "list_size", 1) for kind in kinds]  # a list of fixed size has as many columns
+        self.is_one = is_one = is_one and not hasattr(kinds[0], "list_size")
+        self.shape = (reader.num_rows,) if is_one else (reader.num_rows, sum(self.widths))
         self.chunks = (reader.chunk, *self.shape[1:])
         self.files, self.is_unmarked = reader.paths, len(reader.paths) < max(1, len(reader.files))
         types = []
-        for name in names:
+        for name, kind in zip(names, kinds, strict=True):
             try:
-                types.append(np.dtype(reader.schema.field(name).type.to_pandas_dtype()))
+                types.append(np.dtype(getattr(kind, "value_type", kind).to_pandas_dtype()))
             except (NotImplementedError, TypeError):
                 types.append(np.dtype(object))
-            if types[-1].kind not in "biuf":
+            if types[-1].kind not in "biuf" or (hasattr(kind, "value_type") and not hasattr(kind, "list_size")):
                 raise TypeError(
-                    f"Column {name!r} must hold numbers; it holds {reader.schema.field(name).type}. Write categories as codes (see "
-                    "inputs_of), times and decimals as numbers, and lists as one column for each entry."
+                    f"Column {name!r} must hold numbers; it holds {kind}. Write categories as codes (see inputs_of), times and "
+                    "decimals as numbers, and lists with a fixed size."
                 )
         self.dtype = np.result_type(*types)
 
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
     def __getitem__(self, rows: slice) -> np.ndarray:
+        if not isinstance(rows, slice):
+            raise TypeError(f"Columns are read in slices of rows, X[start:stop]; got {type(rows).__name__}.")
         start, stop, step = rows.indices(self.shape[0])
         if stop <= start:
             return np.empty((0, *self.shape[1:]), self.dtype)
         table = self.reader.read(start, stop)
-        out = np.empty((table.num_rows, len(self.names)), self.dtype)
-        for i, name in enumerate(self.names):
+        out, end = np.empty((table.num_rows, sum(self.widths)), self.dtype), 0
+        for name, width in zip(self.names, self.widths, strict=True):
             column = table[name]
-            if column.null_count:
+            entries = column.combine_chunks().flatten() if hasattr(column.type, "list_size") else column
+            if missing := column.null_count or entries.null_count:
                 raise ValueError(
-                    f"Column {name!r} has {column.null_count} missing values among rows {start} to {stop}, which a model cannot "
+                    f"Column {name!r} has {missing} missing values among rows {start} to {stop}, which a model cannot "
                     "see. Fill or drop them before."
                 )
-            out[:, i] = column.to_numpy()
+            out[:, end : end + width] = np.asarray(entries).reshape(-1, width)
+            end += width
         return out[::step, 0] if self.is_one else out[::step]

@@ -23,6 +23,7 @@ from numpyro_orthgp.training.batches import Batch
 from numpyro_orthgp.training.columns import rows_of
 from numpyro_orthgp.training.digest import digest_of_data
 from numpyro_orthgp.training.local import Feed, Shards
+from numpyro_orthgp.training.start import one_thread
 from numpyro_orthgp.training.steps import update_of
 
 __all__ = ["check_same", "fingerprint", "sample_of"]
@@ -64,7 +65,8 @@ def fingerprint(
         None if batches.is_stream else jax.ShapeDtypeStruct((size,), np.int32),  # type: ignore[arg-type]
     )
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-    program = program_of(update_of(_loss_only(svi), batches.num_rows, stands_for, kwargs), shapes, batch)
+    with one_thread():
+        program = program_of(update_of(_loss_only(svi), batches.num_rows, stands_for, kwargs), shapes, batch)
     return {
         "N": batches.num_rows,
         "batch_size": size,

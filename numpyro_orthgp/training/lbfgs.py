@@ -25,6 +25,7 @@ from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.loop import check_types, seed_of, start_of
 from numpyro_orthgp.training.objective import Objective, objective_of
 from numpyro_orthgp.training.result import FitResult, Fitted, Progress, Status
+from numpyro_orthgp.training.start import one_thread
 
 __all__ = ["fit_lbfgs"]
 
@@ -119,9 +120,10 @@ def fit_lbfgs(
         raise ValueError(f"`tolerance` must be a positive number of nats; got {tolerance!r}.")
     batches = Batches(data, None, seed_of(rng_key))
     stands_for = batches.num_rows if stands_for is None else check_integer("stands_for", stands_for)
-    state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
-    objective = objective_of(svi, state, batches, stands_for, kwargs)
-    result = _Search(objective, svi, num_steps, tolerance, restarts, callback).run()
+    with one_thread():
+        state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
+        objective = objective_of(svi, state, batches, stands_for, kwargs)
+        result = _Search(objective, svi, num_steps, tolerance, restarts, callback).run()
     return result.of(Fitted(svi, data, batches.num_rows, batches.num_rows, kwargs))
 
 

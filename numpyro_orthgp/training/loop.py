@@ -24,7 +24,7 @@ from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.resolution import warn_of_coarse
 from numpyro_orthgp.training.result import FitResult, Fitted, Progress
 from numpyro_orthgp.training.run import Keeper, Run
-from numpyro_orthgp.training.start import initial_state
+from numpyro_orthgp.training.start import initial_state, one_thread
 from numpyro_orthgp.training.steps import compile_steps, strongly_typed, update_of
 from numpyro_orthgp.training.stopping import EarlyStopping, default_window
 from numpyro_orthgp.training.streamed import Streamed
@@ -158,7 +158,7 @@ def fit(
     num_steps = _num_steps(num_epochs, num_steps, batches)
     _agree(batches, devices)
     window = (early_stopping and early_stopping.every) or default_window(batches.num_rows, batches.batch_size)
-    with rows_of(svi, stands_for, batches.batch_size):
+    with rows_of(svi, stands_for, batches.batch_size), one_thread():
         state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
     devices.of_state = devices.replicated if devices.is_distributed else sharding_of(svi, state, devices.replicated)
     keeper = None
@@ -191,7 +191,7 @@ def fit(
         num_losses=now.step,
     )
     kept = data if isinstance(batches, Batches) else batches.kept()
-    with devices.interrupts_wait():
+    with devices.interrupts_wait(), one_thread():
         return run.fit().of(Fitted(svi, kept, batches.batch_size, batches.num_rows, kwargs, batches.is_part))
 
 

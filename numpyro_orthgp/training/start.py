@@ -13,7 +13,9 @@ priors. Other wrong arguments usually make the first loss infinite or NaN, and `
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -24,9 +26,27 @@ from numpyro_orthgp.guides.looking import KeptArrays
 from numpyro_orthgp.math.kept import run_checked
 from numpyro_orthgp.training.batches import as_arguments
 
-__all__ = ["initial_state"]
+__all__ = ["initial_state", "one_thread"]
 
 logger = logging.getLogger(__name__)
+_fitting = threading.RLock()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A context for one thread at a time, since NumPyro has one stack of handlers for all of them.
+
+    :raises RuntimeError: if another thread is in it.
+    """
+    if not _fitting.acquire(blocking=False):
+        raise RuntimeError(
+            "Another thread is fitting a model. NumPyro has one stack of handlers for all threads, so the models would mix. Fit "
+            "one after the other, or each in a process of its own, as joblib does by default."
+        )
+    try:
+        yield
+    finally:
+        _fitting.release()
 
 
 def initial_state(

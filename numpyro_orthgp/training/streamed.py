@@ -15,6 +15,7 @@ import numpy as np
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.training.arrays import as_array, check_range
 from numpyro_orthgp.training.batches import Batch, Put
+from numpyro_orthgp.training.columns import rows_of
 from numpyro_orthgp.training.streams import Cut, Source, Stream, batches_at, plain, size_of
 
 __all__ = ["Streamed"]
@@ -61,9 +62,9 @@ class Streamed:
         self.steps = itertools.chain([first], self.steps)
         leaves, self.tree = jax.tree_util.tree_flatten_with_path(plain(first))
         self.names = ["data" + jax.tree_util.keystr(path) for path, _ in leaves]
-        self.arrays = [np.array(as_array(name, leaf)) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
-        self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("=")) for a in self.arrays]
         self.batch_size = size_of(first)
+        self.arrays = [np.array(rows_of(leaf)) for _, leaf in leaves]
+        self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("=")) for a in self.arrays]
         self.row_shapes = [a.shape[1:] for a in self.arrays]
         if batch_size not in (None, self.batch_size):
             how = f"Stream(loader, batch_size={batch_size})" if isinstance(source, Stream) else "the source"
@@ -227,7 +228,9 @@ class Streamed:
 
     def _put_batch(self, batch: Any, places: list[np.ndarray], step: int) -> None:
         leaves, tree = jax.tree.flatten(batch)
-        arrays = [as_array(name, leaf) for name, leaf in zip(self.names, leaves, strict=False)]
+        for name, leaf in zip(self.names, leaves, strict=False):
+            as_array(name, leaf)  # checks it
+        arrays = [rows_of(leaf) for leaf in leaves]
         found, wanted = [a.shape for a in arrays], [p.shape for p in places]
         if tree != self.tree or found != wanted:  # type: ignore[operator]
             raise ValueError(

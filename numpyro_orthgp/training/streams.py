@@ -16,6 +16,8 @@ import jax
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.training.arrays import as_array
+from numpyro_orthgp.training.columns import rows_of
 
 __all__ = ["Cut", "Source", "Stream", "batches_at", "plain", "size_of"]
 
@@ -83,6 +85,8 @@ class Stream:
                     "Stream(loader, num_rows=N). Count them once if need be: sum(len(batch[0]) for batch in loader)."
                 )
             num_rows = len(dataset)  # type: ignore[arg-type]
+        if _is_indexed(loader) and not len(loader):
+            raise ValueError(f"`loader` is a {type(loader).__name__} without batches.")
         self.loader, self.num_rows = loader, check_integer("num_rows", num_rows)
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size)
         self.is_resumable = not isinstance(loader, Iterator)
@@ -100,7 +104,7 @@ class Stream:
         """Whether the loader is indexed by batches, all of the size of a step."""
         if callable(self.loader) or not _is_indexed(self.loader):
             return False
-        sizes = {size_of(plain(self.loader[i])) for i in (0, len(self.loader) - 1)}
+        sizes = {size_of(plain(self.loader[i]), 0) for i in (0, len(self.loader) - 1)}
         return len(sizes) == 1 and self.batch_size in (None, *sizes)
 
     def _pieces(self, note: Callable[[Any], None], first: int = 0, state: Any = None) -> Iterator[Any]:
@@ -124,7 +128,7 @@ class Stream:
             note(iterator)
             for batch in iterator:
                 piece = plain(batch)
-                rows += size_of(piece)
+                rows += size_of(piece, 0)
                 yield piece
                 note(iterator)
             if not rows or isinstance(self.loader, Iterator):
@@ -164,13 +168,16 @@ def plain(batch: Any) -> Any:
     return batch
 
 
-def size_of(batch: Any) -> int:
+def size_of(batch: Any, least: int = 1) -> int:
     """Rows of a batch.
 
+    :param least: the least number allowed.
+    :raises TypeError: for what is no array of numbers.
     :raises ValueError: if its arrays have different numbers of rows.
     """
-    lengths = {len(a) if np.ndim(a) else 0 for a in jax.tree.leaves(batch)}
-    if len(lengths) != 1 or not min(lengths):
+    leaves, _ = jax.tree_util.tree_flatten_with_path(batch)
+    lengths = {as_array("data" + jax.tree_util.keystr(path), leaf).shape[0] for path, leaf in leaves}
+    if len(lengths) != 1 or min(lengths) < least:
         raise ValueError(f"Arrays of a batch must have the same number of rows, at least one; got {sorted(lengths)}.")
     return lengths.pop()
 
@@ -217,21 +224,28 @@ class Cut(Iterator[Any]):
 
     def _cut(self, pieces: Iterator[Any]) -> Iterator[Any]:
         held: list[list[np.ndarray]] = []
-        size, count, tree = self._size, 0, None
+        size, count, tree, row_shapes = self._size, 0, None, []
         for piece in pieces:
+            num = size_of(piece, 0)
+            if not num:  # as a filter leaves it
+                continue
             # The generator of pieces has not gone on: the state is still that before this piece.
             self._before = self._state
             leaves, found = jax.tree.flatten(piece)
             if tree is not None and found != tree:
                 raise ValueError(f"Batches must have the same structure; the loader gave {tree} and then {found}.")
-            num = size_of(piece)
-            size, tree = size or num, found
+            shapes = [np.shape(leaf)[1:] for leaf in leaves]
+            if tree is not None and shapes != row_shapes:
+                raise ValueError(
+                    f"Rows of batches must have one shape; the loader gave {row_shapes} and then {shapes}."
+                )
+            size, tree, row_shapes = size or num, found, shapes
             if not held and num == size and not self._skip:
                 self._used = num
                 yield piece
                 continue
             # Copies, as a loader may reuse its arrays. Two calls, as torch tensors do not support a copy argument.
-            held.append([np.array(np.asarray(leaf))[self._skip :] for leaf in leaves])
+            held.append([np.array(rows_of(leaf))[self._skip :] for leaf in leaves])
             count, self._skip = count + num - self._skip, 0
             if count >= size:
                 whole = [np.concatenate(parts) for parts in zip(*held, strict=True)]
