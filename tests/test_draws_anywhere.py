@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose
 from numpyro.contrib.control_flow import cond, scan
-from numpyro.handlers import seed, substitute
+from numpyro.handlers import seed, substitute, trace
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
@@ -404,3 +404,33 @@ def test_nothing_of_a_step_is_kept_where_jax_looks_for_leaks():
     with jax.checking_leaks():
         twice = in_model(lambda f: jax.lax.map(lambda x: f(x[None]).sample() - f(x[None]).sample(), AT))
     assert np.isfinite(twice).all()
+
+
+def test_a_step_that_numpyro_runs_twice():
+    """To replay a guide, `scan` runs each step once more than it returns: what that draws is not of this run."""
+    Z, states, u = jnp.array([[1.0], [4.0]]), jnp.array([1.4, 0.8, 2.4]).reshape(3, 1, 1), jnp.array([0.2, -0.4])
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(1.0), Z)
+
+        def step(x, _):
+            x = numpyro.sample("state", dist.Normal(x, 0.5).to_event(2))
+            return x, numpyro.deterministic("value", f(x).sample())
+
+        scan(step, jnp.ones((1, 1)), None, length=3)
+
+    def guide():
+        numpyro.sample("f.u0", dist.Delta(u, event_dim=1))
+        numpyro.sample("state", dist.Delta(states, event_dim=3))
+
+    def values(key):
+        replayed = numpyro.handlers.replay(seed(model, key), trace(seed(guide, key)).get_trace())
+        return trace(replayed).get_trace()["value"]["value"][:, 0]
+
+    draws = np.asarray(jax.jit(partial(jax.lax.map, values))(jax.random.split(jax.random.PRNGKey(0), 4000)))
+    points, at = (np.asarray(a, float).ravel() for a in (Z, states))
+    A = np.linalg.solve(
+        np.linalg.cholesky(np.exp(-((points[:, None] - points) ** 2) / 2)), np.exp(-((points[:, None] - at) ** 2) / 2)
+    )
+    assert_allclose(draws.mean(0), np.asarray(u) @ A, atol=0.05)
+    assert_allclose(draws.var(0), 1 - (A**2).sum(0), rtol=0.12)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["in_control_flow", "is_calling", "transformation"]
+__all__ = ["in_control_flow", "is_calling", "looking_ahead", "transformation"]
 
 # What calls a function of the user's: modules of JAX, or names of functions in one of them.
 _DERIVATIVES = ("value_and_grad_f", "_jvp", "_vjp", "linearize")
@@ -45,6 +45,16 @@ def in_control_flow(which: str = "scan") -> bool:
     while frame is not None and frame.f_globals.get("__name__") != f"numpyro.contrib.control_flow.{which}":
         frame = frame.f_back
     return frame is not None
+
+
+def looking_ahead() -> bool:
+    """Whether NumPyro's ``scan`` runs a step to see its sites, before it runs the step again and replays them."""
+    frame: Any = sys._getframe(1)
+    traced = False
+    while frame is not None and (module := frame.f_globals.get("__name__")) != "numpyro.contrib.control_flow.scan":
+        traced = traced or (module == "numpyro.handlers" and frame.f_code.co_name == "get_trace")
+        frame = frame.f_back
+    return frame is not None and traced
 
 
 def transformation() -> str:

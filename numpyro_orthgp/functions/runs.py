@@ -48,6 +48,7 @@ import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.functions.callers import looking_ahead
 from numpyro_orthgp.functions.sites import model_running
 from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.inducing.rows import join_rows
@@ -77,9 +78,7 @@ class Run:
     """
 
     def __init__(self) -> None:
-        self._notes: list[
-            tuple[Any, Drawn, Array]
-        ] = []  # the transformation of JAX around each draw, the draw, its values
+        self._notes: list[tuple[Any, Drawn, Array]] = []  # the trace of JAX around each draw, the draw, its values
         self._path: Any = None
         self._model, self.trace = model_running(), get_opaque_trace_state()
 
@@ -122,7 +121,7 @@ class Run:
         """Remember a draw. What is drawn in a loop is known in the same step only."""
         where = get_opaque_trace_state()
         leaks: bool = jax.config.jax_check_tracer_leaks  # type: ignore[attr-defined]
-        if self.going and (where == self.trace or not leaks):
+        if self.going and (where == self.trace or not leaks) and not looking_ahead():
             self._notes.append((where, Drawn(X, noise), values))
 
     def tree_flatten(self) -> tuple[tuple[()], None]:
