@@ -46,7 +46,7 @@ def functions(kernel, num_sets, X, Z, y, new, at, lengthscale, noise):
     value, slopes = jax.value_and_grad(bound, (0, 1))(lengthscale, noise)
     found = {"bound": value, "slope of lengthscale": slopes[0] * lengthscale, "slope of noise": slopes[1] * noise}
     f = ogp.CollapsedGP(kernel(lengthscale), X, sets, noise, jitter=JITTER).posterior(y)
-    grown = online.condition(f, at[:3], jnp.sin(at[:3, 0]), noise, jitter=JITTER)
+    grown = online.condition(f, at[:3], f(at[:3]).mean + noise, noise, jitter=JITTER)
     compressed = online.compress(f, new, jitter=JITTER)
     apart = jnp.stack([at, at[::-1]], 1)
     marginals = {
@@ -71,9 +71,7 @@ FAST = {
 SLOW = {
     "long": {"lengthscale": 30.0},
     "short": {"lengthscale": 0.01},
-    "little noise": {"noise": 0.03},
     "much noise": {"noise": 1e3},
-    "many rows": {"N": 5000},
     "one row": {"N": 1, "M": 1},
     "two sets": {"sets": 2},
     "rough": {"kernel": kernels.Matern32},
