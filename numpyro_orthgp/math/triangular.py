@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_orthgp.math.products import plain_matmul, transpose
+from numpyro_orthgp.math.products import linear_in_left, plain_matmul, plain_matmul_lower, transpose
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -134,9 +134,9 @@ def plain_inverse(L: Array) -> Array:
 
 def beside(L1: Array, across: Array, W1: Array, W2: Array) -> Array:
     """The block of the inverse beside those of two triangles, refined: X of ``X L1 + W2 across = 0``."""
-    wanted = -plain_matmul(W2, across)
-    X = plain_matmul(wanted, W1)
-    return X + plain_matmul(wanted - plain_matmul(X, L1), W1)
+    wanted = -linear_in_left(W2, across)
+    X = plain_matmul_lower(wanted, W1)
+    return X + plain_matmul_lower(wanted - plain_matmul_lower(X, L1), W1)
 
 
 def _by_lapack(L: Array, B: Array | np.ndarray, of_rows: bool = False) -> Array:
