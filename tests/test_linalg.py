@@ -313,3 +313,19 @@ def test_batches_side_by_side_do_not_wait_for_each_other():
     """Batched LAPACK calls at the same time can wait for each other's threads for ever; on two cores they soon do."""
     run = subprocess.run([sys.executable, "-c", BATCHES], capture_output=True, text=True, timeout=120)
     assert "done" in run.stdout, run.stderr[-2000:]
+
+
+@pytest.mark.parametrize("M", [18, 64, 200])
+def test_float32_explains_no_more_than_there_is(M):
+    """Points so close that the jitter decides: |W k|^2 must not exceed the variance by more than the rounding of k."""
+    points = np.linspace(-1, 1, M).astype(np.float32).astype(float)
+    at = np.linspace(-1, 1, 15)
+    K, k = (np.exp(-0.5 * (points[:, None] - x) ** 2) for x in (points, at))
+    K += 1e-6 * np.eye(M)
+    exact = np.sum(k * np.linalg.solve(K, k), 0)
+    W = inverse_cholesky(jnp.asarray(K, jnp.float32), jnp.float32(1))
+    explained = jnp.sum(jnp.matmul(W, jnp.asarray(k, jnp.float32), precision="highest") ** 2, 0)
+    assert np.abs(explained - exact).max() < 3e-4  # 6e-4, 1.6e-2 and 1e-2 where L W = I was solved
+    L = safe_cholesky(jnp.asarray(K, jnp.float32), jnp.float32(1))
+    W, L = (np.asarray(a, float) for a in (W, L))
+    assert np.abs(W @ L - np.eye(M)).max() < 1e-3

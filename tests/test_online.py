@@ -548,3 +548,33 @@ def test_compress_says_what_it_loses():
     with pytest.warns(UserWarning, match=r"Of the 15.3 nats .* `compress` keep 0: .* among the old ones"):
         lost = online.compress(f, X[::5] + 10.0)
     np.testing.assert_allclose(lost(X).mean, 0.0, atol=1e-6)
+
+
+def dense_compressed(k, X, y, Z, new, noise, jitter, at):
+    """Mean and variance of a fit of Gaussian noise at Z, held by other points, from covariances of values alone."""
+    K, B = k(Z, Z) + jitter * np.eye(len(Z)), k(Z, X)
+    P = K + B @ B.T / noise**2
+    C, mean = k(Z, new), k(new, Z) @ np.linalg.solve(P, B @ y) / noise**2
+    covariance = k(new, new) + jitter * np.eye(len(new)) - C.T @ np.linalg.solve(K, C) + C.T @ np.linalg.solve(P, C)
+    prior, c = k(new, new) + jitter * np.eye(len(new)), k(new, at)
+    b = np.linalg.solve(prior, c)
+    return b.T @ mean, 1 - np.sum(c * b, 0) + np.sum(b * (covariance @ b), 0)
+
+
+@pytest.mark.parametrize("lengthscale", [0.4, 1.0])
+def test_compress_in_float32_keeps_what_is_known_well(rng, lengthscale):
+    """The covariance whitened from both sides, as a difference, made standard deviations 2 and 12 times too large."""
+    X, Z, new = rng.uniform(-1, 1, (200, 1)), np.linspace(-1, 1, 15)[:, None], np.linspace(-1.1, 1.1, 18)[:, None]
+    y = np.sin(3 * X[:, 0]) + 0.1 * rng.normal(size=200)
+    X, Z, new, y = (a.astype(np.float32) for a in (X, Z, new, y))
+    f = ogp.CollapsedGP(
+        kernels.RBF(np.float32(lengthscale)), jnp.asarray(X), jnp.asarray(Z), np.float32(0.1)
+    ).posterior(jnp.asarray(y))
+    g = online.compress(f, jnp.asarray(new))(jnp.asarray(Z))
+    exact = (a.astype(float) for a in (X, y, Z, new))
+    mean, variance = dense_compressed(
+        oracles.rbf(1.0, float(np.float32(lengthscale))), *exact, 0.1, 1e-6, Z.astype(float)
+    )
+    assert g.mean.dtype == jnp.float32
+    np.testing.assert_allclose(np.sqrt(g.variance), np.sqrt(variance), rtol=0.08)
+    assert (np.abs(g.mean - mean) < 0.08 * np.sqrt(variance)).all()

@@ -76,6 +76,22 @@ def test_moments_at_uncertain_inputs_in_float32(case, rng):
     np.testing.assert_allclose(found[0], mean, atol=0.01)
 
 
+def test_inputs_known_well_lose_no_digits_to_what_factors_lack():
+    """Beyond the factors there is rounding alone, which was whitened from both sides: standard deviations were off by a third."""
+    lengthscale, *_, noise = CASES["known well"]
+
+    @jax.jit
+    def moments(X, y, Z, loc, scale):
+        f = ogp.CollapsedGP(kernels.RBF(jnp.float32(lengthscale)), X, Z, jnp.float32(noise)).posterior(y)
+        return f.expected(ogp.LatentInputs(loc, loc, scale)).variance
+
+    for seed in range(12):
+        _, X, y, Z, _, loc, scale = function_and_inputs("known well", np.random.default_rng(seed))
+        _, variance = dense_moments(lengthscale, X, y, Z, noise, loc, scale, 1e-6)
+        found = moments(*(jnp.asarray(a, jnp.float32) for a in (X, y, Z, loc, scale)))
+        np.testing.assert_allclose(found**0.5, variance**0.5, rtol=0.02, atol=1e-4)
+
+
 def composed():
     return (
         0.7 * kernels.RBF(jnp.array([0.8, 1.3])) * kernels.Linear(jnp.array([0.5, 0.2]))

@@ -15,6 +15,7 @@ from numpyro_orthgp.math.products import (
     lower_matmul,
     lower_matmul_transposed,
     lower_of_product,
+    plain_matmul_lower,
 )
 
 # Each beside the product that it stands for; only the lower triangle of the last one's is of meaning.
@@ -78,6 +79,7 @@ LINEAR = {
     "left": (linear_in_left, lambda dL, B: dL @ B),
     "right": (lambda dB, L: linear_in_right(L, dB), lambda dB, L: L @ dB),
     "transposed": (lambda dE, L: linear_transposed(L, dE), lambda dE, L: L.T @ dE),
+    "lower": (plain_matmul_lower, lambda A, L: A @ L),
 }
 
 

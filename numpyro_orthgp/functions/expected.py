@@ -100,10 +100,11 @@ def _explained(beliefs: Sequence[Whitened], m: Array, mean: Array, psi: Expectat
     explained = jnp.sum(psi.first * matmul(S, psi.first), -2)
     if psi.spread is not None:
         return explained + _contract(_square(beliefs, m, eye), psi.spread)
-    assert psi.factors is not None and psi.raw is not None and psi.second is not None
+    assert psi.factors is not None and psi.raw is not None and psi.second is not None and psi.lacking is not None
     explained = explained + _contract(_square(beliefs, m, eye), _outer_products(psi.factors[1:]))
     # Subtracted before large factors multiply them.
-    return explained + _contract(_square(beliefs, m, psi.outer), psi.second - _outer_products(psi.raw))
+    rest = _contract(_square(beliefs, m, psi.outer), psi.second - _outer_products(psi.raw))
+    return explained + jnp.where(psi.lacking, rest, 0)
 
 
 def _square(beliefs: Sequence[Whitened], m: Array, W: Array) -> Array:

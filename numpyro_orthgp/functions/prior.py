@@ -36,6 +36,7 @@ __all__ = [
 
 # In dtypes with fewer bits, whitened psi statistics keep no correct digits.
 _BITS_OF_MANY_DIGITS = 64
+_ROUNDING = 16  # units of rounding by which sums of squares and products of a kernel may differ
 
 
 @one_program
@@ -98,6 +99,7 @@ class Expectations(NamedTuple):
     :param factors: projections of each of :func:`~numpyro_orthgp.kernels.hermite.hermite_factors`, shape (S, B, M).
     :param raw: the factors themselves, shape (S, B, M).
     :param kept: R with ``outer`` = R W for the whitener W, shape (M, M).
+    :param lacking: whether factors leave more than rounding of ``second``, shape (B,).
     :param spread: the covariance of A(x), shape (B, M, M).
     """
 
@@ -108,6 +110,7 @@ class Expectations(NamedTuple):
     factors: Array | None = None
     raw: Array | None = None
     kept: Array | None = None
+    lacking: Array | None = None
     spread: Array | None = None
 
 
@@ -149,9 +152,20 @@ def expect_covariances(
         kept = _above_rounding(W, jitter_scale(kernel(Z)), magnified)
         factors, outer = matmul(raw, W.T), matmul(kept, W)
     explained = jnp.einsum("mn,bmn->b", matmul(outer.T, outer), second, precision=PRECISION)
-    if factors is not None and kept is not None:
-        explained = explained + jnp.sum(factors**2 - matmul(factors, kept.T) ** 2, (0, -1))
-    return Expectations(first, outer, second, jnp.maximum(variance - explained, 0), factors, raw, kept)
+    lacking = None
+    if raw is not None and factors is not None and kept is not None:
+        lacking = _is_lacking(second, raw)
+        rest = explained - jnp.sum(matmul(factors, kept.T) ** 2, (0, -1))
+        explained = jnp.sum(factors**2, (0, -1)) + jnp.where(lacking, rest, 0)
+    return Expectations(first, outer, second, jnp.maximum(variance - explained, 0), factors, raw, kept, lacking)
+
+
+def _is_lacking(second: Array, raw: Array) -> Array:
+    """Whether factors leave more than rounding of the second moment of an input, shape (B,). Whitened, rounding is more than all
+    the variance of a function that is known well."""
+    squares = diagonal(second)
+    least = _ROUNDING * jnp.finfo(second.dtype).eps * jnp.max(squares, -1)
+    return jnp.max(squares - jnp.sum(raw**2, 0), -1) > least
 
 
 def _above_rounding(W: Array, variance: Array, magnified: ArrayLike) -> Array:

@@ -13,7 +13,7 @@ from numpyro_orthgp.errors import check_option
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator
 from numpyro_orthgp.likelihoods.checks import OPEN_FRACTION
-from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS
+from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS, squared_distances
 from numpyro_orthgp.likelihoods.special import (
     LOG_ROOT_TWO_PI,
     folded_mean,
@@ -23,6 +23,7 @@ from numpyro_orthgp.likelihoods.special import (
     positive_part_mean,
     stirling,
 )
+from numpyro_orthgp.math.linalg import log_add
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["AsymmetricLaplace", "Beta", "Laplace", "StudentT"]
@@ -106,7 +107,7 @@ class Laplace(ExpectedLikelihood):
 
     def log_predictive(self, value: ArrayLike) -> Array:
         d, v, rate = self._checked(value) - self.marginals.mean, self.marginals.variance, 1 / self.scale
-        return jnp.logaddexp(log_half_laplace(d, v, rate), log_half_laplace(-d, v, rate)) - jnp.log(2 * self.scale)
+        return log_add(log_half_laplace(d, v, rate), log_half_laplace(-d, v, rate)) - jnp.log(2 * self.scale)
 
     @property
     def support(self) -> Any:
@@ -178,7 +179,7 @@ class AsymmetricLaplace(ExpectedLikelihood):
     def log_predictive(self, value: ArrayLike) -> Array:
         above, below = self._rates
         d, v = self._checked(value) - self.marginals.mean, self.marginals.variance
-        return self._log_height + jnp.logaddexp(log_half_laplace(d, v, above), log_half_laplace(-d, v, below))
+        return self._log_height + log_add(log_half_laplace(d, v, above), log_half_laplace(-d, v, below))
 
     @property
     def _rates(self) -> tuple[Array, Array]:
@@ -262,6 +263,6 @@ class Beta(ExpectedLikelihood):
 
     @property
     def variance(self) -> Array:
-        link, mean = PROBABILITY_LINKS[self.link], self.mean
+        link = PROBABILITY_LINKS[self.link]
         within = self._average(lambda f: link.p(f) * link.not_p(f) / (1 + self.concentration))
-        return within + self._average(lambda f: (link.p(f) - mean) ** 2)
+        return within + self._average(squared_distances(link, self._average(link.p), self._average(link.not_p)))

@@ -12,7 +12,7 @@ from jax.scipy.special import ndtr
 from numpyro_orthgp.likelihoods.special import branches, log1mexp, log_ndtr
 from numpyro_orthgp.types import Array
 
-__all__ = ["POSITIVE_LINKS", "PROBABILITY_LINKS", "PositiveLink", "ProbabilityLink"]
+__all__ = ["POSITIVE_LINKS", "PROBABILITY_LINKS", "PositiveLink", "ProbabilityLink", "squared_distances"]
 
 
 class ProbabilityLink(NamedTuple):
@@ -31,10 +31,14 @@ class PositiveLink(NamedTuple):
     log: Callable[[Array], Array]
 
 
+def _rate(f: Array) -> Array:
+    return jnp.exp(jnp.minimum(f, 6.6))  # beyond, p is one; at an infinite rate its derivative would be NaN
+
+
 def _log_cloglog(f: Array) -> Array:
     # 1 - exp(-x) at x = e^f: x - x^2 / 2 + ... where e^f is tiny, one where it is huge
     small, low, rest = branches(f, -15.0)
-    return jnp.where(small, low - jnp.exp(low) / 2, log1mexp(jnp.exp(jnp.minimum(rest, 6.6))))
+    return jnp.where(small, low - jnp.exp(low) / 2, log1mexp(_rate(rest)))
 
 
 def _log_softplus(f: Array) -> Array:
@@ -49,8 +53,13 @@ PROBABILITY_LINKS = {
     ),
     "probit": ProbabilityLink(ndtr, lambda f: ndtr(-f), log_ndtr, lambda f: log_ndtr(-f)),
     "cloglog": ProbabilityLink(
-        lambda f: -jnp.expm1(-jnp.exp(f)), lambda f: jnp.exp(-jnp.exp(f)), _log_cloglog, lambda f: -jnp.exp(f)
+        lambda f: -jnp.expm1(-_rate(f)), lambda f: jnp.exp(-_rate(f)), _log_cloglog, lambda f: -jnp.exp(f)
     ),
 }
 
 POSITIVE_LINKS = {"exp": PositiveLink(jnp.exp, lambda f: f), "softplus": PositiveLink(jax.nn.softplus, _log_softplus)}
+
+
+def squared_distances(link: ProbabilityLink, p: Array, not_p: Array) -> Callable[[Array], Array]:
+    """Of p(f) from its mean ``p``, as a function of f; for p near one, where it would have no digits, by 1 - p(f)."""
+    return lambda f: jnp.where(p < not_p, link.p(f) - p, link.not_p(f) - not_p) ** 2

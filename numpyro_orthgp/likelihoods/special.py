@@ -49,9 +49,12 @@ def _far(x: Array) -> float:
 
 
 def log_ndtr(x: Array) -> Array:
-    """log Phi(x). In JAX's version the derivative far below zero is a difference of two numbers of size x^2."""
+    """log Phi(x). In JAX's version the derivative far below zero is a difference of two numbers of size x^2, and the value for x
+    from 1 to 5 the logarithm of a number rounded to nearly one."""
     below, far, near = branches(x, _far(x))
-    return jnp.where(below, _log_mills(far) - far**2 / 2, jsp.log_ndtr(near))
+    middle, near, above = branches(near, 1.0)
+    inner = jnp.where(middle, jsp.log_ndtr(near), jnp.log1p(-jsp.ndtr(-above)))
+    return jnp.where(below, _log_mills(far) - far**2 / 2, inner)
 
 
 def log_ndtr_scaled(x: Array) -> Array:

@@ -12,7 +12,7 @@ from numpyro_orthgp.errors import check_option
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import WHOLE, real, signs
-from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS, ProbabilityLink
+from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS, ProbabilityLink, squared_distances
 from numpyro_orthgp.likelihoods.special import binomial_top, log_binomial, log_ndtr
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -169,10 +169,5 @@ class Binomial(_Trials):
 
     @property
     def variance(self) -> Array:
-        mean, n = self.mean, self.total_count
-
-        def squared(f: Array) -> Array:
-            p = self._link.p(f)
-            return n * p * self._link.not_p(f) + (n * p - mean) ** 2
-
-        return self._average(squared)
+        link, n, squares = self._link, self.total_count, squared_distances(self._link, *self._probabilities)
+        return n * self._average(lambda f: link.p(f) * link.not_p(f) + n * squares(f))

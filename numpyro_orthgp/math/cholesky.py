@@ -29,6 +29,7 @@ from numpyro_orthgp.math.products import (
 )
 from numpyro_orthgp.math.triangular import (
     BLOCK,
+    beside,
     half,
     inverse_lower,
     join_lower,
@@ -202,7 +203,7 @@ def _factor(K: Array) -> tuple[Array, Array]:
     L1, W1 = _factor(K[..., :h, :h])
     across = solve_right(K[..., h:, :h], L1, W1)
     L2, W2 = _factor(K[..., h:, h:] - plain_matmul(across, transpose(across)))
-    return join_lower(L1, across, L2), join_lower(W1, -plain_matmul(W2, plain_matmul(across, W1)), W2)
+    return join_lower(L1, across, L2), join_lower(W1, beside(L1, across, W1, W2), W2)
 
 
 def _small_factor(K: Array) -> Array:

@@ -30,7 +30,7 @@ from numpyro_orthgp.types import Array
 __all__ = [
     "PRECISION", "combine", "combine_columns", "copied_transpose", "diagonal", "gram", "gram_transposed", "linear_in_left",
     "linear_in_right", "linear_matmul", "linear_transposed", "lower_matmul", "lower_matmul_transposed", "lower_of_product",
-    "matmul", "matmul_transposed", "plain_matmul", "transpose",
+    "matmul", "matmul_transposed", "plain_matmul", "plain_matmul_lower", "transpose",
 ]  # fmt: skip
 
 # Accelerators round float32 products to TF32 or bfloat16 unless told otherwise; kernel matrices do not survive that.
@@ -260,6 +260,12 @@ def lower_of_product(A: Array, L: Array) -> Array:
         for s in _strips(A, -2)
     ]
     return jnp.concatenate(parts, axis=-2)
+
+
+def plain_matmul_lower(A: Array, L: Array) -> Array:
+    """``A @ L`` for lower-triangular ``L``, without a derivative rule."""
+    products = [plain_matmul(A[..., s.start :], s.part[..., s.start :, :]) for s in _strips(L, -1)]
+    return jnp.concatenate(products, axis=-1)
 
 
 def _strips(A: Array, axis: int) -> list[_Strip]:

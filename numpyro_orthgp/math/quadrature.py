@@ -20,6 +20,7 @@ import scipy
 from jax import lax
 from jax.scipy.special import log_ndtr, ndtri
 
+from numpyro_orthgp.math.linalg import log_add
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["gauss_hermite", "log_normal_expectation", "quasi_normal", "rising_edge", "sobol_normal"]
@@ -72,22 +73,27 @@ def log_normal_expectation(log_density: Callable[[Array], Array], shape: tuple[i
 
     peak = lax.stop_gradient(_peak(log_density, joint, shape, dtype))
     width = lax.stop_gradient(_half_width(joint, peak))
-    top = joint(peak)
+    top = log_density(peak)
+    height = lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
     limit = jnp.arcsinh((_REACH + jnp.abs(peak)) / width)
-    least = lax.stop_gradient(top) + 2 * math.log(jnp.finfo(dtype).eps)
+    least = 2 * math.log(jnp.finfo(dtype).eps)
+
+    def relative(t: Array) -> Array:
+        # Differences first: beside a large log density half a square would be rounded away.
+        return log_density(t) - height + (peak - t) * (peak + t) / 2
 
     def add(total: Array, share: Array) -> tuple[Array, None]:
         u = share * limit
         t, log_slope = peak + width * jnp.sinh(u), jnp.log(jnp.cosh(u))
         # Far out derivatives may be infinite, and a weight that has vanished would make them NaN.
-        vanishes = lax.stop_gradient(joint(t)) + log_slope < least
-        value = joint(jnp.where(vanishes, peak, t)) + log_slope
-        return jnp.logaddexp(total, jnp.where(vanishes, -jnp.inf, value)), None
+        counts = lax.stop_gradient(relative(t)) + log_slope >= least
+        value = relative(jnp.where(counts, t, peak)) + log_slope
+        return log_add(total, jnp.where(counts, value, -jnp.inf)), None
 
     # One node after the other: an array of all would have 2 _HALF times the size of the result. The peak, a node itself, begins.
     shares = jnp.linspace(0, 1, _HALF + 1, dtype=dtype)[1:]
-    total, _ = lax.scan(add, top, jnp.concatenate([-shares, shares]))
-    return total + jnp.log(width * limit / _HALF) - 0.5 * math.log(2 * math.pi)
+    total, _ = lax.scan(add, relative(peak), jnp.concatenate([-shares, shares]))
+    return total + height - peak**2 / 2 + jnp.log(width * limit / _HALF) - 0.5 * math.log(2 * math.pi)
 
 
 def _peak(

@@ -5,6 +5,9 @@ all but small right-hand sides. Between two calls they wait for work by spinning
 a training step took up to twice as long. So LAPACK gets at most ``THREADED`` entries at a time, and only triangles of
 ``BLOCK`` rows. Larger ones are inverted by halves. A product with the inverse is refined once; then it is as precise as a solve
 (``tests/test_triangular.py``, where LAPACK alone is the oracle).
+
+**Inverses solve W L = I, not L W = I.** They whiten k = L a to W k, so their error is W L - I. It is eps |W| |L| for the one,
+and the square of that for the other: in float32 64 points of a smooth kernel explained 1.6 % more than all of the variance.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_orthgp.math.products import plain_matmul, transpose
+from numpyro_orthgp.math.products import linear_in_left, plain_matmul, plain_matmul_lower, transpose
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "BLOCK", "half", "inverse_lower", "join_lower", "one_by_one", "plain_inverse", "solve_lower", "solve_right",
+    "BLOCK", "beside", "half", "inverse_lower", "join_lower", "one_by_one", "plain_inverse", "solve_lower", "solve_right",
 ]  # fmt: skip
 
 # Rows of the triangles that LAPACK has to do with (measured on two cores, for factors and inverses).
@@ -123,22 +126,30 @@ def plain_inverse(L: Array) -> Array:
     """:func:`inverse_lower` of all matrices at a time, without a derivative rule."""
     M = L.shape[-1]
     if M <= BLOCK:
-        return _by_lapack(L, np.eye(M, dtype=L.dtype))
+        return transpose(_by_lapack(L, np.eye(M, dtype=L.dtype), of_rows=True))
     h = half(M)
     W1, W2 = plain_inverse(L[..., :h, :h]), plain_inverse(L[..., h:, h:])
-    return join_lower(W1, -plain_matmul(W2, plain_matmul(L[..., h:, :h], W1)), W2)
+    return join_lower(W1, beside(L[..., :h, :h], L[..., h:, :h], W1, W2), W2)
 
 
-def _by_lapack(L: Array, B: Array | np.ndarray) -> Array:
+def beside(L1: Array, across: Array, W1: Array, W2: Array) -> Array:
+    """The block of the inverse beside those of two triangles, refined: X of ``X L1 + W2 across = 0``."""
+    wanted = -linear_in_left(W2, across)
+    X = plain_matmul_lower(wanted, W1)
+    return X + plain_matmul_lower(wanted - plain_matmul_lower(X, L1), W1)
+
+
+def _by_lapack(L: Array, B: Array | np.ndarray, of_rows: bool = False) -> Array:
     """On CPUs a few columns at a time; elsewhere each call is a launch.
 
+    :param of_rows: solve ``L' X = B``.
     :param B: if it is NumPy's, its parts are constants of the program, which need not be cut out there.
     """
     few = max(1, (THREADED - 1) // L.shape[-1])
 
     def solve(L: Array, columns: slice = slice(None)) -> Array:
         part = jnp.broadcast_to(B[..., columns], (*L.shape[:-1], *B[..., columns].shape[-1:]))
-        return lax.linalg.triangular_solve(L, part, left_side=True, lower=True)
+        return lax.linalg.triangular_solve(L, part, left_side=True, lower=True, transpose_a=of_rows)
 
     def by_parts(L: Array) -> Array:
         return jnp.concatenate([solve(L, slice(i, i + few)) for i in range(0, B.shape[-1], few)], axis=-1)

@@ -24,7 +24,7 @@ from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.projection import project
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.online.checks import check_function, check_gaussians
-from numpyro_orthgp.online.moments import moments_at, split
+from numpyro_orthgp.online.moments import moments_at, noise_of, split
 from numpyro_orthgp.types import Array
 
 __all__ = ["log_ratio", "remember"]
@@ -84,13 +84,7 @@ def log_ratio(f: GPFunction, past: GPFunction) -> Array:
     """E_q(f)[log q_old(a) / p_old(a)], shape ()."""
     mean, covariance = moments_at(f, past.features)
     # The old variables have independent noise: their jitter.
-    noise = jnp.concatenate(
-        [
-            jnp.broadcast_to(b.jitter, (*b.jitter.shape[:-1], s.num))
-            for b, s in zip(past.blocks, past.features, strict=True)
-        ],
-        -1,
-    )
+    noise = noise_of(past.blocks, past.features)
     covariance = covariance + noise[..., None] * jnp.eye(noise.shape[-1], dtype=covariance.dtype)
     means = [m[..., 0] for m in project(past.blocks, split(mean[..., None], past.features, -2))]
     half = project(past.blocks, split(covariance, past.features, -2))

@@ -18,9 +18,9 @@ from numpyro_orthgp.gaussians.family import Full, Whitened
 from numpyro_orthgp.inducing import Feature, as_sets
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
-from numpyro_orthgp.math.products import matmul
+from numpyro_orthgp.math.products import gram_transposed
 from numpyro_orthgp.online.checks import check_function, check_gaussians
-from numpyro_orthgp.online.moments import project_sets, split
+from numpyro_orthgp.online.moments import noise_of, project_sets, root_at, split
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["compress", "divergences", "drop_sets", "start_from"]
@@ -92,10 +92,11 @@ def compress(
 ) -> GPFunction:
     r"""Replace the inducing variables. At the new ones the function keeps q; elsewhere it follows the prior given these.
 
-    .. math:: q(e') = N(W' E[u'], \; I + \sum_i V_i (S_i - I) V_i^\top), \qquad V_i = W' A_i(Z')^\top,
+    .. math:: q(e') = N(W' E[u'], \; G G^\top), \qquad G = W' [A_1(Z')^\top T_1, \dots, R],
 
-    where W' whitens the new sets. The result is exact if the new variables determine the old ones. With several sets the covariance
-    between sets is left out. Use it to limit the number of points in a stream, or to move a fit to better points.
+    where W' whitens the new sets, :math:`T_i T_i^\top = S_i`, and R is a root of the covariance that the old sets leave. The result
+    is exact if the new variables determine the old ones. With several sets the covariance between sets is left out. Use it to limit
+    the number of points in a stream, or to move a fit to better points.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_orthgp import CollapsedGP, kernels, online
@@ -129,18 +130,13 @@ def _compress(
     f: GPFunction, features: tuple[Feature, ...], jitter: float
 ) -> tuple[tuple[Block, ...], tuple[Full, ...]]:
     blocks = decompose_sets(f.kernel, features, jitter)
-    A = project_sets(f, features)
-    means = project(blocks, split(f.mean(features, A)[..., None], features, -2))
-    # Shape (M', M_i) for each old set and each new one.
-    V = [project(blocks, split(jnp.swapaxes(Ai, -1, -2), features, -2)) for Ai in A]
+    mean = f.mean(features, project_sets(f, features))[..., None]
+    root = root_at(f, features, noise_of(blocks, features))
     batch = () if f.num_latents is None else (f.num_latents,)
     beliefs = []
-    for j, (s, mean) in enumerate(zip(features, means, strict=True)):
-        covariance = jnp.eye(s.num, dtype=s.dtype)
-        for q, Vi in zip(f.beliefs, V, strict=True):
-            covariance = covariance + _excess(q, Vi[j])
-        scale = safe_cholesky(covariance, jnp.ones(covariance.shape[:-2], s.dtype))
-        loc, scale = jnp.broadcast_to(mean[..., 0], (*batch, s.num)), jnp.broadcast_to(scale, (*batch, s.num, s.num))
+    for s, loc, G in zip(features, *(project(blocks, split(x, features, -2)) for x in (mean, root)), strict=True):
+        scale = safe_cholesky(gram_transposed(jnp.swapaxes(G, -1, -2)), jnp.ones(G.shape[:-2], s.dtype))
+        loc, scale = jnp.broadcast_to(loc[..., 0], (*batch, s.num)), jnp.broadcast_to(scale, (*batch, s.num, s.num))
         beliefs.append(Full(loc, scale))
     if not f.drawn:
         inspect(_warn_of_loss, jnp.stack([sum(q.kl_from_prior() for q in found) for found in (f.beliefs, beliefs)]))
@@ -150,9 +146,10 @@ def _compress(
 def _warn_of_loss(nats: Array) -> None:
     before, after = np.asarray(nats)
     if after < before / 2 and before - after > 1:
+        kept = round(max(float(after), 0.0), 3)
         warnings.warn(
             f"Of the {before:.3g} nats by which the function differs from its prior, the new inducing variables of `compress` keep "
-            f"{max(after, 0.0):.2g}: much of what the data said is lost. Put the new points among the old ones, or take more.",
+            f"{kept:.2g}: much of what the data said is lost. Put the new points among the old ones, or take more.",
             UserWarning,
             stacklevel=2,
         )
@@ -184,10 +181,3 @@ def start_from(name: str, f: GPFunction) -> dict[str, Array]:
     if f.shift is not None:
         params[f"{name}.u{len(f.beliefs)}_weights"] = f.shift.weights
     return params
-
-
-def _excess(q: Whitened, V: Array) -> Array:
-    """V (S - I) V', shape (..., M', M')."""
-    prior = matmul(V, jnp.swapaxes(V, -1, -2))
-    W = q.spread(jnp.swapaxes(V, -1, -2))
-    return -prior if W is None else matmul(jnp.swapaxes(W, -1, -2), W) - prior
