@@ -81,8 +81,9 @@ class Column:
 
     @classmethod
     def learn(cls, name: str, values: np.ndarray) -> Column:
-        if values.dtype.kind == "M" or (values.dtype == object and dates_in_text(values) is not None):
-            days = as_days(name, values)
+        dates = dates_in_text(values) if values.dtype == object else values if values.dtype.kind == "M" else None
+        if dates is not None:
+            days = as_days(name, dates)
             column = cls.learn(name, days)
             return column if column.levels == () else replace(column, periods=periods_in(days))
         if values.dtype == object:
