@@ -32,7 +32,7 @@ EXAMPLES := one_call dates regression classification gplvm counts survey surviva
 
 # What `make oldest` and `make newest` run: bounds, errors, training, diagnostics, conversion and tables, minutes each.
 VERSIONS := architecture public_api equations errors golden_svgp golden_collapsed moments natural_safety fit fit_sources diagnostics sklearn \
-	plots corners enumeration inputs tables tabular_columns tabular_dates tabular_files tabular_text
+	plots corners enumeration own_draws draws_anywhere inputs tables tabular_columns tabular_dates tabular_files tabular_text
 NEWEST_PYTHON ?= python3.13
 
 .PHONY: help demo snelson $(EXAMPLES) examples gallery notebooks corners test quick fuzz slow lint typecheck types docs site doctest pages check oldest \

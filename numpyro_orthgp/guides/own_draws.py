@@ -134,6 +134,16 @@ def _reached(jaxpr: core.Jaxpr, given: Sequence[frozenset[str]]) -> list[frozens
     return [of(atom) for atom in jaxpr.outvars]
 
 
+def _carry_of(scan: Any, step: core.Jaxpr) -> tuple[int, int]:
+    """Position of the first carry among the inputs, and the number of carries. Whatever JAX calls them, scanned inputs and results
+    have an axis more than those of a step, and constants and carries, in this order, do not."""
+    same = [
+        [a.aval.shape == b.aval.shape for a, b in zip(*pair, strict=True)]
+        for pair in ((scan.invars, step.invars), (scan.outvars, step.outvars))
+    ]
+    return sum(same[0]) - sum(same[1]), sum(same[1])
+
+
 def _through(eqn: Any, given: list[frozenset[str]]) -> list[frozenset[str]]:
     everything: frozenset[str] = frozenset().union(*given)
     inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
@@ -142,7 +152,7 @@ def _through(eqn: Any, given: list[frozenset[str]]) -> list[frozenset[str]]:
     inner = getattr(inner, "jaxpr", inner)
     found = _reached(inner, given)
     if eqn.primitive.name == "scan":
-        first, num = eqn.params["num_consts"], eqn.params["num_carry"]
+        first, num = _carry_of(eqn, inner)
         carried = [before | after for before, after in zip(given[first : first + num], found[:num], strict=True)]
         if carried != given[first : first + num]:
             return _through(eqn, [*given[:first], *carried, *given[first + num :]])
