@@ -65,7 +65,7 @@ def save_figure(path: Path, table: pd.DataFrame, predicted: Any) -> None:
     axis.plot(shown["date"][~before], shown["visitors"][~before], "o", ms=3.5, color="#D55E00", label="days after it")
     axis.axvline(ahead[0], color="0.6", lw=1)
     axis.set(ylabel="visitors a day", ylim=(0, 1.2 * np.nanmax(shown["visitors"])))
-    axis.legend(frameon=False, fontsize=8, ncols=5, loc="upper right")
+    axis.legend(frameon=False, fontsize=8, ncols=5, loc="upper left")
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
