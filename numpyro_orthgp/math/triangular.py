@@ -6,7 +6,7 @@ a training step took up to twice as long. So LAPACK gets at most ``THREADED`` en
 ``BLOCK`` rows. Larger ones are inverted by halves. A product with the inverse is refined once; then it is as precise as a solve
 (``tests/test_triangular.py``, where LAPACK alone is the oracle).
 
-**Inverses solve W L = I, not L W = I.** They whiten k = L a to W k, so their error is W L - I. It is eps |W| |L| for the one,
+**Inverses solve W L = I, not L W = I.** They whiten k = L a to W k, so their error is W L - I. It is ``eps |W| |L|`` for the one,
 and the square of that for the other: in float32 64 points of a smooth kernel explained 1.6 % more than all of the variance.
 """
 
