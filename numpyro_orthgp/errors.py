@@ -18,8 +18,7 @@ from jax.extend.core import get_opaque_trace_state
 
 __all__ = [
     "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_key", "check_option", "check_params",
-    "check_same_dtype", "inspect", "is_concrete", "no_function",
-    "refuse_masked", "with_checks",
+    "check_same_dtype", "inspect", "is_concrete", "no_function", "with_checks", "without_mask",
 ]  # fmt: skip
 
 _Result = TypeVar("_Result")
@@ -141,7 +140,7 @@ def check_floating(name: str, x: Any) -> jax.Array:
     :raises TypeError: for what is no real number.
     :raises ValueError: for integers that the floating dtype does not hold.
     """
-    refuse_masked(name, x, "Fill them in, array.filled(...), or leave these rows out.")
+    x = without_mask(name, x, "Fill them in, array.filled(...), or leave these rows out.")
     if isinstance(x, np.ndarray) and x.dtype.kind in "iu":
         inspect(partial(_refuse_rounded, name), x)  # before JAX would wrap them around
     try:
@@ -171,14 +170,16 @@ def check_floating(name: str, x: Any) -> jax.Array:
     return x
 
 
-def refuse_masked(name: str, x: Any, remedy: str) -> None:
-    """
-    :raises TypeError: for a masked array of NumPy with entries missing, which JAX would take for what lies beneath the mask.
+def without_mask(name: str, x: Any, remedy: str) -> Any:
+    """``x``, a masked array of NumPy in which nothing is masked as an array: JAX takes no others.
+
+    :raises TypeError: for a masked array with entries missing.
     """
     if np.ma.is_masked(x):
         raise TypeError(
             f"`{name}` is a masked array with {np.ma.count_masked(x)} entries missing, which JAX does not see. {remedy}"
         )
+    return np.asarray(x) if isinstance(x, np.ma.MaskedArray) else x
 
 
 def _refuse_rounded(name: str, x: Any) -> None:

@@ -178,6 +178,18 @@ def test_masked_arrays():
         svi_of(regression).init(KEY, MISSING[:, None], X8[:, 0])
 
 
+def test_masked_arrays_of_which_nothing_is_masked():
+    """As pandas and netCDF give them."""
+    y, X = (np.ma.array(np.asarray(a)) for a in (np.sin(X8[:, 0]), X8))
+    svi = svi_of(regression)
+    expected = svi.evaluate(svi.init(KEY, X8, y.data), X8, y.data)
+    assert svi.evaluate(svi.init(KEY, X, y), X, y) == expected
+    m = ogp.Marginals(*3 * (jnp.ones(8),))
+    np.testing.assert_array_equal(
+        likelihoods.Gaussian(m, 0.1).log_prob(y), likelihoods.Gaussian(m, 0.1).log_prob(y.data)
+    )
+
+
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_half_precision(dtype):
     with pytest.raises(TypeError, match=rf"`X` is {jnp.dtype(dtype)}, of \d digits.*jnp\.asarray\(X, jnp\.float32\)"):

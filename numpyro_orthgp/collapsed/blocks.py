@@ -17,7 +17,7 @@ import numpy as np
 
 from numpyro_orthgp.collapsed.bounds import Statistics
 from numpyro_orthgp.collapsed.distribution import CollapsedGP
-from numpyro_orthgp.errors import check_floating, check_integer, no_function, refuse_masked
+from numpyro_orthgp.errors import check_floating, check_integer, no_function, without_mask
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
@@ -147,9 +147,9 @@ def _cut(blocks: Iterable[Any], size: int) -> Iterator[tuple[np.ndarray, np.ndar
 def _pair(block: Any) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(block, tuple | list) or len(block) != 2:
         raise TypeError(f"`blocks` must yield pairs (X, y) of arrays; got {type(block).__name__}.")
-    for name, array in zip(("X", "y"), block, strict=True):
-        refuse_masked(f"{name} of a block", array, "Leave out such rows: blocks may have any number of rows.")
-    X, y = (_real(name, np.asarray(array)) for name, array in zip(("X", "y"), block, strict=True))
+    remedy = "Leave out such rows: blocks may have any number of rows."
+    named = zip(("X", "y"), block, strict=True)
+    X, y = (_real(name, np.asarray(without_mask(f"{name} of a block", array, remedy))) for name, array in named)
     if X.ndim != 2 or y.ndim not in (1, 2) or len(X) != len(y):
         raise ValueError(
             f"A block must have X of shape (B, D) and y of shape (B,) or (B, number of outputs); got {X.shape} and {y.shape}."

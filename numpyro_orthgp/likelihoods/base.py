@@ -17,7 +17,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
-from numpyro_orthgp.errors import check_key, inspect, is_concrete, refuse_masked
+from numpyro_orthgp.errors import check_key, inspect, is_concrete, without_mask
 from numpyro_orthgp.functions.expected import AveragedMarginals
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import enumerating, prng_key
@@ -326,8 +326,7 @@ class ExpectedLikelihood(ToldOfMasks):
 
     def _checked(self, value: ArrayLike) -> Array:
         self._check_not_stacked()
-        refuse_masked("obs", value, MASK)
-        y = jnp.asarray(value)
+        y = jnp.asarray(without_mask("obs", value, MASK))
         self.check(y)
         return y
 

@@ -30,7 +30,7 @@ import numpyro.distributions as dist
 from jax import lax
 
 from numpyro_orthgp.closures import as_pytree
-from numpyro_orthgp.errors import check_integer, inspect, refuse_masked
+from numpyro_orthgp.errors import check_integer, inspect, without_mask
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, project_shift
@@ -153,7 +153,7 @@ def condition(
     check_integer("num_steps", num_steps)
     if not 0 < step_size <= 1:
         raise ValueError(f"`step_size` must be in (0, 1], a share of the way; got {step_size!r}.")
-    refuse_masked("y", y, MASK)
+    y = without_mask("y", y, MASK)
     dtype = f.features[0].dtype
     make, X, jitter = as_likelihood(likelihood, dtype), f.checked(X), check_jitter(jitter, dtype)
 
