@@ -144,7 +144,10 @@ class _Step(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if self.sites and msg["type"] == "sample":
             if not msg["is_observed"]:
-                msg["value"], msg["is_observed"] = _guide_trace[msg["name"]]["value"][self.step], True
+                drawn = {
+                    name.rpartition("/")[2]: site for name, site in _guide_trace.items()
+                }  # scopes put a prefix before names
+                msg["value"], msg["is_observed"] = drawn[msg["name"]]["value"][self.step], True
             msg["name"] = f"{msg['name']}_{self.step}"
 
 
