@@ -152,6 +152,14 @@ def test_what_is_no_date(recwarn):
     assert not recwarn.list
 
 
+def test_dates_where_training_had_nothing():
+    """The column was left out then, in fits and in exported programs."""
+    columns, X = learned(pd.DataFrame({"d": [None] * 12, "a": np.arange(12.0)}))
+    new = read_table(pd.DataFrame({"d": pd.date_range("2020-01-01", periods=12), "a": np.arange(12.0)}))
+    np.testing.assert_array_equal(columns.encode(new), X)
+    assert numbers_of(columns, new)[:, 0].tolist() == [-1.0] * 12
+
+
 def test_an_exported_program_takes_dates_as_a_fit_does(rng):
     when = pd.Series(pd.Timestamp("2019-03-01") + pd.to_timedelta(rng.uniform(0, 1500, 60), unit="D"))
     when[4] = None

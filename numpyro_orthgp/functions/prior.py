@@ -147,17 +147,18 @@ def expect_covariances(
         explained = jnp.sum(first**2, 0) + jnp.trace(spread, axis1=-2, axis2=-1)
         return Expectations(first, W, None, jnp.maximum(variance - explained, 0), spread=spread)
     second = psi2(kernel, Z, loc, scale, num_points=num_points)
-    factors, kept, outer = None, None, W
-    if raw is not None:
-        kept = _above_rounding(W, jitter_scale(kernel(Z)), magnified)
-        factors, outer = matmul(raw, W.T), matmul(kept, W)
-    explained = jnp.einsum("mn,bmn->b", matmul(outer.T, outer), second, precision=PRECISION)
-    lacking = None
-    if raw is not None and factors is not None and kept is not None:
-        lacking = _is_lacking(second, raw)
-        rest = explained - jnp.sum(matmul(factors, kept.T) ** 2, (0, -1))
-        explained = jnp.sum(factors**2, (0, -1)) + jnp.where(lacking, rest, 0)
+    if raw is None:
+        return Expectations(first, W, second, jnp.maximum(variance - _traces(W, second), 0))
+    kept, lacking = _above_rounding(W, jitter_scale(kernel(Z)), magnified), _is_lacking(second, raw)
+    factors, outer = matmul(raw, W.T), matmul(kept, W)
+    rest = _traces(outer, second) - jnp.sum(matmul(factors, kept.T) ** 2, (0, -1))
+    explained = jnp.sum(factors**2, (0, -1)) + jnp.where(lacking, rest, 0)
     return Expectations(first, outer, second, jnp.maximum(variance - explained, 0), factors, raw, kept, lacking)
+
+
+def _traces(outer: Array, second: Array) -> Array:
+    """Traces of ``outer second outer'``, shape (B,)."""
+    return jnp.einsum("mn,bmn->b", matmul(outer.T, outer), second, precision=PRECISION)
 
 
 def _is_lacking(second: Array, raw: Array) -> Array:

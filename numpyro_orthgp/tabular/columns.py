@@ -155,8 +155,6 @@ class Column:
         """
         if values.dtype == object:
             return values
-        if values.dtype.kind == "M":
-            raise TypeError(f"Column {self.name!r} was text or categories in training, and holds dates now.")
         self._check_codes(values)
         return np.array([None if v != v else level_of(v) for v in values], object)
 
@@ -187,11 +185,10 @@ class Column:
         )
 
     def _check_codes(self, values: np.ndarray) -> None:
-        known = values[np.isfinite(values)]
-        if len(known) and self.levels and not any(map(_is_number, self.levels)):
-            raise TypeError(
-                f"Column {self.name!r} was text or categories in training, and holds numbers now, {known[0]:g} for one."
-            )
+        known, of_dates = values[np.isfinite(values)], values.dtype.kind == "M"
+        if len(known) and self.levels and (of_dates or not any(map(_is_number, self.levels))):
+            found = f"dates now, {known[0]}" if of_dates else f"numbers now, {known[0]:g}"
+            raise TypeError(f"Column {self.name!r} was text or categories in training, and holds {found} for one.")
 
     def names(self) -> list[str]:
         if self.levels is not None:

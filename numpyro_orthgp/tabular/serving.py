@@ -19,9 +19,8 @@ __all__ = ["exported", "moments_at", "numbers_of", "standardized"]
 
 def numbers_of(columns: Columns, table: Table) -> np.ndarray:
     """A table as the array for an exported program, shape (N, number of columns of the table). Numbers stay as they are, and dates
-    become days since 1970. A level of
-    a category becomes its position among the levels that have a column or a mean, or -1. If one column tells two levels apart, a
-    level that is neither becomes NaN."""
+    become days since 1970. A level of a category becomes its position among the levels that have a column or a mean, or -1. If one
+    column tells two levels apart, a level that is neither becomes NaN."""
     ordered = columns.ordered(table)
     return np.stack([_numbers(*pair) for pair in zip(columns.columns, ordered.values, strict=True)], -1)
 
