@@ -29,6 +29,13 @@ def scanned(values):
     return lax.scan(lambda sums, v: ((sums[0] + v[0], sums[1] + v[1]), sums), (0.0, 0.0), values)[1]
 
 
+def delayed(values):
+    """A loop that closes over two arrays. A step adds to a carry what another was before, so two steps tell what reaches it."""
+    weight, shift = jnp.full(len(X), 0.5), jnp.full(len(X), 0.2)
+    start = (jnp.zeros(len(X)), jnp.zeros(len(X)))
+    return lax.scan(lambda c, v: ((c[0] + c[1], weight * v + shift), None), start, jnp.stack([values, values]))[0][0]
+
+
 OWN = {
     "one entry of a draw": lambda f, g: normal(f(X) - f(BASE).sample()[0], 0.3),
     "a function of a draw": lambda f, g: normal(f(X), jnp.exp(f(X).sample())),
@@ -43,6 +50,7 @@ OWN = {
     "a call of jit": lambda f, g: normal(f(X) - jax.jit(lambda v: 2 * v)(f(BASE).sample())[0], 0.3),
     "a call of vmap": lambda f, g: normal(f(X) - jax.vmap(lambda x: f(x[None]).sample()[0])(X), 0.3),
     "one carry of a loop": lambda f, g: normal(f(X) - scanned((f(X).sample(), g(X).sample()))[0], 0.3),
+    "a carry through another one": lambda f, g: normal(f(X) - delayed(f(X).sample()), 0.3),
     "a difference that is observed": lambda f, g: normal(f(X), 0.3),
 }
 OTHER = {

@@ -23,7 +23,6 @@ from numpyro_orthgp.likelihoods.special import (
     positive_part_mean,
     stirling,
 )
-from numpyro_orthgp.math.linalg import log_add
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["AsymmetricLaplace", "Beta", "Laplace", "StudentT"]
@@ -107,7 +106,7 @@ class Laplace(ExpectedLikelihood):
 
     def log_predictive(self, value: ArrayLike) -> Array:
         d, v, rate = self._checked(value) - self.marginals.mean, self.marginals.variance, 1 / self.scale
-        return log_add(log_half_laplace(d, v, rate), log_half_laplace(-d, v, rate)) - jnp.log(2 * self.scale)
+        return jnp.logaddexp(log_half_laplace(d, v, rate), log_half_laplace(-d, v, rate)) - jnp.log(2 * self.scale)
 
     @property
     def support(self) -> Any:
@@ -179,7 +178,7 @@ class AsymmetricLaplace(ExpectedLikelihood):
     def log_predictive(self, value: ArrayLike) -> Array:
         above, below = self._rates
         d, v = self._checked(value) - self.marginals.mean, self.marginals.variance
-        return self._log_height + log_add(log_half_laplace(d, v, above), log_half_laplace(-d, v, below))
+        return self._log_height + jnp.logaddexp(log_half_laplace(d, v, above), log_half_laplace(-d, v, below))
 
     @property
     def _rates(self) -> tuple[Array, Array]:

@@ -16,7 +16,6 @@ from numpyro_orthgp.likelihoods.checks import FRACTION, real
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS, PositiveLink
 from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, branches, log_binomial, stirling
 from numpyro_orthgp.likelihoods.trials import Binomial
-from numpyro_orthgp.math.linalg import log_add
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["NegativeBinomial", "Poisson", "ZeroInflated", "log_negative_binomial", "log_poisson"]
@@ -223,7 +222,7 @@ class ZeroInflated(ExpectedLikelihood):
         """log(gate + (1 - gate) p). At gate 0 it has a derivative if log p is not below -30."""
         tiny, low, near = branches(log_p, -30.0)
         log_gate = jnp.where(self.gate > 0, jnp.log(jnp.where(self.gate > 0, self.gate, 1)), -jnp.inf)
-        far = log_add(log_gate, jnp.log1p(-self.gate) + low)
+        far = jnp.logaddexp(log_gate, jnp.log1p(-self.gate) + low)
         return jnp.where(tiny, far, near + jnp.log1p(self.gate * jnp.expm1(-near)))
 
     @property

@@ -13,13 +13,11 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "add_jitter", "clip_rounding", "default_jitter", "jitter_scale", "join", "join_blocks", "log_add", "safe_sqrt",
-    "with_derivative_of",
+    "add_jitter", "clip_rounding", "default_jitter", "jitter_scale", "join", "join_blocks", "safe_sqrt", "with_derivative_of",
 ]  # fmt: skip
 
 # Relative to the mean of the kernel's diagonal. Large enough for the factor to exist in nearly all cases, small
@@ -101,14 +99,6 @@ def clip_rounding(x: Array) -> Array:
 
 
 clip_rounding.defjvp(lambda primals, tangents: (clip_rounding(*primals), tangents[0]))
-
-
-def log_add(a: Array, b: Array) -> Array:
-    """log(exp(a) + exp(b)). In JAX's derivative the weights of the two are exponentials of differences from the rounded sum: they
-    do not add up to one where these numbers are large. Here they do."""
-    top = jnp.maximum(a, b)
-    top = lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
-    return top + jnp.log(jnp.exp(a - top) + jnp.exp(b - top))
 
 
 @jax.custom_jvp

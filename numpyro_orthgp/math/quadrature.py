@@ -20,7 +20,6 @@ import scipy
 from jax import lax
 from jax.scipy.special import log_ndtr, ndtri
 
-from numpyro_orthgp.math.linalg import log_add
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["gauss_hermite", "log_normal_expectation", "quasi_normal", "rising_edge", "sobol_normal"]
@@ -88,7 +87,7 @@ def log_normal_expectation(log_density: Callable[[Array], Array], shape: tuple[i
         # Far out derivatives may be infinite, and a weight that has vanished would make them NaN.
         counts = lax.stop_gradient(relative(t)) + log_slope >= least
         value = relative(jnp.where(counts, t, peak)) + log_slope
-        return log_add(total, jnp.where(counts, value, -jnp.inf)), None
+        return jnp.logaddexp(total, jnp.where(counts, value, -jnp.inf)), None
 
     # One node after the other: an array of all would have 2 _HALF times the size of the result. The peak, a node itself, begins.
     shares = jnp.linspace(0, 1, _HALF + 1, dtype=dtype)[1:]
