@@ -17,8 +17,8 @@ import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 __all__ = [
-    "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_key", "check_option", "check_params",
-    "check_same_dtype", "inspect", "is_concrete", "no_function", "with_checks", "without_mask",
+    "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_is_key", "check_key", "check_option",
+    "check_params", "check_same_dtype", "inspect", "is_concrete", "no_function", "with_checks", "without_mask",
 ]  # fmt: skip
 
 _Result = TypeVar("_Result")
@@ -266,6 +266,23 @@ def check_key(key: jax.Array | None, what: str) -> jax.Array:
             f"{what} belong in a model or a guide, which inference calls; here there is no random key. To run a model by itself "
             "wrap it, numpyro.handlers.seed(model, 0); fitted functions come from posterior(model, guide, params, ...); a "
             "distribution by itself draws with a key, .sample(jax.random.PRNGKey(0))."
+        )
+    return check_is_key(key)
+
+
+def check_is_key(key: Any) -> jax.Array:
+    """Return ``key`` if it is one random key, of ``jax.random.key`` or ``jax.random.PRNGKey``.
+
+    :raises TypeError: otherwise.
+    """
+    dtype, shape = getattr(key, "dtype", None), np.shape(key)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not (shape == () if typed else dtype == np.uint32 and len(shape) == 1):
+        came = f"an array of shape {shape} and dtype {dtype}" if dtype is not None else repr(key)
+        raise TypeError(
+            f"A random key is expected first, jax.random.PRNGKey(0); got {came}. A number or shape of draws comes after it: "
+            "f(X).sample(rng_key, (3,)), f.sample_paths(rng_key, 3). In a seeded model a key is numpyro.prng_key(). Many keys are "
+            "for jax.vmap."
         )
     return key
 

@@ -298,11 +298,19 @@ M = ogp.Marginals(jnp.linspace(-1.0, 1.0, 5), jnp.full(5, 0.3), jnp.full(5, 0.1)
         lambda m: jnp.where(m, 1.0, 0.0),
         lambda m: jnp.stack([m, m]),
         jax.vmap(jnp.exp),
+        np.exp,
+        np.sum,
+        lambda m: np.maximum(m, 0.0),
+        lambda m: np.add.outer(m, np.ones(5)),
+        jax.nn.sigmoid,
+        jax.lax.exp,
+        lambda m: jax.lax.max(jnp.ones(5), m),
+        jax.jit(jax.nn.sigmoid),
     ],
 )
 def test_marginals_taken_for_arrays(use):
     with pytest.raises(
-        TypeError, match=r"f\(X\).*likelihoods\.Gaussian\(f\(X\), s\).*f\(X\)\.sample\(\).*f\(X\)\.mean"
+        (TypeError, ValueError), match=r"f\(X\).*likelihoods\.Gaussian\(f\(X\), s\).*f\(X\)\.sample\(\).*f\(X\)\.mean"
     ):
         use(M)
 
@@ -316,6 +324,9 @@ def test_marginals_taken_for_arrays(use):
         lambda m: m > 0,
         lambda m: np.zeros(5) <= m,
         lambda m: m < m,
+        lambda m: ~m,
+        lambda m: m & True,
+        lambda m: np.less(np.zeros(5), m),
     ],
 )
 def test_marginals_taken_for_conditions(use):
@@ -324,7 +335,9 @@ def test_marginals_taken_for_conditions(use):
     assert M == M and M != ogp.Marginals(M.mean, M.explained, M.residual) and M not in [None, "f"]
 
 
-@pytest.mark.parametrize("use", [abs, lambda m: 1 / m, lambda m: 2.0**m, lambda m: m % 2, lambda m: m // 2])
+@pytest.mark.parametrize(
+    "use", [abs, lambda m: 1 / m, lambda m: 2.0**m, lambda m: m % 2, lambda m: m // 2, lambda m: np.ones(5) / m]
+)
 def test_functions_of_marginals_that_are_not_linear(use):
     with pytest.raises(TypeError, match=r"Only sums with arrays.*Likelihood\(f\(X\), lambda f"):
         use(M)
@@ -337,11 +350,58 @@ def test_other_words_about_marginals():
         _, _ = ogp.stack([M, M])
     with handlers.seed(rng_seed=0):
         f = ogp.gp("f", kernels.RBF(0.3), Z)
-    for make in (np.asarray, jnp.asarray):
-        with pytest.raises(TypeError, match=r"GPFunction is no array.*call it at inputs, f\(X\)\.mean"):
+    for make in (
+        np.asarray, jnp.asarray, np.exp, jax.lax.exp, float, list, lambda f: f + 1, lambda f: jnp.ones(5) * f, lambda f: f * f,
+        lambda f: -f, lambda f: f[0], lambda f: f > 0, lambda f: f @ jnp.ones(5), lambda f: f.sample(X), lambda f: f.predict(X),
+    ):  # fmt: skip
+        with pytest.raises(
+            (TypeError, ValueError, AttributeError),
+            match=r"GPFunction (is no array|has no `.*`).*call it at inputs, f\(X\)\.mean",
+        ):
             make(f)
-    for shifted in (np.ones(5) + M, jnp.ones(5) + M, 1.0 + M, jnp.ones(5) - (-M)):
+    with pytest.raises(
+        AttributeError, match=r"Marginals has no `stddev`\. f\(X\) has .* f\(X\)\.mean and f\(X\)\.variance"
+    ):
+        _ = M.stddev
+    for shifted in (
+        np.ones(5) + M, jnp.ones(5) + M, 1.0 + M, jnp.ones(5) - (-M), np.add(M, 1), np.float32(1.0) + M, np.ones(5) - (-M),
+    ):  # fmt: skip
         assert_allclose(shifted.mean, M.mean + 1)
+
+
+@pytest.mark.parametrize(
+    "key", [(3,), 3, jnp.ones((5, 1)), jax.random.split(KEY, 3)], ids=["shape", "int", "X", "keys"]
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda key, f: f(X).sample(key),
+        lambda key, f: f(X).draw(key),
+        lambda key, f: f(X).independent().sample(key),
+        lambda key, f: f.sample_paths(key, 3),
+        lambda key, f: likelihoods.Gaussian(f(X), 0.1).sample(key),
+        lambda key, f: ogp.DeepGP([f, f])(X, rng_key=key),
+        lambda key, f: ogp.DeepGP([f, f]).sample_paths(key, 3),
+        lambda key, f: ogp.init.kmeans(key, X, 3),
+    ],
+)
+def test_what_is_no_random_key(use, key):
+    with handlers.seed(rng_seed=0):
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+    with pytest.raises(
+        TypeError, match=r"A random key is expected first, jax\.random\.PRNGKey\(0\); got .*sample\(rng_key, \(3,\)\)"
+    ):
+        use(key, f)
+    for good in (KEY, jax.random.key(0), np.asarray(KEY)):
+        use(good, f)
+
+
+def test_kernel_and_points_that_are_swapped():
+    with (
+        handlers.seed(rng_seed=0),
+        pytest.raises(TypeError, match=r"`kernel` must be callable.*got an object of type Array"),
+    ):
+        ogp.gp("f", Z, kernels.RBF(0.3))
 
 
 def test_functions_in_branches_of_cond():

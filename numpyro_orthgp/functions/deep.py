@@ -41,7 +41,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from numpyro_orthgp.closures import as_pytree
-from numpyro_orthgp.errors import check_inputs, check_integer
+from numpyro_orthgp.errors import check_inputs, check_integer, check_is_key
 from numpyro_orthgp.functions.draws import drawn_functions
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
@@ -133,7 +133,7 @@ class DeepGP:
                 marginals = marginals + (mean[:, 0] if len(marginals.shape) == 1 else mean)
             if size is None:
                 marginals = _row_by_row(marginals)
-            H = _columns(marginals.sample(None if rng_key is None else jax.random.fold_in(rng_key, i)))
+            H = _columns(marginals.sample(None if rng_key is None else jax.random.fold_in(check_is_key(rng_key), i)))
         return self.layers[-1](H)
 
     def particles(self, X: ArrayLike, num_samples: int, *, rng_key: PRNGKey | None = None) -> tuple[Marginals, Array]:
@@ -178,7 +178,7 @@ class DeepGP:
         :raises TypeError, ValueError: as :meth:`GPFunction.sample_paths` does, and for layers that are not functions.
         """
         self._check_layers()
-        keys = jax.random.split(rng_key, len(self.layers))
+        keys = jax.random.split(check_is_key(rng_key), len(self.layers))
         paths = [f.sample_paths(key, num, num_features=num_features) for f, key in zip(self.layers, keys, strict=True)]
         return Partial(_run_paths, self, paths)
 
@@ -215,7 +215,7 @@ class DeepGP:
                 "`particles` needs a random key: give `rng_key`, or run the model under numpyro.handlers.seed. Inference without "
                 "randomness (NUTS) cannot draw inner layers."
             )
-        return rng_key
+        return check_is_key(rng_key)
 
     def _check_no_groups(self) -> None:
         if any(getattr(layer, "group_size", None) is not None for layer in self.layers[:-1]):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from numpyro_orthgp.errors import check_columns, inspect
+from numpyro_orthgp.errors import check_columns, check_is_key, inspect
 from numpyro_orthgp.functions import arithmetic
 from numpyro_orthgp.functions.frozen import constant_if_frozen
 from numpyro_orthgp.functions.no_array import NoNumber
@@ -58,8 +58,6 @@ class Marginals(NoNumber):
     total: Array | None = None
     groups: Array | None = None
     lead: int = field(default=0, metadata={"static": True})
-
-    __array_ufunc__ = None  # numpy array + Marginals calls `__radd__`, instead of adding us to each entry
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -168,6 +166,7 @@ class Marginals(NoNumber):
                 "`sample()` needs a random key: give `rng_key`, or run the model under numpyro.handlers.seed. Inference that "
                 "has no randomness (NUTS) cannot sample f; use a likelihood of numpyro_orthgp, which integrates it out."
             )
+        check_is_key(rng_key)
         if self.groups is not None:
             raise ValueError(
                 "`sample()` is not known with `group_size`: the residual of a draw is tightened by one number "
@@ -185,7 +184,7 @@ class Marginals(NoNumber):
         """:meth:`sample` with a key and without a site. It is refused while a tightened residual is fitted (ValueError)."""
         if self.tight and self.names is not None:
             refuse_uncharged("f(X).draw(rng_key)")
-        return self._draw(rng_key, sample_shape)
+        return self._draw(check_is_key(rng_key), sample_shape)
 
     def _draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw without a charge for a tightened residual, which is left to the caller."""

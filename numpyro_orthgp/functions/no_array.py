@@ -1,16 +1,21 @@
 """Errors for functions and marginals that are used as an array, a number or a condition.
 
 JAX's own functions, such as ``jnp.exp(f(X))``, look for ``__jax_array__``. So do the operators of arrays, before they pass
-``array + f(X)`` on to us, so an error there would make this sum impossible. Only functions get an error in our words.
+``array + f(X)`` on to us, so an error there would make this sum impossible. Only functions get an error in our words. NumPy asks
+``__array_ufunc__``, for functions and operators alike.
 """
 
 from __future__ import annotations
 
 import numbers
+import operator
 import sys
+from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 __all__ = ["NoArray", "NoNumber"]
@@ -31,12 +36,42 @@ class NoArray:
         def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
             raise TypeError(f"{type(self).__name__} is no array. {self._instead}")
 
+        def _refuse(self, *args: Any) -> NoReturn:
+            self.__array__()
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+        __matmul__ = __rmatmul__ = __neg__ = __pow__ = __rpow__ = __float__ = __int__ = __getitem__ = __iter__ = _refuse
+        __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
         @property
         def __jax_array__(self) -> NoReturn:
             # The name of JAX's own check; without it an error of JAX follows, "requires ndarray or scalar arguments".
             if sys._getframe(1).f_code.co_name == "_arraylike":
                 self.__array__()
             raise AttributeError
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"{type(self).__name__} has no `{name}`. {self._instead}", name=name, obj=self)
+
+
+def _refuse_as_value(x: Any) -> None:
+    try:
+        x.__array__()
+    except TypeError as error:
+        raise ValueError(error) from None  # JAX would put words of its own in place of a TypeError's
+
+
+# Functions of `jax.lax` look for handlers of classes. These are not public: where there are none, an error in JAX's words follows.
+with suppress(ImportError, AttributeError):
+    import_module("jax._src.dtypes").register_canonicalize_value_handler(NoArray, _refuse_as_value)
+
+# What NumPy makes of an operator with one of its arrays or numbers in front.
+_OPERATORS = {
+    np.add: operator.add, np.subtract: operator.sub, np.multiply: operator.mul, np.divide: operator.truediv,
+    np.matmul: operator.matmul, np.power: operator.pow, np.remainder: operator.mod, np.floor_divide: operator.floordiv,
+    np.less: operator.lt, np.less_equal: operator.le, np.greater: operator.gt, np.greater_equal: operator.ge,
+    np.equal: operator.eq, np.not_equal: operator.ne,
+}  # fmt: skip
 
 
 class NoNumber(NoArray):
@@ -45,6 +80,12 @@ class NoNumber(NoArray):
     _instead: ClassVar[str] = f"f(X) has the distribution of f at each row. {_VALUES}"
 
     if not TYPE_CHECKING:
+
+        def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+            if method != "__call__" or options or ufunc not in _OPERATORS:
+                self.__array__()
+            # JAX's arrays leave operators to us, see above; NumPy's would come back here.
+            return _OPERATORS[ufunc](*(jnp.asarray(a) if isinstance(a, np.ndarray | np.generic) else a for a in inputs))
 
         def _refuse_number(self, *args: Any) -> NoReturn:
             raise TypeError(f"f(X) is a distribution at each row, and no number. {_VALUES}")
@@ -58,6 +99,7 @@ class NoNumber(NoArray):
             )
 
         __abs__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __rtruediv__ = __rpow__ = _refuse_function
+        __divmod__ = __rdivmod__ = _refuse_function
 
         def _refuse_condition(self, *args: Any) -> NoReturn:
             raise TypeError(
@@ -67,6 +109,7 @@ class NoNumber(NoArray):
             )
 
         __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _refuse_condition
+        __invert__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refuse_condition
 
         def __eq__(self, other: object) -> bool:
             """Whether they are the same object.

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_orthgp.errors import check_floating, check_inputs, check_integer, check_same_dtype
+from numpyro_orthgp.errors import check_floating, check_inputs, check_integer, check_is_key, check_same_dtype
 from numpyro_orthgp.functions.arithmetic import draw_of_tasks
 from numpyro_orthgp.functions.projection import Block, project
 from numpyro_orthgp.gaussians.family import Whitened
@@ -177,7 +177,7 @@ def draw_paths(
     :param parts: kernel, features, blocks, beliefs and mean-only points of the function.
     """
     sizes = {"num": check_integer("num", num), "num_features": check_integer("num_features", num_features)}
-    prior, weights = _draw(rng_key, parts, num_latents=num_latents, **sizes)
+    prior, weights = _draw(check_is_key(rng_key), parts, num_latents=num_latents, **sizes)
     kernel, features, *_, shift = parts
     if shift is not None:
         features = (*features, InducingPoints(shift.points))

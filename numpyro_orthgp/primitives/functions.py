@@ -93,8 +93,8 @@ def gp(
     """
     refuse_handlers_of_rows(name)
     with told_of_enumeration():
-        features, mean_only = as_sets(inducing)
         kernel, given = as_kernel(kernel), num_latents
+        features, mean_only = as_sets(inducing)
         num_latents = check_latents(given, kernel, features)
     if given is None:
         refuse_enumerated(num_latents)
