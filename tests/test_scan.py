@@ -113,16 +113,28 @@ def test_other_distributions_expand_as_before():
     assert_allclose(log_density(model, (y,), {}, {})[0], dist.Normal(0.0, 1.0).log_prob(y).sum(), rtol=1e-12)
 
 
-def test_a_function_in_each_step_is_refused():
+@pytest.mark.parametrize(
+    "of_gp, match",
+    [
+        (True, r"`f` is another function in each step of scan: declare f = gp\(\.\.\.\) before the loop"),
+        (False, r"`g\.u1` has shape \(3, 4\), and \(4,\) in one step.*before the loop"),
+    ],
+    ids=["gp", "orthogonal"],
+)
+def test_a_function_in_each_step_is_refused(of_gp, match):
     def model(y):
+        outside = None if of_gp else ogp.gp("f", kernels.RBF(0.7), Z)
+
         def step(carry, y):
-            f = ogp.gp("f", kernels.RBF(0.7), Z)
+            f = ogp.gp("f", kernels.RBF(0.7), Z) if of_gp else outside
+            if not of_gp:
+                ogp.orthogonal("g", [Z])
             return carry, numpyro.sample("y", likelihoods.Gaussian(f(X[0]), 0.3), obs=y)
 
         scan(step, 0.0, y)
 
     svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.1), Trace_ELBO())
-    with pytest.raises(ValueError, match=r"`f\.u0` has shape \(3, 4\), and \(4,\) in one step.*before the loop"):
+    with pytest.raises(ValueError, match=match):
         svi.init(KEY, jnp.ones((NUM_STEPS, B)))
 
 

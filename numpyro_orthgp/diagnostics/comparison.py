@@ -87,7 +87,7 @@ def compare(replay: Replay, num_samples: int, rng_key: PRNGKey) -> Comparison:
 
     def visit(sites: Trace, functions: dict[str, GPFunction], key: PRNGKey) -> dict[str, Array]:
         return {
-            name: f(pick(X)).independent().draw(key) for name, _, f, X, key in functions_at_data(sites, functions, key)
+            name: f(pick(X)).independent()._draw(key) for name, _, f, X, key in functions_at_data(sites, functions, key)
         }
 
     at_data = [Replay(replay.model, arguments, d, layout).map(visit, model_key) for d in (draws, exact)]

@@ -26,7 +26,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_orthgp.diagnostics.draws import density
@@ -35,7 +34,7 @@ from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.diagnostics.words import listed
 from numpyro_orthgp.functions.draws import drawn_functions
 from numpyro_orthgp.functions.frozen import frozen
-from numpyro_orthgp.guides.own_draws import OWN_DRAW, own_draws
+from numpyro_orthgp.guides.own_draws import TwoWays, own_draws
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.likelihoods.mixture import Mixture
 from numpyro_orthgp.math.kept import run_kept
@@ -109,30 +108,15 @@ def advice_on_plugged(plugged: Mapping[str, Sequence[str]]) -> Iterator[str]:
         )
 
 
-def own_draws_of(subject: Subject) -> dict[str, tuple[str, ...]]:
-    """The gps that a likelihood takes as marginals and as draws, by name of the site; see ``guides/own_draws.py``."""
+def own_draws_of(subject: Subject) -> tuple[TwoWays, ...]:
+    """The sites that take a function in two ways that are independent of each other; see ``guides/own_draws.py``."""
     args, kwargs = subject.arguments.join(subject.arguments.arrays)
-    integrated: set[str] = set()
-
-    def look() -> None:
-        with handlers.block():
-            guide = handlers.substitute(handlers.seed(subject.guide, subject.rng_key), subject.params)
-            sites = handlers.trace(guide).get_trace(*args, **kwargs)
-        beliefs = {n: belief_of(site) for n, site in sites.items() if site["type"] == "sample"}
-        integrated.update(
-            n.rpartition(".u")[0] for n, belief in beliefs.items() if belief is not None and belief.analytic
-        )
-
-    jax.eval_shape(look)
-    found: dict[str, tuple[str, ...]] = {}
-    for site, gp in own_draws(subject.model, args, kwargs, sorted(integrated)):
-        found[site] = (*found.get(site, ()), gp)
-    return found
+    return tuple(own_draws(subject.model, args, kwargs))
 
 
-def advice_on_own_draws(own: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def advice_on_own_draws(own: Sequence[TwoWays]) -> Iterator[str]:
     """Sentences."""
-    return (OWN_DRAW.format(site=site, gp=listed(gps)) for site, gps in own.items())
+    return (found.message.format(site=found.site, gp=found.gp) for found in own)
 
 
 class _Moved(Messenger):

@@ -22,6 +22,7 @@ from numpyro_orthgp.diagnostics.plugged import advice_on_own_draws, advice_on_pl
 from numpyro_orthgp.diagnostics.samples import words_of_sample
 from numpyro_orthgp.diagnostics.scales import Scales
 from numpyro_orthgp.diagnostics.words import percent, table
+from numpyro_orthgp.guides.own_draws import TwoWays
 
 __all__ = ["Report"]
 
@@ -49,7 +50,7 @@ class Report:
     :param outputs: distances of the fitted outputs from their predictions, by name.
     :param scales: inputs compared with lengthscales, by name of the function, for 20 rows or more and 50 columns or fewer.
     :param plugged: gps whose mean or variance a site takes as numbers, by name of the site.
-    :param own_draws: gps of which a likelihood takes draws beside their marginals, by name of the site.
+    :param own_draws: sites that take a function in two ways that are independent of each other, such as marginals and draws.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -68,7 +69,7 @@ class Report:
     outputs: Mapping[str, OutputFit] = field(default_factory=dict)
     scales: Mapping[str, Scales] = field(default_factory=dict)
     plugged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    own_draws: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    own_draws: tuple[TwoWays, ...] = ()
 
     @property
     def advice(self) -> tuple[str, ...]:

@@ -106,4 +106,4 @@ def predictive_draw(fn: Any, rng_key: PRNGKey) -> Array:
 def function_draw(f: GPFunction, X: Rows, rng_key: PRNGKey) -> Array:
     """A draw of f(X): one function up to ``MAX_JOINT_DRAW`` inputs, beyond that each point on its own."""
     m = f(X)
-    return (m if len(X) <= MAX_JOINT_DRAW else m.independent()).draw(rng_key)
+    return (m if len(X) <= MAX_JOINT_DRAW else m.independent())._draw(rng_key)

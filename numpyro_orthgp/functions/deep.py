@@ -250,7 +250,7 @@ def _particles(layer: GPFunction, H: Array, rng_key: PRNGKey, repeats: int) -> t
     """Draws at (B, R, D) inputs, shape (B R repeats, P), and their log weights, (B R repeats)."""
     B, R, D = H.shape
     if not layer.fitting:
-        values = layer(H.reshape(B * R, D)).independent().draw(rng_key, (repeats,))
+        values = layer(H.reshape(B * R, D)).independent()._draw(rng_key, (repeats,))
         values = _columns(jnp.moveaxis(values, 0, 1).reshape(B * R * repeats, *values.shape[2:]))
         return values, jnp.zeros(B * R * repeats, H.dtype)
     draw = draw_grouped(layer, H, rng_key, repeats)

@@ -11,9 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax.tree_util import Partial
 
+from numpyro_orthgp.functions.arithmetic import draw_columns, draw_scaled, draw_shifted
 from numpyro_orthgp.functions.paths import Paths, draw_paths
 from numpyro_orthgp.functions.prior import joint_root
 from numpyro_orthgp.functions.projection import extend
@@ -123,16 +125,24 @@ class JointInRun(dist.MultivariateNormal):
         return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
 
 
-def drawn_functions(joint: Any) -> Iterator[tuple[Any, Rows]]:
-    """The functions that ``Marginals.joint`` draws, each with its inputs or functionals."""
+def drawn_functions(joint: Any, columns: Any = None) -> Iterator[tuple[Any, Rows]]:
+    """The functions that ``Marginals.joint`` draws, each with its inputs or functionals.
+
+    :param columns: the outputs of ``joint`` that count; by default all.
+    """
     if not isinstance(joint, Partial | DrawInRun) or joint.func is None:
         return
     if joint.func is draw_process:
         yield joint.args
     elif joint.func is draw_stacked:
         (marginals,) = joint.args
-        for m in marginals:
+        for m in marginals if columns is None else [marginals[p] for p in columns]:
             yield from drawn_functions(m.joint)
+    elif joint.func is draw_columns:
+        picked = np.atleast_1d(joint.args[1])
+        yield from drawn_functions(joint.args[0], picked if columns is None else picked[columns])
+    elif joint.func in (draw_shifted, draw_scaled):
+        yield from drawn_functions(joint.args[0], columns)
     else:  # arithmetic on marginals; functions of patches are not evaluated at the inputs themselves
         yield from drawn_functions(joint.args[0])
 

@@ -177,14 +177,16 @@ class Marginals(NoNumber):
             charge(self.names.fresh(), self.point_cost, self.names.weights())
         if self.joint is None and self.names is not None:
             self.names.drawn_by_rows()
-            return self.names.moved(self._draw(rng_key, sample_shape))
-        return self._draw(rng_key, sample_shape)
+        return self._noted(self._draw(rng_key, sample_shape))
 
     def draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
         """:meth:`sample` with a key and without a site. It is refused while a tightened residual is fitted (ValueError)."""
         if self.tight and self.names is not None:
             refuse_uncharged("f(X).draw(rng_key)")
-        return self._draw(check_is_key(rng_key), sample_shape)
+        return self._noted(self._draw(check_is_key(rng_key), sample_shape))
+
+    def _noted(self, draws: Array) -> Array:
+        return self.names.moved(draws) if self.joint is None and self.names is not None else draws
 
     def _draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw without a charge for a tightened residual, which is left to the caller."""
@@ -217,7 +219,8 @@ class Marginals(NoNumber):
             v = self.residual_scale
             v = None if v is None else jnp.broadcast_to(v, (*v.shape[:-1], self.shape[-1]))[..., columns]
             groups = None if self.groups is None else self.groups[..., columns, :, :, :]
-            picked = self._with_variances(lambda variance: variance[..., columns], residual_scale=v, groups=groups)
+            others = {"residual_scale": v, "groups": groups, "names": self.names and self.names.of_columns(columns)}
+            picked = self._with_variances(lambda variance: variance[..., columns], **others)
         else:
             picked = replace(self, mixing=self.mixing[..., np.atleast_1d(columns)])
         return replace(picked, mean=self.mean[..., columns], joint=joint)

@@ -7,12 +7,14 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from functools import reduce
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from jax import lax
 from jax.extend.core import get_opaque_trace_state
@@ -219,14 +221,14 @@ def refuse_drawn_by_rows(what: str) -> None:
         )
 
 
-_steps: ContextVar[Mapping[str, Array]] = ContextVar("steps", default=MappingProxyType({}))
+_steps: ContextVar[Mapping[tuple[str, int], Array]] = ContextVar("steps", default=MappingProxyType({}))
 
 
 @contextmanager
-def moved_draws(steps: Mapping[str, Array]) -> Iterator[None]:
+def moved_draws(steps: Mapping[tuple[str, int], Array]) -> Iterator[None]:
     """Context in which draws row by row, which do not depend on the run's inducing variables, depend on these steps.
 
-    :param steps: by name of the gp.
+    :param steps: by name of the gp and number of the draw in the run.
     """
     token = _steps.set(steps)
     try:
@@ -244,6 +246,9 @@ class Names:
     def __init__(self, prefix: str, fitting: bool = False) -> None:
         self.prefix, self.used, self.fitting = prefix, 0, fitting
         self.drawn = False  # whether something has been drawn given the run's inducing variables
+        self.by_rows: list[tuple[int, ...]] = []  # for each draw row by row the outputs that it is known to be of
+        self._columns: tuple[int, ...] = ()
+        self.whole = self
         self._scaled = frozenset(map(id, _scales()))
 
     def __eq__(self, other: object) -> bool:
@@ -285,8 +290,8 @@ class Names:
     def moved(self, values: Array) -> Array:
         """A draw row by row, which within :func:`moved_draws` moves with its function."""
         self.refuse_within("derivative")
-        self.drawn = True
-        step = _steps.get().get(self.prefix)
+        step = _steps.get().get((self.prefix, len(self.by_rows)))
+        self.by_rows.append(self._columns)
         return values if step is None else values + step.astype(values.dtype)
 
     def weights(self) -> Any:
@@ -298,8 +303,14 @@ class Names:
         return reduce(operator.mul, scales) if scales else None
 
     def fresh(self) -> str:
-        self.used += 1
-        return f"{self.prefix}.residual_cost{self.used - 1}"
+        self.whole.used += 1
+        return f"{self.prefix}.residual_cost{self.whole.used - 1}"
+
+    def of_columns(self, columns: Any) -> Names:
+        """The names of the same function, for draws row by row of some of its outputs; all, if there are none."""
+        part = copy(self)
+        part._columns = tuple(self._columns[c] if self._columns else int(c) for c in np.atleast_1d(columns))
+        return part
 
 
 def drawn_values(values: tuple[Array, ...] | None, names: Names | None) -> tuple[Array, ...] | None:

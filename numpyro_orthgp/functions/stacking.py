@@ -66,7 +66,7 @@ def _stacked_groups(groups: Sequence[Array | None]) -> Array | None:
 def _origin(m: Marginals) -> tuple[int, tuple[int, ...]] | None:
     """The function of marginals of shape (B,), and its picked outputs; ``None`` if unknown."""
     joint, picked = drawn_from(m.joint)
-    return (id(m.names), picked) if isinstance(joint, Partial | DrawInRun) and m.names is not None else None
+    return (id(m.names.whole), picked) if isinstance(joint, Partial | DrawInRun) and m.names is not None else None
 
 
 def draw_stacked(marginals: Sequence[Marginals], rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:

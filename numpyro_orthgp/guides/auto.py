@@ -31,8 +31,8 @@ from numpyro_orthgp.guides.declare import (
 )
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.hyper import PointsAndEffects, started_at_medians
-from numpyro_orthgp.guides.looking import look, start_apart
-from numpyro_orthgp.guides.missing import NoBranches, refuse_replaced, refuse_unobserved, sample_missing
+from numpyro_orthgp.guides.looking import look, looked_at, start_apart
+from numpyro_orthgp.guides.missing import refuse_replaced, refuse_unobserved, sample_missing
 from numpyro_orthgp.guides.own_draws import refuse_own_draws
 from numpyro_orthgp.guides.summaries import Summaries
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
@@ -40,7 +40,6 @@ from numpyro_orthgp.likelihoods.wrapped import refuse_outer_product
 from numpyro_orthgp.primitives.messages import (
     InputSite,
     Site,
-    collected_sites,
     input_site_of,
     is_enumerated,
     single_site_of,
@@ -204,7 +203,7 @@ class AutoSparseGP(Summaries):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> bool:
         self.prototype_trace = None  # also after an abstract look, if the look with values raises
-        with handlers.block(), OutputsByRow(), NoBranches(), collected_sites() as declared:
+        with looked_at() as (declared, functions):
             rng_key = jax.random.PRNGKey(0)
             messages = handlers.trace(handlers.seed(self.model, rng_key)).get_trace(*args, **kwargs)
         refuse_replaced(declared, messages)
@@ -229,7 +228,7 @@ class AutoSparseGP(Summaries):
             if site is not None or name in self._missing or not is_expected(message["fn"]):
                 self._order.append(name)
         self._check_names()
-        refuse_own_draws(self.model, args, kwargs, messages, self.analytic)
+        refuse_own_draws(self.model, args, kwargs, messages, functions.values())
         # Keep only this: under `jit` the messages hold tracers, which must not outlive it.
         self.prototype_trace = {name: {"type": message["type"]} for name, message in messages.items()}
         return all(is_concrete(m["value"]) for m in messages.values() if m["type"] == "sample" and m["is_observed"])

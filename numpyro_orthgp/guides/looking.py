@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import numpyro
+from numpyro import handlers
 from numpyro.infer.autoguide import AutoDelta
 from numpyro.primitives import Messenger
 
 from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.guides.hyper import PointsAndEffects
+from numpyro_orthgp.guides.missing import NoBranches
+from numpyro_orthgp.primitives.messages import collected_functions, collected_sites
 from numpyro_orthgp.types import PRNGKey
 
-__all__ = ["KeptArrays", "look", "start_apart"]
+__all__ = ["KeptArrays", "look", "looked_at", "start_apart"]
 
 KEPT = ("prototype_trace", "_init_locs")  # attributes that AutoDelta uses later
 NOT_KEPT = (
@@ -95,6 +101,22 @@ def start_apart(guide: Any, compiled: Callable[..., Any], args: tuple[Any, ...],
     except BaseException:
         kept.forget()
         raise
+
+
+@contextmanager
+def looked_at() -> Iterator[tuple[list[str], dict[str, GPFunction]]]:
+    """Context of the run of a model in which a guide looks at it.
+
+    :return: the names of the sites that its primitives declare, and its functions by name.
+    """
+    with (
+        handlers.block(),
+        OutputsByRow(),
+        NoBranches(),
+        collected_functions() as functions,
+        collected_sites() as declared,
+    ):
+        yield declared, functions
 
 
 def look(note: Callable[[], bool], *, only_abstractly: bool) -> None:
