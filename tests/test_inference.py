@@ -157,6 +157,39 @@ def test_sampling_under_nuts_is_refused_with_advice(xy):
         log_density(model, xy, {}, {"f.u0": jnp.zeros(5)})
 
 
+@pytest.mark.parametrize(
+    "draw, match",
+    [
+        (lambda f, X: f(X).sample(), r"Inference that has no randomness \(NUTS\) cannot sample f"),
+        (lambda f, X: f(X).independent().sample(), r"Inference that has no randomness \(NUTS\) cannot sample f"),
+        (lambda f, X: ogp.DeepGP([f, f])(X).mean, r"Inference that has no randomness \(NUTS\) cannot sample f"),
+        (lambda f, X: f(X).sample(numpyro.prng_key()), r"`f` is drawn in inference that takes the log density"),
+        (lambda f, X: f(X).draw(numpyro.prng_key()), r"`f` is drawn in inference that takes the log density"),
+        (
+            lambda f, X: f(X).independent().draw(numpyro.prng_key()),
+            r"`f` is drawn in inference that takes the log density",
+        ),
+        (lambda f, X: f.joint(X).sample(numpyro.prng_key()), r"`f` is drawn in inference that takes the log density"),
+        (
+            lambda f, X: f.sample_paths(numpyro.prng_key(), 1)(X)[0],
+            r"`f` is drawn in inference that takes the log density",
+        ),
+    ],
+)
+def test_draws_in_nuts_are_refused(xy, draw, match):
+    """NumPyro gives the same key at each step: the residual's noise was that of one draw, and NUTS took it for known."""
+
+    def model(X, y):
+        f = ogp.gp("f", kernels.RBF(1.0), Z)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(draw(f, X), 1.0), obs=y)
+
+    with pytest.raises(ValueError, match=match):
+        MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False).run(jax.random.PRNGKey(0), *xy)
+    svi = SVI(model, AutoNormal(model), optax.adam(0.01), Trace_ELBO())  # whose first look has that key too
+    assert np.isfinite(svi.evaluate(svi.init(jax.random.PRNGKey(0), *xy), *xy))
+
+
 @pytest.mark.parametrize("sets", [(Z, O), (Z, ogp.MeanOnly(O))], ids=["SOLVE-GP", "ODVGP"])
 def test_predictive_and_posterior_agree(xy, sets):
     X, y = xy

@@ -8,7 +8,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["in_control_flow", "is_calling", "looking_ahead", "transformation"]
+from numpyro.infer.autoguide import AutoGuide
+from numpyro.primitives import _PYRO_STACK
+
+__all__ = ["in_control_flow", "is_calling", "looking_ahead", "transformation", "without_randomness"]
 
 # What calls a function of the user's: modules of JAX, or names of functions in one of them.
 _DERIVATIVES = ("value_and_grad_f", "_jvp", "_vjp", "linearize")
@@ -55,6 +58,15 @@ def looking_ahead() -> bool:
         traced = traced or (module == "numpyro.handlers" and frame.f_code.co_name == "get_trace")
         frame = frame.f_back
     return frame is not None and traced
+
+
+def without_randomness() -> bool:
+    """Whether inference runs the model that takes its density for a function of latent sites, such as NUTS.
+
+    Since 0.22 NumPyro gives it one and the same random key each time. Its guides look for first values there, which is harmless.
+    """
+    fixed = any(type(handler).__name__ == "_substitute_default_key" for handler in _PYRO_STACK)
+    return fixed and not is_calling(AutoGuide, "_setup_prototype")
 
 
 def transformation() -> str:

@@ -21,7 +21,7 @@ from jax.extend.core import get_opaque_trace_state
 from numpyro.distributions import Unit
 from numpyro.primitives import _PYRO_STACK
 
-from numpyro_orthgp.functions.callers import in_control_flow, transformation
+from numpyro_orthgp.functions.callers import in_control_flow, transformation, without_randomness
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = [
@@ -48,7 +48,7 @@ _NOT_OF_PRIORS = (
 
 
 def prng_key(*arrays: Any) -> PRNGKey | None:
-    """A key from the model's ``seed`` handler; ``None``, without a warning, if there is no such handler.
+    """A key from the model's ``seed`` handler; ``None``, without a warning, if there is none, or it is the same each time.
 
     Within ``lax.scan``, ``jax.vmap`` and similar, all steps or rows would get the same key, and the handler's next key would be an
     array of the loop. There the handler's key stays unchanged, and ``arrays`` distinguish steps and rows.
@@ -56,6 +56,8 @@ def prng_key(*arrays: Any) -> PRNGKey | None:
     :param arrays: arrays, or pytrees of them, that differ between steps and rows, such as inputs.
     """
     within = _in_loop()
+    if without_randomness():
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if within is None:
@@ -263,6 +265,12 @@ class Names:
         :param kinds: of transformations: "derivative"; "call" of ``jit``, ``checkpoint`` or ``cond`` outside of loops.
         :raises ValueError: within one of these.
         """
+        if without_randomness():
+            raise ValueError(
+                f"`{self.prefix}` is drawn in inference that takes the log density for a function of latent sites (NUTS). It gives "
+                "the same random key at each step, so the noise of this draw would never change. Use a likelihood of "
+                "numpyro_orthgp, which integrates f out. Draws that no y needs belong in a model for Predictive."
+            )
         kind = transformation() if _in_loop() is not None else ""
         if in_control_flow("cond"):  # which seeds its branches anew
             kind = "call"

@@ -19,7 +19,7 @@ from numpyro_orthgp.functions.mean_only import MeanShift, project_shift, weigh_p
 from numpyro_orthgp.functions.prior import as_kernel, check_jitter, check_latents, decompose_sets
 from numpyro_orthgp.functions.projection import Block, project, residual_covariance, residual_variance
 from numpyro_orthgp.functions.runs import Run
-from numpyro_orthgp.functions.sites import Names, note_where_seeded, refuse_enumerated, told_of_enumeration
+from numpyro_orthgp.functions.sites import Names, note_where_seeded, prng_key, refuse_enumerated, told_of_enumeration
 from numpyro_orthgp.gaussians.constraints import NaturalPart
 from numpyro_orthgp.gaussians.natural_step import precondition
 from numpyro_orthgp.inducing import Feature, InducingPoints, MeanOnly, as_sets, covariance_of_points
@@ -193,7 +193,7 @@ def _root_of_fisher(
 def _drawn(mean_only: MeanOnly, weights: Array) -> tuple[Array, Array]:
     """Points whose columns of C enter the penalty, and their weights scaled so that the sum stays unbiased."""
     points, H, size = mean_only.points, mean_only.num, mean_only.subsample_size or mean_only.num
-    rng_key = None if size == H else numpyro.prng_key()
+    rng_key = None if size == H else prng_key()
     if rng_key is None:
         return points, weights
     columns = jax.random.choice(rng_key, H, (size,), replace=False)
