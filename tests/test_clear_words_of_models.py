@@ -475,6 +475,15 @@ def test_columns_that_are_counted_with_each_row(plate, options, y, came):
         start(outputs(plate=plate, **options), X, y)
 
 
+def test_check_says_so_of_other_guides():
+    model = outputs()
+    guide = AutoNormal(model)
+    svi = SVI(model, guide, optax.adam(0.01), Trace_ELBO())
+    params = svi.get_params(svi.init(KEY, X, y[:, None]))
+    with pytest.raises(ValueError, match=r"`y` counts each of its observations.*its value \(12, 1\).*to \(12, 12\)"):
+        ogp.check(model, guide, params, X, y[:, None])
+
+
 def test_rows_of_several_plates_are_no_columns():
     def plates(X, y, mask):
         f = ogp.gp("f", kernels.RBF(0.3), Z)

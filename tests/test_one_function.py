@@ -13,6 +13,7 @@ import optax
 import pytest
 from numpy.testing import assert_allclose
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
@@ -290,6 +291,15 @@ def test_large_draws_while_fitting_are_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"B = 2049 .*each step of a fit; the limit is 2048.*f\(X\)\.independent\(\)"):
         run(lambda m: m.sample())
     assert run(lambda m: m.independent().sample()).shape == (2049,)
+
+    def of_y():
+        numpyro.sample("y", dist.Normal(model(lambda m: m.sample()), 1.0).to_event(1), obs=jnp.zeros(2049))
+
+    trace = numpyro.handlers.trace(numpyro.handlers.seed(of_y, 0)).get_trace  # without a fit
+    assert jax.eval_shape(lambda: trace()["y"]["fn"].base_dist.loc).shape == (2049,)
+    svi = SVI(of_y, AutoNormal(of_y), optax.adam(0.1), Trace_ELBO())
+    with pytest.raises(ValueError, match=r"B = 2049 .*each step of a fit; the limit is 2048"):
+        jax.eval_shape(lambda: svi.evaluate(svi.init(jax.random.PRNGKey(0))))
 
 
 def test_outputs_that_nobody_looks_at_need_no_joint_draw():

@@ -18,6 +18,7 @@ from numpyro_orthgp.guides.handlers import hidden_by_mask
 from numpyro_orthgp.inducing.rows import Rows
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.likelihoods.stacked import Stacked
+from numpyro_orthgp.likelihoods.wrapped import refuse_outer_product
 from numpyro_orthgp.primitives.messages import input_site_of, site_of
 from numpyro_orthgp.types import PRNGKey
 
@@ -91,7 +92,7 @@ def layout_of(
     """
     :param whole: whether plates must hold all of their rows.
     :param needed: sites of missing values that are latent like others, since other sites depend on them.
-    :raises ValueError: if no site is observed, or a plate has picked some of its rows only.
+    :raises ValueError: if no site is observed, a plate has picked some of its rows only, or rows and values are of two shapes.
     """
     for name, site in sites.items():
         if whole and site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
@@ -100,6 +101,8 @@ def layout_of(
                 f"Diagnostics need all the data at once, but plate '{name}' of size {size} holds {picked} rows. Pass "
                 "the full data instead of a minibatch; `check` accepts a sample of the rows."
             )
+        if site["type"] == "sample" and site["is_observed"]:  # `AutoSparseGP` does so too, other guides do not
+            refuse_outer_product(name, site)
     outputs = outputs_of(sites)
     if not outputs:
         raise ValueError(

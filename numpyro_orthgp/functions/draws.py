@@ -14,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax.tree_util import Partial
+from numpyro.infer import ELBO
 
 from numpyro_orthgp.functions.arithmetic import draw_columns, draw_scaled, draw_shifted
+from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.functions.paths import Paths, draw_paths
 from numpyro_orthgp.functions.prior import joint_root
 from numpyro_orthgp.functions.projection import extend
@@ -151,7 +153,11 @@ def _check_joint_draw(B: int, *, fitting: bool = False) -> None:
     """
     :raises ValueError: if there are too many inputs for a Cholesky factor of their covariance.
     """
-    limit = min(MAX_FITTED_DRAW, MAX_JOINT_DRAW) if fitting else MAX_JOINT_DRAW
+    least = min(MAX_FITTED_DRAW, MAX_JOINT_DRAW)
+    if B <= least:
+        return
+    fitting = fitting or is_calling(ELBO)  # of other guides
+    limit = least if fitting else MAX_JOINT_DRAW
     if B <= limit:
         return
     needs = f"A joint draw at B = {B} inputs needs a B x B Cholesky factor"
