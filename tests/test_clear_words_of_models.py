@@ -441,6 +441,34 @@ def test_sites_in_branches_of_cond(both):
         start(branches)
 
 
+@pytest.mark.parametrize("around", [True, False])
+def test_sites_of_scan_within_a_scope(around):
+    """A scope around scan renames its sites, and scan looks for their old names: it goes on with draws of its own."""
+
+    def steps(X, y):
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+
+        def step(state, row):
+            with nullcontext() if around else handlers.scope(prefix="s"):
+                state = numpyro.sample("state", dist.Normal(state, 1.0))
+            numpyro.sample("y", likelihoods.Gaussian(f(row[0][None]) + state, 0.1), obs=row[1][None])
+            return state, state
+
+        return scan(step, 0.0, (X, y))[1]
+
+    model = handlers.scope(steps, prefix="s") if around else steps
+    if around:
+        with pytest.raises(
+            ValueError, match=r"`s/state` is a site of numpyro's scan within handlers\.scope.*within the step"
+        ):
+            start(model)
+    else:
+        assert np.isfinite(start(model))
+    trace = handlers.trace(handlers.seed(model, 0)).get_trace(X, y)
+    replayed = handlers.replay(handlers.seed(model, 1), trace)(X, y)
+    assert np.array_equal(replayed, trace["s/state"]["value"]) != around  # the fault of NumPyro's; else refuse no more
+
+
 def outputs(make=lambda f, X: dist.Normal(f(X).sample(), 0.1), plate=True, mask=None, **options):
     def model(X, y):
         f = ogp.gp("f", kernels.RBF(0.3), Z)

@@ -18,7 +18,7 @@ import jax
 import numpyro
 from numpyro import handlers
 from numpyro.infer import SVI
-from numpyro.primitives import Messenger
+from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_orthgp.functions.callers import in_control_flow, is_calling
 from numpyro_orthgp.guides.handlers import OutputsByRow, hidden_by_mask
@@ -40,10 +40,24 @@ class _Beside(Messenger):
 
 
 class NoBranches(Messenger):
-    """Refuses latent sites in branches of NumPyro's ``cond``, which up to NumPyro 0.22 goes on with draws of its own."""
+    """Refuses latent sites in branches of NumPyro's ``cond``, and in its ``scan`` under a ``scope``: up to NumPyro 0.22 these go on
+    with draws of their own.
+    """
+
+    _scoped = False
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "sample" and not msg["is_observed"] and in_control_flow("cond"):
+        if msg["type"] == "control_flow":
+            self._scoped = any(isinstance(handler, handlers.scope) for handler in _PYRO_STACK)
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return
+        if self._scoped and in_control_flow("scan"):
+            raise ValueError(
+                f"`{msg['name']}` is a site of numpyro's scan within handlers.scope, which does not hand on what a guide draws: "
+                "the loss would not belong to it. Leave the scope out, or put it within the step: scan(handlers.scope(step, "
+                "prefix='s'), ...)."
+            )
+        if in_control_flow("cond"):
             raise ValueError(
                 f"`{msg['name']}` is in a branch of numpyro's cond, which does not hand on what a guide draws: the loss would not "
                 "belong to it. Declare the site before the cond, and use its value in the branches."
