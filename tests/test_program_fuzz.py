@@ -44,6 +44,8 @@ ATOMS = [
     "helper({F}, {x})",
     "Helper({F})({x})",
     "jit(jnp.sin)({F}({x}).sample())",
+    "{F}({F}({x}).sample()[:, None]).sample()",
+    "jnp.vectorize(lambda x: {F}(x[None, None]).sample()[0])({x}[:, 0])",
     "handlers.block(lambda: {F}({x}).sample())()",
     "vmap(lambda x: {F}(x[None]).sample()[0])({x})",
     "vmap(jit(lambda x: {F}(x[None]).sample()[0]))({x})",
@@ -66,6 +68,8 @@ COMBINED = [
     "{a} / (1 + ({b}) ** 2)",
     "{a} - ({b})[0]",
     "jnp.where({a} > 0, {a}, {b})",
+    "jnp.sort({a})",
+    "jnp.linalg.solve(jnp.eye(N) + 0.1 * jnp.diag({a} ** 2), y)",
 ]
 NUMPYRO = {
     "y": ["dist.Normal({v}, 0.8)", "dist.Normal({v}, jnp.exp(0.3 * {a}))"],
@@ -77,7 +81,7 @@ MARGINALS = [
     "F(X)", "w * F(X2) + 0.5", "F(X) + {g}", "F(({g})[:, None])", "helper_of_marginals(F, X)", "jit(F)(X)",
     "F(ogp.Average(nodes, jnp.array([0.5, 0.5])))", "ogp.stack([F(X), G(X2)])[..., 0]", "ogp.stack([F(X), G(X2)]).pick(which)",
     "(ogp.stack([F(X), G(X2)]) @ jnp.ones((2, 1)))[..., 0]", "ogp.DeepGP([G, F])(X)",
-    "F(jnp.tanh(G(X).independent().sample())[:, None])",
+    "F(jnp.tanh(G(X).independent().sample())[:, None])", "F(jnp.concatenate([jnp.zeros(1), y[:-1]])[:, None])",
 ]  # fmt: skip
 LIKELIHOODS = {
     "y": [
@@ -85,6 +89,7 @@ LIKELIHOODS = {
         "ogp.Likelihood({m}, lambda v: dist.Normal(jnp.tanh(v), 0.7))",
         "likelihoods.HeteroskedasticGaussian(ogp.stack([F(X), 0.3 * G(X2)]))",
         "dist.Normal(F(X).independent().sample() * G(X2).independent().sample(), 0.8)",
+        "dist.Normal(h(X)[..., 0].independent().sample() * h(X)[..., 1].independent().sample(), 0.8)",
         "likelihoods.Gaussian(h(ogp.Tasks(X, which)), 0.8)",
         "dist.Normal(h(ogp.Tasks(X, which)).sample() - h(X2).sample()[:, 0], 0.8)",
         "dist.Normal((h(X) @ W).sample()[:, 0] + h(X2[::-1]).sample()[:, 1], 0.8)",

@@ -50,6 +50,16 @@ class Checked(Messenger):
             if self.sized and "enumerate support" in str(error):
                 raise ValueError(f"{error} {FIRST_CALL}") from error
             raise
+        except (
+            TypeError
+        ) as error:  # JAX's, for weights of a network, of which NumPyro does not say what shapes they should have
+            networks = [name for name in self.params if name.endswith("$params")]
+            if self.sized and networks and "shape" in str(error):
+                raise ValueError(
+                    f"`params[{networks[0]!r}]` does not fit the network of the guide: {error} Is it of another model, guide or "
+                    f"number of points, or a stack for jax.vmap? {FIRST_CALL}"
+                ) from error
+            raise
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "param" and msg["name"] in self.params:

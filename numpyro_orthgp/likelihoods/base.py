@@ -17,11 +17,19 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
-from numpyro_orthgp.errors import check_key, inspect, is_concrete, without_mask
+from numpyro_orthgp.errors import inspect, is_concrete, without_mask
 from numpyro_orthgp.functions.expected import AveragedMarginals
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import enumerating, prng_key
-from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, moment_of, real
+from numpyro_orthgp.likelihoods.checks import (
+    POSITIVE,
+    Allowed,
+    check_allowed,
+    check_broadcasts,
+    key_of_draw,
+    moment_of,
+    real,
+)
 from numpyro_orthgp.likelihoods.integrators import (
     GaussHermite,
     Integrator,
@@ -220,7 +228,7 @@ class ExpectedLikelihood(ToldOfMasks):
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw f, then y given f. Draws are joint over inputs if those of ``f(X).sample()`` are."""
-        key = check_key(key, "likelihoods")
+        key = key_of_draw(key)
         self._check_not_stacked()
         f_key, y_key = jax.random.split(key)
         f = self.marginals._draw(f_key, sample_shape)

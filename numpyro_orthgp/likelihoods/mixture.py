@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
-from numpyro_orthgp.errors import check_key
 from numpyro_orthgp.likelihoods.base import log_predictive, unwrap
+from numpyro_orthgp.likelihoods.checks import key_of_draw
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["Mixture"]
@@ -87,7 +87,7 @@ class Mixture(dist.Distribution):
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw y. Each draw uses one particle, the same for all points whose particles have the same weights."""
-        key = check_key(key, "likelihoods")
+        key = key_of_draw(key)
         pick_key, y_key = jax.random.split(key)
         y = self._split(self.components.sample(y_key, sample_shape))
         # One uniform number for all points selects a particle from the cumulative weights of each point.

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions.batch_util import promote_batch_shape
 
-from numpyro_orthgp.errors import check_key
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, is_expected, log_predictive
+from numpyro_orthgp.likelihoods.checks import key_of_draw
 from numpyro_orthgp.likelihoods.mixture import Mixture
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -52,7 +52,7 @@ class Stacked(dist.Distribution):
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw y at each step, independently of the others."""
-        key = check_key(key, "likelihoods")
+        key = key_of_draw(key)
         keys = jax.random.split(key, self.batch_shape[0])
         draw = jax.vmap(lambda step, key: step.sample(key, sample_shape), out_axes=len(sample_shape))
         return draw(self.steps, keys)
