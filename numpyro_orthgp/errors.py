@@ -17,8 +17,9 @@ import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 __all__ = [
-    "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_is_key", "check_key", "check_option",
-    "check_params", "check_same_dtype", "inspect", "is_concrete", "no_function", "with_checks", "without_mask",
+    "Unobserved", "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_is_key",
+    "check_key", "check_option", "check_params", "check_same_dtype", "inspect", "is_concrete", "no_function", "with_checks",
+    "without_mask",
 ]  # fmt: skip
 
 _Result = TypeVar("_Result")
@@ -26,6 +27,10 @@ _Check = Callable[..., None]
 
 # In a program of `with_checks`: its trace, and the checks that wait for its values.
 _waiting: ContextVar[tuple[Any, list[tuple[_Check, tuple[Any, ...]]]] | None] = ContextVar("waiting", default=None)
+
+
+class Unobserved(ValueError):
+    """The model of a fit draws a site that should be observed."""
 
 
 def is_concrete(x: Any) -> bool:

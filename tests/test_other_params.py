@@ -89,6 +89,22 @@ def test_stacks_are_for_vmap(make, name):
     assert_allclose(jax.vmap(mean)(stack), jnp.stack([mean(params), mean(moved)]), atol=1e-5)
 
 
+@pytest.mark.parametrize("make", [autoguide.AutoIAFNormal, autoguide.AutoBNAFNormal])
+def test_networks_of_flows_for_other_numbers_of_points(make):
+    params = started(make(model), Trace_ELBO)
+
+    def larger(X, y=None):
+        model(X, y)
+        numpyro.sample("another", dist.Normal(0.0, 1.0))
+
+    assert ogp.posterior(model, make(model), params, X, Y)["f"](X).shape == (12,)
+    for use in (ogp.posterior, ogp.check):
+        with pytest.raises(
+            ValueError, match=r"`params\['auto_arn__0\$params'\]` does not fit the network.*number of points"
+        ):
+            use(larger, make(larger), params, X, Y)
+
+
 def of_counts(X, y=None):
     f = ogp.gp("f", kernels.RBF(0.5), jnp.eye(4, 2))
     with numpyro.plate("data", len(X)):

@@ -198,7 +198,8 @@ class Marginals(NoNumber):
     def independent(self) -> Marginals:
         """The same marginals, drawn independently at each input; such draws are not draws of one function.
 
-        Use it in models where each y depends only on f at its own row, and on one such draw: another is of another function.
+        Use it in models where each y depends only on f at its own row, and on one such draw: another is of another function, and
+        ``AutoSparseGP`` refuses a y of two.
         """
         return replace(self, joint=None)
 

@@ -21,15 +21,7 @@ from numpyro_orthgp.errors import inspect, is_concrete, without_mask
 from numpyro_orthgp.functions.expected import AveragedMarginals
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import enumerating, prng_key
-from numpyro_orthgp.likelihoods.checks import (
-    POSITIVE,
-    Allowed,
-    check_allowed,
-    check_broadcasts,
-    key_of_draw,
-    moment_of,
-    real,
-)
+from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, moment_of, real
 from numpyro_orthgp.likelihoods.integrators import (
     GaussHermite,
     Integrator,
@@ -47,6 +39,7 @@ from numpyro_orthgp.likelihoods.wrapped import (
     check_observed,
     hint_of_mixture,
     is_expected,
+    key_of_draw,
     log_predictive,
     no_cdf,
     refuse_outside,

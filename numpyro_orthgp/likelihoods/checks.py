@@ -9,17 +9,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from numpyro.infer import ELBO
-from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_orthgp.errors import check_key, inspect
+from numpyro_orthgp.errors import inspect
 from numpyro_orthgp.functions.arithmetic import broadcasts
-from numpyro_orthgp.functions.callers import is_calling
-from numpyro_orthgp.types import Array, PRNGKey
+from numpyro_orthgp.types import Array
 
 __all__ = [
     "FRACTION", "INCREASING", "OPEN_FRACTION", "POSITIVE", "WHOLE", "Allowed", "check_allowed", "check_broadcasts",
-    "check_censored", "key_of_draw", "moment_of", "real", "signs",
+    "check_censored", "moment_of", "real", "signs",
 ]  # fmt: skip
 
 
@@ -35,21 +32,6 @@ FRACTION = Allowed("at least 0 and less than 1", lambda x: (x >= 0) & (x < 1))
 OPEN_FRACTION = Allowed("between 0 and 1", lambda x: (x > 0) & (x < 1))
 WHOLE = Allowed("whole and not negative", lambda x: (x >= 0) & (x == np.floor(x)))
 INCREASING = Allowed("finite and increasing", lambda x: np.isfinite(x) & _above_previous(x))
-
-
-def key_of_draw(key: PRNGKey | None) -> PRNGKey:
-    """The random key of a draw of y.
-
-    :raises ValueError: if there is none; and in the model of a fit, whose sites are observed or drawn by the guide.
-    """
-    if is_calling(ELBO) and not is_calling(AutoGuide):  # guides draw outputs that are hidden by `obs_mask`
-        raise ValueError(
-            "A site with a likelihood of numpyro_orthgp is neither observed nor drawn by the guide, and this is a fit: its log "
-            "density is an expectation, so it is no prior of a latent site. Pass its observations, obs=y, with obs_mask= or "
-            "handlers.mask where some are missing. A latent site between f and y needs a distribution of NumPyro: "
-            "numpyro.sample('z', dist.Normal(f(X).sample(), s))."
-        )
-    return check_key(key, "likelihoods")
 
 
 def _above_previous(x: np.ndarray) -> np.ndarray:

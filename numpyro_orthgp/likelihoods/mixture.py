@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
 from numpyro_orthgp.likelihoods.base import log_predictive, unwrap
-from numpyro_orthgp.likelihoods.checks import key_of_draw
+from numpyro_orthgp.likelihoods.wrapped import key_of_draw
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["Mixture"]

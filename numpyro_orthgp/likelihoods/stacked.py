@@ -17,8 +17,8 @@ import numpyro.distributions as dist
 from numpyro.distributions.batch_util import promote_batch_shape
 
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, is_expected, log_predictive
-from numpyro_orthgp.likelihoods.checks import key_of_draw
 from numpyro_orthgp.likelihoods.mixture import Mixture
+from numpyro_orthgp.likelihoods.wrapped import key_of_draw
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["Stacked"]

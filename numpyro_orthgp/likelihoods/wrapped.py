@@ -11,10 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro.handlers import block
+from numpyro.infer import ELBO
+from numpyro.infer.autoguide import AutoGuide
+from numpyro.primitives import _PYRO_STACK
 
-from numpyro_orthgp.errors import without_mask
+from numpyro_orthgp.errors import Unobserved, check_key, without_mask
 from numpyro_orthgp.functions.callers import is_calling
-from numpyro_orthgp.types import Array, ArrayLike
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 # Advice about masked arrays.
 MASK = (
@@ -25,8 +29,8 @@ MASK = (
 READ_AS: dict[type, Callable[[Any], Any]] = {}
 
 __all__ = [
-    "MASK", "READ_AS", "check_observed", "hint_of_mixture", "is_expected", "log_predictive", "no_cdf", "refuse_outer_product",
-    "refuse_outside", "unwrap",
+    "MASK", "READ_AS", "check_observed", "hint_of_mixture", "is_expected", "key_of_draw", "log_predictive", "no_cdf",
+    "refuse_outer_product", "refuse_outside", "unwrap",
 ]  # fmt: skip
 
 
@@ -107,6 +111,22 @@ def check_observed(name: str, fn: Any, value: Any) -> None:
     likelihood, mask = unwrap(fn)
     if is_expected(likelihood) and hasattr(likelihood, "check"):
         likelihood.check(jnp.asarray(without_mask(name, value, MASK)), name, mask)
+
+
+def key_of_draw(key: PRNGKey | None) -> PRNGKey:
+    """The random key of a draw of y.
+
+    :raises ValueError: if there is none; and in the model of a fit, whose sites are observed or drawn by the guide.
+    """
+    hidden = any(isinstance(handler, block) for handler in _PYRO_STACK)  # a model within the model, as of `posterior`
+    if is_calling(ELBO) and not (hidden or is_calling(AutoGuide)):  # guides draw outputs that are hidden by `obs_mask`
+        raise Unobserved(
+            "A site with a likelihood of numpyro_orthgp is neither observed nor drawn by the guide, and this is a fit: its log "
+            "density is an expectation, so it is no prior of a latent site. Pass its observations, obs=y, with obs_mask= or "
+            "handlers.mask where some are missing. A latent site between f and y needs a distribution of NumPyro: "
+            "numpyro.sample('z', dist.Normal(f(X).sample(), s))."
+        )
+    return check_key(key, "likelihoods")
 
 
 def refuse_outer_product(name: str, message: Mapping[str, Any]) -> None:

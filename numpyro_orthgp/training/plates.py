@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.primitives import Messenger
 
+from numpyro_orthgp.errors import Unobserved
 from numpyro_orthgp.types import Array
 
 __all__ = ["PlatesOfBatch"]
@@ -46,7 +47,7 @@ class PlatesOfBatch(Messenger):
         """
         super().__exit__(exc_type, exc_value, traceback)
         # One objective of NumPyro looks up sites in the guide's trace, and finds no output there.
-        is_drawn = exc_type is None or (exc_type is KeyError and exc_value.args[0] in self.latents)
+        is_drawn = exc_type in (None, Unobserved) or (exc_type is KeyError and exc_value.args[0] in self.latents)
         if is_drawn and self.latents and not self.observes:
             raise ValueError(
                 f"The model observes nothing, so the fit would end at the prior: none of its sites ({', '.join(self.latents[:5])}) "
