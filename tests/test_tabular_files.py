@@ -50,7 +50,7 @@ def fits():
             ogp.regression(waves, np.sin(25 * waves[:, 0]) + 0.05 * rng.normal(size=500), M=8, num_steps=30),
         ),
     }
-    assert found["near"][1].found.near_noise is not None
+    assert found["near"][1].found.near is not None
     return found
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture
+from numpyro_orthgp.tabular.near import Near
 from numpyro_orthgp.tabular.points import Values
 
 __all__ = ["Found", "Search", "Stage", "Tried", "in_blocks", "while_it_pays"]
@@ -60,7 +61,7 @@ class Found:
     :param stages: the searches.
     :param baseline: mean log density of held-out rows under a distribution that does not depend on inputs.
     :param is_mean: whether this distribution is better and replaces the fit.
-    :param near_noise: for numbers, the noise of predictions that also use the rows nearest to each input; otherwise ``None``.
+    :param near: for numbers, how predictions use the rows nearest to each input; ``None`` if they do not.
     :param errors: for numbers, the distribution of prediction errors, in the model's standard deviations.
     :param sharpness: for labels, the power of the probabilities relative to the shares of the classes.
     :param losses: losses of the last fit, if they are estimates.
@@ -72,7 +73,7 @@ class Found:
     stages: list[Stage] = field(default_factory=list)
     baseline: float = np.nan
     is_mean: bool = False
-    near_noise: float | None = None
+    near: Near | None = None
     errors: Mixture = STANDARD
     sharpness: float = 1.0
     losses: np.ndarray | None = None
