@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.foreign import as_numpy
 from numpyro_orthgp.training.columns import Column, is_lazy
 
 __all__ = ["MAX_ROWS", "as_array", "check_range", "num_rows", "on_disk", "read_rows"]
@@ -40,7 +41,7 @@ def as_array(name: str, leaf: Any) -> Any:
         )
     if is_lazy(leaf) and leaf.shape is None:
         raise ValueError(f"`{name}` must have a first axis of N rows; got an empty dataset.")
-    array = Column(leaf) if is_lazy(leaf) else np.asarray(leaf)
+    array = Column(leaf) if is_lazy(leaf) else np.asarray(as_numpy(name, leaf))
     if array.dtype.kind == "m" or not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
         raise TypeError(
             f"`{name}` must hold numbers; got an array of {array.dtype}.{_way_to_numbers(leaf, array.dtype)}"
@@ -48,7 +49,10 @@ def as_array(name: str, leaf: Any) -> Any:
     if isinstance(array, Column):
         array.warn_of_missing(name)
     if array.ndim == 0:
-        raise ValueError(f"`{name}` must have a first axis of N rows; got a single number. Pass constants as keywords.")
+        raise ValueError(
+            f"`{name}` must have a first axis of N rows; got a single number. Pass constants as keywords, and let a loader give "
+            "batches, not single rows."
+        )
     return array
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_orthgp.foreign import as_numpy
+
 __all__ = ["Column", "columns", "default_blocks", "is_lazy", "rows_of"]
 
 BLOCK_BYTES = 2**20  # of all arrays together
@@ -53,9 +55,17 @@ class Column:
     def __getitem__(self, rows: slice) -> np.ndarray:
         """
         :raises FileNotFoundError: if a folder is gone: zarr takes what is missing for zeros.
+        :raises TypeError: for masked entries.
         :raises ValueError: if the array is not as long as it was.
         """
-        found, num = np.asarray(self.leaf[rows]), len(range(*rows.indices(len(self))))
+        found, num = as_numpy("data", self.leaf[rows]), len(range(*rows.indices(len(self))))
+        if np.ma.is_masked(found):
+            raise TypeError(
+                f"An array of {type(self.leaf).__module__.partition('.')[0]} is masked, with {np.ma.count_masked(found)} entries "
+                f"missing among {num} rows from {rows.indices(len(self))[0]} on. Fill them in (dask.array.ma.filled), and pass "
+                "the mask as an array of its own."
+            )
+        found = np.asarray(found)
         if found.shape != (num, *self.shape[1:]):
             raise ValueError(
                 f"{num} rows from {rows.indices(len(self))[0]} on gave an array of shape {found.shape}: the data were changed "
