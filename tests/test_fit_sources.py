@@ -1049,7 +1049,7 @@ def test_chunks_of_zarr_that_were_cut_short_are_refused(version, tmp_path):
 
 
 def test_small_batches_are_checked_quickly():
-    """Names of what is wrong are made where something is wrong: they took half of the time of a batch of some rows."""
+    """Names of what is wrong are made only where something may be wrong."""
     batch = (np.zeros((8, 3), np.float32), np.zeros(8))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.tree_util, "tree_flatten_with_path", lambda *_: pytest.fail("names were made"))

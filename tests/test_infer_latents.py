@@ -101,7 +101,7 @@ def test_new_rows_are_found_and_completed(curve):
 
 def test_rows_that_fit_at_several_places():
     """Fast functions of two latent inputs, some entries hidden: many local optima. Four starts that all took all of the steps fell
-    short of the row's own input by 7 nats on average, at 1.5 times the cost."""
+    short of the row's own input by 7 nats on average."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(160, 2))
     K = np.exp(-np.sum((x[:, None] - x) ** 2, -1) / (2 * 0.5**2)) + 1e-6 * np.eye(160)
