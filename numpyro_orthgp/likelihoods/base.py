@@ -17,7 +17,8 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
-from numpyro_orthgp.errors import check_key, inspect, is_concrete, without_mask
+from numpyro_orthgp.errors import check_key, inspect, is_concrete
+from numpyro_orthgp.foreign import as_outputs
 from numpyro_orthgp.functions.expected import AveragedMarginals
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import enumerating, prng_key
@@ -326,7 +327,7 @@ class ExpectedLikelihood(ToldOfMasks):
 
     def _checked(self, value: ArrayLike) -> Array:
         self._check_not_stacked()
-        y = jnp.asarray(without_mask("obs", value, MASK))
+        y = as_outputs("obs", value, MASK)
         self.check(y)
         return y
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_orthgp.errors import without_mask
+from numpyro_orthgp.foreign import as_outputs
 from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -106,7 +106,7 @@ def check_observed(name: str, fn: Any, value: Any) -> None:
     """:meth:`~numpyro_orthgp.likelihoods.ExpectedLikelihood.check` for an observed site, with any wrappers."""
     likelihood, mask = unwrap(fn)
     if is_expected(likelihood) and hasattr(likelihood, "check"):
-        likelihood.check(jnp.asarray(without_mask(name, value, MASK)), name, mask)
+        likelihood.check(as_outputs(name, value, MASK), name, mask)
 
 
 def refuse_outer_product(name: str, message: Mapping[str, Any]) -> None:
