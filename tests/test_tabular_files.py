@@ -17,8 +17,8 @@ import pytest
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp.tabular import stages
+from numpyro_orthgp.tabular.blocks import BLOCKS
 from numpyro_orthgp.tabular.files import FORMAT, write_fit
-from numpyro_orthgp.tabular.stages import BLOCKS
 
 ROOT = Path(__file__).parents[1]
 OUTPUTS = {

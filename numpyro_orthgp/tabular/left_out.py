@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_orthgp.tabular.blocks import moments
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture, fit_mixture
 from numpyro_orthgp.tabular.near import NEIGHBORS, Near, learn_near
 from numpyro_orthgp.tabular.points import Values, as_params, as_values
 from numpyro_orthgp.tabular.rows import FEW
 from numpyro_orthgp.tabular.search import Rows, Searched, Searches, everything, function_of, predictor_of
-from numpyro_orthgp.tabular.stages import CLEARLY, FOLDS, MOST_POINTS, Found, Stage, moments
+from numpyro_orthgp.tabular.stages import CLEARLY, FOLDS, MOST_POINTS, Found, Stage
 from numpyro_orthgp.tabular.units import Outputs
 
 __all__ = ["LeftOut", "calibrate", "finish", "folds", "left_out"]

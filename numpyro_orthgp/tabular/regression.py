@@ -15,6 +15,7 @@ from numpyro_orthgp.collapsed.blocks import RowSums
 from numpyro_orthgp.diagnostics import Report
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.neighbors import NeighborFunction
+from numpyro_orthgp.tabular.blocks import moments
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns, read_table
 from numpyro_orthgp.tabular.files import Arrays, describe_function, function_from
@@ -27,7 +28,7 @@ from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_numbers, order_of
 from numpyro_orthgp.tabular.search import MANY_HELD, Rows, everything, function_of, new_guide, predictor_of, search
 from numpyro_orthgp.tabular.serving import moments_at
-from numpyro_orthgp.tabular.stages import FOLDS, Found, moments
+from numpyro_orthgp.tabular.stages import FOLDS, Found
 from numpyro_orthgp.tabular.stored import PART, all_rows, part_of, table_of
 from numpyro_orthgp.tabular.strays import NONE, StrayNumbers, weight_of
 from numpyro_orthgp.tabular.units import Units, may_be_logarithms

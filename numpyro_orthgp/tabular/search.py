@@ -26,6 +26,7 @@ from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.neighbors import NeighborFunction
 from numpyro_orthgp.math.compiled import quick_jit
+from numpyro_orthgp.tabular.blocks import moments
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.models import regression_model
 from numpyro_orthgp.tabular.near import Near
@@ -37,7 +38,6 @@ from numpyro_orthgp.tabular.stages import (
     LEAST_ROWS,
     ROWS_PER_POINT,
     Stage,
-    moments,
     while_it_pays,
 )
 from numpyro_orthgp.tabular.starts import WARPED, shorter, starts
