@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
+from numpyro_orthgp.foreign import without_mask
+
 __all__ = [
     "Unobserved", "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_is_key",
     "check_key", "check_option", "check_params", "check_same_dtype", "inspect", "is_concrete", "no_function", "with_checks",
-    "without_mask",
 ]  # fmt: skip
 
 _Result = TypeVar("_Result")
@@ -145,11 +146,16 @@ def check_floating(name: str, x: Any) -> jax.Array:
     :raises TypeError: for what is no real number.
     :raises ValueError: for integers that the floating dtype does not hold.
     """
-    x = without_mask(name, x, "Fill them in, array.filled(...), or leave these rows out.")
+    given, x = x, without_mask(name, x, "Fill them in, array.filled(...), or leave these rows out.")
     if isinstance(x, np.ndarray) and x.dtype.kind in "iu":
         inspect(partial(_refuse_rounded, name), x)  # before JAX would wrap them around
+    elif isinstance(x, np.ndarray) and x.dtype.kind == "f" and (x.dtype.itemsize > 8 or not x.dtype.isnative):
+        x = x.astype(np.float64 if x.dtype.itemsize > 8 else x.dtype.newbyteorder("="))  # JAX has no others
     try:
         x = jnp.asarray(x)
+    except OverflowError:  # of Python's integers
+        _refuse_rounded(name, x)
+        raise
     except (TypeError, ValueError) as error:
         if hasattr(x, "places"):
             raise TypeError(
@@ -159,7 +165,7 @@ def check_floating(name: str, x: Any) -> jax.Array:
                 "with these."
             ) from error
         raise TypeError(
-            f"`{name}` must be an array of floating-point numbers; got {_described(x)}. Text and categories need numbers: for "
+            f"`{name}` must be an array of floating-point numbers; got {_described(given)}. Text and categories need numbers: for "
             "each a column of zeros and ones (one-hot), or one column of their indices, for kernels.Coregion(W, kappa).on(column)."
         ) from error
     if jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool:
@@ -173,18 +179,6 @@ def check_floating(name: str, x: Any) -> jax.Array:
             f"jnp.asarray({name}, jnp.float32)."
         )
     return x
-
-
-def without_mask(name: str, x: Any, remedy: str) -> Any:
-    """``x``, a masked array of NumPy in which nothing is masked as an array: JAX takes no others.
-
-    :raises TypeError: for a masked array with entries missing.
-    """
-    if np.ma.is_masked(x):
-        raise TypeError(
-            f"`{name}` is a masked array with {np.ma.count_masked(x)} entries missing, which JAX does not see. {remedy}"
-        )
-    return np.asarray(x) if isinstance(x, np.ma.MaskedArray) else x
 
 
 def _refuse_rounded(name: str, x: Any) -> None:
@@ -201,8 +195,8 @@ def _refuse_rounded(name: str, x: Any) -> None:
 
 
 def _described(x: Any) -> str:
-    dtypes = getattr(x, "dtypes", None)  # of a table's columns
-    kinds = [str(getattr(x, "dtype", ""))] if dtypes is None else sorted({str(dtype) for dtype in dtypes})
+    dtypes = x.dtypes if hasattr(x, "columns") and hasattr(x, "dtypes") else [getattr(x, "dtype", "")]
+    kinds = sorted({str(dtype) for dtype in dtypes})
     return f"{type(x).__name__} of {', '.join(kinds)}" if any(kinds) else type(x).__name__
 
 

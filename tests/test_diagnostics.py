@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, NUTS, SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from scipy import stats
 
@@ -139,6 +140,36 @@ def test_blocks_of_draws_change_nothing(solvegp, monkeypatch):
     whole = log_weights()
     monkeypatch.setattr(replay, "MAX_ENTRIES", 4 * 9 * replay.NODES)  # blocks of four draws, which do not divide 25
     np.testing.assert_allclose(log_weights(), whole, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "likelihood, num",
+    [
+        (lambda m: likelihoods.Gaussian(m, 0.3), 8),
+        (likelihoods.Bernoulli, 8),  # node by node
+        (lambda m: likelihoods.Bernoulli(m, integrator=ogp.GaussHermite(50)), 1),
+    ],
+    ids=["closed form", "node by node", "all nodes"],
+)
+def test_draws_share_covariances_where_rows_are_many(likelihood, num, monkeypatch):
+    """A draw by itself computes all of them again, as it did where nodes that were not held at once filled the memory allowed."""
+    X = jnp.linspace(-1, 1, 40)[:, None]
+
+    def model(X, y):
+        f = ogp.gp("f", kernels.RBF(0.5), X[::10])
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihood(f(X)), obs=y)
+
+    guide = ogp.AutoSparseGP(model)
+    y = (X[:, 0] > 0).astype(int)
+    svi = SVI(model, guide, optax.adam(0.1), TraceMeanField_ELBO())
+    params = svi.get_params(svi.init(jax.random.PRNGKey(0), X, y))
+    whole = ogp.khat(model, guide, params, X, y, num_samples=25).log_weights
+    sizes, map_blocks = [], replay.map_blocks
+    monkeypatch.setattr(replay, "map_blocks", lambda f, rows, size: sizes.append(size) or map_blocks(f, rows, size))
+    monkeypatch.setattr(replay, "MAX_ENTRIES", 40 * 20)  # less than the nodes of a draw
+    np.testing.assert_allclose(ogp.khat(model, guide, params, X, y, num_samples=25).log_weights, whole, rtol=1e-9)
+    assert set(sizes) == {num}
 
 
 # ---- other likelihoods and guides

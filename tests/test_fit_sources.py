@@ -27,10 +27,12 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp.training import Blocks, Source, Stream, checkpoint, columns, digest, orders
+from numpyro_orthgp.training.arrays import as_array
 from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.loop import seed_of
 from numpyro_orthgp.training.orders import BlockOrder, Part, RowOrder, parts_of, permuted
 from numpyro_orthgp.training.streamed import Streamed
+from numpyro_orthgp.training.streams import size_of
 from tests.fitting import KEY, N, assert_close, assert_same_bits, data, make
 
 SIZE, STEPS = 8, 40
@@ -1023,6 +1025,39 @@ def test_chunks_that_zarr_does_not_have_are_said(version, tmp_path):
         run((group["X"], group["y"]), batch_size=8)
     with pytest.warns(UserWarning, match="1 of 5 chunks of `X` are not stored"):
         ogp.tabular.stored.table_of(group["y"])
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_chunks_of_zarr_that_were_cut_short_are_refused(version, tmp_path):
+    """Blosc, which version 2 takes by default, reads other numbers from them without an error."""
+    zarr = pytest.importorskip("zarr")
+    codec = pytest.importorskip("numcodecs").Blosc() if version == 2 else zarr.codecs.BloscCodec()
+    rows = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+    path = tmp_path / "X.zarr"
+    array = zarr.create_array(
+        path, shape=rows.shape, dtype=rows.dtype, chunks=(50, 3), compressors=codec, zarr_format=version
+    )
+    array[:] = rows
+    assert as_array("X", array)[0:200].shape == rows.shape
+    chunk = path / ("2.0" if version == 2 else "c/2/0")
+    chunk.write_bytes(chunk.read_bytes()[:-5])
+    for read in (lambda: as_array("X", array), lambda: ogp.tabular.stored.table_of(array)):
+        with pytest.raises(
+            ValueError, match=r"2.0 has \d+ bytes, fewer than it was written with: the chunk was cut short"
+        ):
+            read()
+
+
+def test_small_batches_are_checked_quickly():
+    """Names of what is wrong are made only where something may be wrong."""
+    batch = (np.zeros((8, 3), np.float32), np.zeros(8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.tree_util, "tree_flatten_with_path", lambda *_: pytest.fail("names were made"))
+        assert size_of(batch) == 8
+    assert size_of({"X": np.ma.masked_array(batch[0]), "y": jnp.zeros(8)}) == 8
+    for wrong in (np.array(["a"] * 8), np.ma.masked_array(np.zeros(8), mask=np.arange(8) == 1), np.array(1.0)):
+        with pytest.raises((TypeError, ValueError), match=r"`data\[1\]`"):
+            size_of((batch[0], wrong))
 
 
 def test_datasets_that_changed_or_are_closed_are_said(tmp_path):

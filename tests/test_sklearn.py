@@ -85,3 +85,15 @@ def test_check_estimator(estimator):
     results = check_estimator(estimator, on_fail=None)
     failed = {r["check_name"]: r["exception"] for r in results if r["status"] == "failed"}
     assert not failed, failed
+
+
+def test_masked_entries_are_missing(rng):
+    """scikit-learn drops masks, so the numbers beneath were used."""
+    X = rng.normal(size=(40, 2))
+    hidden = np.ma.masked_array(X, mask=X > 1.5)
+    options = {"M": 5, "num_steps": 3}
+    masked = GPRegressor(**options).fit(hidden, X[:, 0])
+    known = GPRegressor(**options).fit(hidden.filled(np.nan), X[:, 0])
+    np.testing.assert_array_equal(masked.predict(hidden[:9]), known.predict(hidden[:9].filled(np.nan)))
+    with pytest.raises(ValueError, match=r"`y` is a masked array with entries missing\. Leave these rows out"):
+        GPRegressor(**options).fit(X, np.ma.masked_array(X[:, 0], mask=X[:, 0] > 1))

@@ -175,7 +175,7 @@ def test_neighbours_where_points_are_too_few(monkeypatch):
     X = rng.uniform(0, 1, (700, 1))
     y = 100 + 20 * np.sin(25 * X[:, 0]) + rng.normal(size=700)
     fit = ogp.regression(X[:500], y[:500], M=8, num_steps=40)
-    assert fit.found.near_noise < fit.hyperparameters["noise"] and "32 rows nearest to each input" in str(fit)
+    assert fit.found.near.noise < fit.hyperparameters["noise"] and "32 rows nearest to each input" in str(fit)
     p, f = fit.predict(X[500:]), fit.function
     alone = fit.units.loc + fit.units.scale * np.asarray(f(jnp.asarray(fit.columns.encode(read_table(X[500:])))).mean)
     assert np.std(p.mean - y[500:]) < 0.6 * np.std(alone - y[500:])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -315,7 +318,10 @@ def test_outputs_in_another_order_than_their_rows_are_refused():
         lambda y, n, index: positive_column("y", y, n, index),
         lambda y, n, index: Labels.read(y % 2, n, index),
     ):
-        with pytest.raises(ValueError, match="in another order by their labels: row 0 is 'a' in X and 'l' in y"):
+        with pytest.raises(
+            ValueError,
+            match="in another order by their labels: row 0 of X has the label 'a', that of row 11 of y",
+        ):
             read(y[::-1], 12, y.index)
 
 
@@ -355,3 +361,81 @@ def test_steps_of_rounded_outputs(step, rng):
     whole = np.round(np.exp(rng.normal(5, 1, 50)))
     logs = Units.of(whole, True)
     assert logs.standardized(whole).rounding == pytest.approx(1 / 12**0.5 / np.median(whole) / np.log(whole).std())
+
+
+@pytest.mark.parametrize("mean", [1e9, 1e12, -1e13])
+def test_outputs_beside_a_large_mean_are_not_taken_for_rounded(mean, rng):
+    """Any number was near a multiple of any step there, so the noise was as large as the mean."""
+    y = rng.normal(size=200)
+    assert rounding_of(mean + y) < np.spacing(abs(mean))  # that of float64 itself, at most
+    np.testing.assert_allclose(rounding_of(mean + np.round(y)), 1 / 12**0.5, rtol=1e-12)
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-200, 1e200, 1e300])
+def test_columns_in_units_whose_squares_are_no_numbers(unit, rng):
+    """They had no spread, or an infinite one, and were left out or not standardized."""
+    X = rng.normal(size=(40, 2))
+    np.testing.assert_allclose(learned(X * [unit, 1])[1], learned(X)[1], rtol=1e-9)
+
+
+def test_numbers_that_float64_does_not_tell_apart_are_said():
+    ids = 2**60 + np.arange(30)
+    table = pd.DataFrame({"id": ids, "a": np.arange(30.0)})
+    with pytest.warns(
+        UserWarning, match=r"Column 'id' of `X` holds .* only in steps of 256: much of their differences is lost"
+    ):
+        columns, _ = learned(table)
+    with (
+        pytest.warns(UserWarning, match=r"`y` holds numbers as large as 1\.15292e\+18"),
+        pytest.raises(ValueError, match="All outputs"),
+    ):
+        observed_numbers(ids, 30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        columns.encode(read_table(table[:1]))  # nothing to tell apart
+        learned(pd.DataFrame({"time": 2**60 + 10**15 * np.arange(30)}))  # in nanoseconds, over eleven months
+
+
+def test_outputs_some_of_whose_labels_are_elsewhere_are_said():
+    """Such as those of a table whose first rows were dropped, beside outputs whose last rows were."""
+    y = pd.Series(np.arange(14.0))
+    words = r"Labels of the rows of `X` and `y` do not agree: row 0 of X has the label 2, that of row 2 of y, and rows are taken as"
+    with pytest.warns(UserWarning, match=words):
+        observed_numbers(y[:-2], 12, y.index[2:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        observed_numbers(y[:12], 12, y.index[:12])
+        observed_numbers(y[:12].set_axis(range(100, 112)), 12, y.index[2:])
+        observed_numbers(y[:12].set_axis([0, 0, *range(10)]), 12, y.index[2:])
+
+
+def test_dates_that_are_masked_or_too_far():
+    dates = np.ma.masked_array(np.array([["2020-01-01"], ["2021-01-01"]], "M8[D]"), mask=[[True], [False]])
+    np.testing.assert_array_equal(np.isnat(read_table(dates).values[0]), [True, False])
+    with pytest.raises(ValueError, match="A date is in the year 300000; years up to 290,000 are possible"):
+        read_table(np.array([["300000"], ["2020"]], "M8[Y]"))
+
+
+def test_arrays_that_are_sparse_lazy_or_of_half_precision():
+    sparse = pytest.importorskip("scipy.sparse")
+    with pytest.raises(TypeError, match=r"got csr_array, which is sparse\. Pass X\.toarray\(\)"):
+        read_table(sparse.csr_array(np.eye(3)))
+    with pytest.raises(TypeError, match=r"`y` must be an array; got csr_array, which is sparse\. Pass y\.toarray\(\)"):
+        observed_numbers(sparse.csr_array(np.eye(3)), 3)
+    np.testing.assert_array_equal(read_table(jnp.array([[1.5], [2.5]], jnp.bfloat16)).values[0], [1.5, 2.5])
+    with pytest.raises(ValueError, match="Column 'a' of `X` has infinite entries"):
+        read_table(pd.DataFrame({"a": [10**400, 1]}))
+
+
+def test_tables_of_polars_that_are_not_collected():
+    pl = pytest.importorskip("polars")
+    with pytest.raises(TypeError, match=r"got LazyFrame, which is lazy\. Pass X\.collect\(\)"):
+        read_table(pl.LazyFrame({"a": [1.0, 2.0]}))
+
+
+def test_outputs_of_arrow_may_be_missing():
+    pa = pytest.importorskip("pyarrow")
+    for y in (pa.array([None, *range(1, 12)]), pa.chunked_array([[None, *range(1, 12)]])):
+        values, seen = observed_numbers(y, 12)
+        np.testing.assert_array_equal(values, np.arange(1.0, 12))
+        assert seen.sum() == 11

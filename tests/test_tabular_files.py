@@ -17,8 +17,8 @@ import pytest
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp.tabular import stages
+from numpyro_orthgp.tabular.blocks import BLOCKS
 from numpyro_orthgp.tabular.files import FORMAT, write_fit
-from numpyro_orthgp.tabular.stages import BLOCKS
 
 ROOT = Path(__file__).parents[1]
 OUTPUTS = {
@@ -50,7 +50,7 @@ def fits():
             ogp.regression(waves, np.sin(25 * waves[:, 0]) + 0.05 * rng.normal(size=500), M=8, num_steps=30),
         ),
     }
-    assert found["near"][1].found.near_noise is not None
+    assert found["near"][1].found.near is not None
     return found
 
 

@@ -41,9 +41,7 @@ def of_all_rows(fit, X, y, near=False):
     outputs = ((np.log(y) if is_log else y) - loc) / scale
     if not near:
         return function_of(values, Rows(encoded, outputs), fit.found.Z)
-    return predictor_of(
-        values | {"noise": np.array(fit.found.near_noise)}, Rows(encoded, outputs), fit.found.Z, near=True
-    )
+    return predictor_of(fit.found.near, Rows(encoded, outputs))
 
 
 @pytest.mark.parametrize("log", [False, True])

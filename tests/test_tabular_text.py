@@ -28,6 +28,14 @@ def test_text_that_is_dates_is_said(form):
         learned(frame)
 
 
+def test_decimal_commas_are_said(rng):
+    text = [f"{v:.2f}".replace(".", ",") for v in rng.normal(size=60)]
+    with pytest.warns(
+        UserWarning, match=r"entries are numbers with a decimal comma.*str\.replace\(',', '\.'\)\.astype\(float\)"
+    ):
+        learned(pd.DataFrame({"price": [*text, *text], "b": np.arange(120.0)}))
+
+
 def test_names_of_rows_are_no_categories(rng, recwarn):
     """A column for a level of one row fits the noise of this row, and says nothing about new ones."""
     frame = pd.DataFrame(

@@ -17,7 +17,8 @@ import numpy as np
 
 from numpyro_orthgp.collapsed.bounds import Statistics
 from numpyro_orthgp.collapsed.distribution import CollapsedGP
-from numpyro_orthgp.errors import check_floating, check_integer, no_function, without_mask
+from numpyro_orthgp.errors import check_floating, check_integer, no_function
+from numpyro_orthgp.foreign import without_mask
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike

@@ -147,7 +147,11 @@ def khat_of(replay: Replay, rng_key: PRNGKey) -> ParetoK:
         raise ValueError(
             "The guide draws the same point each time, so it has no spread to compare with the posterior's."
         )
-    log_p = replay.map(lambda sites, functions, key: log_joint(sites, replay.layout.hidden), rng_key)
+
+    def visit(sites: Any, functions: Any, key: PRNGKey) -> Array:
+        return log_joint(sites, replay.layout.hidden)
+
+    log_p = replay.map(visit, rng_key, densities=True)
     log_q = log_density_of_guide(replay.draws, replay.layout)
     return _smoothed(np.asarray(log_p, float), np.asarray(log_q, float), float(jnp.finfo(log_p.dtype).eps))
 

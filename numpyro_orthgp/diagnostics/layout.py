@@ -16,8 +16,10 @@ from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.guides.handlers import hidden_by_mask
 from numpyro_orthgp.inducing.rows import Rows
-from numpyro_orthgp.likelihoods.base import is_expected, unwrap
+from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, is_expected, unwrap
 from numpyro_orthgp.likelihoods.stacked import Stacked
+from numpyro_orthgp.likelihoods.sums import OfSum
+from numpyro_orthgp.likelihoods.transformed import Transformed
 from numpyro_orthgp.likelihoods.wrapped import refuse_outer_product
 from numpyro_orthgp.primitives.messages import input_site_of, site_of
 from numpyro_orthgp.types import PRNGKey
@@ -69,6 +71,7 @@ class Layout:
     :param functions: functions at the data, with the names of their axes.
     :param sources: names of the gps whose values each output depends on.
     :param num_values: number of values of f that the largest output depends on.
+    :param node_by_node: whether the predictive densities of all outputs hold no more than a few numbers for each value of f.
     :param mean_only: functions with mean-only points.
     :param params: names of the model's parameters.
     """
@@ -82,6 +85,7 @@ class Layout:
     functions: dict[str, tuple[str, ...]]
     sources: dict[str, frozenset[str]]
     num_values: int
+    node_by_node: bool
     mean_only: tuple[str, ...]
     params: tuple[str, ...]
 
@@ -126,6 +130,7 @@ def layout_of(
         },
         {o.name: frozenset(_name(f, functions) for f, _ in _functions_of(sites[o.site]["fn"])) for o in outputs},
         max((m.explained.size for o in outputs for m in _marginals(sites[o.site]["fn"])), default=1),
+        all(_is_node_by_node(sites[o.site]["fn"]) for o in outputs),
         tuple(name for name, f in functions.items() if f.shift is not None),
         tuple(name for name, site in sites.items() if site["type"] == "param" and hasattr(site["value"], "shape")),
     )
@@ -182,6 +187,14 @@ def is_missing_output(name: str, site: Mapping[str, Any], sites: Trace) -> bool:
 
 def is_marginals(leaf: Any) -> bool:
     return isinstance(leaf, Marginals)
+
+
+def _is_node_by_node(fn: Any) -> bool:
+    """Whether a predictive density is in closed form, or looks at one node after the other (``log_normal_expectation``)."""
+    likelihood, _ = unwrap(fn)
+    if not isinstance(likelihood, ExpectedLikelihood):
+        return not is_expected(fn)
+    return likelihood.by_default and not likelihood.mixes and not isinstance(likelihood, OfSum | Transformed)
 
 
 def _kept(site: Mapping[str, Any]) -> bool:

@@ -35,6 +35,7 @@ Visit = Callable[[Trace, dict[str, GPFunction], PRNGKey], Any]
 # Numbers held at once for all draws of a block, and nodes at which a likelihood may evaluate each f(x).
 MAX_ENTRIES = 2**24
 NODES = 128
+SHARING = 8  # draws after which their own work is most of it, not the covariances that they share
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,18 @@ class Replay:
     draws: Draws
     layout: Layout
 
-    def map(self, visit: Visit, rng_key: PRNGKey) -> Any:
-        """``visit(trace, functions, key)`` at each draw: arrays of leading size S. Compiled as a whole, in blocks of draws."""
+    def map(self, visit: Visit, rng_key: PRNGKey, *, densities: bool = False) -> Any:
+        """``visit(trace, functions, key)`` at each draw: arrays of leading size S. Compiled as a whole, in blocks of draws.
+
+        :param densities: whether it returns only sums of predictive densities.
+        """
         fixed, varying = self._split()
         # With fixed hyperparameters all draws of a block share covariances and their factors.
-        size = self.layout.num_values
-        per_draw = size * (NODES if set(varying) <= set(self.layout.inducing) else max(NODES, size))
+        size, shared = self.layout.num_values, set(varying) <= set(self.layout.inducing)
+        per_draw = size * (NODES if shared else max(NODES, size))
+        num = MAX_ENTRIES // per_draw
+        if shared and densities and self.layout.node_by_node:
+            num = max(num, min(SHARING, MAX_ENTRIES // size))
         keys = jax.random.split(rng_key, self.draws.shape[0] * self.draws.shape[1])
 
         def visit_all(arrays: Any, params: Any, fixed: Any, varying: Any, keys: PRNGKey) -> Any:
@@ -59,7 +66,7 @@ class Replay:
                 values, key = row
                 return self._visit(visit, arrays, params, fixed | values, key)
 
-            return map_blocks(jax.vmap(one), (varying, keys), max(MAX_ENTRIES // per_draw, 1))
+            return map_blocks(jax.vmap(one), (varying, keys), max(num, 1))
 
         return run_kept(visit_all, self.arguments.arrays, self.draws.params, fixed, varying, keys)
 

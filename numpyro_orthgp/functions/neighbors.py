@@ -38,7 +38,7 @@ from numpyro_orthgp.inducing import Functional, InducingPoints
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import rescue_jitter
 from numpyro_orthgp.math.compiled import one_program
-from numpyro_orthgp.math.grouped import added_identity, cut_groups, gram_of_groups, solve_groups
+from numpyro_orthgp.math.grouped import added_identity, cut_groups, gram_of_groups, group_whitener, solve_groups
 from numpyro_orthgp.math.linalg import add_jitter, clip_rounding, jitter_scale, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike
@@ -120,6 +120,36 @@ def _refuse_values(y: Any, noise: Any) -> None:
         raise ValueError("`y` must be finite, or NaN where there is no output; got infinity.")
     if not (noise > 0).all():
         raise ValueError(f"`noise` must be positive, the noise's standard deviation; got {noise.min()}.")
+
+
+def nearest_rows(kernel: Any, X: Array, data: Array, num: int, *, but: Array) -> Array:
+    """Indices of the ``num`` rows of ``data`` with the largest prior correlation with each input, shape (B, num).
+
+    Computed in float32, since only the order counts, and that of near ties does not.
+
+    :param kernel: a kernel without an axis for latent functions.
+    :param X: inputs, shape (B, D).
+    :param data: shape (N, D).
+    :param but: for each input the index of a row that is left out, shape (B,).
+    """
+    kernel, X, data = jax.tree.map(lambda a: lax.stop_gradient(jnp.asarray(a, jnp.float32)), (kernel, X, data))
+    correlation = jnp.abs(kernel(X, data)) * lax.rsqrt(kernel(data))
+    return lax.top_k(correlation.at[jnp.arange(len(X)), but].set(-1), num)[1]
+
+
+def given_rows(kernel: Any, noise: Array, X: Array, near: Array, y: Array) -> tuple[Array, Array]:
+    """Mean and variance of f at each input given noisy outputs of rows of its own, shape (B,) each.
+
+    :param noise: standard deviation, a scalar.
+    :param X: inputs, shape (B, D).
+    :param near: the rows, shape (B, H, D).
+    :param y: their outputs, shape (B, H).
+    """
+    K = jax.vmap(lambda rows: kernel(rows, rows))(near)
+    across = jax.vmap(lambda x, rows: kernel(x[None], rows)[0])(X, near) / noise
+    W = group_whitener(added_identity(K / noise**2))
+    a, b = (jnp.einsum("nkh,nh->nk", W, r, precision=PRECISION) for r in (across, y / noise))
+    return jnp.sum(a * b, -1), clip_rounding(kernel(X) - jnp.sum(a**2, -1))
 
 
 @jax.tree_util.register_dataclass

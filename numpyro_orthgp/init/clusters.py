@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax, random
 
 from numpyro_orthgp.errors import check_inputs, check_integer, check_is_key, is_concrete
+from numpyro_orthgp.foreign import as_numpy
 from numpyro_orthgp.init.counts import check_count
 from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, PRNGKey
@@ -57,7 +58,7 @@ def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30, categor
         2. Huang. Extensions to the k-Means Algorithm for Clustering Large Data Sets with Categorical Values. 1998.
     """
     check_is_key(rng_key)
-    X = check_inputs("X", _no_categories(X))
+    X = check_inputs("X", _no_categories(as_numpy("X", X)))
     check_count("num", num, X.shape[0])
     check_count("num_iters", num_iters, None)
     columns = _columns(categories, X.shape[1])

@@ -17,7 +17,8 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
-from numpyro_orthgp.errors import inspect, is_concrete, without_mask
+from numpyro_orthgp.errors import inspect, is_concrete
+from numpyro_orthgp.foreign import as_outputs
 from numpyro_orthgp.functions.expected import AveragedMarginals
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import enumerating, prng_key
@@ -35,16 +36,8 @@ from numpyro_orthgp.likelihoods.integrators import (
 )
 from numpyro_orthgp.likelihoods.masks import ToldOfMasks, refuse_groups
 from numpyro_orthgp.likelihoods.wrapped import (
-    MASK,
-    check_observed,
-    hint_of_mixture,
-    is_expected,
-    key_of_draw,
-    log_predictive,
-    no_cdf,
-    refuse_outside,
-    unwrap,
-)
+    MASK, check_observed, hint_of_mixture, is_expected, key_of_draw, log_predictive, no_cdf, refuse_outside, unwrap,
+)  # fmt: skip
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
 from numpyro_orthgp.math.ranks import broadcasting
@@ -327,7 +320,7 @@ class ExpectedLikelihood(ToldOfMasks):
 
     def _checked(self, value: ArrayLike) -> Array:
         self._check_not_stacked()
-        y = jnp.asarray(without_mask("obs", value, MASK))
+        y = as_outputs("obs", value, MASK)
         self.check(y)
         return y
 

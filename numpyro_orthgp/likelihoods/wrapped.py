@@ -16,7 +16,8 @@ from numpyro.infer import ELBO
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import _PYRO_STACK
 
-from numpyro_orthgp.errors import Unobserved, check_key, without_mask
+from numpyro_orthgp.errors import Unobserved, check_key
+from numpyro_orthgp.foreign import as_outputs
 from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -110,7 +111,7 @@ def check_observed(name: str, fn: Any, value: Any) -> None:
     """:meth:`~numpyro_orthgp.likelihoods.ExpectedLikelihood.check` for an observed site, with any wrappers."""
     likelihood, mask = unwrap(fn)
     if is_expected(likelihood) and hasattr(likelihood, "check"):
-        likelihood.check(jnp.asarray(without_mask(name, value, MASK)), name, mask)
+        likelihood.check(as_outputs(name, value, MASK), name, mask)
 
 
 def key_of_draw(key: PRNGKey | None) -> PRNGKey:

@@ -30,7 +30,8 @@ import numpyro.distributions as dist
 from jax import lax
 
 from numpyro_orthgp.closures import as_pytree
-from numpyro_orthgp.errors import check_integer, inspect, without_mask
+from numpyro_orthgp.errors import check_integer, inspect
+from numpyro_orthgp.foreign import as_outputs
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, project_shift
@@ -153,12 +154,12 @@ def condition(
     check_integer("num_steps", num_steps)
     if not 0 < step_size <= 1:
         raise ValueError(f"`step_size` must be in (0, 1], a share of the way; got {step_size!r}.")
-    y = without_mask("y", y, MASK)
+    y = as_outputs("y", y, MASK)
     dtype = f.features[0].dtype
     make, X, jitter = as_likelihood(likelihood, dtype), f.checked(X), check_jitter(jitter, dtype)
 
     condition_all = partial(_condition, num_steps, step_size, jitter)
-    result, end = run_as_one(condition_all, as_pytree(make), f, X, jnp.asarray(y))
+    result, end = run_as_one(condition_all, as_pytree(make), f, X, y)
     if num_steps > 1:  # the first step starts without factors
         inspect(partial(_warn_unsettled, num_steps), *end)
     return replace(result, kernel=f.kernel)

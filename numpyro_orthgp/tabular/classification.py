@@ -13,6 +13,7 @@ import numpy as np
 
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.likelihoods import Bernoulli, Categorical
+from numpyro_orthgp.tabular.blocks import in_blocks
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns, read_table
 from numpyro_orthgp.tabular.files import Arrays, describe_labels, labels_of
@@ -23,7 +24,7 @@ from numpyro_orthgp.tabular.models import classification_model
 from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predictions import ClassPredictions
 from numpyro_orthgp.tabular.rows import order_of_classes
-from numpyro_orthgp.tabular.stages import CLEARLY, Found, in_blocks
+from numpyro_orthgp.tabular.stages import CLEARLY, Found
 from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
 from numpyro_orthgp.types import Array
 

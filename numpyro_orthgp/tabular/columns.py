@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +22,8 @@ import numpy as np
 
 from numpyro_orthgp.tabular.dates import as_days, dates_in_text, periods_in, places
 from numpyro_orthgp.tabular.level_means import LEAST_OF_LEVEL, LevelMeans, by_frequency, level_means
+from numpyro_orthgp.tabular.meanings import is_number, warn_of_meanings
+from numpyro_orthgp.tabular.rows import mean_and_sd, warn_of_rounded
 from numpyro_orthgp.tabular.tables import Table, level_of, read_table
 from numpyro_orthgp.tabular.warps import Warp, warp_of
 
@@ -31,25 +32,6 @@ __all__ = ["Column", "Columns", "Table", "read_table"]
 MOST_LEVELS = 20  # levels of a category that get their own column
 MOST_SEEN = 1000  # levels that are remembered
 LEAST_SHARE = 0.001  # share of the rows that each of them needs if there are more
-
-
-MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
-DATE = re.compile(
-    rf"((\d{{1,4}}[-/. ]){{2}}\d{{1,4}}|(\d{{1,2}}[-/. ]*)?{MONTH}[-/. ]+(\d{{1,2}}[, ]+)?\d{{2,4}})([T ].*)?",
-    re.IGNORECASE,
-)
-
-
-def _is_date(text: str) -> bool:
-    return DATE.fullmatch(text) is not None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -88,7 +70,8 @@ class Column:
             return column if column.levels == () else replace(column, periods=periods_in(days))
         if values.dtype == object:
             levels, counts, codes = by_frequency(values)
-            _warn_of_meanings(name, levels)
+            if len(levels) > MOST_LEVELS:
+                warn_of_meanings(name, levels)
             two = len(levels) == 2 and (codes >= 0).all()  # one column tells them apart
             most = 1 if two else MOST_LEVELS
             if len(levels) > MOST_LEVELS:
@@ -97,12 +80,13 @@ class Column:
         known = values[np.isfinite(values)]
         if not len(known):
             return cls(name, (), seen=())
+        warn_of_rounded(f"Column {name!r} of `X`", known)
         median = float(np.median(known))
         filled = np.where(np.isfinite(values), values, median)
-        spread = float(filled.std())
+        mean, spread = mean_and_sd(filled)
         # Equal numbers have no spread; rounding errors do not count.
         spread = spread if spread > np.finfo(float).eps * 8 * abs(median) else 0.0
-        return cls(name, None, median, float(filled.mean()), spread or 1.0, len(known) < len(values))
+        return cls(name, None, median, mean, spread or 1.0, len(known) < len(values))
 
     def warped(self, values: np.ndarray) -> Column:
         """The encoding with a map of skewed numbers; the same if there are none."""
@@ -186,7 +170,7 @@ class Column:
 
     def _check_codes(self, values: np.ndarray) -> None:
         known, of_dates = values[np.isfinite(values)], values.dtype.kind == "M"
-        if len(known) and self.levels and (of_dates or not any(map(_is_number, self.levels))):
+        if len(known) and self.levels and (of_dates or not any(map(is_number, self.levels))):
             found = f"dates now, {known[0]}" if of_dates else f"numbers now, {known[0]:g}"
             raise TypeError(f"Column {self.name!r} was text or categories in training, and holds {found} for one.")
 
@@ -197,26 +181,6 @@ class Column:
             return [f"{self.name}={level}" for level in self.levels] + means
         of_periods = [f"{self.name}: {period}, {of}" for period in self.periods or () for of in ("cosine", "sine")]
         return [self.name, *of_periods, *([f"{self.name} is missing"] if self.tells_missing else [])]
-
-
-def _warn_of_meanings(name: str, levels: list[str]) -> None:
-    """Warn if nearly all entries of a column of text are numbers or dates, and more of them than levels with own columns."""
-    if len(levels) <= MOST_LEVELS:
-        return
-    to_date = f"pandas.to_datetime(table[{name!r}], errors='coerce')"
-    meanings = [
-        ("numbers", _is_number, f"If it is a number, convert it: pandas.to_numeric(table[{name!r}], errors='coerce')."),
-        ("dates", _is_date, f"If it is a date, convert it: {to_date}."),
-    ]
-    for what, is_one, advice in meanings:
-        others = [level for level in levels if not is_one(level)]
-        if len(others) < 0.1 * len(levels):
-            found = f" The others are {', '.join(map(repr, others[:3]))}." if others else ""
-            warnings.warn(
-                f"Column {name!r} is text, {len(levels) - len(others)} of whose {len(levels)} different entries are {what}, and "
-                f"is taken for a category, whose levels have no order.{found} {advice}",
-                stacklevel=2,
-            )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import scipy
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods import NegativeBinomial, Poisson
+from numpyro_orthgp.tabular.blocks import in_blocks, moments
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns, read_table
 from numpyro_orthgp.tabular.files import Arrays
@@ -25,7 +26,7 @@ from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predictions import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, positive_column
 from numpyro_orthgp.tabular.serving import moments_at
-from numpyro_orthgp.tabular.stages import CLEARLY, Found, Tried, in_blocks, moments
+from numpyro_orthgp.tabular.stages import CLEARLY, Found, Tried
 from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
 from numpyro_orthgp.tabular.strays import NONE, StrayCounts, weight_of
 from numpyro_orthgp.types import Array

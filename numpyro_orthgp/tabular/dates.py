@@ -33,9 +33,20 @@ TEXT = re.compile(r"(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?)(?:Z|
 
 
 def read_dates(values: Any) -> np.ndarray:
-    """Dates of any kind, None where missing, as ``datetime64[us]``, shape (N,)."""
+    """Dates of any kind, None where missing, as ``datetime64[us]``, shape (N,).
+
+    :raises ValueError: for years that these do not hold.
+    """
     values = np.asarray(values)
-    return values.astype(UNIT) if values.dtype.kind == "M" else np.array([_read(v) for v in values], UNIT)
+    if values.dtype.kind != "M":
+        return np.array([_read(v) for v in values], UNIT)
+    found, years = values.astype(UNIT), values.astype("datetime64[Y]")
+    wrapped = (found.astype("datetime64[Y]") != years) & ~np.isnat(values)
+    if wrapped.any():
+        raise ValueError(
+            f"A date is in the year {years[wrapped][0]}; years up to 290,000 are possible. Is it a mistake?"
+        )
+    return found
 
 
 def start_of(value: Any) -> Any:

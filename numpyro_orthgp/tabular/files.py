@@ -26,12 +26,13 @@ from numpyro_orthgp.tabular.columns import Column, Columns
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.level_means import LevelMeans
 from numpyro_orthgp.tabular.mixtures import Mixture
+from numpyro_orthgp.tabular.near import Near
 from numpyro_orthgp.tabular.stages import Found, Stage
 from numpyro_orthgp.tabular.warps import Warp
 
 __all__ = ["read_fit", "write_fit"]
 
-FORMAT, VERSION = "numpyro_orthgp fit of a table", 7
+FORMAT, VERSION = "numpyro_orthgp fit of a table", 8
 BAD = (
     OSError,
     EOFError,
@@ -146,18 +147,24 @@ def _warp(found: list[float] | None) -> Warp | None:
 
 
 def describe_found(found: Found) -> tuple[dict[str, Any], Arrays]:
-    names = ("baseline", "is_mean", "near_noise", "sharpness")
+    names = ("baseline", "is_mean", "sharpness")
     description = {name: getattr(found, name) for name in names}
     description["stages"] = [list(stage) for stage in found.stages]
     arrays = {"Z": found.Z} if found.losses is None else {"Z": found.Z, "losses": np.asarray(found.losses)}
     for group, values in (("values", found.values), ("params", found.params), ("errors", vars(found.errors))):
         arrays |= {f"{group}/{name}": np.asarray(value) for name, value in values.items()}
+    if found.near is not None:
+        values, Z, *rest = found.near
+        description["near"] = rest
+        arrays |= {"neighbors/Z": Z} | {f"neighbors/values/{name}": np.asarray(value) for name, value in values.items()}
     return description, arrays
 
 
 def found_of(description: dict[str, Any], arrays: Arrays) -> Found:
     stages = [Stage(*stage) for stage in description["stages"]]
-    rest = {name: value for name, value in description.items() if name != "stages"}
+    rest = {name: value for name, value in description.items() if name not in ("stages", "near")}
+    if "near" in description:
+        rest["near"] = Near(group(arrays, "neighbors/values"), arrays["neighbors/Z"], *description["near"])
     rest |= {"losses": arrays.get("losses"), "errors": Mixture(**group(arrays, "errors"))}
     return Found(group(arrays, "values"), arrays["Z"], group(arrays, "params"), stages, **rest)
 

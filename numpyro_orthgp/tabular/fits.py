@@ -13,6 +13,7 @@ import numpy as np
 
 from numpyro_orthgp.diagnostics import Report, check
 from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.tabular.blocks import moments
 from numpyro_orthgp.tabular.columns import Columns, read_table
 from numpyro_orthgp.tabular.files import (
     Arrays,
@@ -26,7 +27,7 @@ from numpyro_orthgp.tabular.files import (
 )
 from numpyro_orthgp.tabular.importance import importance_of
 from numpyro_orthgp.tabular.serving import exported, numbers_of, standardized
-from numpyro_orthgp.tabular.stages import Found, moments
+from numpyro_orthgp.tabular.stages import Found
 from numpyro_orthgp.types import Array
 
 __all__ = ["TableFit"]

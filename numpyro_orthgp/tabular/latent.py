@@ -24,6 +24,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.gaussians.natural_gradient import natural_gradient
 from numpyro_orthgp.guides import AutoSparseGP, posterior
+from numpyro_orthgp.tabular.blocks import moments
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.pace import Pace
 from numpyro_orthgp.tabular.points import Values, points_for
@@ -34,7 +35,6 @@ from numpyro_orthgp.tabular.stages import (
     Found,
     Stage,
     Tried,
-    moments,
     while_it_pays,
 )
 from numpyro_orthgp.tabular.starts import WARPED, shorter, starts

@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_orthgp.tabular.blocks import moments
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture, fit_mixture
-from numpyro_orthgp.tabular.points import Values
+from numpyro_orthgp.tabular.near import NEIGHBORS, Near, learn_near
+from numpyro_orthgp.tabular.points import Values, as_params, as_values
 from numpyro_orthgp.tabular.rows import FEW
-from numpyro_orthgp.tabular.search import Rows, Searched, Searches, as_params, as_values, everything, predictor_of
-from numpyro_orthgp.tabular.stages import CLEARLY, FOLDS, MOST_POINTS, Found, Stage, moments
+from numpyro_orthgp.tabular.search import Rows, Searched, Searches, everything, function_of, predictor_of
+from numpyro_orthgp.tabular.stages import CLEARLY, FOLDS, MOST_POINTS, Found, Stage
 from numpyro_orthgp.tabular.units import Outputs
 
 __all__ = ["LeftOut", "calibrate", "finish", "folds", "left_out"]
@@ -26,6 +28,9 @@ MOST_WORK = 1e10  # largest N M^2 of the last step, which has no gradient
 STEP, MOST_CHANGES = 1.4, 6  # factors of the noise
 SEARCHES_LEFT_OUT = 0.15  # least share of the time for rows that are left out
 OF_Y_ALONE = 0.1  # least standard deviation within the distribution of y alone: values that recur are no peaks of it
+LEARNED = 0.8  # share of the time until which hyperparameters of neighbours are learned
+FEW_NEIGHBORS = 32  # rows near an input, by the model's hyperparameters
+POINTS = 100  # inducing points beside many neighbours
 FOLD_POINTS = 400  # most inducing points of a search for rows that are left out
 LEAST_ERRORS = 20  # errors that a mixture can be fitted to
 AS_STATED = 5.0  # errors with the stated spread that count beside few others
@@ -42,11 +47,31 @@ class LeftOut(NamedTuple):
     y_new: np.ndarray
     rounding: float = 0.0  # least noise
 
-    def predicted(self, factor: float, near: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def predicted(self, factor: float, num_neighbors: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Predicted means and variances with the noise times ``factor``, and the observed outputs."""
-        values = self.values | {"noise": np.maximum(self.values["noise"] * factor, self.rounding)}
-        mean, variance = moments(predictor_of(values, self.rows, self.Z, near), self.X_new)
+        values = with_noise(self.values, factor, self.rounding)
+        near = Near(values, self.Z, num_neighbors, own=False)
+        f = predictor_of(near, self.rows) if num_neighbors else function_of(values, self.rows, self.Z)
+        mean, variance = moments(f, self.X_new)
         return mean, variance + values["noise"] ** 2, self.y_new
+
+
+class Calibrated(NamedTuple):
+    """
+    :param values: the model's hyperparameters.
+    :param near: hyperparameters and number of neighbours of predictions that also use nearby rows; ``None`` if they do not help.
+    :param score: mean log density of the left-out rows.
+    :param distances: their distances from predictions, in predicted standard deviations.
+    """
+
+    values: Values
+    near: tuple[Values, int] | None
+    score: float
+    distances: np.ndarray
+
+
+def with_noise(values: Values, factor: float, least: float) -> Values:
+    return values | {"noise": np.maximum(values["noise"] * factor, least)}
 
 
 def folds(num_rows: int) -> list[np.ndarray]:
@@ -81,6 +106,15 @@ def left_out(searches: Searches, outputs: Outputs, values: Values, last: Stage, 
     return parts
 
 
+def of_neighbors(part: LeftOut, budget: Budget) -> list[LeftOut]:
+    """The same rows with hyperparameters of their own for predictions from nearby rows, if there is time to learn them."""
+    rows = part.rows
+    if len(part.Z) >= rows.num or not budget.allows(0.0):
+        return []
+    values = learn_near(part.values, rows.X, rows.y, part.rounding, budget)
+    return [part._replace(values=values, Z=rows.points(values, POINTS))]
+
+
 def searched(searches: Searches, rows: Rows, values: Values, num_points: int) -> Values:
     """Hyperparameters by one more search, on these rows."""
     return as_values(searches.lowest(rows, rows.points(values, num_points), values).params)
@@ -98,17 +132,23 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
         values = searched(searches, rows, values, last.num_points)
     searches.budget = searches.budget.renewed(SEARCHES_LEFT_OUT)
     parts = left_out(searches, outputs, values, last, num_points)
-    values, near_noise, score, found = calibrate(parts, values, searches.budget)
+    own = [] if searches.are_few else of_neighbors(parts[0], searches.budget.part(LEARNED))
+    values, near, score, found = calibrate(parts, own, values, searches.budget)
     alone = np.concatenate([part.y_new for part in parts])
     errors, flat = distribution_of(found), fit_mixture(alone, OF_Y_ALONE) if len(alone) >= LEAST_ERRORS else STANDARD
     baseline = float(STANDARD.log_density(alone).mean())
     # A few far rows decide between normal distributions, and values that recur between mixtures: so both must say it.
     is_mean = bool(score < baseline and score + gain(errors, found) < baseline + gain(flat, alone))
     if is_mean:
-        values, near_noise, errors = values | {k: np.array(v) for k, v in FLAT.items()}, None, flat
+        values, near, errors = values | {k: np.array(v) for k, v in FLAT.items()}, None, flat
+    Z = rows.points(values, num_points)
+    predictor = None
+    if near is not None:
+        is_own = near[1] == NEIGHBORS
+        predictor = Near(near[0], rows.points(near[0], POINTS) if is_own else Z, near[1], is_own)
     params = {name: np.asarray(value) for name, value in as_params(values).items()}
     baseline += float(outputs.log_slopes[: len(found)].mean())
-    return Found(values, rows.points(values, num_points), params, stages, baseline, is_mean, near_noise, errors)
+    return Found(values, Z, params, stages, baseline, is_mean, predictor, errors)
 
 
 def points_of_all(num_points: int, num_rows: int, num_held: int, grows: bool) -> int:
@@ -131,9 +171,11 @@ def wider(z: np.ndarray) -> Mixture:
     return Mixture(np.ones(1), np.zeros(1), np.array([max(float(variance), 1.0) ** 0.5]))
 
 
-def scored(parts: list[LeftOut], factor: float = 1.0, near: bool = False) -> tuple[float, np.ndarray]:
+def scored(parts: list[LeftOut], factor: float = 1.0, num_neighbors: int = 0) -> tuple[float, np.ndarray]:
     """Log density of all left-out rows, and their distances from predictions in predicted standard deviations."""
-    mean, variance, y = map(np.concatenate, zip(*(part.predicted(factor, near) for part in parts), strict=True))
+    mean, variance, y = map(
+        np.concatenate, zip(*(part.predicted(factor, num_neighbors) for part in parts), strict=True)
+    )
     z = (y - mean) / np.sqrt(variance)
     return float(np.sum(-0.5 * (np.log(2 * np.pi * variance) + z**2))), z
 
@@ -143,32 +185,35 @@ def gain(errors: Mixture, z: np.ndarray) -> float:
     return float(np.mean(errors.log_density(z) - STANDARD.log_density(z)))
 
 
-def calibrate(parts: list[LeftOut], values: Values, budget: Budget) -> tuple[Values, float | None, float, np.ndarray]:
+def calibrate(parts: list[LeftOut], own: list[LeftOut], values: Values, budget: Budget) -> Calibrated:
     """Calibrate on left-out rows: change the noise, or use neighbours, if this clearly predicts the rows better.
 
     Posterior modes underestimate the noise if rows are few or outputs have heavy tails. If there are fewer inducing points than
     rows, the rows near an input may add information. With them, what the points miss no longer counts as noise.
 
-    :return: hyperparameters; the noise of predictions with neighbours, or None; the rows' mean log density; and their distances
-        from predictions, in predicted standard deviations.
+    :param own: the same rows with hyperparameters learned for predictions with neighbours, or none.
     """
 
-    def climb(near: bool, steps: tuple[float, ...]) -> tuple[float, float, np.ndarray]:
-        (best, distances), factor = scored(parts, 1.0, near), 1.0
+    def climb(parts: list[LeftOut], num_neighbors: int, *steps: float) -> tuple[float, float, np.ndarray]:
+        (best, distances), factor = scored(parts, 1.0, num_neighbors), 1.0
         for step in steps:
             for i in range(MOST_CHANGES):
                 if i and not budget.allows(0.0):
                     break
-                score, other = scored(parts, factor * step, near)
+                score, other = scored(parts, factor * step, num_neighbors)
                 if score < best + CLEARLY:
                     break
                 factor, best, distances = factor * step, score, other
         return factor, best, distances
 
-    factor, best, distances = climb(False, (STEP,))
-    num, near_noise, least = len(distances), None, parts[0].rounding
-    if any(len(part.Z) < part.rows.num for part in parts):
-        near, score, others = climb(True, (1 / STEP, STEP))
-        if score > best + CLEARLY:
-            near_noise, best, distances = max(float(values["noise"] * near), least), score, others
-    return values | {"noise": np.maximum(values["noise"] * factor, least)}, near_noise, best / num, distances
+    factor, best, distances = climb(parts, 0, STEP)
+    near, least = None, parts[0].rounding
+    of_model = parts if any(len(part.Z) < part.rows.num for part in parts) else []
+    own_values = own[0].values if own else {}
+    for tried, of_tried, num_neighbors in ((own, own_values, NEIGHBORS), (of_model, values, FEW_NEIGHBORS)):
+        if tried and near is None:
+            change, score, others = climb(tried, num_neighbors, 1 / STEP, STEP)
+            if score > best + CLEARLY:
+                near = with_noise(of_tried, change, least), num_neighbors
+                best, distances = score, others
+    return Calibrated(with_noise(values, factor, least), near, best / len(distances), distances)

@@ -1,4 +1,4 @@
-"""The models' kernel at given hyperparameters, and inducing points for it."""
+"""The models' hyperparameters: their kernel, inducing points for it, and their form as parameters of a guide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpyro_orthgp.kernels import Kernel
 from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.tabular.models import covariance
 
-__all__ = ["Values", "kernel_of", "points_for"]
+__all__ = ["Values", "as_params", "as_values", "kernel_of", "points_for"]
 
 MOST_CANDIDATES = 20_000  # rows among which points are picked
 
@@ -24,6 +24,15 @@ def kernel_of(values: Values) -> Kernel:
     """The models' kernel at these hyperparameters."""
     with numpyro.handlers.block(), numpyro.handlers.substitute(data=values):
         return covariance(len(values["lengthscale"]))
+
+
+def as_params(values: Values) -> dict[str, Any]:
+    """Parameters of ``AutoDelta``."""
+    return {f"{name}_auto_loc": jnp.asarray(value) for name, value in values.items()}
+
+
+def as_values(params: dict[str, Any]) -> Values:
+    return {name.removesuffix("_auto_loc"): np.asarray(value) for name, value in params.items()}
 
 
 def points_for(values: Values, X: np.ndarray, num_points: int, among: np.ndarray | None = None) -> np.ndarray:

@@ -14,7 +14,8 @@ import numpy as np
 from numpyro_orthgp.collapsed.blocks import RowSums
 from numpyro_orthgp.diagnostics import Report
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.functions.neighbors import NeighborFunction, with_neighbors
+from numpyro_orthgp.functions.neighbors import NeighborFunction
+from numpyro_orthgp.tabular.blocks import moments
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns, read_table
 from numpyro_orthgp.tabular.files import Arrays, describe_function, function_from
@@ -22,12 +23,12 @@ from numpyro_orthgp.tabular.fits import TableFit
 from numpyro_orthgp.tabular.left_out import finish
 from numpyro_orthgp.tabular.mixtures import STANDARD, moments_of
 from numpyro_orthgp.tabular.models import regression_model
-from numpyro_orthgp.tabular.points import Values
+from numpyro_orthgp.tabular.near import Near
 from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_numbers, order_of
 from numpyro_orthgp.tabular.search import MANY_HELD, Rows, everything, function_of, new_guide, predictor_of, search
 from numpyro_orthgp.tabular.serving import moments_at
-from numpyro_orthgp.tabular.stages import FOLDS, Found, moments
+from numpyro_orthgp.tabular.stages import FOLDS, Found
 from numpyro_orthgp.tabular.stored import PART, all_rows, part_of, table_of
 from numpyro_orthgp.tabular.strays import NONE, StrayNumbers, weight_of
 from numpyro_orthgp.tabular.units import Units, may_be_logarithms
@@ -73,14 +74,15 @@ def regression(
 
     **Calibration.** It uses the held-out rows if there are 500 or more. Otherwise all rows are left out in turn, a fifth at a time,
     and the hyperparameters of each fifth come from a search on the other rows, while time is left. If larger noise clearly predicts
-    these rows better, the noise grows in steps of a factor of 1.4. If the nearest rows clearly help, predictions use them
-    (:func:`~numpyro_orthgp.with_neighbors`), and the noise may also shrink. Errors of new outputs follow the errors of these rows:
-    a normal distribution, or a mixture of up to four, which can have heavy and skewed tails. Schwarz's criterion decides; with
-    fewer than 20 rows it is normal, and with fewer than 40 a fifth is held out. N rows do not rule out that the next one is unlike
-    them all, such as a slip of the pen. So quantiles and densities give a very wide distribution of the size of y the weight
-    1 / (2 (N + 1)), its expectation under Jeffreys' prior. Outputs that are multiples of some step were rounded to it, so the noise
-    is at least that of rounding. If the distribution of y alone predicts better, by normal distributions and by mixtures, the fit
-    returns it, and the page says so.
+    these rows better, the noise grows in steps of a factor of 1.4. If the rows nearest to each input clearly help, predictions use
+    them (:func:`~numpyro_orthgp.with_neighbors`), and the noise may also shrink. With 500 held-out rows such predictions have
+    hyperparameters of their own, learned from training rows that are each predicted from their nearest others. Errors of new
+    outputs follow the errors of these rows: a normal distribution, or a mixture of up to four, which can have heavy and skewed
+    tails. Schwarz's criterion decides; with fewer than 20 rows it is normal, and with fewer than 40 a fifth is held out. N rows do
+    not rule out that the next one is unlike them all, such as a slip of the pen. So quantiles and densities give a very wide
+    distribution of the size of y the weight 1 / (2 (N + 1)), its expectation under Jeffreys' prior. Outputs that are multiples of
+    some step were rounded to it, so the noise is at least that of rounding. If the distribution of y alone predicts better, by
+    normal distributions and by mixtures, the fit returns it, and the page says so.
 
     **Next steps.** ``SVI`` and ``NUTS`` take ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments``. The model is a few
     public lines, to copy and change.
@@ -94,8 +96,8 @@ def regression(
 
     :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,), in memory or on disk.
     :param y: numbers, shape (N,); NaN where missing.
-    :param time: time limit in seconds, three quarters of it for the searches; None for no limit. A running search stops within a
-        step. Compilation is not interrupted, so a fit may take some seconds more.
+    :param time: time limit in seconds, of which searches take three quarters at most; None for no limit. A running search stops
+        within a step. Compilation is not interrupted, so a fit may take some seconds more.
     :param M: number of inducing points. It is used at once, without a time limit: the same fit on any machine.
     :param num_steps: maximum number of steps of each search, by default 200; if it is given, there is no time limit.
     :param seed: seed of the order of rows; the first rows are held out.
@@ -145,19 +147,13 @@ def functions_of(
     found: Found, rows: Rows, sums: RowSums | None = None
 ) -> tuple[GPFunction, GPFunction | NeighborFunction]:
     """The model's function and the one that predicts, given the rows, or given those in ``sums``."""
-    near = found.near_noise
+    near = found.near
     f = function_of(found.values, rows, found.Z) if sums is None else sums.function()
     if near is None:
         return f, f
-    if sums is None:
-        return f, predictor_of(near_values(found), rows, found.Z, near=True)
-    of_all = sums.function(near / float(found.values["noise"]))
-    return f, with_neighbors(of_all, *map(jnp.asarray, (rows.X, rows.y, near)))
-
-
-def near_values(found: Found) -> Values:
-    """Hyperparameters for predictions with neighbours."""
-    return found.values | {"noise": np.array(found.near_noise)}
+    if sums is None or near.own:
+        return f, predictor_of(near, rows)
+    return f, near.given(sums.function(near.noise / float(found.values["noise"])), rows.X, rows.y)
 
 
 @dataclass(frozen=True, repr=False)
@@ -204,8 +200,7 @@ class RegressionFit(TableFit):
     @property
     def noise(self) -> float:
         """Standard deviation of the predictions' noise, in standardized units."""
-        near = self.found.near_noise
-        return float(self.found.values["noise"]) if near is None else near
+        return float(self.found.values["noise"]) if self.found.near is None else self.found.near.noise
 
     @property
     def strays(self) -> StrayNumbers:
@@ -233,7 +228,7 @@ class RegressionFit(TableFit):
         report = super().check(**options)
         if not self.found.errors.is_standard:
             report = replace(report, outputs={n: replace(o, gain=0.0) for n, o in report.outputs.items()})
-        return report if self.found.near_noise is None else replace(report, nearby={})
+        return report if self.found.near is None else replace(report, nearby={})
 
     def _distribution(self, mean: Any, variance: Any, xp: Any = np) -> tuple[Any, Any, Any]:
         """Location and scale of new outputs, and the function's standard deviation in the units of y.
@@ -249,8 +244,9 @@ class RegressionFit(TableFit):
         mean, sd = moments_of(self.found.errors, loc, scale, self.units.is_log, jnp)
         return {"mean": mean, "sd": sd, "function_sd": function_sd, "loc": loc, "scale": scale}
 
-    def _recipe(self) -> Callable[[], GPFunction]:
-        return partial(function_of, self.found.values, self._rows, self.found.Z)
+    def _recipe(self, near: Near | None = None) -> Callable[[], GPFunction]:
+        of = near or self.found
+        return partial(function_of, of.values, self._rows, of.Z)
 
     @property
     def _rows(self) -> Rows:
@@ -264,7 +260,7 @@ class RegressionFit(TableFit):
         arrays: Arrays = {}
         if isinstance(self.predictor, NeighborFunction):
             with jax.enable_x64(True):
-                arrays = describe_function(self.predictor.f, self._recipe(), "near")
+                arrays = describe_function(self.predictor.f, self._recipe(self.found.near), "near")
         return {"units": list(self.units), "num_given": self.num_given}, arrays
 
     @classmethod
@@ -274,11 +270,11 @@ class RegressionFit(TableFit):
 
     def _with_functions(self, arrays: Arrays) -> RegressionFit:
         f: GPFunction = function_from(arrays, self._recipe())
-        if self.found.near_noise is None:
+        near = self.found.near
+        if near is None:
             return replace(self, function=f, predictor=f)
-        rows = (jnp.asarray(self.X), jnp.asarray(self.y), jnp.asarray(self.found.near_noise))
-        near: GPFunction = function_from(arrays, self._recipe(), "near")
-        return replace(self, function=f, predictor=with_neighbors(near, *rows))
+        of_near: GPFunction = function_from(arrays, self._recipe(near), "near")
+        return replace(self, function=f, predictor=near.given(of_near, self.X, self.y))
 
     def _model_words(self) -> list[str]:
         v = self.found.values
@@ -303,9 +299,10 @@ class RegressionFit(TableFit):
 
     def _prediction_words(self) -> list[str]:
         found, lines = self.found, []
-        if found.near_noise is not None:
+        if found.near is not None:
+            num, own = found.near.num_neighbors, ", with hyperparameters learned for this" if found.near.own else ""
             lines.append(
-                f"predictions also use the 32 rows nearest to each input, and noise {found.near_noise:.3g}:"
+                f"predictions also use the {num} rows nearest to each input{own}, and noise {found.near.noise:.3g}:"
                 "\n  rows left out were clearly better with them"
             )
         if not found.errors.is_standard:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 
+from numpyro_orthgp.foreign import as_numpy
 from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = [
-    "FEW", "LEAST_ROWS", "is_missing", "observed_counts", "observed_numbers", "one_column", "order_of", "order_of_classes",
-    "positive_column",
+    "FEW", "LEAST_ROWS", "is_missing", "mean_and_sd", "observed_counts", "observed_numbers", "one_column", "order_of",
+    "order_of_classes", "positive_column", "warn_of_rounded",
 ]  # fmt: skip
 
 LEAST_ROWS = 10
+COARSE = 2.0**-20  # steps of float64, relative to the standard deviation, from which rounding is said
 MOST_HELD, LEAST_HELD = 1000, 10  # rows that are held out, if there are enough
 FEW = 4 * LEAST_HELD  # rows below which there are not
 
@@ -22,9 +25,14 @@ def one_column(y: Any, num_rows: int, name: str = "y", index: Any = None) -> np.
     """Outputs as an array of shape (N,), with None where a masked array is masked.
 
     :param index: labels of the rows of X, if X has any.
+    :raises TypeError: for sparse arrays, and tensors that NumPy cannot read.
     :raises ValueError: if there is not one output for each row, or they have the labels of X in another order.
     """
-    values = y.to_numpy() if hasattr(y, "to_numpy") else rows_of(y) if is_lazy(y) else _without_mask(y)
+    if hasattr(y, "toarray"):
+        raise TypeError(f"`{name}` must be an array; got {type(y).__name__}, which is sparse. Pass {name}.toarray().")
+    of_arrow = type(y).__module__.startswith("pyarrow")  # whose to_numpy refuses missing entries
+    own = hasattr(y, "to_numpy") and not (of_arrow and hasattr(y, "__array__"))
+    values = y.to_numpy() if own else rows_of(y) if is_lazy(y) else _without_mask(as_numpy(name, y))
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.shape != (num_rows,):
         raise ValueError(f"`{name}` must have shape ({num_rows},), one entry for each row of X; got {values.shape}.")
@@ -44,13 +52,28 @@ def _without_mask(values: Any) -> np.ndarray:
 def _check_labels_of_rows(name: str, own: Any, index: Any) -> None:
     if not hasattr(own, "equals") or not hasattr(index, "equals") or own.equals(index):
         return
-    if own.is_unique and index.is_unique and own.isin(index).all():
-        first = int(np.argmax(own.to_numpy() != index.to_numpy()))
+    if not (own.is_unique and index.is_unique):
+        return
+    place = own.get_indexer(index)  # of each row of X in y, by its label
+    moved = (place >= 0) & (place != np.arange(len(index)))
+    if not moved.any():
+        return
+    row = int(np.argmax(moved))
+    label = index[row : row + 1].tolist()[0]
+    where = (
+        f"row {row} of X has the label {label!r}, that of row {place[row]} of {name}, and rows are taken as they stand."
+    )
+    if (place >= 0).all():
         raise ValueError(
-            f"`{name}` has the rows of `X` in another order by their labels: row {first} is {index[first]!r} in X and "
-            f"{own[first]!r} in {name}, and rows are taken as they stand. Did you mean {name}.loc[X.index]? If not, pass "
-            f"{name}.to_numpy()."
+            f"`{name}` has the rows of `X` in another order by their labels: {where} Did you mean {name}.loc[X.index]? If not, "
+            f"pass {name}.to_numpy()."
         )
+    warnings.warn(
+        f"Labels of the rows of `X` and `{name}` do not agree: {where} If labels say which rows belong together, take those that "
+        f"both have; if not, pass {name}.to_numpy(), which has no labels.",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def observed_numbers(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarray, np.ndarray]:
@@ -139,11 +162,38 @@ def _numbers(name: str, values: np.ndarray, hint: str) -> np.ndarray:
             numbers = np.array([np.nan if is_missing(v) else v for v in values], float)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"`{name}` must be numbers; got {values.dtype}, {values[0]!r} for one. {hint}".rstrip()
+            f"`{name}` must be numbers; got {values.dtype}, {values[:1].tolist()[0]!r} for one. {hint}".rstrip()
         ) from error
     if np.isinf(numbers).any():
         raise ValueError(f"`{name}` has infinite entries. Make them missing (NaN), or finite.")
+    warn_of_rounded(f"`{name}`", numbers)
     return numbers
+
+
+def mean_and_sd(x: np.ndarray) -> tuple[float, float]:
+    """Mean and standard deviation, in a unit whose squares are numbers of float64."""
+    largest = float(np.abs(x).max())
+    unit = 2.0 ** np.floor(np.log2(largest)) if largest and not 1e-150 < largest < 1e150 else 1.0
+    return unit * float((x / unit).mean()), unit * float((x / unit).std())
+
+
+def warn_of_rounded(name: str, numbers: np.ndarray) -> None:
+    """Warn if float64 does not tell apart what differs: beyond 2^53, such as in numbers of accounts, it has steps of 2 and more.
+
+    :param numbers: float64, NaN where missing.
+    """
+    largest = float(np.nanmax(np.abs(numbers), initial=0.0))
+    if largest <= 2**53:
+        return
+    step = float(np.spacing(largest))
+    if step > COARSE * mean_and_sd(numbers[~np.isnan(numbers)])[1]:
+        warnings.warn(
+            f"{name} holds numbers as large as {largest:g}, which float64 tells apart only in steps of {step:g}: much of their "
+            "differences is lost. Subtract an offset while they are integers; numbers that are names, such as those of accounts, "
+            "become text.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def order_of_classes(codes: np.ndarray, seed: int) -> tuple[np.ndarray, int]:

@@ -24,11 +24,13 @@ from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.functions.neighbors import NeighborFunction, with_neighbors
+from numpyro_orthgp.functions.neighbors import NeighborFunction
 from numpyro_orthgp.math.compiled import quick_jit
+from numpyro_orthgp.tabular.blocks import moments
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.models import regression_model
-from numpyro_orthgp.tabular.points import Values, kernel_of, points_for
+from numpyro_orthgp.tabular.near import Near
+from numpyro_orthgp.tabular.points import Values, as_params, as_values, kernel_of, points_for
 from numpyro_orthgp.tabular.stages import (
     ENOUGH,
     FIRST_POINTS,
@@ -36,7 +38,6 @@ from numpyro_orthgp.tabular.stages import (
     LEAST_ROWS,
     ROWS_PER_POINT,
     Stage,
-    moments,
     while_it_pays,
 )
 from numpyro_orthgp.tabular.starts import WARPED, shorter, starts
@@ -44,14 +45,16 @@ from numpyro_orthgp.tabular.units import Outputs
 from numpyro_orthgp.training import FitResult, fit_lbfgs
 
 __all__ = [
-    "MANY_HELD", "Rows", "Searched", "Searches", "as_params", "as_values", "everything", "function_of", "new_guide", "predictor_of",
-    "search",
+    "MANY_HELD", "Rows", "Searched", "Searches", "everything", "function_of", "new_guide", "predictor_of", "search",
 ]  # fmt: skip
 
 MANY_HELD = 500  # held-out rows that suffice for the distribution of errors
 TOLERANCE = 0.05  # tolerance of a search, nats
 TAKEN_FOR_NOISE = 0.9  # noise above which a further search starts from shorter lengthscales
-SEARCHES = 0.75  # share of the time for the searches
+SEARCHES, OF_MANY = (
+    0.75,
+    0.5,
+)  # share of the time for the searches; of many rows, whose neighbours are learned from later
 
 
 class Rows(NamedTuple):
@@ -83,13 +86,10 @@ def function_of(values: Values, rows: Rows, Z: Any) -> GPFunction:
     return _function(*_arrays(values, rows), jnp.asarray(Z))
 
 
-def predictor_of(values: Values, rows: Rows, Z: Any, near: bool) -> GPFunction | NeighborFunction:
-    """The function for predictions; with ``near`` it also uses the rows nearest to each input."""
-    f = function_of(values, rows, Z)
-    if not near:
-        return f
+def predictor_of(near: Near, rows: Rows) -> NeighborFunction:
+    """The function for predictions that also use the rows nearest to each input."""
     seen = slice(None) if rows.observed is None else rows.observed
-    return with_neighbors(f, jnp.asarray(rows.X[seen]), jnp.asarray(rows.y[seen]), jnp.asarray(values["noise"]))
+    return near.given(function_of(near.values, rows, near.Z), rows.X[seen], rows.y[seen])
 
 
 def _arrays(values: Values, rows: Rows) -> tuple[Any, Any]:
@@ -116,15 +116,6 @@ def new_guide() -> AutoDelta:
     """A guide of posterior modes. Its model hides y, since its setup would evaluate the bound operation by operation. Each fit is
     given initial values, so the cheapest initialization suffices here."""
     return AutoDelta(numpyro.handlers.block(regression_model, hide=["y"]), init_loc_fn=init_to_feasible())
-
-
-def as_params(values: Values) -> dict[str, Any]:
-    """Parameters of ``AutoDelta``."""
-    return {f"{name}_auto_loc": jnp.asarray(value) for name, value in values.items()}
-
-
-def as_values(params: dict[str, Any]) -> Values:
-    return {name.removesuffix("_auto_loc"): np.asarray(value) for name, value in params.items()}
 
 
 class Searched(NamedTuple):
@@ -217,7 +208,7 @@ def search(
     :param num_held: number of first rows that the searches do not see; the returned fit includes them.
     :return: a ``Searches`` for further searches; all stages; the best one and its result; whether more points still paid.
     """
-    searches = Searches(X, num_held, budget.part(SEARCHES))
+    searches = Searches(X, num_held, budget.part(SEARCHES if num_held < MANY_HELD else OF_MANY))
     num_rows = len(X) - num_held
     # As many rows remain when a fifth is left out, so the programs are the same.
     most = num_rows if budget.num_points is not None else max(len(X) - -(-len(X) // FOLDS), 1)

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture
+from numpyro_orthgp.tabular.near import Near
 from numpyro_orthgp.tabular.points import Values
 
-__all__ = ["Found", "Search", "Stage", "Tried", "in_blocks", "while_it_pays"]
+__all__ = ["Found", "Search", "Stage", "Tried", "while_it_pays"]
 
 FIRST_POINTS, MOST_POINTS = 100, 1600
 LEAST_ROWS, ROWS_PER_POINT = 1000, 20
@@ -24,7 +23,6 @@ ENOUGH = 200  # held-out rows that suffice to decide; with fewer the bound decid
 FEW_STEPS = 5  # steps that a search must have time for
 CLEARLY = 1.0  # nats that a change must gain on all held-out rows together
 FOLDS = 5  # folds if rows are few, each left out once
-BLOCKS = (16, 128, 1024)  # rows per block of predictions
 
 
 class Stage(NamedTuple):
@@ -60,7 +58,7 @@ class Found:
     :param stages: the searches.
     :param baseline: mean log density of held-out rows under a distribution that does not depend on inputs.
     :param is_mean: whether this distribution is better and replaces the fit.
-    :param near_noise: for numbers, the noise of predictions that also use the rows nearest to each input; otherwise ``None``.
+    :param near: for numbers, how predictions use the rows nearest to each input; ``None`` if they do not.
     :param errors: for numbers, the distribution of prediction errors, in the model's standard deviations.
     :param sharpness: for labels, the power of the probabilities relative to the shares of the classes.
     :param losses: losses of the last fit, if they are estimates.
@@ -72,7 +70,7 @@ class Found:
     stages: list[Stage] = field(default_factory=list)
     baseline: float = np.nan
     is_mean: bool = False
-    near_noise: float | None = None
+    near: Near | None = None
     errors: Mixture = STANDARD
     sharpness: float = 1.0
     losses: np.ndarray | None = None
@@ -123,31 +121,3 @@ def while_it_pays(
         if better:  # otherwise the previous search is the best
             last, ended = stage, new
     return stages, (last, ended), pays
-
-
-def in_blocks(program: Callable[..., Any], given: Any, *rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Apply a compiled program to any number of rows. Blocks have one of three sizes, so at most three programs are compiled.
-
-    :param program: maps ``given`` and blocks of rows to a tuple of arrays, with one entry or row for each row.
-    """
-    parts, first, num = [], 0, len(rows[0])
-    while first < num:
-        size = next((b for b in BLOCKS if num - first <= b), BLOCKS[-1])
-        here = [r[first : first + size] for r in rows]
-        padded = [np.concatenate([r, np.repeat(r[:1], size - len(r), axis=0)]) for r in here]
-        parts.append([np.asarray(a)[: len(here[0])] for a in program(given, *map(jnp.asarray, padded))])
-        first += size
-    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
-
-
-def _mean_and_variance(f: Any, X: Any) -> tuple[Any, Any]:
-    marginals = f(X)
-    return marginals.mean, marginals.variance
-
-
-_moments = quick_jit(_mean_and_variance, 1)
-
-
-def moments(f: Any, X: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Means and variances of a function at any number of inputs."""
-    return in_blocks(_moments, f, X)

@@ -55,7 +55,7 @@ def table_of(X: Any) -> Table | StoredTable:
     :raises TypeError, ValueError: as :func:`~numpyro_orthgp.tabular.columns.read_table`.
     """
     if is_lazy(X):
-        Column(X).warn_of_missing("X")
+        Column(X).check_stored("X")
     if not (is_lazy(X) or isinstance(X, np.memmap)) or len(X.shape) != 2 or X.shape[0] <= PART:
         return read_table(X)
     read_table(rows_of(X, slice(0, 1)))  # checks its dtype

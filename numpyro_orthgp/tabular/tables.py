@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.foreign import as_numpy
 from numpyro_orthgp.tabular.dates import DATES, DURATIONS, as_durations, read_dates, start_of
 from numpyro_orthgp.tabular.rows import is_missing
 from numpyro_orthgp.training.columns import is_lazy, rows_of
@@ -47,7 +49,7 @@ def read_table(X: Any) -> Table:
     :raises ValueError: for a table without rows or columns, two columns with the same name, and infinite numbers.
     """
     X = X.to_pandas() if hasattr(X, "column_names") else X  # arrow's
-    if hasattr(X, "columns") and hasattr(X, "shape"):
+    if not hasattr(X, "collect") and hasattr(X, "columns") and hasattr(X, "shape"):
         names = [str(name) for name in X.columns]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -55,11 +57,16 @@ def read_table(X: Any) -> Table:
         values = tuple(_column(name, X[key]) for name, key in zip(names, X.columns, strict=True))
         table = Table(tuple(names), values, getattr(X, "index", None), type(X))
     else:
-        X = rows_of(X) if is_lazy(X) else X
-        array = X.astype(float).filled(np.nan) if np.ma.is_masked(X) and X.dtype.kind in "biuf" else np.asarray(X)
+        X = rows_of(X) if is_lazy(X) else as_numpy("X", X)
+        if remedy := "collect" if hasattr(X, "collect") else "toarray" if hasattr(X, "toarray") else "":
+            what = "lazy" if remedy == "collect" else "sparse"
+            raise TypeError(
+                f"`X` must be a table or an array; got {type(X).__name__}, which is {what}. Pass X.{remedy}()."
+            )
+        array = _filled(X) if np.ma.is_masked(X) else np.asarray(X)
         if array.dtype.kind == "M":
             array = read_dates(array)
-        elif array.dtype.kind not in "biuf":
+        elif array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(
                 f"`X` must be numbers, or a pandas or polars table; got {type(X).__name__} of {array.dtype}. An array has one "
                 "kind of column: for text and categories pass a table, pandas.DataFrame(X), whose columns have dtypes of their own."
@@ -75,6 +82,13 @@ def read_table(X: Any) -> Table:
         if column.dtype.kind == "f" and np.isinf(column).any():
             raise ValueError(f"Column {name!r} of `X` has infinite entries. Make them missing (NaN), or finite.")
     return table
+
+
+def _filled(X: Any) -> np.ndarray:
+    """A masked array with what says that an entry is missing, where there is such a thing."""
+    if X.dtype.kind in "biuf":
+        return X.astype(float).filled(np.nan)
+    return X.filled(np.datetime64("NaT")) if X.dtype.kind == "M" else np.asarray(X)
 
 
 def _column(name: str, column: Any) -> np.ndarray:
@@ -118,4 +132,7 @@ def level_of(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    return np.nan if type(value).__name__ == "NAType" or value is None else float(value)
+    try:
+        return np.nan if type(value).__name__ == "NAType" or value is None else float(value)
+    except OverflowError:  # of Python's integers
+        return np.inf

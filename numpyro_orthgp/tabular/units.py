@@ -56,11 +56,11 @@ def rounding_of(y: np.ndarray) -> float:
 
     It is a lower limit of the noise. Without it the noise could go to zero, and repeated values could have any density.
     """
-    largest = np.abs(y).max()
-    for power in range(int(np.floor(np.log10(largest))), int(np.floor(np.log10(LEAST_STEP * y.std()))), -1):
+    for power in range(int(np.floor(np.log10(np.ptp(y)))), int(np.floor(np.log10(LEAST_STEP * y.std()))), -1):
         for digit in (5, 2, 1):
             steps = y / (digit * 10.0**power)
-            if np.abs(steps - np.round(steps)).max() < 1e-9 * max(np.abs(steps).max(), 1.0):
+            # At most a hundredth of a step: beside a large mean any number is near a multiple.
+            if np.abs(steps - np.round(steps)).max() < min(1e-9 * max(np.abs(steps).max(), 1.0), 0.01):
                 return float(digit * 10.0**power / 12**0.5)
     return 0.0
 

@@ -7,9 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.foreign import as_numpy
 from numpyro_orthgp.training.columns import Column, is_lazy
 
-__all__ = ["MAX_ROWS", "as_array", "check_range", "num_rows", "on_disk", "read_rows"]
+__all__ = ["MAX_ROWS", "as_array", "check_range", "is_plain", "num_rows", "on_disk", "read_rows"]
 
 MAX_ROWS = 2**31 - 1  # row numbers must fit into JAX's int32
 
@@ -25,12 +26,19 @@ def read_rows(name: str, array: Any, dtype: Any, rows: Any) -> np.ndarray:
     return np.asarray(part, dtype)
 
 
+def is_plain(leaf: Any) -> bool:
+    """Whether it is an array of NumPy of which nothing else need be checked: nothing masked or lazy, rows of numbers."""
+    return type(leaf) is np.ndarray and leaf.dtype.kind in "biuf" and leaf.ndim > 0
+
+
 def as_array(name: str, leaf: Any) -> Any:
     """A numeric array of rows: NumPy's, or a :class:`~numpyro_orthgp.training.columns.Column` if it is read in slices.
 
     :raises TypeError: for other objects, masked entries, or entries that are not numbers.
     :raises ValueError: without a first axis.
     """
+    if is_plain(leaf):
+        return leaf
     if not is_lazy(leaf) and not hasattr(leaf, "__array__"):
         raise TypeError(f"`{name}` must be an array; got {type(leaf).__name__}. {_way_to_array(leaf)}")
     if np.ma.is_masked(leaf):
@@ -40,15 +48,18 @@ def as_array(name: str, leaf: Any) -> Any:
         )
     if is_lazy(leaf) and leaf.shape is None:
         raise ValueError(f"`{name}` must have a first axis of N rows; got an empty dataset.")
-    array = Column(leaf) if is_lazy(leaf) else np.asarray(leaf)
+    array = Column(leaf) if is_lazy(leaf) else np.asarray(as_numpy(name, leaf))
     if array.dtype.kind == "m" or not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
         raise TypeError(
             f"`{name}` must hold numbers; got an array of {array.dtype}.{_way_to_numbers(leaf, array.dtype)}"
         )
     if isinstance(array, Column):
-        array.warn_of_missing(name)
+        array.check_stored(name)
     if array.ndim == 0:
-        raise ValueError(f"`{name}` must have a first axis of N rows; got a single number. Pass constants as keywords.")
+        raise ValueError(
+            f"`{name}` must have a first axis of N rows; got a single number. Pass constants as keywords, and let a loader give "
+            "batches, not single rows."
+        )
     return array
 
 

@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_orthgp.foreign import as_numpy
+
 __all__ = ["Column", "columns", "default_blocks", "is_lazy", "rows_of"]
 
 BLOCK_BYTES = 2**20  # of all arrays together
 HELD, HELD_BYTES = 64, 2**27
+BLOSC_HEADER = 16  # bytes, the last four of which are the length of the whole
 
 
 def is_lazy(leaf: Any) -> bool:
@@ -25,11 +28,13 @@ def is_lazy(leaf: Any) -> bool:
 
     :raises ValueError: for a dataset of a file that is closed.
     """
+    if isinstance(leaf, np.ndarray):
+        return False
     if type(leaf).__module__.startswith("h5py.") and not leaf:
         raise ValueError(
             "A dataset of h5py is closed. Keep its file open as long as the fit and its result are in use."
         )
-    return not isinstance(leaf, np.ndarray) and all(hasattr(leaf, name) for name in ("chunks", "shape", "dtype"))
+    return all(hasattr(leaf, name) for name in ("chunks", "shape", "dtype"))
 
 
 class Column:
@@ -53,9 +58,17 @@ class Column:
     def __getitem__(self, rows: slice) -> np.ndarray:
         """
         :raises FileNotFoundError: if a folder is gone: zarr takes what is missing for zeros.
+        :raises TypeError: for masked entries.
         :raises ValueError: if the array is not as long as it was.
         """
-        found, num = np.asarray(self.leaf[rows]), len(range(*rows.indices(len(self))))
+        found, num = as_numpy("data", self.leaf[rows]), len(range(*rows.indices(len(self))))
+        if np.ma.is_masked(found):
+            raise TypeError(
+                f"An array of {type(self.leaf).__module__.partition('.')[0]} is masked, with {np.ma.count_masked(found)} entries "
+                f"missing among {num} rows from {rows.indices(len(self))[0]} on. Fill them in (dask.array.ma.filled), and pass "
+                "the mask as an array of its own."
+            )
+        found = np.asarray(found)
         if found.shape != (num, *self.shape[1:]):
             raise ValueError(
                 f"{num} rows from {rows.indices(len(self))[0]} on gave an array of shape {found.shape}: the data were changed "
@@ -81,7 +94,15 @@ class Column:
             found = [os.path.join(store.root, leaf.path)]
         return [str(f) for f in found if isinstance(f, (str, os.PathLike)) and os.path.exists(f)]
 
-    def warn_of_missing(self, name: str) -> None:
+    def check_stored(self, name: str) -> None:
+        """Check the chunks in a folder of zarr, which does not say all that it cannot read.
+
+        :raises ValueError: for a chunk that was cut short.
+        """
+        self._warn_of_missing(name)
+        self._refuse_cut()
+
+    def _warn_of_missing(self, name: str) -> None:
         """Warn of chunks that are not in a folder of zarr: it does not tell lost ones from those that were never written."""
         known = bool(self._folders) and hasattr(self.leaf, "nchunks_initialized")
         num, stored = (self.leaf.nchunks, self.leaf.nchunks_initialized) if known else (0, 0)
@@ -93,6 +114,24 @@ class Column:
                 UserWarning,
                 stacklevel=2,
             )
+
+    def _refuse_cut(self) -> None:
+        """Refuse chunks of Blosc that are shorter than they say: other numbers are read from them, often without an error."""
+        codecs = getattr(self.leaf, "compressors", ()) if self._folders else ()
+        if not any(type(codec).__name__.startswith("Blosc") for codec in codecs):
+            return
+        for folder, _, names in os.walk(self._folders[0]):
+            for name in names:
+                if name.startswith(".") or name == "zarr.json":
+                    continue
+                path = os.path.join(folder, name)
+                with open(path, "rb") as file:
+                    header = file.read(BLOSC_HEADER)
+                expected, found = int.from_bytes(header[12:16], "little"), os.path.getsize(path)
+                if len(header) < BLOSC_HEADER or found < expected:
+                    raise ValueError(
+                        f"{path} has {found} bytes, fewer than it was written with: the chunk was cut short. Write it again."
+                    )
 
     @property
     def is_unmarked(self) -> bool:

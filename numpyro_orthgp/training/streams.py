@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.training.arrays import as_array
+from numpyro_orthgp.training.arrays import as_array, is_plain
 from numpyro_orthgp.training.columns import rows_of
 
 __all__ = ["Cut", "Source", "Stream", "batches_at", "plain", "size_of"]
@@ -175,8 +175,12 @@ def size_of(batch: Any, least: int = 1) -> int:
     :raises TypeError: for what is no array of numbers.
     :raises ValueError: if its arrays have different numbers of rows.
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(batch)
-    lengths = {as_array("data" + jax.tree_util.keystr(path), leaf).shape[0] for path, leaf in leaves}
+    leaves = jax.tree.leaves(batch)
+    if all(map(is_plain, leaves)):  # names take longer than all else
+        lengths = {len(leaf) for leaf in leaves}
+    else:
+        named, _ = jax.tree_util.tree_flatten_with_path(batch)
+        lengths = {as_array("data" + jax.tree_util.keystr(path), leaf).shape[0] for path, leaf in named}
     if len(lengths) != 1 or min(lengths) < least:
         raise ValueError(f"Arrays of a batch must have the same number of rows, at least one; got {sorted(lengths)}.")
     return lengths.pop()

@@ -1,0 +1,62 @@
+"""Arrays of other libraries: tables, tensors, masked arrays. JAX takes them, but wraps large integers around and drops masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["as_numpy", "as_outputs", "without_mask"]
+
+
+def as_numpy(name: str, x: Any) -> Any:
+    """Tables, tensors and NumPy's scalars as arrays of NumPy. Others stay as they are.
+
+    :raises TypeError: for tensors that NumPy cannot read.
+    """
+    if isinstance(x, jax.Array | np.ndarray) or not hasattr(x, "__array__"):
+        return x
+    if isinstance(getattr(x, "_meta", None), np.ma.MaskedArray):
+        return x.compute()  # dask's, whose __array__ drops masks
+    try:
+        return np.asanyarray(x)
+    except (TypeError, RuntimeError) as error:
+        if not hasattr(x, "detach"):
+            raise
+        raise TypeError(
+            f"`{name}` is a tensor of torch that NumPy cannot read: {error} Pass tensor.detach().cpu().float().numpy(), and a "
+            "sparse one after to_dense()."
+        ) from error
+
+
+def without_mask(name: str, x: Any, remedy: str) -> Any:
+    """``x`` as :func:`as_numpy` has it, a masked array in which nothing is masked as a plain one: JAX takes no others.
+
+    :raises TypeError: for a masked array with entries missing.
+    """
+    x = as_numpy(name, x)
+    if np.ma.is_masked(x):
+        raise TypeError(
+            f"`{name}` is a masked array with {np.ma.count_masked(x)} entries missing, which JAX does not see. {remedy}"
+        )
+    return np.asarray(x) if isinstance(x, np.ma.MaskedArray) else x
+
+
+def as_outputs(name: str, y: Any, remedy: str) -> jax.Array:
+    """Outputs as an array of JAX.
+
+    :raises TypeError: for a masked array with entries missing, with a ``remedy``.
+    :raises ValueError: for integers that JAX would wrap around.
+    """
+    y = without_mask(name, y, remedy)
+    if isinstance(y, np.ndarray) and y.dtype.kind in "iu":
+        limits = jnp.iinfo(jax.dtypes.canonicalize_dtype(y.dtype))
+        wrapped = y[(y < limits.min) | (y > limits.max)]
+        if wrapped.size:
+            raise ValueError(
+                f"`{name}` is {y.dtype} and holds {wrapped[0]}, which JAX would wrap around in {limits.dtype}. Take another "
+                "unit, or use 64 bits (numpyro.enable_x64())."
+            )
+    return jnp.asarray(y)

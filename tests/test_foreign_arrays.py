@@ -1,0 +1,155 @@
+"""Arrays of other libraries, where an array is expected: the right numbers, or words."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.errors import check_floating
+from numpyro_orthgp.foreign import as_numpy, as_outputs
+from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.training.arrays import as_array
+
+LARGE = np.array([[2**60 + 3], [5]])  # which JAX wraps around in 32 bits, to 3 and 5, and float64 rounds
+
+HOLDERS = {
+    "numpy": ("numpy", lambda a: a),
+    "number": ("numpy", lambda a: a[0, 0]),
+    "list": ("numpy", lambda a: a.tolist()),
+    "pandas": ("pandas", lambda a: pytest.importorskip("pandas").DataFrame(a)),
+    "nullable": ("pandas", lambda a: pytest.importorskip("pandas").Series(a[:, 0], dtype="Int64")),
+    "polars": ("polars", lambda a: pytest.importorskip("polars").DataFrame(a)),
+    "arrow": ("pyarrow", lambda a: pytest.importorskip("pyarrow").array(a[:, 0])),
+    "xarray": ("xarray", lambda a: pytest.importorskip("xarray").DataArray(a)),
+    "torch": ("torch", lambda a: pytest.importorskip("torch").tensor(a)),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_large_integers_are_refused_whatever_holds_them(holder):
+    """They were wrapped around without a word, but for those of NumPy."""
+    library, make = HOLDERS[holder]
+    pytest.importorskip(library)
+    with pytest.raises(ValueError, match=r"`X` is int64 and holds 1152921504606846979, which float\d\d would round"):
+        check_floating("X", make(LARGE))
+    small = np.array([[3], [5]])
+    np.testing.assert_array_equal(np.ravel(check_floating("X", make(small))), np.ravel(np.asarray(make(small))))
+
+
+def test_inputs_of_a_table_are_those_of_its_numbers():
+    pd = pytest.importorskip("pandas")
+    f = ogp.CollapsedGP(kernels.RBF(1.0), jnp.linspace(0.0, 4.0, 5)[:, None], jnp.array([[0.0], [2.0]]), 0.1).posterior(
+        jnp.ones(5)
+    )
+    table = pd.DataFrame({"a": [1, 2, 3]})
+    np.testing.assert_array_equal(f(table).mean, f(jnp.array([[1.0], [2.0], [3.0]])).mean)
+    with pytest.raises(ValueError, match="`X` is int64 and holds 1152921504606846976"):
+        f(pd.DataFrame({"a": [2**60, 2]}))
+
+
+def test_floats_that_jax_does_not_have():
+    for dtype in (">f4", ">f8", np.longdouble):
+        np.testing.assert_array_equal(check_floating("X", np.array([1.5, 2.5], dtype)), [1.5, 2.5])
+
+
+def test_counts_that_jax_would_wrap_around():
+    zero = jnp.zeros(1)
+    poisson = likelihoods.Poisson(Marginals(zero, zero + 1, zero))
+    wrapped = np.array([2**64 - 1], np.uint64) if jnp.result_type(int) == jnp.int64 else np.array([2**32 + 3])
+    if jnp.result_type(int) == jnp.int64:
+        assert as_outputs("obs", wrapped, "").dtype == jnp.uint64
+        return
+    with pytest.raises(
+        ValueError, match=r"`obs` is int64 and holds 4294967299, which JAX would wrap around in int32\. Take another"
+    ):
+        poisson.log_prob(wrapped)
+
+
+class Masked:
+    """As dask's arrays of masked ones: ``__array__`` drops the masks."""
+
+    _meta = np.ma.masked_array(np.zeros(0))
+    dtype = np.dtype(float)
+
+    def __init__(self, array):
+        self.array, self.shape, self.chunks = array, array.shape, tuple((n,) for n in array.shape)
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, rows):
+        return Masked(self.array[rows])
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.array)
+
+    def compute(self):
+        return self.array
+
+
+def masks():
+    yield "as dask", Masked(np.ma.masked_array(np.arange(6.0), mask=[0, 1, 0, 0, 0, 0]))
+    try:
+        import dask.array
+    except ImportError:
+        return
+    whole = dask.array.from_array(np.arange(6.0), chunks=3)
+    yield "dask", dask.array.ma.masked_array(whole, mask=dask.array.from_array(np.arange(6) == 1, chunks=3))
+
+
+@pytest.mark.parametrize("array", [pytest.param(a, id=name) for name, a in masks()])
+def test_masks_of_lazy_arrays_are_seen(array):
+    """Masked entries were read as the numbers beneath."""
+    with pytest.raises(TypeError, match="`X` is a masked array with 1 entries missing"):
+        check_floating("X", array)
+    column = as_array("data[1]", array)
+    with pytest.raises(TypeError, match=r"is masked, with 1 entries missing among 3 rows from 0 on\. Fill them in"):
+        column[0:3]
+    np.testing.assert_array_equal(column[3:6], [3.0, 4.0, 5.0])
+
+
+class Tensor:
+    """As torch's of bfloat16."""
+
+    dtype = "torch.bfloat16"
+
+    def detach(self):
+        return self
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("Got unsupported ScalarType BFloat16")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: check_floating("X", x),
+        lambda x: as_array("X", x),
+        lambda x: ogp.regression(x, np.arange(20.0), M=5),
+        lambda x: ogp.online.from_blocks(kernels.RBF(1.0), np.zeros((1, 1)), 0.1, [(x, np.zeros(3))]),
+    ],
+)
+def test_tensors_that_numpy_cannot_read_say_what_to_do(read):
+    what = r"is a tensor of torch that NumPy cannot read: .*BFloat16 Pass tensor\.detach\(\)\.cpu\(\)\.float\(\)\.numpy\(\)"
+    with pytest.raises(TypeError, match=what):
+        read(Tensor())
+
+
+def test_tensors_of_torch():
+    torch = pytest.importorskip("torch")
+    x = torch.arange(4.0)[:, None]
+    for tensor in (x, x.double(), x.long(), x.half().float()):
+        np.testing.assert_array_equal(check_floating("X", tensor), np.arange(4.0)[:, None])
+    for tensor in (x.bfloat16(), x.clone().requires_grad_(), x.to_sparse()):
+        with pytest.raises(TypeError, match="`X` is a tensor of torch that NumPy cannot read"):
+            check_floating("X", tensor)
+    points = torch.linspace(0, 1, 20)[:, None]
+    assert ogp.init.kmeans(jnp.zeros(2, jnp.uint32), points, 3).shape == (3, 1)
+
+
+def test_what_is_no_array_stays():
+    for x in (1.5, [1.0, 2.0], None, jnp.ones(2)):
+        assert as_numpy("X", x) is x
