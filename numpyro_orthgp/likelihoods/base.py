@@ -36,8 +36,16 @@ from numpyro_orthgp.likelihoods.integrators import (
 )
 from numpyro_orthgp.likelihoods.masks import ToldOfMasks, refuse_groups
 from numpyro_orthgp.likelihoods.wrapped import (
-    MASK, check_observed, hint_of_mixture, is_expected, key_of_draw, log_predictive, no_cdf, refuse_outside, unwrap,
-)  # fmt: skip
+    MASK,
+    check_observed,
+    hint_of_mixture,
+    is_expected,
+    key_of_draw,
+    log_predictive,
+    no_cdf,
+    refuse_outside,
+    unwrap,
+)
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
 from numpyro_orthgp.math.ranks import broadcasting
@@ -214,9 +222,8 @@ class ExpectedLikelihood(ToldOfMasks):
 
     def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw f, then y given f. Draws are joint over inputs if those of ``f(X).sample()`` are."""
-        key = key_of_draw(key)
         self._check_not_stacked()
-        f_key, y_key = jax.random.split(key)
+        f_key, y_key = jax.random.split(key_of_draw(key))
         f = self.marginals._draw(f_key, sample_shape)
         y = self.conditional(f).sample(y_key)
         # NumPyro draws in the default dtype, whatever the dtype of parameters.
