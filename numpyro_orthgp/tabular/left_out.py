@@ -8,6 +8,7 @@ and errors do not tell their spread: one more search sees all, and the errors' s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,9 @@ FOLD_POINTS = 400  # most inducing points of a search for rows that are left out
 LEAST_ERRORS = 20  # errors that a mixture can be fitted to
 AS_STATED = 5.0  # errors with the stated spread that count beside few others
 FLAT = {"scale": 1e-3, "slope": 1e-3, "noise": 1.0}  # the mean and the standard deviation
+
+
+Judge = Callable[[float, np.ndarray], float]  # what left-out rows say, from their log density and their distances
 
 
 class LeftOut(NamedTuple):
@@ -194,26 +198,38 @@ def calibrate(parts: list[LeftOut], own: list[LeftOut], values: Values, budget: 
     :param own: the same rows with hyperparameters learned for predictions with neighbours, or none.
     """
 
-    def climb(parts: list[LeftOut], num_neighbors: int, *steps: float) -> tuple[float, float, np.ndarray]:
-        (best, distances), factor = scored(parts, 1.0, num_neighbors), 1.0
+    def climb(parts: list[LeftOut], num_neighbors: int, judge: Judge, *steps: float) -> tuple[float, float, np.ndarray]:
+        factor, (score, distances) = 1.0, scored(parts, 1.0, num_neighbors)
+        best = judge(score, distances), score, distances
         for step in steps:
             for i in range(MOST_CHANGES):
                 if i and not budget.allows(0.0):
                     break
-                score, other = scored(parts, factor * step, num_neighbors)
-                if score < best + CLEARLY:
+                score, distances = scored(parts, factor * step, num_neighbors)
+                if (value := judge(score, distances)) < best[0] + CLEARLY:
                     break
-                factor, best, distances = factor * step, score, other
-        return factor, best, distances
+                factor, best = factor * step, (value, score, distances)
+        return factor, *best[1:]
 
-    factor, best, distances = climb(parts, 0, STEP)
+    # The model's noise is that of normal errors.
+    factor, score, distances = climb(parts, 0, lambda score, _: score, STEP)
     near, least = None, parts[0].rounding
     of_model = parts if any(len(part.Z) < part.rows.num for part in parts) else []
     own_values = own[0].values if own else {}
     for tried, of_tried, num_neighbors in ((own, own_values, NEIGHBORS), (of_model, values, FEW_NEIGHBORS)):
         if tried and near is None:
-            change, score, others = climb(tried, num_neighbors, 1 / STEP, STEP)
-            if score > best + CLEARLY:
+            change, other, others = climb(tried, num_neighbors, with_errors, 1 / STEP, STEP)
+            if with_errors(other, others) > with_errors(score, distances) + CLEARLY:
                 near = with_noise(of_tried, change, least), num_neighbors
-                best, distances = score, others
-    return Calibrated(with_noise(values, factor, least), near, best / len(distances), distances)
+                score, distances = other, others
+    return Calibrated(with_noise(values, factor, least), near, score / len(distances), distances)
+
+
+def with_errors(score: float, z: np.ndarray) -> float:
+    """Log density of left-out rows by the distribution of errors that they have, less half a log N for each of its parameters.
+
+    :param score: their log density if errors are normal with the stated spread.
+    :param z: their distances from predictions, in predicted standard deviations.
+    """
+    errors = distribution_of(z)
+    return score + len(z) * gain(errors, z) - 0.5 * np.log(len(z)) * errors.num_parameters

@@ -61,6 +61,11 @@ class Mixture:
         ]
         return np.reshape(found, np.shape(level))
 
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters that were fitted; means count if one is not zero."""
+        return 0 if self.is_standard else (3 if np.any(self.locs) else 2) * len(self.weights) - 1
+
     def _log_joint(self, z: Any) -> np.ndarray:
         away = (np.asarray(z)[..., None] - self.locs) / self.scales
         return np.asarray(np.log(self.weights / self.scales) - 0.5 * (np.log(2 * np.pi) + away**2))
