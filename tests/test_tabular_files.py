@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp.tabular import stages
+from numpyro_orthgp.tabular import blocks
 from numpyro_orthgp.tabular.blocks import BLOCKS
 from numpyro_orthgp.tabular.files import FORMAT, write_fit
 
@@ -190,7 +190,7 @@ def test_any_number_of_rows_takes_three_programs(fits, monkeypatch):
         marginals = f(X)
         return marginals.mean, marginals.variance
 
-    monkeypatch.setattr(stages, "_moments", moments)
+    monkeypatch.setattr(blocks, "_moments", moments)
     many = np.tile(X, (14, 1))
     for num in (1, 2, 15, 16, 17, 100, 128, 129, 1000, 1024, 1100):
         assert fit.predict(many[:num]).mean.shape == (num,)

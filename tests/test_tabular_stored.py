@@ -10,6 +10,7 @@ import pytest
 import numpyro_orthgp as ogp
 from numpyro_orthgp.tabular import stored
 from numpyro_orthgp.tabular.budget import Budget
+from numpyro_orthgp.tabular.near import Near
 from numpyro_orthgp.tabular.search import Rows, function_of, predictor_of
 
 OPTIONS = {"M": 15, "num_steps": 20}
@@ -88,9 +89,10 @@ def test_neighbours_are_of_the_part(small, monkeypatch):
 
     real = left_out.calibrate
 
-    def chosen(parts, values, budget):
-        values, _, score, distances = real(parts, values, budget)
-        return values, 0.5 * float(values["noise"]), score, distances
+    def chosen(parts, values, budget, own):
+        found = real(parts, values, budget, own)
+        less = found.values | {"noise": 0.5 * found.values["noise"]}
+        return found._replace(near=Near(less, parts[0].Z, 32, own=False))
 
     monkeypatch.setattr(left_out, "calibrate", chosen)
     X, y = rows()

@@ -8,7 +8,7 @@ and errors do not tell their spread: one more search sees all, and the errors' s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +51,7 @@ class LeftOut(NamedTuple):
     y_new: np.ndarray
     rounding: float = 0.0  # least noise
 
-    def predicted(self, factor: float, num_neighbors: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def predicted(self, factor: float, num_neighbors: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Predicted means and variances with the noise times ``factor``, and the observed outputs."""
         values = with_noise(self.values, factor, self.rounding)
         near = Near(values, self.Z, num_neighbors, own=False)
@@ -63,13 +63,13 @@ class LeftOut(NamedTuple):
 class Calibrated(NamedTuple):
     """
     :param values: the model's hyperparameters.
-    :param near: hyperparameters and number of neighbours of predictions that also use nearby rows; ``None`` if they do not help.
+    :param near: how predictions use the rows nearest to each input; ``None`` if these do not help. Its points are of training rows.
     :param score: mean log density of the left-out rows.
     :param distances: their distances from predictions, in predicted standard deviations.
     """
 
     values: Values
-    near: tuple[Values, int] | None
+    near: Near | None
     score: float
     distances: np.ndarray
 
@@ -137,7 +137,7 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
     searches.budget = searches.budget.renewed(SEARCHES_LEFT_OUT)
     parts = left_out(searches, outputs, values, last, num_points)
     own = [] if searches.are_few else of_neighbors(parts[0], searches.budget.part(LEARNED))
-    values, near, score, found = calibrate(parts, own, values, searches.budget)
+    values, near, score, found = calibrate(parts, values, searches.budget, own)
     alone = np.concatenate([part.y_new for part in parts])
     errors, flat = distribution_of(found), fit_mixture(alone, OF_Y_ALONE) if len(alone) >= LEAST_ERRORS else STANDARD
     baseline = float(STANDARD.log_density(alone).mean())
@@ -146,13 +146,11 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
     if is_mean:
         values, near, errors = values | {k: np.array(v) for k, v in FLAT.items()}, None, flat
     Z = rows.points(values, num_points)
-    predictor = None
     if near is not None:
-        is_own = near[1] == NEIGHBORS
-        predictor = Near(near[0], rows.points(near[0], POINTS) if is_own else Z, near[1], is_own)
+        near = near._replace(Z=rows.points(near.values, POINTS) if near.own else Z)
     params = {name: np.asarray(value) for name, value in as_params(values).items()}
     baseline += float(outputs.log_slopes[: len(found)].mean())
-    return Found(values, Z, params, stages, baseline, is_mean, predictor, errors)
+    return Found(values, Z, params, stages, baseline, is_mean, near, errors)
 
 
 def points_of_all(num_points: int, num_rows: int, num_held: int, grows: bool) -> int:
@@ -175,7 +173,7 @@ def wider(z: np.ndarray) -> Mixture:
     return Mixture(np.ones(1), np.zeros(1), np.array([max(float(variance), 1.0) ** 0.5]))
 
 
-def scored(parts: list[LeftOut], factor: float = 1.0, num_neighbors: int = 0) -> tuple[float, np.ndarray]:
+def scored(parts: Sequence[LeftOut], factor: float = 1.0, num_neighbors: int = 0) -> tuple[float, np.ndarray]:
     """Log density of all left-out rows, and their distances from predictions in predicted standard deviations."""
     mean, variance, y = map(
         np.concatenate, zip(*(part.predicted(factor, num_neighbors) for part in parts), strict=True)
@@ -189,7 +187,7 @@ def gain(errors: Mixture, z: np.ndarray) -> float:
     return float(np.mean(errors.log_density(z) - STANDARD.log_density(z)))
 
 
-def calibrate(parts: list[LeftOut], own: list[LeftOut], values: Values, budget: Budget) -> Calibrated:
+def calibrate(parts: list[LeftOut], values: Values, budget: Budget, own: Sequence[LeftOut] = ()) -> Calibrated:
     """Calibrate on left-out rows: change the noise, or use neighbours, if this clearly predicts the rows better.
 
     Posterior modes underestimate the noise if rows are few or outputs have heavy tails. If there are fewer inducing points than
@@ -198,7 +196,9 @@ def calibrate(parts: list[LeftOut], own: list[LeftOut], values: Values, budget: 
     :param own: the same rows with hyperparameters learned for predictions with neighbours, or none.
     """
 
-    def climb(parts: list[LeftOut], num_neighbors: int, judge: Judge, *steps: float) -> tuple[float, float, np.ndarray]:
+    def climb(
+        parts: Sequence[LeftOut], num_neighbors: int, judge: Judge, *steps: float
+    ) -> tuple[float, float, np.ndarray]:
         factor, (score, distances) = 1.0, scored(parts, 1.0, num_neighbors)
         best = judge(score, distances), score, distances
         for step in steps:
@@ -215,12 +215,12 @@ def calibrate(parts: list[LeftOut], own: list[LeftOut], values: Values, budget: 
     factor, score, distances = climb(parts, 0, lambda score, _: score, STEP)
     near, least = None, parts[0].rounding
     of_model = parts if any(len(part.Z) < part.rows.num for part in parts) else []
-    own_values = own[0].values if own else {}
-    for tried, of_tried, num_neighbors in ((own, own_values, NEIGHBORS), (of_model, values, FEW_NEIGHBORS)):
+    for tried, num_neighbors in ((own, NEIGHBORS), (of_model, FEW_NEIGHBORS)):
         if tried and near is None:
             change, other, others = climb(tried, num_neighbors, with_errors, 1 / STEP, STEP)
             if with_errors(other, others) > with_errors(score, distances) + CLEARLY:
-                near = with_noise(of_tried, change, least), num_neighbors
+                of_near = with_noise(own[0].values if tried is own else values, change, least)
+                near = Near(of_near, tried[0].Z, num_neighbors, own=tried is own)
                 score, distances = other, others
     return Calibrated(with_noise(values, factor, least), near, score / len(distances), distances)
 
