@@ -102,6 +102,28 @@ def test_neighbours_are_of_the_part(small, monkeypatch):
         g = fit.predictor.f
         np.testing.assert_allclose(g(fit.X[:20]).mean, f(fit.X[:20]).mean, atol=1e-7)
         np.testing.assert_allclose(g(fit.X[:20]).variance, f(fit.X[:20]).variance, atol=1e-7)
+    assert "the 32 rows nearest to each input among 120 rows, and noise" in str(fit)
+
+
+def test_hyperparameters_of_neighbours_are_of_the_part(small, monkeypatch):
+    """Sums of all rows are of other hyperparameters, so these predictions use the part alone."""
+    from numpyro_orthgp.tabular import left_out
+
+    real = left_out.calibrate
+
+    def chosen(parts, values, budget, own):
+        found = real(parts, values, budget, own)
+        other = found.values | {"noise": 0.5 * found.values["noise"], "lengthscale": 0.5 * found.values["lengthscale"]}
+        return found._replace(near=Near(other, parts[0].Z, 16, own=True))
+
+    monkeypatch.setattr(left_out, "calibrate", chosen)
+    X, y = rows()
+    fit = ogp.regression(X, y, **OPTIONS)
+    assert fit.num_given == 500 and len(fit.X) == 120 and fit.predictor.num_neighbors == 16
+    with jax.enable_x64(True):
+        f = predictor_of(fit.found.near, Rows(fit.X, fit.y))
+        np.testing.assert_allclose(fit.predictor(fit.X[:20]).mean, f(fit.X[:20]).mean, atol=1e-9)
+        np.testing.assert_allclose(fit.predictor(fit.X[:20]).variance, f(fit.X[:20]).variance, atol=1e-9)
 
 
 def test_files_keep_all_of_it(small, tmp_path):

@@ -300,9 +300,10 @@ class RegressionFit(TableFit):
     def _prediction_words(self) -> list[str]:
         found, lines = self.found, []
         if found.near is not None:
-            num, own = found.near.num_neighbors, ", with hyperparameters learned for this" if found.near.own else ""
+            near, part = found.near, f" among {len(self.X)} rows" if len(self.X) < self.num_rows else ""
+            own = ", with hyperparameters learned for this" if near.own else ""
             lines.append(
-                f"predictions also use the {num} rows nearest to each input{own}, and noise {found.near.noise:.3g}:"
+                f"predictions also use the {near.num_neighbors} rows nearest to each input{part}{own}, and noise {near.noise:.3g}:"
                 "\n  rows left out were clearly better with them"
             )
         if not found.errors.is_standard:
