@@ -37,7 +37,6 @@ LEAST_ERRORS = 20  # errors that a mixture can be fitted to
 AS_STATED = 5.0  # errors with the stated spread that count beside few others
 FLAT = {"scale": 1e-3, "slope": 1e-3, "noise": 1.0}  # the mean and the standard deviation
 
-
 Judge = Callable[[float, np.ndarray], float]  # what left-out rows say, from their log density and their distances
 
 

@@ -40,12 +40,8 @@ __all__ = ["NEIGHBORS", "Near", "learn_near", "neighbors_model"]
 
 NEIGHBORS = 128  # H of predictions by hyperparameters of their own
 LEARN_FROM, ROUNDS, POOL = 32, 3, 4096  # H, and rounds of so many random rows, whose neighbours are found
-SIZE, STEPS, RATE, LAST = (
-    256,
-    100,
-    0.1,
-    0.1,
-)  # rows of a step, steps of a round, Adam's rate and the part of it at the end
+SIZE, STEPS = 256, 100  # rows of a step, steps of a round
+RATE, LAST = 0.1, 0.1  # Adam's rate, and the part of it that is left at the end of a round
 CALL = 10  # steps in one call to the device, between which the clock is read
 LEAST_NOISE = 2e-4  # below, covariances of standardized outputs have too few digits
 
