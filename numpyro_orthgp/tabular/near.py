@@ -8,7 +8,7 @@ learned from such predictions. Each row i is predicted from the H other rows b t
     p(y_i \mid y_b) = N\big(y_i \mid k_{ib} C^{-1} y_b, \; k_{ii} - k_{ib} C^{-1} k_{bi} + \sigma^2\big),
     \qquad C = K_{bb} + \sigma^2 I .
 
-The sum of their logarithms is the log density of rows that are left out one at a time (Rasmussen and Williams 2006, Eq. 5.11), of
+The sum of their logarithms is the log density of rows that are left out one at a time (Rasmussen and Williams 2006, Sec. 5.4.2), of
 which only near rows are kept, as Vecchia 1988 does. Each step of Adam takes a few hundred random rows, and costs O(H^3)
 for each of them.
 """
