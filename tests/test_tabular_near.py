@@ -7,12 +7,15 @@ import numpy as np
 import numpyro
 import pytest
 from numpyro.infer.util import log_density
+from scipy import stats
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
 from numpyro_orthgp.functions.neighbors import given_rows, nearest_rows
 from numpyro_orthgp.tabular import near
 from numpyro_orthgp.tabular.budget import Budget
+from numpyro_orthgp.tabular.left_out import with_errors
+from numpyro_orthgp.tabular.mixtures import fit_mixture
 from numpyro_orthgp.tabular.near import learn_near, neighbors_model
 
 VALUES = {"lengthscale": np.array([0.7, 1.3]), "scale": np.array(1.2), "slope": np.array(0.4), "noise": np.array(0.3)}
@@ -99,6 +102,19 @@ def test_what_is_learned_predicts_rows_better_than_what_it_begins_with():
         floored = learn_near(begin, X[100:], y[100:], 0.3, Budget(None, 10, 2))
         assert floored["noise"] >= 0.3
         assert learn_near(begin, X, y, 0.3, Budget(1e-9, None, 10))["noise"] == pytest.approx(np.hypot(0.8, 0.3))
+
+
+def test_rows_left_out_pay_for_the_distribution_of_their_errors():
+    """Half a log N for each parameter (Schwarz 1978); errors as stated have none."""
+    rng = np.random.default_rng(0)
+    stated, wide = rng.normal(size=400), 3 * rng.normal(size=400)
+    tails = np.where(rng.uniform(size=400) < 0.2, 8, 0.5) * rng.normal(size=400) + 2
+    assert [fit_mixture(z).num_parameters for z in (stated, wide)] == [0, 1] and fit_mixture(tails).num_parameters == 5
+    for z in (stated, wide, tails):
+        errors, normal = fit_mixture(z), stats.norm.logpdf(z).sum()
+        price = 0.5 * np.log(400) * errors.num_parameters
+        # The score may be of another unit of y: it is changed by what the distribution gains.
+        assert with_errors(normal + 7, z) == pytest.approx(errors.log_density(z).sum() + 7 - price)
 
 
 @pytest.fixture(scope="module")
