@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["as_numpy", "as_outputs", "without_mask"]
+__all__ = ["as_numpy", "as_outputs", "filled", "without_mask"]
 
 
 def as_numpy(name: str, x: Any) -> Any:
@@ -42,6 +42,15 @@ def without_mask(name: str, x: Any, remedy: str) -> Any:
             f"`{name}` is a masked array with {np.ma.count_masked(x)} entries missing, which JAX does not see. {remedy}"
         )
     return np.asarray(x) if isinstance(x, np.ma.MaskedArray) else x
+
+
+def filled(x: Any) -> Any:
+    """A masked array of NumPy with NaN or NaT where entries are missing. Others stay as they are."""
+    if not np.ma.is_masked(x):
+        return x
+    if x.dtype.kind in "biuf":
+        return x.astype(float).filled(np.nan)
+    return x.filled(np.datetime64("NaT")) if x.dtype.kind == "M" else np.asarray(x)
 
 
 def as_outputs(name: str, y: Any, remedy: str) -> jax.Array:

@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from numpyro_orthgp.foreign import filled
 from numpyro_orthgp.tabular import classification, regression
 from numpyro_orthgp.tabular.rows import LEAST_ROWS
 
@@ -32,7 +33,7 @@ class _Estimator(BaseEstimator):
     def _fit(self, call: Callable[..., Any], X: Any, y: Any, **checks: Any) -> Any:
         if np.ma.is_masked(y):
             raise ValueError("`y` is a masked array with entries missing. Leave these rows out.")
-        X = _filled(X)
+        X = filled(X)  # scikit-learn does not see masks
         if not hasattr(X, "columns"):
             X, y = validate_data(self, X, y, ensure_all_finite="allow-nan", ensure_min_samples=LEAST_ROWS, **checks)
         else:
@@ -43,7 +44,7 @@ class _Estimator(BaseEstimator):
 
     def _predicted(self, X: Any) -> Any:
         check_is_fitted(self)
-        X = _filled(X)
+        X = filled(X)
         if not hasattr(X, "columns"):
             X = validate_data(self, X, reset=False, ensure_all_finite="allow-nan")
         else:
@@ -54,11 +55,6 @@ class _Estimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
-
-
-def _filled(X: Any) -> Any:
-    """A masked array with NaN where entries are missing: scikit-learn does not see masks."""
-    return X.astype(float).filled(np.nan) if np.ma.is_masked(X) else X
 
 
 class GPRegressor(RegressorMixin, _Estimator):

@@ -122,19 +122,27 @@ def _refuse_values(y: Any, noise: Any) -> None:
         raise ValueError(f"`noise` must be positive, the noise's standard deviation; got {noise.min()}.")
 
 
-def nearest_rows(kernel: Any, X: Array, data: Array, num: int, *, but: Array) -> Array:
+def nearest_rows(kernel: Any, X: Array, data: Array, num: int, *, seen: Any = True, but: Array | None = None) -> Array:
     """Indices of the ``num`` rows of ``data`` with the largest prior correlation with each input, shape (B, num).
 
-    Computed in float32, since only the order counts, and that of near ties does not.
-
-    :param kernel: a kernel without an axis for latent functions.
     :param X: inputs, shape (B, D).
     :param data: shape (N, D).
-    :param but: for each input the index of a row that is left out, shape (B,).
+    :param seen: False for rows of ``data`` that do not count, shape (N,).
+    :param but: for each input the index of a row that does not count, shape (B,).
     """
-    kernel, X, data = jax.tree.map(lambda a: lax.stop_gradient(jnp.asarray(a, jnp.float32)), (kernel, X, data))
-    correlation = jnp.abs(kernel(X, data)) * lax.rsqrt(kernel(data))
-    return lax.top_k(correlation.at[jnp.arange(len(X)), but].set(-1), num)[1]
+    scale = safe_sqrt(kernel(data))
+
+    def of_block(block: tuple[Array, ...]) -> Array:
+        X, *but = block
+        correlation = jnp.abs(kernel(X, data)) / jnp.where(scale > 0, scale, 1)[..., None, :]
+        # Kernels may have an axis for each latent function.
+        correlation = jnp.where(seen, correlation.reshape(-1, len(X), len(data)).mean(0), -1)
+        for rows in but:
+            correlation = correlation.at[jnp.arange(len(X)), rows].set(-1)
+        # On CPUs, XLA's top_k is a hundred times as fast in float32 as in float64, and the order of ties does not matter.
+        return lax.top_k(correlation.astype(jnp.float32), num)[1]
+
+    return map_blocks(of_block, (X,) if but is None else (X, but), max(MAX_ENTRIES // len(data), MIN_SEARCHED))
 
 
 def given_rows(kernel: Any, noise: Array, X: Array, near: Array, y: Array) -> tuple[Array, Array]:
@@ -145,9 +153,8 @@ def given_rows(kernel: Any, noise: Array, X: Array, near: Array, y: Array) -> tu
     :param near: the rows, shape (B, H, D).
     :param y: their outputs, shape (B, H).
     """
-    K = jax.vmap(lambda rows: kernel(rows, rows))(near)
-    across = jax.vmap(lambda x, rows: kernel(x[None], rows)[0])(X, near) / noise
-    W = group_whitener(added_identity(K / noise**2))
+    across = jax.vmap(kernel)(X[:, None], near)[:, 0] / noise
+    W = group_whitener(added_identity(jax.vmap(kernel)(near, near) / noise**2))
     a, b = (jnp.einsum("nkh,nh->nk", W, r, precision=PRECISION) for r in (across, y / noise))
     return jnp.sum(a * b, -1), clip_rounding(kernel(X) - jnp.sum(a**2, -1))
 
@@ -176,20 +183,10 @@ class NeighborFunction:
 
     @one_program
     def _moments(self, X: Array) -> tuple[Array, Array, Array]:
-        near = map_blocks(self._nearest, X, max(MAX_ENTRIES // len(self.X), MIN_SEARCHED))
+        seen = self.precision_root > 0 if self.y.ndim == 1 else (self.precision_root > 0).any(-1)
+        near = nearest_rows(self.f.kernel, X, self.X, self.num_neighbors, seen=seen)
         held = (1 + self.num_neighbors) * self.f.num_inducing * (self.f.num_latents or 1)
         return map_blocks(lambda rows: self._moments_given(*rows), (X, near), max(MAX_ENTRIES // held, 1))
-
-    def _nearest(self, X: Array) -> Array:
-        """Indices of the H rows with the largest prior correlation with each input, shape (B, H)."""
-        scale = safe_sqrt(self.f.kernel(self.X))
-        correlation = jnp.abs(self.f.kernel(X, self.X)) / jnp.where(scale > 0, scale, 1)[..., None, :]
-        correlation = correlation.reshape(-1, len(X), len(self.X)).mean(
-            0
-        )  # kernels may have an axis for each latent function
-        seen = self.precision_root if self.y.ndim == 1 else self.precision_root.max(-1)
-        # On CPUs, XLA's top_k is a hundred times as fast in float32 as in float64, and the order of ties does not matter.
-        return lax.top_k(jnp.where(seen > 0, correlation, -1).astype(jnp.float32), self.num_neighbors)[1]
 
     def _moments_given(self, X: Array, near: Array) -> tuple[Array, Array, Array]:
         f, size = self.f, 1 + self.num_neighbors

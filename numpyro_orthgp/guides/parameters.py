@@ -50,9 +50,8 @@ class Checked(Messenger):
             if self.sized and "enumerate support" in str(error):
                 raise ValueError(f"{error} {FIRST_CALL}") from error
             raise
-        except (
-            TypeError
-        ) as error:  # JAX's, for weights of a network, of which NumPyro does not say what shapes they should have
+        except TypeError as error:
+            # JAX's, for weights of a network, of which NumPyro does not say what shapes they should have.
             networks = [name for name in self.params if name.endswith("$params")]
             if self.sized and networks and "shape" in str(error):
                 raise ValueError(

@@ -59,6 +59,15 @@ class LeftOut(NamedTuple):
         return mean, variance + values["noise"] ** 2, self.y_new
 
 
+class Climbed(NamedTuple):
+    """The best factor of the noise; the value by which it was chosen; log density and distances of left-out rows."""
+
+    factor: float
+    value: float
+    score: float
+    distances: np.ndarray
+
+
 class Calibrated(NamedTuple):
     """
     :param values: the model's hyperparameters.
@@ -186,42 +195,42 @@ def gain(errors: Mixture, z: np.ndarray) -> float:
     return float(np.mean(errors.log_density(z) - STANDARD.log_density(z)))
 
 
-def calibrate(parts: list[LeftOut], values: Values, budget: Budget, own: Sequence[LeftOut] = ()) -> Calibrated:
+def calibrate(parts: list[LeftOut], found: Values, budget: Budget, own: Sequence[LeftOut] = ()) -> Calibrated:
     """Calibrate on left-out rows: change the noise, or use neighbours, if this clearly predicts the rows better.
 
     Posterior modes underestimate the noise if rows are few or outputs have heavy tails. If there are fewer inducing points than
     rows, the rows near an input may add information. With them, what the points miss no longer counts as noise.
 
+    :param found: hyperparameters that the searches found.
     :param own: the same rows with hyperparameters learned for predictions with neighbours, or none.
     """
+    least = parts[0].rounding
 
-    def climb(
-        parts: Sequence[LeftOut], num_neighbors: int, judge: Judge, *steps: float
-    ) -> tuple[float, float, np.ndarray]:
-        factor, (score, distances) = 1.0, scored(parts, 1.0, num_neighbors)
-        best = judge(score, distances), score, distances
+    def climb(parts: Sequence[LeftOut], num_neighbors: int, judge: Judge, *steps: float) -> Climbed:
+        score, distances = scored(parts, 1.0, num_neighbors)
+        best = Climbed(1.0, judge(score, distances), score, distances)
         for step in steps:
             for i in range(MOST_CHANGES):
                 if i and not budget.allows(0.0):
                     break
-                score, distances = scored(parts, factor * step, num_neighbors)
-                if (value := judge(score, distances)) < best[0] + CLEARLY:
+                factor = best.factor * step
+                score, distances = scored(parts, factor, num_neighbors)
+                if (value := judge(score, distances)) < best.value + CLEARLY:
                     break
-                factor, best = factor * step, (value, score, distances)
-        return factor, *best[1:]
+                best = Climbed(factor, value, score, distances)
+        return best
 
-    # The model's noise is that of normal errors.
-    factor, score, distances = climb(parts, 0, lambda score, _: score, STEP)
-    near, least = None, parts[0].rounding
+    best = climb(parts, 0, lambda score, _: score, STEP)  # the model's noise is that of normal errors
+    values, near = with_noise(found, best.factor, least), None
+    best = best._replace(value=with_errors(best.score, best.distances))
     of_model = parts if any(len(part.Z) < part.rows.num for part in parts) else []
     for tried, num_neighbors in ((own, NEIGHBORS), (of_model, FEW_NEIGHBORS)):
         if tried and near is None:
-            change, other, others = climb(tried, num_neighbors, with_errors, 1 / STEP, STEP)
-            if with_errors(other, others) > with_errors(score, distances) + CLEARLY:
-                of_near = with_noise(own[0].values if tried is own else values, change, least)
-                near = Near(of_near, tried[0].Z, num_neighbors, own=tried is own)
-                score, distances = other, others
-    return Calibrated(with_noise(values, factor, least), near, score / len(distances), distances)
+            new = climb(tried, num_neighbors, with_errors, 1 / STEP, STEP)
+            if new.value > best.value + CLEARLY:
+                of_near = with_noise(own[0].values if tried is own else found, new.factor, least)
+                near, best = Near(of_near, tried[0].Z, num_neighbors, own=tried is own), new
+    return Calibrated(values, near, best.score / len(best.distances), best.distances)
 
 
 def with_errors(score: float, z: np.ndarray) -> float:

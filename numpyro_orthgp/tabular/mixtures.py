@@ -92,7 +92,7 @@ def fit_mixture(z: np.ndarray, narrowest: float = 0.0) -> Mixture:
                 (_most_likely(z, num, has_means, start, narrowest) for start in STARTS[: 1 if num == 1 else None]),
                 key=lambda pair: pair[0],
             )
-            value -= price * ((3 if has_means else 2) * num - 1)
+            value -= price * found.num_parameters
             if value > best:
                 best, chosen = value, found
     return chosen

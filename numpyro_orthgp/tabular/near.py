@@ -118,7 +118,8 @@ def learn_near(values: Values, X: np.ndarray, y: np.ndarray, least_noise: float,
 
 
 def _nearest_of(given: Any, X: Array, rows: Array) -> tuple[Array]:
-    values, data = given
+    # Columns are standardized, and the order of near ties does not matter.
+    values, data, X = jax.tree.map(lambda a: a.astype(jnp.float32), (*given, X))
     return (nearest_rows(kernel_of(values), X, data, min(LEARN_FROM, len(data) - 1), but=rows),)
 
 

@@ -51,10 +51,8 @@ __all__ = [
 MANY_HELD = 500  # held-out rows that suffice for the distribution of errors
 TOLERANCE = 0.05  # tolerance of a search, nats
 TAKEN_FOR_NOISE = 0.9  # noise above which a further search starts from shorter lengthscales
-SEARCHES, OF_MANY = (
-    0.75,
-    0.5,
-)  # share of the time for the searches; of many rows, whose neighbours are learned from later
+SEARCHES = 0.75  # share of the time for the searches
+SEARCHES_OF_MANY = 0.5  # the same for many rows, which are learned from once more
 
 
 class Rows(NamedTuple):
@@ -208,7 +206,7 @@ def search(
     :param num_held: number of first rows that the searches do not see; the returned fit includes them.
     :return: a ``Searches`` for further searches; all stages; the best one and its result; whether more points still paid.
     """
-    searches = Searches(X, num_held, budget.part(SEARCHES if num_held < MANY_HELD else OF_MANY))
+    searches = Searches(X, num_held, budget.part(SEARCHES if num_held < MANY_HELD else SEARCHES_OF_MANY))
     num_rows = len(X) - num_held
     # As many rows remain when a fifth is left out, so the programs are the same.
     most = num_rows if budget.num_points is not None else max(len(X) - -(-len(X) // FOLDS), 1)

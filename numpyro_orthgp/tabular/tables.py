@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.foreign import as_numpy
+from numpyro_orthgp.foreign import as_numpy, filled
 from numpyro_orthgp.tabular.dates import DATES, DURATIONS, as_durations, read_dates, start_of
 from numpyro_orthgp.tabular.rows import is_missing
 from numpyro_orthgp.training.columns import is_lazy, rows_of
@@ -63,7 +63,7 @@ def read_table(X: Any) -> Table:
             raise TypeError(
                 f"`X` must be a table or an array; got {type(X).__name__}, which is {what}. Pass X.{remedy}()."
             )
-        array = _filled(X) if np.ma.is_masked(X) else np.asarray(X)
+        array = np.asarray(filled(X))
         if array.dtype.kind == "M":
             array = read_dates(array)
         elif array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):
@@ -82,13 +82,6 @@ def read_table(X: Any) -> Table:
         if column.dtype.kind == "f" and np.isinf(column).any():
             raise ValueError(f"Column {name!r} of `X` has infinite entries. Make them missing (NaN), or finite.")
     return table
-
-
-def _filled(X: Any) -> np.ndarray:
-    """A masked array with what says that an entry is missing, where there is such a thing."""
-    if X.dtype.kind in "biuf":
-        return X.astype(float).filled(np.nan)
-    return X.filled(np.datetime64("NaT")) if X.dtype.kind == "M" else np.asarray(X)
 
 
 def _column(name: str, column: Any) -> np.ndarray:
