@@ -185,7 +185,8 @@ class NeighborFunction:
     def _moments(self, X: Array) -> tuple[Array, Array, Array]:
         seen = self.precision_root > 0 if self.y.ndim == 1 else (self.precision_root > 0).any(-1)
         near = nearest_rows(self.f.kernel, X, self.X, self.num_neighbors, seen=seen)
-        held = (1 + self.num_neighbors) * self.f.num_inducing * (self.f.num_latents or 1)
+        size = 1 + self.num_neighbors
+        held = size * max(self.f.num_inducing, size) * (self.f.num_latents or 1)
         return map_blocks(lambda rows: self._moments_given(*rows), (X, near), max(MAX_ENTRIES // held, 1))
 
     def _moments_given(self, X: Array, near: Array) -> tuple[Array, Array, Array]:
