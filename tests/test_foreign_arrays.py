@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -56,16 +57,18 @@ def test_floats_that_jax_does_not_have():
 
 
 def test_counts_that_jax_would_wrap_around():
-    zero = jnp.zeros(1)
-    poisson = likelihoods.Poisson(Marginals(zero, zero + 1, zero))
-    wrapped = np.array([2**64 - 1], np.uint64) if jnp.result_type(int) == jnp.int64 else np.array([2**32 + 3])
-    if jnp.result_type(int) == jnp.int64:
-        assert as_outputs("obs", wrapped, "").dtype == jnp.uint64
-        return
-    with pytest.raises(
-        ValueError, match=r"`obs` is int64 and holds 4294967299, which JAX would wrap around in int32\. Take another"
-    ):
-        poisson.log_prob(wrapped)
+    most = np.array([2**64 - 1], np.uint64)
+    assert as_outputs("obs", most, "").dtype == jnp.uint64
+    with jax.enable_x64(False):
+        zero = jnp.zeros(1)
+        poisson = likelihoods.Poisson(Marginals(zero, zero + 1, zero))
+        with pytest.raises(
+            ValueError,
+            match=r"`obs` is int64 and holds 4294967299, which JAX would wrap around in int32\. Take another",
+        ):
+            poisson.log_prob(np.array([2**32 + 3]))
+        with pytest.raises(ValueError, match="`obs` is uint64 and holds 18446744073709551615"):
+            as_outputs("obs", most, "")
 
 
 class Masked:
