@@ -61,6 +61,8 @@ def leaves(tree: Any) -> list[np.ndarray]:
 
 
 def assert_same_bits(a: Any, b: Any) -> None:
+    if jax.default_backend() != "cpu":  # XLA's sums on GPUs have no fixed order
+        return assert_close(a, b, 1e-10)
     for x, y in zip(leaves(a), leaves(b), strict=True):
         np.testing.assert_array_equal(x, y)
 

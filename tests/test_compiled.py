@@ -198,10 +198,12 @@ def test_quick_programs_are_the_same_functions_alone_and_within_others():
         np.testing.assert_allclose(slope, 3 * jnp.sin(x) ** 2 * jnp.cos(x), rtol=1e-5)
 
 
-def test_quick_options_are_for_processors_and_for_an_xla_that_has_them(monkeypatch):
+def test_quick_options_are_those_of_the_platform_and_of_an_xla_that_has_them(monkeypatch):
     assert quick_options(1)["xla_backend_optimization_level"] == 1
     look = quick_options.__wrapped__
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert look(0) == {"xla_gpu_autotune_level": 0} and look(1) is None
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert look(0) is None
     monkeypatch.undo()
 

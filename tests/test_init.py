@@ -125,6 +125,11 @@ def test_kmeans_blocks_change_nothing(rng, monkeypatch):
     assert int(whole[1].sum()) == 103
 
 
+def test_sums_of_clusters_in_an_order_that_is_fixed(rng):
+    X, label = jnp.asarray(rng.normal(size=(50, 3))), jnp.asarray(rng.integers(0, 5, 50))  # the last label is padding's
+    np.testing.assert_allclose(clusters._ordered_sums(4, X, label), clusters._sums(4, X, label), rtol=1e-12, atol=1e-12)
+
+
 def test_kmeans_depends_on_the_key_alone(rng):
     X = rng.normal(size=(200, 2))
     np.testing.assert_array_equal(kmeans(random.key(3), X, 10), kmeans(random.key(3), X, 10))

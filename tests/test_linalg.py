@@ -79,7 +79,7 @@ def test_singular_and_indefinite_matrices_get_a_finite_factor(dtype, rng):
     assert L.dtype == dtype and bool(jnp.isfinite(L).all()) and bool(jnp.isfinite(jax.grad(total)(K)).all())
     np.testing.assert_allclose(L @ jnp.swapaxes(L, -1, -2), K, atol=3e-5)
     # The healthy matrix of the batch keeps its own factor: only those that failed get more jitter.
-    np.testing.assert_array_equal(L[2], jnp.linalg.cholesky(fine))
+    np.testing.assert_array_max_ulp(L[2], jnp.linalg.cholesky(fine), 1)  # a GPU's batched factor rounds otherwise
 
 
 def test_nan_is_handed_on_not_hidden():

@@ -50,6 +50,7 @@ def test_products_and_derivatives(rng, name, M, batch):
         assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="JAX counts operations of programs for CPUs")
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_few_operations(name):
     """With three strips 6/9 of the dense product's, for each of the three products forward and backward; fewer where both factors

@@ -16,6 +16,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.math import triangular
 from numpyro_orthgp.math.cholesky import inverse_cholesky, root_of_inverse
 from numpyro_orthgp.math.triangular import BLOCK, THREADED, inverse_lower, solve_lower, solve_right
 
@@ -123,7 +124,7 @@ def test_roots_of_inverses(rng, M):
 
 def lapack_calls(function, *args):
     """Of the program for CPUs: rows of factors, entries of right-hand sides."""
-    text = jax.jit(function).lower(*args).as_text()
+    text = jax.jit(function).trace(*args).lower(lowering_platforms=("cpu",)).as_text()
     factors, sides = [], []
     for name, types in re.findall(r"custom_call @lapack_[sd](potrf|trsm)_ffi.*? : \((.*?)\) ->", text):
         operands = [[int(n) for n in dims.split("x")[:-1]] for dims in re.findall(r"tensor<([^>]*)>", types)]
@@ -199,3 +200,49 @@ def test_no_path_calls_lapack_with_what_starts_threads(name):
     factors, sides = lapack_calls(PATHS[name]())
     assert factors and max(factors) <= BLOCK
     assert sides and max(sides) < THREADED
+
+
+# ---------------------------------------------------------------- accelerators
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """Programs are cut as for an accelerator, and run on the CPU."""
+    jax.clear_caches()
+    monkeypatch.setattr(triangular, "_platform", lambda: "cuda")
+    yield
+    jax.clear_caches()
+
+
+def test_blocks_follow_the_default_device(monkeypatch):
+    assert triangular.block() == BLOCK
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert triangular.block() == 256
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert triangular.block() == BLOCK
+    with jax.default_device("cpu"):
+        assert triangular.block() == BLOCK
+
+
+@pytest.mark.parametrize(("M", "num"), [(256, 1), (257, 2), (1024, 4)])
+def test_accelerators_get_large_blocks_and_few_products(M, num, accelerator):
+    K = jax.ShapeDtypeStruct((M, M), jnp.float32)
+    program = jax.jit(lambda K: inverse_cholesky(K, 1.0)).trace(K)
+    text = program.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @cusolver_potrf_ffi") == num
+    assert text.count("stablehlo.dot_general") <= 16 * (num - 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("M", [200, 300])
+def test_blocks_of_accelerators_give_the_same_factors(rng, M, dtype, accelerator):
+    A = rng.normal(size=(M, M))
+    K = A @ A.T / M + np.eye(M)
+    W = inverse_cholesky(jnp.asarray(K, dtype), jnp.ones((), dtype))
+    rtol = 3e-5 if dtype == jnp.float32 else 1e-12
+    np.testing.assert_allclose(W, np.linalg.inv(np.linalg.cholesky(K)), atol=rtol)
+    B = rng.normal(size=(M, 400))
+    L = np.linalg.cholesky(K)
+    np.testing.assert_allclose(
+        solve_lower(jnp.asarray(L, dtype), jnp.asarray(B, dtype)), np.linalg.solve(L, B), atol=8 * rtol
+    )

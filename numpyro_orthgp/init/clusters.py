@@ -163,13 +163,22 @@ def _assign(X: Array, centres: Array) -> tuple[Array, Array, Array]:
         x, mask = xs
         distance = _squared_distance(x, centres)
         label = jnp.where(mask, distance.argmin(axis=-1), num)  # padding goes to a segment that is dropped
-        sums = jax.ops.segment_sum(x, label, num + 1)[:num]
+        sums = lax.platform_dependent(x, label, cpu=partial(_sums, num), default=partial(_ordered_sums, num))
         counts = jax.ops.segment_sum(mask.astype(jnp.int32), label, num + 1)[:num]
         return (totals[0] + sums, totals[1] + counts), distance.min(axis=-1)
 
     start = jnp.zeros((num, D), X.dtype), jnp.zeros(num, jnp.int32)
     (sums, counts), nearest = lax.scan(block, start, (rows, real))
     return sums, counts, nearest.reshape(-1)[:N]
+
+
+def _sums(num: int, X: Array, label: Array) -> Array:
+    return jax.ops.segment_sum(X, label, num + 1)[:num]
+
+
+def _ordered_sums(num: int, X: Array, label: Array) -> Array:
+    """:func:`_sums`, whose order is not left to chance: GPUs scatter rows as threads happen to come."""
+    return matmul((label == jnp.arange(num)[:, None]).astype(X.dtype), X)
 
 
 def _squared_distance(X: Array, C: Array) -> Array:

@@ -28,8 +28,8 @@ from numpyro_orthgp.math.products import (
     transpose,
 )
 from numpyro_orthgp.math.triangular import (
-    BLOCK,
     beside,
+    block,
     half,
     inverse_lower,
     join_lower,
@@ -131,9 +131,9 @@ def _inverse_cholesky_jvp(primals: tuple[Array, Array], tangents: tuple[Array, A
 def inverse_factor(K: Array, of_rows: bool = False) -> Array:
     """One attempt, without extra jitter: NaN where ``K`` is not numerically positive definite. It has no derivative rule.
 
-    :param of_rows: K has a batch axis of rows, which may be on several devices; of matrices of up to ``BLOCK`` rows none is moved.
+    :param of_rows: K has a batch axis of rows, which may be on several devices; of matrices that are one block none is moved.
     """
-    if of_rows and K.shape[-1] <= BLOCK:
+    if of_rows and K.shape[-1] <= block():
         return one_by_one(lambda K: plain_inverse(_small_factor(K)), K, of_rows=True)
     return one_by_one(lambda K: _factor(K)[1], K)
 
@@ -196,7 +196,7 @@ def _retried(factor: Callable[[Array], Array], K: Array, scale: Array) -> tuple[
 def _factor(K: Array) -> tuple[Array, Array]:
     """The Cholesky factor and its inverse; they hold NaN where it does not exist."""
     M = K.shape[-1]
-    if M <= BLOCK:
+    if M <= block():
         L = _small_factor(K)
         return L, inverse_lower(L)
     h = half(M)

@@ -91,22 +91,28 @@ def quick_jit(function: Callable[..., Any], effort: int, **options: Any) -> Call
 
 @lru_cache
 def quick_options(effort: int) -> dict[str, Any] | None:
-    """Options of XLA by which a program for CPUs is compiled in less time; ``None`` for other platforms, and where it has no such
-    options.
+    """Options of XLA by which a program is compiled in less time; ``None`` where it has no such options.
 
     Of a collapsed bound with its gradient in float64 (``benchmarks/quick_compiles.py``), effort 0 takes a sixth of the time, and
     the program up to twice as long: for what runs once, or a few times. Effort 1 takes half, and the program is as fast. Steps of
     ``fit`` in float32 are slower by a tenth with it, and run thousands of times: they are compiled as JAX does.
 
+    On GPUs XLA tries several kernels for each product while it compiles. With effort 0 it takes the first.
+
     :param effort: 0 or 1.
     """
-    if jax.default_backend() != "cpu":
-        return None
-    level = {"xla_backend_optimization_level": effort}
-    for options in ({**level, "xla_cpu_use_fusion_emitters": False}, level):  # newer versions have but the first
+    for options in _options(jax.default_backend(), effort):
         try:
             jax.jit(lambda x: x + 1, compiler_options=options)(0)
             return options
         except Exception:  # an XLA that does not know them
             continue
     return None
+
+
+def _options(platform: str, effort: int) -> list[dict[str, Any]]:
+    """What to try, best first."""
+    if platform == "gpu":
+        return [] if effort else [{"xla_gpu_autotune_level": 0}]
+    level = {"xla_backend_optimization_level": effort}
+    return [{**level, "xla_cpu_use_fusion_emitters": False}, level] if platform == "cpu" else []

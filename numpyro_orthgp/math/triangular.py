@@ -3,8 +3,9 @@
 LAPACK's solves run at a third of the speed of products or less; and on CPUs OpenBLAS, whose solves jaxlib calls, starts threads for
 all but small right-hand sides. Between two calls they wait for work by spinning, which takes the cores away from XLA's own threads:
 a training step took up to twice as long. So LAPACK gets at most ``THREADED`` entries at a time, and only triangles of
-``BLOCK`` rows. Larger ones are inverted by halves. A product with the inverse is refined once; then it is as precise as a solve
-(``tests/test_triangular.py``, where LAPACK alone is the oracle).
+:func:`block` rows. Larger ones are inverted by halves. A product with the inverse is refined once; then it is as precise as a solve
+(``tests/test_triangular.py``, where LAPACK alone is the oracle). On accelerators blocks are larger: there each product is one more
+program that is compiled and tuned, and one more launch.
 
 **Inverses solve W L = I, not L W = I.** They whiten k = L a to W k, so their error is W L - I. It is ``eps |W| |L|`` for the one,
 and the square of that for the other: in float32 64 points of a smooth kernel explained 1.6 % more than all of the variance.
@@ -25,11 +26,14 @@ from numpyro_orthgp.math.products import linear_in_left, plain_matmul, plain_mat
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "BLOCK", "beside", "half", "inverse_lower", "join_lower", "one_by_one", "plain_inverse", "solve_lower", "solve_right",
+    "BLOCK", "beside", "block", "half", "inverse_lower", "join_lower", "one_by_one", "plain_inverse", "solve_lower", "solve_right",
 ]  # fmt: skip
 
 # Rows of the triangles that LAPACK has to do with (measured on two cores, for factors and inverses).
 BLOCK = 64
+
+# And libraries of accelerators: a step at M = 1024 has 65 products for 161, and 8 calls for 32 (benchmarks/ahead_of_time.py).
+_BLOCK_ON_ACCELERATORS = 256
 
 # Entries of a right-hand side from which on OpenBLAS starts threads.
 THREADED = 1024
@@ -97,6 +101,16 @@ def solve_right(B: Array, L: Array, W: Array) -> Array:
     return jnp.concatenate([first, solve_right(rest, L[..., h:, h:], W[..., h:, h:])], axis=-1)
 
 
+def block() -> int:
+    """Rows of the largest triangle that is not cut into halves, where a program is traced for JAX's default device."""
+    return BLOCK if _platform() == "cpu" else _BLOCK_ON_ACCELERATORS
+
+
+def _platform() -> str:
+    device = jax.config.jax_default_device  # a device or the name of a platform, if the user has set one
+    return jax.default_backend() if device is None else str(getattr(device, "platform", device))
+
+
 def half(M: int) -> int:
     """Half of the rows, rounded up to a multiple of 8."""
     return -(-M // 16) * 8
@@ -115,7 +129,7 @@ def _placed(A: Array, above: int, below: int, left: int, right: int) -> Array:
 
 def _solve(L: Array, B: Array) -> Array:
     M, num = B.shape[-2:]
-    if M <= BLOCK and M * num < _MOST_CALLS * THREADED:
+    if M <= block() and M * num < _MOST_CALLS * THREADED:
         return _by_lapack(L, B)
     W = plain_inverse(L)
     X = plain_matmul(W, B)
@@ -125,7 +139,7 @@ def _solve(L: Array, B: Array) -> Array:
 def plain_inverse(L: Array) -> Array:
     """:func:`inverse_lower` of all matrices at a time, without a derivative rule."""
     M = L.shape[-1]
-    if M <= BLOCK:
+    if M <= block():
         return transpose(_by_lapack(L, np.eye(M, dtype=L.dtype), of_rows=True))
     h = half(M)
     W1, W2 = plain_inverse(L[..., :h, :h]), plain_inverse(L[..., h:, h:])
