@@ -107,7 +107,7 @@ def block() -> int:
 
 
 def _platform() -> str:
-    device = jax.config.jax_default_device  # a device or the name of a platform, if the user has set one
+    device = getattr(jax.config, "jax_default_device", None)  # a device or the name of a platform, if the user has set one
     return jax.default_backend() if device is None else str(getattr(device, "platform", device))
 
 
