@@ -17,7 +17,7 @@ import pytest
 
 import numpyro_orthgp
 from numpyro_orthgp import init, kernels, likelihoods, online, plots
-from tests.pages import ROOT, Block, blocks_of, differences, run_blocks
+from tests.pages import ROOT, Block, blocks_of, differences, run_blocks, run_python
 
 DOCS = ROOT / "docs"
 QUICK = {"guide/accelerators.md", "guide/trouble.md"}  # others take more than about ten seconds
@@ -59,6 +59,26 @@ def test_blocks_of_a_page_are_found_and_compared(tmp_path: Path) -> None:
     assert differences("loss 376.0", "loss 386.0") and differences("one two", "one")
     with pytest.raises(AssertionError, match="NameError"):
         run_blocks([Block("print(y)\n", None)], tmp_path / "page.py")
+
+
+def test_forked_scripts_are_processes_of_their_own(tmp_path: Path) -> None:
+    def run(code: str, *words: str, **options: object) -> str:
+        (tmp_path / "script.py").write_text(code)
+        return run_python([str(tmp_path / "script.py"), *words], **options)
+
+    said = run(
+        "import os, sys, jax\njax.left = __name__\nprint(os.getcwd(), sys.argv[1:], sys.path[0])", "a", cwd=tmp_path
+    )
+    assert said == f"{tmp_path} ['a'] {tmp_path}\n"
+    assert run("import jax, os\nprint(hasattr(jax, 'left'), jax.config.jax_enable_x64)") == "False False\n"
+    warning = "import warnings\nwarnings.warn('so')\nprint(1)"
+    assert run(warning) == "1\n"
+    with pytest.raises(AssertionError, match="UserWarning: so"):
+        run(warning, warns=False)
+    with pytest.raises(AssertionError, match="exit status 3"):
+        run("raise SystemExit(3)")
+    with pytest.raises(AssertionError, match="exit status -14"):
+        run("import time\ntime.sleep(60)", timeout=1)
 
 
 PICTURE = re.compile(
