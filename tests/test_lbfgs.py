@@ -77,6 +77,8 @@ def test_a_loss_of_arguments_is_traced_once_and_takes_what_differs():
         (4, (X[:-1], y[:-1]), {"prior": prior, "noise": 0.5}),
         (5, (X, y), {"prior": prior, "noise": 0.5, "stands_for": 2 * len(X)}),
         (5, (X, y), {"prior": prior, "noise": 0.5}),
+        (6, (X, y), {"prior": prior, "noise": np.full(len(X), 0.5)}),
+        (7, (X, y), {"prior": prior, "noise": np.array(0.3)}),
     ):
         ours, plain = (ogp.fit_lbfgs(svi, KEY, rows, **options) for svi in (known, svi(SVI)))
         assert len(known.programs) == num_programs
