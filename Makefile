@@ -26,6 +26,9 @@ QUICKLY := XLA_FLAGS="$$($(PY) tests/xla_flags.py)"
 QUICK := architecture public_api equations errors clear_words products moments marginals golden_svgp golden_collapsed \
 	golden_likelihoods kernels_golden natural_safety
 
+# Tests of what `make docs` does, which `make pages` leaves to it.
+OF_DOCS := site_builds_without_warnings examples_in_docstrings
+
 .DEFAULT_GOAL := help
 EXAMPLES := one_call dates regression classification gplvm counts survey survival digits multitask deep deep_kernel convolutional spectral streaming nuts thompson \
 	large spatial neighbors seasons areal_counts
@@ -100,14 +103,16 @@ newest: | $(PY)  ## tests with the newest versions there are (NEWEST_PYTHON=pyth
 docs: site doctest  ## the site, in docs/_build/html, warnings being errors; and the examples in docstrings
 
 pages: $(READY_TEST)  ## the snippets of docs/ and README, the commands that they name, and all of examples/, run small
-	$(CACHED) $(QUICKLY) $(PY) -m pytest -q -n $(WORKERS) --slow tests/test_docs.py tests/test_examples.py tests/test_commands.py \
-		tests/test_benchmarks.py::test_accelerator_runs_on_what_there_is
+	$(CACHED) $(QUICKLY) $(PY) -m pytest -q -n $(WORKERS) --dist worksteal --slow tests/test_docs.py tests/test_examples.py \
+		tests/test_commands.py tests/test_benchmarks.py::test_accelerator_runs_on_what_there_is \
+		$(OF_DOCS:%=--deselect tests/test_docs.py::test_%)
 
 site: $(READY_DOCS)
 	$(PY) -m sphinx -q -W --keep-going -E -b html docs docs/_build/html
+	BUILT_SITE=$(CURDIR)/docs/_build/html $(PY) -m pytest -q --slow tests/test_docs.py::test_site_builds_without_warnings
 
 doctest: $(READY_DOCS)
-	$(PY) -m pytest -q -n $(WORKERS) --doctest-modules numpyro_orthgp
+	$(CACHED) $(QUICKLY) $(PY) -m pytest -q -n $(WORKERS) --dist worksteal --doctest-modules numpyro_orthgp
 
 check: lint typecheck docs pages test  ## what continuous integration runs
 

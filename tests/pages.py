@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
+
+from tests import forks
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,12 +34,16 @@ def run_blocks(blocks: list[Block], script: Path, timeout: float = 600) -> list[
     return run_python([str(script)], cwd=script.parent, timeout=timeout).split(f"{END}\n")[:-1]
 
 
-def run_python(words: list[str], cwd: Path = ROOT, timeout: float = 600) -> str:
-    """What ``python`` with these words prints, in JAX's default precision."""
+def run_python(words: list[str], cwd: Path = ROOT, timeout: float = 600, warns: bool = True) -> str:
+    """What ``python`` with these words prints, in JAX's default precision.
+
+    :param warns: whether it may warn.
+    """
     env = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     env.pop("JAX_ENABLE_X64", None)
-    done = subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = forks.run(words, cwd, env, timeout)
+    assert done.status == 0, f"exit status {done.status}: {done.stderr[-3000:]}"
+    assert warns or "Warning" not in done.stderr, done.stderr[-3000:]
     return done.stdout
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 import numpyro_orthgp
 from numpyro_orthgp import init, kernels, likelihoods, online, plots
-from tests.pages import ROOT, Block, blocks_of, differences, run_blocks
+from tests.pages import ROOT, Block, blocks_of, differences, run_blocks, run_python
 
 DOCS = ROOT / "docs"
 QUICK = {"guide/accelerators.md", "guide/trouble.md"}  # others take more than about ten seconds
@@ -58,6 +59,26 @@ def test_blocks_of_a_page_are_found_and_compared(tmp_path: Path) -> None:
     assert differences("loss 376.0", "loss 386.0") and differences("one two", "one")
     with pytest.raises(AssertionError, match="NameError"):
         run_blocks([Block("print(y)\n", None)], tmp_path / "page.py")
+
+
+def test_forked_scripts_are_processes_of_their_own(tmp_path: Path) -> None:
+    def run(code: str, *words: str, **options: object) -> str:
+        (tmp_path / "script.py").write_text(code)
+        return run_python([str(tmp_path / "script.py"), *words], **options)
+
+    said = run(
+        "import os, sys, jax\njax.left = __name__\nprint(os.getcwd(), sys.argv[1:], sys.path[0])", "a", cwd=tmp_path
+    )
+    assert said == f"{tmp_path} ['a'] {tmp_path}\n"
+    assert run("import jax, os\nprint(hasattr(jax, 'left'), jax.config.jax_enable_x64)") == "False False\n"
+    warning = "import warnings\nwarnings.warn('so')\nprint(1)"
+    assert run(warning) == "1\n"
+    with pytest.raises(AssertionError, match="UserWarning: so"):
+        run(warning, warns=False)
+    with pytest.raises(AssertionError, match="exit status 3"):
+        run("raise SystemExit(3)")
+    with pytest.raises(AssertionError, match="exit status -14"):
+        run("import time\ntime.sleep(60)", timeout=1)
 
 
 PICTURE = re.compile(
@@ -257,17 +278,19 @@ def test_addresses_of_other_sites_are_found(tmp_path: Path) -> None:
 def test_site_builds_without_warnings(tmp_path: Path) -> None:
     for name in ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx-mathjax-offline", "jupytext"):
         pytest.importorskip(name)
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", "-b", "html", "docs", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert outside(tmp_path) == []
-    pages = {path: path.read_text() for path in tmp_path.rglob("*.html")}
+    site = Path(os.environ.get("BUILT_SITE", tmp_path))  # `make site` has just built one
+    if site == tmp_path:
+        command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", "-b", "html", "docs", str(site)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert outside(site) == []
+    pages = {path: path.read_text() for path in site.rglob("*.html")}
     with_formulas = [page for page in pages.values() if 'class="math' in page]
     assert len(with_formulas) > 20 and all("_static/tex-svg.js" in page for page in with_formulas)
-    assert b"MathJax" in (tmp_path / "_static" / "tex-svg.js").read_bytes()
+    assert b"MathJax" in (site / "_static" / "tex-svg.js").read_bytes()
     from sphinx.util.inventory import InventoryFile
 
-    with (tmp_path / "objects.inv").open("rb") as file:
+    with (site / "objects.inv").open("rb") as file:
         inventory = InventoryFile.load(file, "", lambda base, uri: uri)
     entries = {name for kind, objects in inventory.items() if kind.startswith("py:") for name in objects}
     assert {f"numpyro_orthgp.{name}" for name in documented()} <= entries

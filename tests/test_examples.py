@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.pages import ROOT, run_python
 
 
 def run(*args: object) -> str:
     """The output of a Python run in a process of its own, so that no setting of the tests leaks into it."""
-    command = [sys.executable, *map(str, args)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "Warning" not in done.stderr, done.stderr[-3000:]
-    return done.stdout
+    return run_python(list(map(str, args)), timeout=900, warns=False)
 
 
 def table(output: str) -> dict[str, list[float]]:

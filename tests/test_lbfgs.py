@@ -14,6 +14,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.training.objective import OfArguments
 from tests import fitting, oracles
 
 KEY = jax.random.PRNGKey(0)
@@ -53,6 +54,35 @@ def test_the_lowest_loss_is_returned_and_the_state_goes_on():
     assert again.num_steps <= 12
     same = ogp.fit_lbfgs(linear(), KEY, dict(zip(("X", "y"), data, strict=True)))
     np.testing.assert_array_equal(same.losses, result.losses)
+
+
+@pytest.mark.filterwarnings("ignore:.* counts its 50 observations as all the data")
+def test_a_loss_of_arguments_is_traced_once_and_takes_what_differs():
+    """Data, arrays among the keywords and constants of a program that is used again are those of the present call."""
+
+    def model(X, y, *, prior, noise, wide=False):
+        w = numpyro.sample("w", dist.Normal(prior, 2.0 if wide else 1.0).to_event(1))
+        numpyro.sample("y", dist.Normal(X @ w, noise).to_event(1), obs=y)
+
+    def svi(kind):
+        return kind(model, AutoDelta(model), optax.adam(0.1), Trace_ELBO())
+
+    X, y = fitting.data()
+    prior, known = np.arange(3.0), svi(OfArguments)
+    for num_programs, rows, options in (
+        (1, (X, y), {"prior": prior, "noise": 0.5}),
+        (1, (X[::-1] + 0.1, y), {"prior": 1 - prior, "noise": 0.5}),
+        (2, (X, y), {"prior": prior, "noise": 0.3}),
+        (3, (X, y), {"prior": prior, "noise": 0.5, "wide": True}),
+        (4, (X[:-1], y[:-1]), {"prior": prior, "noise": 0.5}),
+        (5, (X, y), {"prior": prior, "noise": 0.5, "stands_for": 2 * len(X)}),
+        (5, (X, y), {"prior": prior, "noise": 0.5}),
+        (6, (X, y), {"prior": prior, "noise": np.full(len(X), 0.5)}),
+        (7, (X, y), {"prior": prior, "noise": np.array(0.3)}),
+    ):
+        ours, plain = (ogp.fit_lbfgs(svi, KEY, rows, **options) for svi in (known, svi(SVI)))
+        assert len(known.programs) == num_programs
+        np.testing.assert_allclose(ours.params["w_auto_loc"], plain.params["w_auto_loc"], rtol=1e-6, atol=1e-9)
 
 
 def test_rosenbrock_from_afar():

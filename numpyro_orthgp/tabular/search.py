@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import optax
-from numpyro.infer import SVI, Trace_ELBO, init_to_feasible
+from numpyro.infer import Trace_ELBO, init_to_feasible
 from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_orthgp.collapsed import CollapsedGP
@@ -43,6 +43,7 @@ from numpyro_orthgp.tabular.stages import (
 from numpyro_orthgp.tabular.starts import WARPED, shorter, starts
 from numpyro_orthgp.tabular.units import Outputs
 from numpyro_orthgp.training import FitResult, fit_lbfgs
+from numpyro_orthgp.training.objective import OfArguments
 
 __all__ = [
     "MANY_HELD", "Rows", "Searched", "Searches", "everything", "function_of", "new_guide", "predictor_of", "search",
@@ -139,7 +140,7 @@ class Searches:
     budget: Budget
 
     def __post_init__(self) -> None:
-        self.svi = SVI(regression_model, new_guide(), optax.adam(0.01), Trace_ELBO())
+        self.svi = OfArguments(regression_model, new_guide(), optax.adam(0.01), Trace_ELBO())
 
     @property
     def are_few(self) -> bool:

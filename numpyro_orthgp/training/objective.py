@@ -13,16 +13,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from numpyro.infer import SVI
 
 from numpyro_orthgp.math.compiled import quick_jit
-from numpyro_orthgp.math.kept import compiled, traced
+from numpyro_orthgp.math.kept import Traced, compiled, traced
 from numpyro_orthgp.training.batches import Batch, Batches, as_arguments
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.plates import PlatesOfBatch
 
-__all__ = ["Objective", "objective_of"]
+__all__ = ["Objective", "OfArguments", "objective_of"]
 
 ROUNDINGS = 100  # by which two evaluations of one function may differ, as devices may add up in any order
+
+
+class OfArguments(SVI):
+    """An ``SVI`` whose model and guide are functions of their arguments alone: of no global value, and of no array in a closure.
+
+    So its loss is traced once for arguments of the same shapes. Arrays among the keywords are arguments of the program too.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.programs: dict[str, Traced] = {}
+
+    def traced(self, function: Callable[..., Any], *args: Any, fixed: Any) -> Traced:
+        """The program of a function that depends on ``fixed`` and on this ``SVI``."""
+        leaves, tree = jax.tree.flatten(args)
+        key = f"{fixed} {tree} {[jax.typeof(leaf) for leaf in leaves]}"
+        if key not in self.programs:
+            self.programs[key] = traced(function, *args)
+        return self.programs[key]
 
 
 class Objective(NamedTuple):
@@ -54,19 +74,26 @@ def objective_of(svi: Any, state: Any, batches: Batches, stands_for: int, kwargs
     start, unravel = ravel_pytree(tree)
     data, key = batches.everything(Devices(None).put_rows), state.rng_key
 
-    def loss(vector: Any, rng_key: Any, batch: Batch) -> Any:
+    given = {k: v for k, v in kwargs.items() if isinstance(svi, OfArguments) and isinstance(v, np.ndarray | jax.Array)}
+    fixed = {k: v for k, v in kwargs.items() if k not in given}
+
+    def loss(vector: Any, rng_key: Any, batch: Batch, given: dict[str, Any]) -> Any:
         args, keywords = as_arguments(batch.data)
         with PlatesOfBatch(batch.rows, batches.num_rows, batches.num_rows, stands_for):
             params = svi.constrain_fn(unravel(vector))
-            static = getattr(svi, "static_kwargs", {})
-            return svi.loss.loss(rng_key, params, svi.model, svi.guide, *args, **keywords, **kwargs, **static)
+            named = given | fixed | getattr(svi, "static_kwargs", {})
+            return svi.loss.loss(rng_key, params, svi.model, svi.guide, *args, **keywords, **named)
 
-    program = traced(jax.value_and_grad(loss), start, key, data)
+    value, args = jax.value_and_grad(loss), (start, key, data, given)
+    if isinstance(svi, OfArguments):
+        program = svi.traced(value, *args, fixed=(fixed, stands_for, jax.tree.map(jnp.shape, tree)))
+    else:
+        program = traced(value, *args)
     known = None if program.key is None else ("value and gradient", program.key)
     run = compiled(known, lambda: quick_jit(program.without_numbers().leaves, 1))  # some hundred evaluations
 
     def value_and_grad(vector: Any, rng_key: Any = key) -> tuple[Any, Any]:
-        return tuple(run(program.numbers, jnp.asarray(vector, start.dtype), rng_key, data))
+        return tuple(run(program.numbers, jnp.asarray(vector, start.dtype), rng_key, data, given))
 
     _refuse_draws(value_and_grad, start, key)
 
