@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.likelihoods import Bernoulli, Categorical
 from numpyro_orthgp.tabular.blocks import in_blocks
@@ -87,7 +88,7 @@ def classification(
         numbers with fractions, and invalid options.
     """
     budget = Budget.of(time, M, num_steps, USUAL_STEPS)
-    table = table_of(X)
+    seed, table = check_integer("seed", seed, 0), table_of(X)
     labels, codes, seen = Labels.read(y, table.num_rows, table.index)
     part, of_part = part_of(table, seen, seed, MOST)
     used, codes = table.rows(part), codes[of_part]
@@ -140,7 +141,9 @@ def found_for(
 
 
 def shares_of(codes: np.ndarray, num_classes: int) -> np.ndarray:
-    return np.bincount(codes, minlength=num_classes) / len(codes)
+    """Shares of the classes. One of many rows may be in none of the part that is used, and is not impossible for that."""
+    counts = np.maximum(np.bincount(codes, minlength=num_classes), 0.5)
+    return np.asarray(counts / counts.sum())
 
 
 def sharpened(p: Any, shares: np.ndarray, sharpness: float) -> Any:
