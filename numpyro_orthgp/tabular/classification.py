@@ -25,7 +25,7 @@ from numpyro_orthgp.tabular.models import classification_model
 from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predictions import ClassPredictions
 from numpyro_orthgp.tabular.rows import order_of_classes
-from numpyro_orthgp.tabular.stages import CLEARLY, ENOUGH, Found
+from numpyro_orthgp.tabular.stages import CLEARLY, Found
 from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
 from numpyro_orthgp.tabular.votes import REACHES, TOTALS, Votes, VotesOf
 from numpyro_orthgp.types import Array
@@ -65,8 +65,8 @@ def classification(
     clearly predict held-out rows better, the fit returns these. If the shares alone predict better, it returns the shares, and the
     page says so.
 
-    **Near rows.** If 200 rows or more are held out, and the labels of the rows nearest to them predict them clearly better together
-    with these probabilities, the fit counts such labels: :math:`p_c = (a \hat p_c + \sum_b k_b [y_b = c]) / (a + \sum_b k_b)` over
+    **Near rows.** If the labels of the rows nearest to held-out ones predict them clearly better together with these probabilities,
+    the fit counts such labels: :math:`p_c = (a \hat p_c + \sum_b k_b [y_b = c]) / (a + \sum_b k_b)` over
     the 64 nearest rows b, each as much as its input is alike. The held-out rows decide how near.
 
     **Next steps.** ``SVI`` and ``NUTS`` take ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments``.
@@ -148,15 +148,13 @@ def found_for(
 
 
 def votes_for(p: np.ndarray, rows: VotesOf, X: np.ndarray, y: np.ndarray) -> Votes | None:
-    """The reach and the total that predict held-out rows best; None if these rows are few, or gain less than the logarithm of the
-    number of pairs that are tried: the best of so many gains something by chance.
+    """The reach and the total that predict held-out rows best; None if these gain less than the logarithm of the number of pairs
+    that are tried, as the best of so many gains something by chance.
 
     :param p: probabilities of the functions at the held-out rows, shape (N, C).
     :param rows: the other rows.
     :param X, y: the held-out rows and their classes.
     """
-    if len(y) < ENOUGH:
-        return None
 
     def score(p: np.ndarray) -> float:
         return float(np.log(p[np.arange(len(y)), y]).sum())
