@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from numpyro_orthgp.foreign import filled
 from numpyro_orthgp.tabular import classification, regression
-from numpyro_orthgp.tabular.rows import LEAST_ROWS
+from numpyro_orthgp.tabular.labels import categories_of
+from numpyro_orthgp.tabular.rows import LEAST_ROWS, series_of
 
 __all__ = ["GPClassifier", "GPRegressor"]
 
@@ -26,7 +28,7 @@ class _Estimator(BaseEstimator):
     """Base class of both estimators: options, and tables or arrays with missing entries."""
 
     def __init__(
-        self, time: float | None = 60.0, M: int | None = None, num_steps: int | None = None, random_state: int = 0
+        self, time: float | None = 60.0, M: int | None = None, num_steps: int | None = None, random_state: Any = 0
     ) -> None:
         self.time, self.M, self.num_steps, self.random_state = time, M, num_steps, random_state
 
@@ -39,7 +41,10 @@ class _Estimator(BaseEstimator):
         else:
             validate_data(self, X, y, skip_check_array=True)
         options: dict[str, Any] = {"time": self.time, "M": self.M, "num_steps": self.num_steps}
-        self.gp_ = call(X, y, seed=self.random_state, **options)
+        seed = self.random_state
+        if seed is None or isinstance(seed, np.random.RandomState):
+            seed = int(check_random_state(seed).randint(2**31))
+        self.gp_ = call(X, y, seed=seed, **options)
         return self
 
     def _predicted(self, X: Any) -> Any:
@@ -74,7 +79,7 @@ class GPRegressor(RegressorMixin, _Estimator):
     :param time: time limit in seconds, as for :func:`numpyro_orthgp.regression`.
     :param M: number of inducing points, likewise.
     :param num_steps: maximum number of steps of each search, likewise.
-    :param random_state: an integer seed, which decides which rows are held out.
+    :param random_state: an integer seed, which decides which rows are held out; ``None`` or a ``RandomState`` draws one.
     """
 
     def fit(self, X: Any, y: Any) -> GPRegressor:
@@ -114,7 +119,7 @@ class GPClassifier(ClassifierMixin, _Estimator):
     :param time: time limit in seconds, as for :func:`numpyro_orthgp.classification`.
     :param M: number of inducing points, likewise.
     :param num_steps: number of steps of each search, likewise.
-    :param random_state: an integer seed, which decides which rows are held out.
+    :param random_state: an integer seed, which decides which rows are held out; ``None`` or a ``RandomState`` draws one.
     """
 
     def fit(self, X: Any, y: Any) -> GPClassifier:
@@ -122,11 +127,14 @@ class GPClassifier(ClassifierMixin, _Estimator):
 
         :param X: shape (N, D).
         :param y: shape (N,).
-        :return: the estimator, with the labels in order as ``classes_``.
+        :return: the estimator, with the sorted labels as ``classes_``.
         :raises ValueError: as :func:`numpyro_orthgp.classification`.
         """
+        y = series_of(y)
         if y is not None:
             check_classification_targets(y)
+        if categories_of(y) is not None:
+            y = y.astype(object)  # scikit-learn takes the classes to be sorted, and not in the order of the categories
         self._fit(classification, X, y)
         self.classes_ = self.gp_.classes
         return self

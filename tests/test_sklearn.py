@@ -11,6 +11,7 @@ pytest.importorskip("sklearn", minversion="1.6")
 
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import log_loss
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -77,6 +78,25 @@ def test_classifier(data):
     assert cross_val_score(GPClassifier(**SMALL), X, labels, cv=2).min() > 0.75
     with pytest.raises(ValueError, match="Unknown label type"):
         GPClassifier(**SMALL).fit(X, y)
+
+
+def test_classes_are_sorted_as_scikit_learn_takes_them_to_be(data):
+    """Categories in an order of their own had columns of probabilities in that order, and scores were those of other classes."""
+    pd = pytest.importorskip("pandas")
+    X, _ = data
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    y = pd.Series(pd.Categorical(np.where(X[:, 0] > 0, "high", "low"), categories=["low", "high"], ordered=True))
+    estimator = GPClassifier(**SMALL).fit(frame, y)
+    assert estimator.classes_.tolist() == ["high", "low"]
+    assert log_loss(y.astype(object), estimator.predict_proba(frame)) < 0.5
+    assert cross_val_score(GPClassifier(**SMALL), frame, y, cv=2, scoring="roc_auc").min() > 0.9
+
+
+def test_random_states_of_scikit_learn(data):
+    X, y = data
+    first, again = (GPRegressor(**SMALL, random_state=np.random.RandomState(3)).fit(X, y) for _ in range(2))
+    np.testing.assert_array_equal(first.predict(X), again.predict(X))
+    GPRegressor(**SMALL, random_state=None).fit(X, y)
 
 
 @pytest.mark.slow

@@ -331,7 +331,7 @@ def test_one_class_is_named():
 
 
 def test_labels_that_differ_in_spaces_only():
-    with pytest.warns(UserWarning, match=r"Labels 'up' and 'up ' differ in spaces only"):
+    with pytest.warns(UserWarning, match=r"Labels 'up' and 'up ' differ only in spaces"):
         Labels.read(np.array(["up", "up ", "down"] * 8), 24)
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.likelihoods import Bernoulli, Categorical
 from numpyro_orthgp.tabular.blocks import in_blocks
@@ -26,6 +27,7 @@ from numpyro_orthgp.tabular.predictions import ClassPredictions
 from numpyro_orthgp.tabular.rows import order_of_classes
 from numpyro_orthgp.tabular.stages import CLEARLY, Found
 from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
+from numpyro_orthgp.tabular.votes import REACHES, TOTALS, Votes, VotesOf
 from numpyro_orthgp.types import Array
 
 __all__ = ["ClassificationFit", "classification"]
@@ -63,6 +65,10 @@ def classification(
     clearly predict held-out rows better, the fit returns these. If the shares alone predict better, it returns the shares, and the
     page says so.
 
+    **Near rows.** If the labels of the rows nearest to held-out ones predict them clearly better together with these probabilities,
+    the fit counts such labels: :math:`p_c = (a \hat p_c + \sum_b k_b [y_b = c]) / (a + \sum_b k_b)` over
+    the 64 nearest rows b, each as much as its input is alike. The held-out rows decide how near.
+
     **Next steps.** ``SVI`` and ``NUTS`` take ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments``.
 
     >>> import numpy as np
@@ -87,7 +93,7 @@ def classification(
         numbers with fractions, and invalid options.
     """
     budget = Budget.of(time, M, num_steps, USUAL_STEPS)
-    table = table_of(X)
+    seed, table = check_integer("seed", seed, 0), table_of(X)
     labels, codes, seen = Labels.read(y, table.num_rows, table.index)
     part, of_part = part_of(table, seen, seed, MOST)
     used, codes = table.rows(part), codes[of_part]
@@ -136,11 +142,33 @@ def found_for(
     found = replace(found, baseline=baseline, sharpness=sharpness)
     if totals[sharpness] / num_held < baseline:
         found = replace(found, is_mean=True, sharpness=0.0)
-    return found, search.data
+    p = sharpened(probabilities_of(f, values["offset"], held["X"]), shares, found.sharpness)
+    seen = VotesOf.rows(values["lengthscale"], search.seen["X"], search.seen["y"], options["num_classes"])
+    return replace(found, votes=votes_for(p, seen, held["X"], held["y"])), search.data
+
+
+def votes_for(p: np.ndarray, rows: VotesOf, X: np.ndarray, y: np.ndarray) -> Votes | None:
+    """The reach and the total that predict held-out rows best; None if these gain less than the logarithm of the number of pairs
+    that are tried, as the best of so many gains something by chance.
+
+    :param p: probabilities of the functions at the held-out rows, shape (N, C).
+    :param rows: the other rows.
+    :param X, y: the held-out rows and their classes.
+    """
+
+    def score(p: np.ndarray) -> float:
+        return float(np.log(p[np.arange(len(y)), y]).sum())
+
+    counted = zip(REACHES, rows.counted_at(X, REACHES), strict=True)
+    scores = {Votes(s, a): score(Votes(s, a).mixed(p, near)) for s, near in counted for a in TOTALS}
+    best = max(scores, key=lambda votes: scores[votes])
+    return best if scores[best] > score(p) + np.log(len(scores)) else None
 
 
 def shares_of(codes: np.ndarray, num_classes: int) -> np.ndarray:
-    return np.bincount(codes, minlength=num_classes) / len(codes)
+    """Shares of the classes. One of many rows may be in none of the part that is used, and is not impossible for that."""
+    counts = np.maximum(np.bincount(codes, minlength=num_classes), 0.5)
+    return np.asarray(counts / counts.sum())
 
 
 def sharpened(p: Any, shares: np.ndarray, sharpness: float) -> Any:
@@ -217,19 +245,29 @@ class ClassificationFit(TableFit):
         return shares_of(self.y[self.num_held :], len(self.classes))
 
     def predict(self, X: Any) -> ClassPredictions:
-        """Predict class probabilities at the rows of a table. At most three programs are compiled for any number of rows.
+        """Predict class probabilities at the rows of a table. At most six programs are compiled for any number of rows.
 
         :param X: a table with the columns of training, or an array with as many columns.
         :raises ValueError: for other columns.
         """
-        table = read_table(X)
+        table, votes = read_table(X), self.found.votes
         with jax.enable_x64(True):
-            p = probabilities_of(self.function, self.found.values["offset"], self.columns.encode(table))
-        return ClassPredictions(sharpened(p, self.shares, self.found.sharpness), self.labels, table.index, table.like)
+            columns = self.columns.encode(table)
+            p = sharpened(
+                probabilities_of(self.function, self.found.values["offset"], columns), self.shares, self.found.sharpness
+            )
+            if votes is not None:
+                p = votes.mixed(p, *self._voters.counted_at(columns, (votes.reach,)))
+        return ClassPredictions(p, self.labels, table.index, table.like)
 
     def _program(self, X: Array, *more: Array) -> dict[str, Array]:
-        p = class_probabilities(self.function, self.found.values["offset"], X)
-        return {"probabilities": sharpened(p, self.shares, self.found.sharpness)}
+        p, votes = class_probabilities(self.function, self.found.values["offset"], X), self.found.votes
+        p = sharpened(p, self.shares, self.found.sharpness)
+        return {"probabilities": p if votes is None else votes.mixed(p, self._voters.counted_each(X, votes.reach))}
+
+    @property
+    def _voters(self) -> VotesOf:
+        return VotesOf.rows(self.found.values["lengthscale"], self.X, self.y, len(self.classes))
 
     def _recipe(self) -> Callable[[], GPFunction]:
         data, options = {"X": self.X, "y": self.y}, {"num_classes": len(self.classes)}
@@ -256,8 +294,15 @@ class ClassificationFit(TableFit):
         ]
 
     def _prediction_words(self) -> list[str]:
-        s = self.found.sharpness
-        if s in (0.0, 1.0):
-            return []
-        how = "flatter" if s < 1 else "sharper"
-        return [f"probabilities are {how} than the model's, by a power of {s:g}: held-out rows were clearly better so"]
+        s, votes, words = self.found.sharpness, self.found.votes, []
+        if s not in (0.0, 1.0):
+            how = "flatter" if s < 1 else "sharper"
+            words = [
+                f"probabilities are {how} than the model's, by a power of {s:g}: held-out rows were clearly better so"
+            ]
+        if votes is not None:
+            words.append(
+                f"labels of rows within about {votes.reach:.2g} lengthscales count, one each at most, beside {votes.total:g} for "
+                "the model: held-out rows were clearly better so"
+            )
+        return words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods import NegativeBinomial, Poisson
@@ -84,7 +86,7 @@ def counts(
         positive, tables and counts that do not match, and invalid options.
     """
     budget = Budget.of(time, M, num_steps, USUAL_STEPS)
-    table = table_of(X)
+    seed, table = check_integer("seed", seed, 0), table_of(X)
     y, seen = observed_counts(y, table.num_rows, table.index)
     part, of_part = part_of(table, seen, seed, MOST)
     used, y = table.rows(part), y[of_part]
@@ -245,6 +247,12 @@ class CountsFit(TableFit):
         :raises ValueError: for other columns, and exposures that are not positive.
         """
         table, values = read_table(X), self.found.values
+        if exposure is None and not np.allclose(self.expected, self.rate):
+            warnings.warn(
+                "The fit had an `exposure`, and these predictions are for an exposure of 1. Pass the exposure of their rows, or "
+                "exposure=1 for rates.",
+                stacklevel=2,
+            )
         exposure = positive_column("exposure", exposure, table.num_rows, table.index)
         with jax.enable_x64(True):
             mean, variance = moments(self.function, self.columns.encode(table))

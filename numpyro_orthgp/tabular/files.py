@@ -28,11 +28,12 @@ from numpyro_orthgp.tabular.level_means import LevelMeans
 from numpyro_orthgp.tabular.mixtures import Mixture
 from numpyro_orthgp.tabular.near import Near
 from numpyro_orthgp.tabular.stages import Found, Stage
+from numpyro_orthgp.tabular.votes import Votes
 from numpyro_orthgp.tabular.warps import Warp
 
 __all__ = ["read_fit", "write_fit"]
 
-FORMAT, VERSION = "numpyro_orthgp fit of a table", 8
+FORMAT, VERSION = "numpyro_orthgp fit of a table", 9
 BAD = (
     OSError,
     EOFError,
@@ -147,7 +148,7 @@ def _warp(found: list[float] | None) -> Warp | None:
 
 
 def describe_found(found: Found) -> tuple[dict[str, Any], Arrays]:
-    names = ("baseline", "is_mean", "sharpness")
+    names = ("baseline", "is_mean", "sharpness", "votes")
     description = {name: getattr(found, name) for name in names}
     description["stages"] = [list(stage) for stage in found.stages]
     arrays = {"Z": found.Z} if found.losses is None else {"Z": found.Z, "losses": np.asarray(found.losses)}
@@ -165,6 +166,7 @@ def found_of(description: dict[str, Any], arrays: Arrays) -> Found:
     rest = {name: value for name, value in description.items() if name not in ("stages", "near")}
     if "near" in description:
         rest["near"] = Near(group(arrays, "neighbors/values"), arrays["neighbors/Z"], *description["near"])
+    rest["votes"] = None if rest["votes"] is None else Votes(*rest["votes"])
     rest |= {"losses": arrays.get("losses"), "errors": Mixture(**group(arrays, "errors"))}
     return Found(group(arrays, "values"), arrays["Z"], group(arrays, "params"), stages, **rest)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import unicodedata
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from numpyro_orthgp.tabular.rows import LEAST_ROWS, is_missing, one_column
+from numpyro_orthgp.tabular.rows import LEAST_ROWS, is_missing, one_column, series_of
 
-__all__ = ["Labels"]
+__all__ = ["Labels", "categories_of"]
 
 MOST_CLASSES = 100
+MEANS_MISSING = ("", "nan", "NaN", "NaT", "<NA>", "NA", "N/A", "None", "null", "NULL", "?")  # as others write it
 MOST_FRACTIONS = 10  # most distinct numbers with fractions that may be labels
 
 
@@ -36,31 +39,30 @@ class Labels:
         :raises TypeError: for labels of several types, or of a type that cannot be ordered.
         :raises ValueError: for too few labels, a single class, or too many classes.
         """
-        values = one_column(y, num_rows, index=index)
+        y = series_of(y)
+        values = _exact(y, one_column(y, num_rows, index=index))
         seen = np.array([not is_missing(v) for v in values], bool)
         known = _of_one_type(values[seen])
-        if known.dtype.kind == "f" and str(getattr(y, "dtype", "")).lower().startswith(("int", "uint")):
-            known = known.astype(int)  # pandas turns integers with missing entries into floats
         if len(known) < LEAST_ROWS:
             raise ValueError(f"At least {LEAST_ROWS} labels are needed; got {len(known)}.")
         classes = np.unique(known)
         _check_classes(classes, len(known))
         levels, ordered = None, False
-        category = getattr(getattr(y, "dtype", None), "categories", None)
-        if category is not None and hasattr(category, "to_numpy"):
-            levels, ordered = np.asarray(category.to_numpy()), bool(y.dtype.ordered)
+        category = categories_of(y)
+        if category is not None:
+            levels, ordered = _of_one_type(np.asarray(category.to_numpy())), bool(y.dtype.ordered)
             present = set(classes.tolist())
             classes = np.array([v for v in levels.tolist() if v in present], classes.dtype)
         labels = cls(classes, levels, ordered)
         return labels, labels.codes(known), seen
 
-    def codes(self, labels: Any) -> np.ndarray:
+    def codes(self, labels: np.ndarray) -> np.ndarray:
         """Classes of labels, shape (N,).
 
         :raises ValueError: for labels not seen in training.
         """
         position = {label: i for i, label in enumerate(self.classes.tolist())}
-        values = np.asarray(labels.to_numpy() if hasattr(labels, "to_numpy") else labels).tolist()
+        values = np.asarray(labels).tolist()
         strange = [v for v in values if v not in position]
         if strange:
             raise ValueError(f"`y` holds {strange[0]!r}, a label that training did not have; it had {self.words()}.")
@@ -83,8 +85,24 @@ class Labels:
         return ", ".join(shown) + more
 
 
+def categories_of(y: Any) -> Any:
+    """The levels of a pandas category, else ``None``."""
+    dtype = getattr(y, "dtype", None)
+    return getattr(dtype, "categories", None) if hasattr(dtype, "ordered") else None
+
+
+def _exact(y: Any, values: np.ndarray) -> np.ndarray:
+    """The entries of y, integers as integers also if others are missing: as floats, large ones are rounded."""
+    dtype = getattr(categories_of(y), "dtype", getattr(y, "dtype", getattr(y, "type", "")))
+    if values.dtype.kind != "f" or not str(dtype).lower().startswith(("int", "uint")):
+        return values
+    entries = next(getattr(y, name) for name in ("to_pylist", "to_list", "tolist") if hasattr(y, name))
+    return np.array(entries(), object)
+
+
 def _of_one_type(values: np.ndarray) -> np.ndarray:
     """Labels as an array that can be ordered. Objects that are all numbers or all truth values get that dtype."""
+    values = values.astype(object) if values.dtype.kind == "T" else values  # NumPy's text of any length
     if values.dtype.kind in "biufU":
         return values
     if values.dtype.kind != "O":
@@ -97,29 +115,71 @@ def _of_one_type(values: np.ndarray) -> np.ndarray:
     strange = [type(v).__name__ for v in values if not isinstance(v, str | bool | np.bool_ | int | float | np.number)]
     if strange or len(kinds) > 1:
         found = sorted(kinds | set(strange))
-        raise TypeError(f"Labels must be all text, all numbers or all truth values; got {' and '.join(found)}.")
-    return values.astype(object) if kinds == {"text"} else np.array(values.tolist())
+        raise TypeError(
+            f"Labels must be all text, all numbers or all truth values; got {' and '.join(found)}. Pass others as text, such as "
+            "y.astype(str)."
+        )
+    if kinds == {"text"}:
+        return values.astype(object)
+    numbers = np.array(values.tolist())
+    if numbers.dtype.kind not in "biuf" or (numbers.dtype.kind == "f" and all(isinstance(v, int) for v in values)):
+        raise TypeError("`y` holds whole numbers that no integer of 64 bits holds. Pass them as text: y.astype(str).")
+    return numbers
 
 
-def _warn_of_spaces(classes: np.ndarray) -> None:
-    alike: dict[str, Any] = {}
-    for label in classes.tolist():
-        if isinstance(label, str) and alike.setdefault(label.strip(), label) != label:
-            warnings.warn(
-                f"Labels {alike[label.strip()]!r} and {label!r} differ in spaces only, and count as two classes.",
-                stacklevel=2,
-            )
+def _without_spaces(label: str) -> str:
+    return "".join(label.split())
+
+
+def _as_seen(label: str) -> str:
+    """Without signs that are not seen, and what can be written in several ways in one of them."""
+    seen = "".join(c for c in unicodedata.normalize("NFKC", label) if unicodedata.category(c) not in ("Cc", "Cf"))
+    return _without_spaces(seen)
+
+
+ALIKE: dict[str, Callable[[str], str]] = {
+    "spaces": _without_spaces,
+    "signs that look alike or are not seen": _as_seen,
+    "upper and lower case": lambda label: _as_seen(label).casefold(),
+}
+
+
+def _warn_of_alike(classes: np.ndarray) -> None:
+    labels = [label for label in classes.tolist() if isinstance(label, str)]
+    for what, key in ALIKE.items():
+        if what.endswith("case") and max(map(len, labels), default=0) < 2:  # letters
+            continue
+        alike: dict[str, str] = {}
+        for label in labels:
+            if (other := alike.setdefault(key(label), label)) != label:
+                warnings.warn(
+                    f"Labels {other!a} and {label!a} differ only in {what}, and count as two classes.", stacklevel=2
+                )
+        labels = list(alike.values())
+
+
+def _warn_of_missing(classes: np.ndarray) -> None:
+    missing = [label for label in classes.tolist() if isinstance(label, str) and label.strip() in MEANS_MISSING]
+    if missing:
+        warnings.warn(
+            f"Label {missing[0]!r} is a class of its own. If it means that the label is missing, leave out these rows, or "
+            "pass None there.",
+            stacklevel=2,
+        )
 
 
 def _check_classes(classes: np.ndarray, num: int) -> None:
     if len(classes) == 1:
         raise ValueError(f"All labels are {classes.tolist()[0]!r}, one class: there is nothing to learn.")
+    if classes.dtype.kind == "f" and np.isinf(classes).any():
+        raise ValueError("`y` has infinite entries. Make them missing (NaN), or give them a label.")
     if classes.dtype.kind == "f" and len(classes) > MOST_FRACTIONS and (classes != np.round(classes)).any():
         raise ValueError(
             f"`y` holds {len(classes)} different numbers with fractions, which are no labels: use ogp.regression. Labels may be "
             "text, whole numbers, truth values or categories."
         )
-    _warn_of_spaces(classes)
+    _warn_of_alike(classes)
+    _warn_of_missing(classes)
     if len(classes) > min(MOST_CLASSES, num // 2):
         raise ValueError(
             f"{len(classes)} classes for {num} labels are too many; at most {MOST_CLASSES}, of two rows on average, can be told "

@@ -47,6 +47,9 @@ WORTH_STEPS = 100  # steps that a search with more points must have time for: q 
 BATCH = 1024
 FLAT = 0.3  # standard deviation of a function, below which a further search starts from shorter lengthscales
 NATURAL, RATE, LAST_RATE = 0.3, 0.2, 0.05  # step of q; Adam's rate, and the share of it that remains at the end
+WORSE = (
+    1.0  # nats per row by which the last fit may end above its beginning; else it went astray, and the search stands
+)
 FEW = 2  # rows that suffice to trace a model
 CALL = 10  # steps of a call to the device, so that searches of any number of steps share a program
 PROBE = 2 * CALL  # steps that tell how long a step takes
@@ -212,6 +215,8 @@ class LatentSearch:
             seconds = self.whole.left - self.start_of_last
             num_steps = min(num_steps, max(self.pace.steps(seconds, len(ended["Z"]), num_steps), CALL))
         result = self.trained(self.data, ended["Z"], ended["params"], num_steps, LAST_RATE * RATE, is_last=True)
+        if not settled(result.losses) < result.losses[:CALL].mean() + WORSE * len(self.data["y"]):
+            return ended["params"], ended["Z"], ended["losses"]
         return *settled_points(result.params, ended["Z"]), result.losses
 
     def trained(

@@ -13,6 +13,7 @@ import scipy
 
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture, moments_of
+from numpyro_orthgp.tabular.rows import as_floats, one_column
 from numpyro_orthgp.tabular.strays import NONE, StrayNumbers, Strays
 
 __all__ = ["ClassPredictions", "CountPredictions", "Predictions"]
@@ -22,6 +23,8 @@ def table_of(columns: dict[str, Any], like: Any, index: Any) -> Any:
     """A table of the same class as the inputs, with their index; a dict of arrays if the inputs were an array."""
     if like is None:
         return columns
+    if not like.__module__.startswith("pandas"):  # others do not read its categories
+        columns = {name: np.asarray(values) for name, values in columns.items()}
     return like(columns) if index is None else like(columns, index=index)
 
 
@@ -35,16 +38,15 @@ def checked_levels(level: Any) -> np.ndarray:
     return level
 
 
-def checked_outputs(y: Any, num: int) -> np.ndarray:
+def checked_outputs(y: Any, num: int, index: Any) -> np.ndarray:
     """
-    :raises ValueError: if there is not one output for each row.
+    :param index: labels of the rows of the predictions, if they have any.
+    :raises TypeError: for a masked array with entries missing.
+    :raises ValueError: if there is not one output for each row, or they have the labels of the rows in another order.
     """
-    values = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
     if np.ma.is_masked(y):
         raise TypeError("`y` is a masked array with entries missing, which have no density. Leave these rows out.")
-    if values.shape != (num,):
-        raise ValueError(f"`y` must have shape {(num,)}, an output for each row; got {values.shape}.")
-    return values
+    return one_column(y, num, index=index)
 
 
 class _Ordered(ABC):
@@ -60,7 +62,12 @@ class _Ordered(ABC):
         """Quantiles of new outputs at this probability."""
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends of the central interval that contains a new output with probability ``level``."""
+        """Lower and upper ends of the central interval that contains a new output with probability ``level``.
+
+        :raises ValueError: if the level is not between 0 and 1.
+        """
+        if checked_levels(level).ndim:
+            raise ValueError(f"`level` must be one number, as for 0.95; got {level!r}. For several use quantile.")
         lower, upper = self.quantile([0.5 - level / 2, 0.5 + level / 2]).T
         return lower, upper
 
@@ -139,7 +146,7 @@ class Predictions(_Ordered):
 
     def _modelled(self, y: Any) -> tuple[np.ndarray, np.ndarray | float]:
         """Outputs or their logarithms, and the log derivative of these with respect to y."""
-        y = checked_outputs(y, len(self.loc)).astype(float)
+        y = as_floats("y", checked_outputs(y, len(self.loc), self.index))
         if not self.is_log:
             return y, 0.0
         with np.errstate(divide="ignore", invalid="ignore"):  # y <= 0 has probability zero
@@ -176,7 +183,7 @@ class ClassPredictions:
 
         :raises ValueError: for another shape, or a label not seen in training.
         """
-        codes = self.labels.codes(checked_outputs(y, len(self.probabilities)))
+        codes = self.labels.codes(checked_outputs(y, len(self.probabilities), self.index))
         return np.log(self.probabilities[np.arange(len(codes)), codes])
 
     def frame(self) -> Any:
@@ -191,7 +198,9 @@ class ClassPredictions:
 NODES = np.linspace(-6.0, 6.0, 401)  # standard deviations of the log rate, for distribution functions
 WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
 MOST_STEP = 16  # every 16th node suffices for the normal distribution itself
+NARROW = 2 * (NODES[1] - NODES[0])  # width of a distribution given the rate, below which there are too few nodes
 ROWS_AT_ONCE = 2048
+MOST_SURE = 2.0**53  # counts above are no longer told apart
 
 
 @dataclass(frozen=True)
@@ -218,35 +227,62 @@ class CountPredictions(_Ordered):
 
     @property
     def mean(self) -> np.ndarray:  # type: ignore[override]
-        """Expected counts, shape (N,)."""
-        return np.exp(self.log_mean + self.log_sd**2 / 2)
+        """Expected counts, shape (N,); infinite beyond float64."""
+        with np.errstate(over="ignore"):
+            return np.exp(self.log_mean + self.log_sd**2 / 2)
 
     @property
     def sd(self) -> np.ndarray:  # type: ignore[override]
-        """Standard deviations of new counts, shape (N,)."""
-        spread = np.expm1(self.log_sd**2)
-        return np.sqrt(self.mean + self.mean**2 * (spread + (1 + spread) / self.concentration))
+        """Standard deviations of new counts, shape (N,); infinite beyond float64."""
+        # mean + mean^2 (spread + (1 + spread) / k), spread = exp(v) - 1, in logarithms: a mean may be zero in float64.
+        variance, k = self.log_sd**2, self.concentration
+        log_mean = self.log_mean + variance / 2
+        with np.errstate(divide="ignore", over="ignore"):
+            log_spread = variance + np.log(-np.expm1(-variance))
+            log_more = np.logaddexp(log_spread, variance - np.log(k))
+            return np.exp(0.5 * np.logaddexp(log_mean, 2 * log_mean + log_more))
 
     def cdf(self, y: Any) -> np.ndarray:
         """The probability of at most y for each row, shape (N,).
 
         :raises ValueError: for another shape.
         """
-        y = checked_outputs(y, len(self.log_mean)).astype(float)
+        y = as_floats("y", checked_outputs(y, len(self.log_mean), self.index))
         parts = [slice(first, first + ROWS_AT_ONCE) for first in range(0, len(y), ROWS_AT_ONCE)]
         found = np.concatenate([self._cdf(y[part], self.log_mean[part], self.log_sd[part]) for part in parts])
         return self.strays.mixed_cdf(found, y)
 
     def _cdf(self, y: np.ndarray, log_mean: np.ndarray, log_sd: np.ndarray) -> np.ndarray:
-        k, count = self.concentration, np.floor(np.maximum(y, 0))[:, None]
-        # As a function of the node, the probability given the rate falls within this width, and half of it between equidistant
-        # nodes is close enough: the error falls as exp(-2 pi^2 (width / distance)^2).
-        width = np.sqrt(1 / (count[:, 0] + 1) + 1 / k) / np.maximum(log_sd, 1e-9)
-        step = int(np.clip(0.5 * np.min(width) / (NODES[1] - NODES[0]), 1, MOST_STEP))
+        k, count, log_sd = self.concentration, np.floor(np.maximum(y, 0)), np.maximum(log_sd, 1e-9)
+        # As a function of the node, the probability given the rate falls within this width.
+        width = np.sqrt(1 / (count + 1) + 1 / k) / log_sd
+        found = np.empty(len(y))
+        for part, method in ((width < NARROW, self._cdf_by_gammas), (~(width < NARROW), self._cdf_by_nodes)):
+            if part.any():
+                found[part] = method(count[part], log_mean[part], log_sd[part], width[part])
+        return np.where(y < 0, 0.0, found)
+
+    def _cdf_by_nodes(
+        self, count: np.ndarray, log_mean: np.ndarray, log_sd: np.ndarray, width: np.ndarray
+    ) -> np.ndarray:
+        """By equidistant nodes, of which half the width is close enough: the error falls as exp(-2 pi^2 (width / distance)^2)."""
+        k, least = self.concentration, np.fmin.reduce(width, initial=np.inf)
+        step = int(np.clip(0.5 * least / (NODES[1] - NODES[0]), 1, MOST_STEP))
         nodes, weights = NODES[::step], WEIGHTS[::step] / WEIGHTS[::step].sum()
-        rate = np.exp(log_mean[:, None] + log_sd[:, None] * nodes)
+        count = count[:, None]
+        with np.errstate(over="ignore"):
+            rate = np.exp(log_mean[:, None] + log_sd[:, None] * nodes)
         given = scipy.special.pdtr(count, rate) if np.isinf(k) else scipy.special.betainc(k, count + 1, k / (k + rate))
-        return np.where(y < 0, 0.0, given @ weights)
+        return np.asarray(given @ weights)
+
+    def _cdf_by_gammas(self, count: np.ndarray, log_mean: np.ndarray, log_sd: np.ndarray, _: np.ndarray) -> np.ndarray:
+        """At most y events occur at a rate below G(y + 1), or k G(y + 1) / G(k), with G(a) of a gamma distribution. Its logarithm
+        is nearly normal beside the wider one of the rate."""
+        k, a = self.concentration, count + 1
+        loc, variance = scipy.special.digamma(a), scipy.special.polygamma(1, a)
+        if not np.isinf(k):
+            loc, variance = loc + np.log(k) - scipy.special.digamma(k), variance + scipy.special.polygamma(1, k)
+        return np.asarray(scipy.special.ndtr((loc - log_mean) / np.sqrt(log_sd**2 + variance)))
 
     def quantile(self, level: Any) -> np.ndarray:
         """Quantiles of new counts, shape (N,), or (N, K) for K levels: the smallest count not exceeded with probability ``level``.
@@ -258,12 +294,12 @@ class CountPredictions(_Ordered):
         return found[0] if level.ndim == 0 else np.stack(found, -1)
 
     def _quantile(self, level: float) -> np.ndarray:
-        """Bisection between -1 and a count that is large enough."""
-        lower, upper = np.full(len(self.log_mean), -1.0), np.ceil(self.mean + self.sd)
+        """Bisection between -1 and a count that is large enough, until there is no number between, whole or of float64."""
+        lower, upper = np.full(len(self.log_mean), -1.0), np.ceil(np.minimum(self.mean + self.sd, MOST_SURE))
         while (short := self.cdf(upper) < level).any():
-            upper = np.where(short, 2 * upper + 1, upper)
-        while (upper - lower > 1).any():
-            middle = np.floor((lower + upper) / 2)
+            with np.errstate(over="ignore"):
+                lower, upper = np.where(short, upper, lower), np.where(short, 2 * upper + 1, upper)
+        while ((lower < (middle := np.floor(lower + (upper - lower) / 2))) & (middle < upper)).any():
             enough = self.cdf(middle) >= level
             lower, upper = np.where(enough, lower, middle), np.where(enough, middle, upper)
         return upper
@@ -273,8 +309,8 @@ class CountPredictions(_Ordered):
 
         :raises ValueError: for another shape, or if y is not a count.
         """
-        counts = checked_outputs(y, len(self.log_mean)).astype(float)
-        if not ((counts >= 0) & (counts == np.round(counts))).all():
+        counts = as_floats("y", checked_outputs(y, len(self.log_mean), self.index))
+        if not ((counts >= 0) & (counts < np.inf) & (counts == np.round(counts))).all():
             raise ValueError("`y` must hold counts: whole numbers that are not negative.")
         found = self.densities(self.log_mean, self.log_sd, counts)
         return self.strays.mixed_log_density(found, counts)

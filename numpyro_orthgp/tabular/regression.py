@@ -13,6 +13,7 @@ import numpy as np
 
 from numpyro_orthgp.collapsed.blocks import RowSums
 from numpyro_orthgp.diagnostics import Report
+from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.neighbors import NeighborFunction
 from numpyro_orthgp.tabular.blocks import moments
@@ -112,7 +113,7 @@ def regression(
         3. Schwarz. Estimating the Dimension of a Model. 1978.
     """
     budget = Budget.of(time, M, num_steps)
-    table = table_of(X)
+    seed, table = check_integer("seed", seed, 0), table_of(X)
     known, seen = observed_numbers(y, table.num_rows, table.index)
     part, of_part = part_of(table, seen, seed, PART)
     used = table.rows(part)

@@ -11,8 +11,8 @@ from numpyro_orthgp.foreign import as_numpy
 from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = [
-    "FEW", "LEAST_ROWS", "is_missing", "mean_and_sd", "observed_counts", "observed_numbers", "one_column", "order_of",
-    "order_of_classes", "positive_column", "warn_of_rounded",
+    "FEW", "LEAST_ROWS", "as_floats", "is_missing", "mean_and_sd", "observed_counts", "observed_numbers", "one_column", "order_of",
+    "order_of_classes", "positive_column", "series_of", "warn_of_rounded",
 ]  # fmt: skip
 
 LEAST_ROWS = 10
@@ -30,14 +30,22 @@ def one_column(y: Any, num_rows: int, name: str = "y", index: Any = None) -> np.
     """
     if hasattr(y, "toarray"):
         raise TypeError(f"`{name}` must be an array; got {type(y).__name__}, which is sparse. Pass {name}.toarray().")
+    y = series_of(y)
     of_arrow = type(y).__module__.startswith("pyarrow")  # whose to_numpy refuses missing entries
     own = hasattr(y, "to_numpy") and not (of_arrow and hasattr(y, "__array__"))
     values = y.to_numpy() if own else rows_of(y) if is_lazy(y) else _without_mask(as_numpy(name, y))
+    if values.dtype.kind in "US" and isinstance(y, list | tuple) and not all(isinstance(v, str | bytes) for v in y):
+        values = np.array(y, object)  # NumPy writes numbers and NaN among text as text
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.shape != (num_rows,):
         raise ValueError(f"`{name}` must have shape ({num_rows},), one entry for each row of X; got {values.shape}.")
     _check_labels_of_rows(name, getattr(y, "index", None), index)
     return values
+
+
+def series_of(y: Any) -> Any:
+    """The column of a table that has one, with its dtype, which an array loses. Others stay as they are."""
+    return y[y.columns[0]] if type(y).__name__ == "DataFrame" and len(y.columns) == 1 else y
 
 
 def _without_mask(values: Any) -> np.ndarray:
@@ -105,7 +113,13 @@ def observed_counts(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarra
     :raises TypeError: if they are not numbers.
     :raises ValueError: if numbers are not counts, are too few, or are all zero.
     """
-    values = _numbers("y", one_column(y, num_rows, index=index), "Labels are for ogp.classification.")
+    values = one_column(y, num_rows, index=index)
+    if values.dtype.kind == "b" or {type(v) for v in values if not is_missing(v)} <= {bool, np.bool_}:
+        warnings.warn(
+            "`y` holds truth values, which are taken for counts of 0 and 1. For the probability of each use ogp.classification.",
+            stacklevel=3,
+        )
+    values = _numbers("y", values, "Labels are for ogp.classification.")
     seen = ~np.isnan(values)
     counts = values[seen]
     if len(counts) < LEAST_ROWS:
@@ -149,7 +163,19 @@ def is_missing(value: Any) -> bool:
 
 
 def _numbers(name: str, values: np.ndarray, hint: str) -> np.ndarray:
-    """Values as float64, NaN where missing."""
+    """Values as float64, NaN where missing; infinite ones are refused."""
+    numbers = as_floats(name, values, hint)
+    if np.isinf(numbers).any():
+        raise ValueError(f"`{name}` has infinite entries. Make them missing (NaN), or finite.")
+    warn_of_rounded(f"`{name}`", numbers)
+    return numbers
+
+
+def as_floats(name: str, values: np.ndarray, hint: str = "") -> np.ndarray:
+    """Values as float64, NaN where missing.
+
+    :raises TypeError: if they are no real numbers.
+    """
     if values.dtype.kind in "mMc":  # NumPy would convert these to nanoseconds and to real parts
         raise TypeError(
             f"`{name}` must be real numbers; got {values.dtype}. Say what about it is meant, as numbers: days since a start, a "
@@ -164,9 +190,6 @@ def _numbers(name: str, values: np.ndarray, hint: str) -> np.ndarray:
         raise TypeError(
             f"`{name}` must be numbers; got {values.dtype}, {values[:1].tolist()[0]!r} for one. {hint}".rstrip()
         ) from error
-    if np.isinf(numbers).any():
-        raise ValueError(f"`{name}` has infinite entries. Make them missing (NaN), or finite.")
-    warn_of_rounded(f"`{name}`", numbers)
     return numbers
 
 

@@ -12,6 +12,7 @@ from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture
 from numpyro_orthgp.tabular.near import Near
 from numpyro_orthgp.tabular.points import Values
+from numpyro_orthgp.tabular.votes import Votes
 
 __all__ = ["Found", "Search", "Stage", "Tried", "while_it_pays"]
 
@@ -61,6 +62,7 @@ class Found:
     :param near: for numbers, how predictions use the rows nearest to each input; ``None`` if they do not.
     :param errors: for numbers, the distribution of prediction errors, in the model's standard deviations.
     :param sharpness: for labels, the power of the probabilities relative to the shares of the classes.
+    :param votes: for labels, how those of near rows count; ``None`` if they do not.
     :param losses: losses of the last fit, if they are estimates.
     """
 
@@ -73,6 +75,7 @@ class Found:
     near: Near | None = None
     errors: Mixture = STANDARD
     sharpness: float = 1.0
+    votes: Votes | None = None
     losses: np.ndarray | None = None
 
 

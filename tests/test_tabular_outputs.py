@@ -1,0 +1,280 @@
+"""Labels and counts as they come: of any type and size, with missing entries, in another order, far from all others."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+import numpyro_orthgp as ogp
+from numpyro_orthgp.tabular import stored
+from numpyro_orthgp.tabular.classification import shares_of, sharpened
+from numpyro_orthgp.tabular.labels import Labels
+from numpyro_orthgp.tabular.latent import LatentSearch, settled
+from numpyro_orthgp.tabular.predictions import CountPredictions, Predictions
+from numpyro_orthgp.tabular.rows import observed_counts
+
+SMALL = {"M": 8, "num_steps": 15}
+BIG = 2**53  # from here on float64 does not tell apart all integers
+
+
+def read(y):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        labels, codes, seen = Labels.read(y, len(y))
+    return labels, labels.give_back(codes), seen
+
+
+@pytest.fixture(scope="module")
+def X():
+    return np.random.default_rng(0).normal(size=(60, 2))
+
+
+# ---------------------------------------------------------------- labels
+
+
+def test_missing_entries_of_a_list_of_text_are_missing():
+    """NumPy writes NaN among text as 'nan', which was a class."""
+    labels, back, seen = read(["a", "b", float("nan")] * 6)
+    assert labels.classes.tolist() == ["a", "b"] and seen.sum() == 12 and back.tolist() == ["a", "b"] * 6
+
+
+@pytest.mark.parametrize("y", [["1", 1] * 6, [True, "True", "no"] * 6])
+def test_lists_of_several_types_are_refused(y):
+    """NumPy makes text of them all, so 1 and '1' were one class."""
+    with pytest.raises(TypeError, match=r"all text, all numbers.*and.*Pass others as text, such as y\.astype\(str\)"):
+        read(y)
+
+
+@pytest.mark.parametrize("kind", ["pandas", "pandas of arrow", "polars", "arrow", "category"])
+def test_large_integers_beside_missing_entries(kind):
+    """Libraries make floats of them, which merged two classes."""
+    y = [BIG, BIG + 1, None] * 6
+    if kind.startswith("pandas") or kind == "category":
+        pd = pytest.importorskip("pandas")
+        if kind == "category":
+            y = pd.Series(pd.Categorical.from_codes([0, 1, -1] * 6, categories=[BIG, BIG + 1]))
+        else:
+            pytest.importorskip("pyarrow")
+            y = pd.Series(y, dtype="Int64" if kind == "pandas" else "int64[pyarrow]")
+    else:
+        y = pytest.importorskip("polars").Series(y) if kind == "polars" else pytest.importorskip("pyarrow").array(y)
+    labels, back, seen = read(y)
+    assert labels.classes.tolist() == [BIG, BIG + 1] and labels.classes.dtype.kind == "i"
+    assert list(back) == [BIG, BIG + 1] * 6 and seen.sum() == 12
+
+
+def test_integers_beyond_64_bits_are_refused():
+    for large in (2**70, 2**63):
+        with pytest.raises(TypeError, match="no integer of 64 bits holds"):
+            read(np.array([large, -1] * 6, object))
+
+
+def test_a_table_of_one_column_keeps_its_dtype():
+    pd = pytest.importorskip("pandas")
+    y = pd.DataFrame({"y": pd.Categorical(["u", "v"] * 6, categories=["v", "u"], ordered=True)})
+    labels, back, _ = read(y)
+    assert labels.classes.tolist() == ["v", "u"] and back.dtype == y.y.dtype
+
+
+def test_further_kinds_of_text():
+    _, back, _ = read(np.array(["a", "b"] * 6, np.dtypes.StringDType()))
+    assert back.tolist() == ["a", "b"] * 6
+    pl = pytest.importorskip("polars")
+    labels, _, seen = read(pl.Series(["a", "b", None] * 6, dtype=pl.Enum(["b", "a", "c"])))
+    assert labels.classes.tolist() == ["a", "b"] and seen.sum() == 12
+
+
+def test_infinite_labels_are_refused():
+    with pytest.raises(ValueError, match="`y` has infinite entries"):
+        read(np.array([1, np.inf] * 6))
+
+
+@pytest.mark.parametrize(
+    "others, what",
+    [
+        (("New York", "New\u00a0York"), "spaces"),
+        (("caf\u00e9", "cafe\u0301"), "signs that look alike or are not seen"),
+        (("a\u200b", "a"), "signs that look alike or are not seen"),
+        (("Yes", " yes"), "upper and lower case"),
+    ],
+)
+def test_labels_that_look_alike(others, what):
+    first, second = (re.escape(ascii(label)) for label in sorted(others))
+    with pytest.warns(UserWarning, match=f"{first} and {second} differ only in {what}"):
+        Labels.read(np.array([*others, "no"] * 6), 18)
+
+
+def test_letters_may_differ_in_case():
+    read(np.array(["a", "A"] * 6))
+
+
+@pytest.mark.parametrize("label", ["nan", "", "<NA>", "None"])
+def test_labels_that_mean_missing(label):
+    with pytest.warns(UserWarning, match=f"Label '{label}' is a class of its own.*pass None there"):
+        Labels.read(np.array(["a", "b", label] * 6), 18)
+
+
+@pytest.mark.parametrize("levels", [[2, 1, 3], [True, False]])
+def test_categories_of_objects_come_back_from_a_file(levels, X, tmp_path):
+    """Numbers and truth values in a category of objects were loaded as text, so all labels were missing."""
+    pd = pytest.importorskip("pandas")
+    y = pd.Categorical.from_codes((X[:, 0] > 0).astype(int), categories=pd.Index(levels, dtype=object))
+    fit = ogp.classification(X, y, **SMALL)
+    fit.save(tmp_path / "fit.npz")
+    found = ogp.load(tmp_path / "fit.npz").predict(X).label
+    assert list(found) == list(fit.predict(X).label) and set(found) <= set(levels)
+
+
+def test_labels_of_a_pandas_category_in_a_polars_table(X):
+    pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    table = pl.DataFrame({"a": X[:, 0], "b": X[:, 1]})
+    y = pd.Series(pd.Categorical(np.where(X[:, 0] > 0, "u", "v"), categories=["v", "u"]))
+    p = ogp.classification(table, y, **SMALL).predict(table)
+    frame = p.frame()
+    assert frame["label"].to_list() == list(p.label) and frame.columns == ["label", "P(v)", "P(u)"]
+
+
+def test_a_class_that_is_not_in_the_part(X, monkeypatch):
+    """Of many rows a part is used, which may lack a rare class. Its share was zero, and sharper probabilities were no numbers."""
+    shares = shares_of(np.array([0, 1] * 10), 3)
+    assert shares.sum() == pytest.approx(1) and 0 < shares[2] < 0.03
+    found = sharpened(np.array([[0.5, 0.4, 0.1]]), shares, 1.5)
+    assert np.isfinite(found).all() and found.sum() == pytest.approx(1)
+    monkeypatch.setattr(stored, "MOST", 20)
+    monkeypatch.setattr(importlib.import_module("numpyro_orthgp.tabular.classification"), "MOST", 20)
+    y = np.array(["a", "b"] * 29 + ["a", "rare"])
+    p = ogp.classification(X, y, **SMALL).predict(X)
+    assert np.isfinite(p.log_density(y)).all()
+
+
+# ---------------------------------------------------------------- what is compared with predictions
+
+
+def test_outputs_in_another_order_than_predictions(X):
+    """Series are matched by position, so one with the rows in another order has other densities. It was taken as it stood."""
+    pd = pytest.importorskip("pandas")
+    table, y = pd.DataFrame(X, columns=["a", "b"]), pd.Series(np.where(X[:, 0] > 0, "u", "v"))
+    labels = ogp.classification(table, y, **SMALL).predict(table)
+    numbers = Predictions(X[:, 0], np.ones(60), np.ones(60), table.index)
+    counts = CountPredictions(X[:, 0], np.ones(60), np.inf, lambda *_: X[:, 0], table.index)
+    methods = [(labels.log_density, y), (counts.log_density, y == "u"), (counts.cdf, y == "u")]
+    for method, given in [*methods, (numbers.log_density, y == "u"), (numbers.cdf, y == "u")]:
+        assert method(given).shape == method(given.to_frame()).shape == (60,)
+        np.testing.assert_array_equal(method(given), method(given.to_numpy()))
+        with pytest.raises(ValueError, match="rows of `X` in another order by their labels"):
+            method(given[::-1])
+
+
+def test_text_has_no_density():
+    p = CountPredictions(np.zeros(2), np.ones(2), np.inf, lambda *_: np.zeros(2))
+    for method in (p.log_density, p.cdf, Predictions(np.zeros(2), np.ones(2), np.ones(2)).log_density):
+        with pytest.raises(TypeError, match="`y` must be numbers; got <U1, 'a' for one"):
+            method(np.array(["a", "b"]))
+
+
+def test_levels_of_intervals():
+    p = CountPredictions(np.zeros(2), np.ones(2), np.inf, lambda *_: np.zeros(2))
+    with pytest.raises(ValueError, match=r"`level` must be between 0 and 1; got 95\.0"):
+        p.interval(95)
+    with pytest.raises(ValueError, match=r"`level` must be one number.*got \[0\.5, 0\.9\]\. For several use quantile"):
+        p.interval([0.5, 0.9])
+
+
+# ---------------------------------------------------------------- counts
+
+
+def counted(log_mean, log_sd, k=np.inf):
+    arrays = np.broadcast_arrays(np.asarray(log_mean, float), np.asarray(log_sd, float))
+    return CountPredictions(*(np.atleast_1d(a) for a in arrays), k, lambda *_: np.zeros(1))
+
+
+@pytest.mark.parametrize("k", [np.inf, 2.0])
+def test_intervals_of_counts_far_from_all_rows(k):
+    """Far from the rows a log rate may be anything. Bisection did not end beyond 2^53, and infinite means gave no number."""
+    log_sd = np.array([8.0, 20.0, 30.0, 100.0])
+    lower, upper = counted(0.0, log_sd, k).interval(0.95)
+    assert (lower == 0).all()
+    # Of the rate alone: the spread of counts given the rate is small beside it.
+    slack = 0.0 if np.isinf(k) else 0.3
+    np.testing.assert_allclose(np.log(upper), stats.norm.ppf(0.975) * log_sd, atol=0.02 + slack)
+    lower, upper = counted(np.log(1e17), 0.01, k if np.isinf(k) else 1e6).interval(0.95)
+    np.testing.assert_allclose([lower, upper], 1e17 * np.exp(0.01 * np.array([[-1.96], [1.96]])), rtol=1e-3)
+    far = counted([-5000.0, 5000.0], 100.0, k)
+    assert far.frame()["sd"].tolist()[1] == np.inf and not np.isnan(far.sd).any()
+
+
+@pytest.mark.parametrize("k", [np.inf, 0.5, 3.0, 1e5])
+def test_moments_of_counts(k):
+    """By the law of total variance."""
+    p = counted([-3.0, 2.0, 8.0], [0.0, 0.7, 1.5], k)
+    mean = np.exp(p.log_mean + p.log_sd**2 / 2)
+    square = mean**2 * np.exp(p.log_sd**2)
+    np.testing.assert_allclose(p.mean, mean)
+    np.testing.assert_allclose(p.sd**2, mean + square * (1 + 1 / k) - mean**2, rtol=1e-9)
+
+
+@pytest.mark.parametrize("k, log_sd", [(np.inf, 1.0), (np.inf, 0.05), (30.0, 5.0), (1e7, 0.5)])
+def test_probabilities_of_large_counts(k, log_sd):
+    """Given the rate they rise from zero to one between two nodes of a quadrature, which took them for a stair."""
+    log_mean, z = 20.0, np.linspace(-8, 8, 400_001)
+    y = np.round(np.exp(log_mean + log_sd * np.array([-2.0, 0.1, 0.7233, 1.5])))
+    rate = np.exp(log_mean + log_sd * z)
+    weights = stats.norm.pdf(z) / stats.norm.pdf(z).sum()
+    given = [stats.poisson.cdf(c, rate) if np.isinf(k) else stats.nbinom.cdf(c, k, k / (k + rate)) for c in y]
+    found = counted(np.full(4, log_mean), np.full(4, log_sd), k).cdf(y)
+    np.testing.assert_allclose(found, np.stack(given) @ weights, atol=2e-5)
+
+
+def test_probabilities_of_no_number_and_of_infinity():
+    assert counted(np.zeros(4), 1.0).cdf(np.array([-1, 0.5, np.inf, np.nan]))[[0, 2]].tolist() == [0, 1]
+    assert np.isnan(counted(np.zeros(2), 1.0, 3.0).cdf(np.array([np.nan, 2.0]))).tolist() == [True, False]
+    with pytest.raises(ValueError, match="`y` must hold counts"):
+        counted(0.0, 1.0).log_density(np.array([np.inf]))
+
+
+def test_the_exposure_of_new_rows_is_asked_for(X):
+    """Without it counts are those of one hour, or of one person."""
+    y = np.random.default_rng(1).poisson(3.0, 60)
+    fit = ogp.counts(X, y, np.linspace(1, 100, 60), **SMALL)
+    with pytest.warns(UserWarning, match=r"fit had an `exposure`.*are for an exposure of 1.*exposure=1 for rates"):
+        p = fit.predict(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(fit.predict(X, 1.0).mean, p.mean)
+        ogp.counts(X, y, **SMALL).predict(X)
+
+
+@pytest.mark.parametrize("y", [np.array([True, False] * 6), np.array([True, None, *[False] * 10], object)])
+def test_truth_values_are_no_counts(y):
+    with pytest.warns(UserWarning, match=r"`y` holds truth values.*use ogp\.classification"):
+        observed_counts(y, 12)
+
+
+def test_a_last_fit_that_goes_astray(X, monkeypatch):
+    """Counts of a billion without noise: the last fit left the solution, and predictions were wrong by a percent and sure to a
+    hundredth of that. Then the search stands."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 2))
+    y = rng.poisson(1e9 * np.exp(X[:, 0]))
+    taken = []
+    run = LatentSearch.trained
+    monkeypatch.setattr(
+        LatentSearch, "trained", lambda self, *args, **options: taken.append(run(self, *args, **options)) or taken[-1]
+    )
+    with jax.enable_x64(True):
+        fit = ogp.counts(X, y, M=50, num_steps=300)
+    assert settled(taken[-1].losses) > 1e6 > settled(fit.found.losses)
+    assert np.median(np.abs(np.log(fit.predict(X).mean / y))) < 1e-3
+
+
+@pytest.mark.parametrize("call", [ogp.regression, ogp.classification, ogp.counts])
+@pytest.mark.parametrize("seed", [-1, 1.5, "a", True, None])
+def test_seeds_are_integers(call, seed, X):
+    with pytest.raises(ValueError, match=f"`seed` must be an integer of at least 0; got {seed!r}"):
+        call(X, np.arange(60) % 3, seed=seed, **SMALL)
