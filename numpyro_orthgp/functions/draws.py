@@ -18,6 +18,7 @@ from numpyro.infer import ELBO
 
 from numpyro_orthgp.functions.arithmetic import draw_columns, draw_scaled, draw_shifted
 from numpyro_orthgp.functions.callers import is_calling
+from numpyro_orthgp.functions.moved import moving
 from numpyro_orthgp.functions.paths import Paths, draw_paths
 from numpyro_orthgp.functions.prior import joint_root
 from numpyro_orthgp.functions.projection import extend
@@ -58,6 +59,9 @@ def _draw_in_run(f: Any, run: Run, X: Rows, rng_key: PRNGKey, shape: tuple[int, 
     """Draws given this run's inducing variables and earlier draws, shape ``shape`` + (B,) or (B, P)."""
     if f.names is not None:
         f.names.refuse_within("derivative", "call")
+    if moving():
+        mean, _, variance, *_ = f._at_values()._moments(X)
+        return mean + safe_sqrt(variance) * jax.random.normal(rng_key, (*shape, *mean.shape), X.dtype)
     mean, L = moments_in_run(f, run, X)
     noise = jax.random.normal(rng_key, (*shape, *mean.shape), X.dtype)
     if f.residual_scale is not None:  # spherical in the residual's whitened coordinates (Titsias 2025, Sec. 3.3)

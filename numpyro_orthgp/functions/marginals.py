@@ -186,7 +186,8 @@ class Marginals(NoNumber):
         return self._noted(self._draw(check_is_key(rng_key), sample_shape))
 
     def _noted(self, draws: Array) -> Array:
-        return self.names.moved(draws) if self.joint is None and self.names is not None else draws
+        names = None if self.joint is not None else self.names
+        return draws if names is None else names.moved(draws, self.own_shape, self.mixing is not None)
 
     def _draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw without a charge for a tightened residual, which is left to the caller."""
@@ -198,8 +199,7 @@ class Marginals(NoNumber):
     def independent(self) -> Marginals:
         """The same marginals, drawn independently at each input; such draws are not draws of one function.
 
-        Use it in models where each y depends only on f at its own row, and on one such draw: another is of another function, and
-        ``AutoSparseGP`` refuses a y of two.
+        Use it where each y depends on f at its own row only: ``AutoSparseGP`` refuses a y of two such draws, or of several rows.
         """
         return replace(self, joint=None)
 
