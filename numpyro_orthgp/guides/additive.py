@@ -87,7 +87,7 @@ def interactions(
     :param shapes: of these arguments, in their order.
     """
     kinds = [kind for kind, *_ in moves]
-    sets = [_joined(*pair, part) for _, *pair in moves for part in (0, 1, 2)]
+    sets = [steps for _, a, b in moves for steps in (a, b, _joined(a, b))]
     steps = [
         jnp.asarray(np.stack([np.broadcast_to(s.get(mark, 0.0), shape) for s in [{}, *sets]]), float)
         for mark, shape in shapes.items()
@@ -97,13 +97,12 @@ def interactions(
         return [_not_additive(np.asarray(f, float).reshape(len(sets) + 1, -1), kinds) for f in found]
 
 
-def _joined(a: Steps, b: Steps, part: int) -> Steps:
-    both = {mark: a.get(mark, 0.0) + b.get(mark, 0.0) for mark in a | b}
-    return (a, b, both)[part]
+def _joined(a: Steps, b: Steps) -> Steps:
+    return {mark: np.asarray(a.get(mark, 0.0) + b.get(mark, 0.0)) for mark in a | b}
 
 
 def _not_additive(F: np.ndarray, kinds: Sequence[str]) -> set[str]:
-    eps = np.finfo(np.float32 if not jax.config.jax_enable_x64 else float).eps
+    eps = jnp.finfo(jnp.result_type(float)).eps
     found = set()
     for i, kind in enumerate(kinds):
         a, b, both = F[1 + 3 * i : 4 + 3 * i] - F[0]

@@ -60,9 +60,9 @@ TWO_DRAWS = (
     "one input, draw all inputs at once: f(jnp.concatenate([A, B])).independent().sample()."
 )
 SEVERAL_ROWS = (
-    "{site} takes several rows of one draw of {gp} row by row, v = f(X).independent().sample(), such as their mean, a difference or "
-    "a running sum. These rows are independent of each other, and values of one function are not, so the loss is no bound. Leave "
-    ".independent() out: rows of f(X).sample() are of one function."
+    "{site} takes several rows of one draw of {gp} row by row, v = f(X).independent().sample(), such as their mean, a "
+    "difference or a running sum. These rows are independent of each other, and values of one function are not, so the loss is no "
+    "bound. Leave .independent() out: rows of f(X).sample() are of one function."
 )
 
 # Calls, whose inner programs have the inputs and outputs of the call. In other operations each output depends on each input.
