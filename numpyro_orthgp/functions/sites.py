@@ -19,7 +19,7 @@ from jax.extend.core import get_opaque_trace_state
 from numpyro.distributions import Unit
 from numpyro.primitives import _PYRO_STACK
 
-from numpyro_orthgp.functions.callers import in_control_flow, transformation, without_randomness
+from numpyro_orthgp.functions.callers import in_control_flow, is_starting, transformation, without_randomness
 from numpyro_orthgp.functions.moved import DrawByRows, moved, moving
 from numpyro_orthgp.types import Array, PRNGKey
 
@@ -254,6 +254,12 @@ class Names:
                 f"`{self.prefix}` is drawn in inference that takes the log density for a function of latent sites (NUTS). It gives "
                 "the same random key at each step, so the noise of this draw would never change. Use a likelihood of "
                 "numpyro_orthgp, which integrates f out. Draws that no y needs belong in a model for Predictive."
+            )
+        if is_starting("AutoLaplaceApproximation"):
+            raise ValueError(
+                f"`{self.prefix}` is drawn in a model of AutoLaplaceApproximation. It takes the curvature of the log density at one "
+                "random key, where the noise of this draw is a constant. Use a likelihood of numpyro_orthgp, which integrates f "
+                "out, or AutoSparseGP, whose loss averages over draws."
             )
         kind = transformation() if _in_loop() is not None else ""
         if in_control_flow("cond"):  # which seeds its branches anew
