@@ -114,6 +114,18 @@ def test_draws_without_a_key(fn):
         numpyro.sample("y", fn)
 
 
+def test_joint_draws_without_a_key():
+    f = ogp.CollapsedGP(kernels.RBF(1.0), X8, X8[::2], 0.1).posterior(jnp.sin(X8[:, 0]))
+    with pytest.raises(ValueError, match=r"Draws of f\.joint\(X\) belong in a model.* no random key"):
+        f.joint(X8).sample()
+    with pytest.raises(ValueError, match=r"likelihoods belong in a model.* no random key"):
+        likelihoods.Gaussian(f(X8), 0.1).sample()
+    for shape in ((3,), 3):
+        with pytest.raises(TypeError, match="A random key is expected first.*got.*3"):
+            f.joint(X8).sample(shape)
+    assert f.joint(X8).sample(jax.random.PRNGKey(0), (3,)).shape == (3, 8)
+
+
 X8 = jnp.linspace(0.0, 1.0, 8)[:, None]
 MISSING = np.ma.array(np.sin(6 * np.asarray(X8[:, 0])), mask=np.arange(8) == 3)
 
