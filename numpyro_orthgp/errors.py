@@ -260,8 +260,8 @@ def _refuse_overflow(name: str, X: jax.Array) -> None:
     bad = np.isfinite(values) & (abs(values) > most)
     if bad.any():
         raise ValueError(
-            f"`{name}` holds {values[bad][0]:.3g}, whose square is no number in {X.dtype}: distances and products of inputs would be "
-            "infinite. Does it stand for a missing value? Then impute it, or remove the row. Else divide the column by its scale."
+            f"`{name}` holds {values[bad][0]:.3g}, whose square is no number in {X.dtype}: distances and products are infinite. "
+            "Does it stand for a missing value? Then impute it, or remove the row. Else divide the column by its scale."
         )
 
 

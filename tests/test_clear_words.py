@@ -121,7 +121,7 @@ def test_joint_draws_without_a_key():
     with pytest.raises(ValueError, match=r"likelihoods belong in a model.* no random key"):
         likelihoods.Gaussian(f(X8), 0.1).sample()
     for shape in ((3,), 3):
-        with pytest.raises(TypeError, match="A random key is expected first.*got.*3"):
+        with pytest.raises(TypeError, match=r"A random key is expected first.*got.*3"):
             f.joint(X8).sample(shape)
     assert f.joint(X8).sample(jax.random.PRNGKey(0), (3,)).shape == (3, 8)
 

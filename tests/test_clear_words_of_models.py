@@ -506,7 +506,9 @@ def test_latent_sites_with_a_likelihood_under_guides_of_numpyro(guide, make):
         numpyro.sample("y", dist.Normal(z, 0.3).to_event(1), obs=y)
 
     svi = SVI(latent, guide(latent), optax.adam(0.01), Trace_ELBO())
-    with pytest.raises(ValueError, match=f"the likelihood {make.__name__} of numpyro_orthgp is not observed.*of NumPyro would"):
+    with pytest.raises(
+        ValueError, match=f"the likelihood {make.__name__} of numpyro_orthgp is not observed.*of NumPyro would"
+    ):
         svi.init(KEY, X, y)
 
 
@@ -525,7 +527,7 @@ def test_hidden_outputs_under_guides_of_numpyro():
 def test_draws_under_a_laplace_approximation():
     """Its curvature is that at one random key: variances of 0.082 for 0.033."""
     program = outputs()
-    with pytest.raises(ValueError, match="`f` is drawn in a model of AutoLaplaceApproximation.*at one random key"):
+    with pytest.raises(ValueError, match=r"`f` is drawn in a model of AutoLaplaceApproximation.*at one random key"):
         SVI(program, AutoLaplaceApproximation(program), optax.adam(0.01), Trace_ELBO()).init(KEY, X, y)
 
 

@@ -43,6 +43,7 @@ OWN = {
     "a function of a draw": lambda f, g: normal(f(X), jnp.exp(f(X).sample())),
     "a truth of a draw": lambda f, g: normal(f(X) + jnp.where(f(BASE).sample() > 0, 1.0, 0.0), 0.3),
     "a draw row by row": lambda f, g: normal(f(X), jnp.exp(f(X).independent().sample())),
+    "values at nodes": lambda f, g: normal(f(X), jnp.exp(f(X).at(jax.random.normal(KEY, (1, 6)))[0])),
     "inputs drawn row by row": lambda f, g: normal(f(f(X).independent().sample()[:, None]), 0.3),
     "a path": lambda f, g: normal(f(X) - f.sample_paths(numpyro.prng_key(), 1)(BASE)[0], 0.3),
     "a joint draw": lambda f, g: normal(f(X) - f.joint(BASE).sample(numpyro.prng_key())[0], 0.3),
@@ -88,6 +89,7 @@ SEVERAL = {
     "sums of groups": lambda f, g: dist.Normal(jax.ops.segment_sum(rows(f, X), jnp.arange(6) // 2, 6), 0.3),
     "inputs of another": lambda f, g: normal(g(jnp.cumsum(rows(f, X))[:, None]), 0.3),
     "several samples": lambda f, g: dist.Normal(f(X).independent().sample(None, (3,)).mean(0), 0.3),
+    "values at nodes": lambda f, g: dist.Normal(jnp.repeat(A @ f(X).at(jax.random.normal(KEY, (1, 6)))[0], 2), 0.3),
     "outputs mixed": lambda f, g: dist.Normal((two() @ jnp.ones((2, 1))).independent().sample()[::-1].cumsum(), 0.3),
     "the prior of a latent site": lambda f, g: dist.Normal(
         numpyro.sample("z", dist.Normal(rows(f, X).mean(), 1.0)), 0.3 * jnp.ones(6)
@@ -98,6 +100,8 @@ ONCE = {
     "rows joined to those of a joint draw": lambda f, g: dist.Normal(
         jnp.concatenate([rows(f, X[:3]), f(X[3:]).sample()]), 0.3
     ),
+    "values at nodes": lambda f, g: dist.Normal(f(X).at(jax.random.normal(KEY, (1, 6)))[0], 0.3),
+    "an average over nodes": lambda f, g: dist.Normal(jax.nn.sigmoid(f(X).at(jnp.ones((3, 1)))).mean(0), 0.3),
     "another order": lambda f, g: dist.Normal(rows(f, X)[jnp.array([3, 2, 1, 0, 5, 4])], 0.3),
     "one row for several y": lambda f, g: dist.Normal(rows(f, X)[jnp.arange(6) // 2], 0.3),
     "rows of one output by another's": lambda f, g: (lambda v: dist.Normal(v[:, 0] * v[:, 1], 0.3))(rows(two())),

@@ -32,7 +32,16 @@ from numpyro_orthgp.math.linalg import default_jitter, join, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION, combine
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["MAX_JOINT_DRAW", "Joint", "JointInRun", "draw_process", "drawn_functions", "in_run", "moments_in_run", "paths_of"]
+__all__ = [
+    "MAX_JOINT_DRAW",
+    "Joint",
+    "JointInRun",
+    "draw_process",
+    "drawn_functions",
+    "in_run",
+    "moments_in_run",
+    "paths_of",
+]
 
 # A joint draw at B points needs a B x B Cholesky factor. Beyond this size the user should choose another way. In a fit each step
 # has one, with its gradient.

@@ -257,9 +257,9 @@ class Names:
             )
         if is_starting("AutoLaplaceApproximation"):
             raise ValueError(
-                f"`{self.prefix}` is drawn in a model of AutoLaplaceApproximation. It takes the curvature of the log density at one "
-                "random key, where the noise of this draw is a constant. Use a likelihood of numpyro_orthgp, which integrates f "
-                "out, or AutoSparseGP, whose loss averages over draws."
+                f"`{self.prefix}` is drawn in a model of AutoLaplaceApproximation. It takes the curvature of the log density at "
+                "one random key, where the noise of this draw is constant. Use a likelihood of numpyro_orthgp, which integrates "
+                "f out, or AutoSparseGP, whose loss averages over draws."
             )
         kind = transformation() if _in_loop() is not None else ""
         if in_control_flow("cond"):  # which seeds its branches anew
@@ -285,16 +285,18 @@ class Names:
         if _PYRO_STACK and self.fitting:
             _PYRO_STACK[0]._drawn_by_rows = self.prefix
 
-    def moved(self, values: Array, own_shape: tuple[int, ...], mixed: bool) -> Array:
+    def moved(self, values: Array, marginals: Any, *, at_nodes: bool = False) -> Array:
         """A draw row by row, which within :func:`moved_draws` moves with its function.
 
-        :param own_shape: of the marginals, (B,) or (B, P).
-        :param mixed: whether their outputs mix functions.
+        :param marginals: those that it was drawn from.
+        :param at_nodes: whether values at several nodes are those of one draw, as for a rule.
         """
-        self.refuse_within("derivative")
-        number, several = len(self.by_rows), len(own_shape) > 1
-        columns = () if mixed else self._columns or tuple(range(own_shape[-1] if several else 0))
-        self.by_rows.append(DrawByRows(values.shape, columns, several))
+        if not at_nodes:
+            self.refuse_within("derivative")
+        number, own = len(self.by_rows), marginals.own_shape
+        columns = self._columns or tuple(range(own[1] if len(own) > 1 else 0))
+        columns = columns if marginals.mixing is None else ()
+        self.by_rows.append(DrawByRows(own if at_nodes else values.shape, columns, len(own) > 1))
         return moved(values, self.prefix, number)
 
     def weights(self) -> Any:

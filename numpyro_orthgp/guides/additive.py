@@ -105,8 +105,8 @@ def _not_additive(F: np.ndarray, kinds: Sequence[str]) -> set[str]:
     eps = jnp.finfo(jnp.result_type(float)).eps
     found = set()
     for i, kind in enumerate(kinds):
-        a, b, both = F[1 + 3 * i : 4 + 3 * i] - F[0]
         with np.errstate(invalid="ignore"):
+            a, b, both = F[1 + 3 * i : 4 + 3 * i] - F[0]
             changes, rounding = abs(a) + abs(b) + abs(both), 64 * eps * abs(F[[0, *range(1 + 3 * i, 4 + 3 * i)]]).max(0)
             # What is no number, of a step out of a support, is not compared.
             if (abs(both - a - b) > _SHARE * changes + rounding).any():

@@ -14,7 +14,8 @@ row, or ``numpyro.factor``, may still be a sum of terms that see one of them eac
 (:mod:`numpyro_orthgp.guides.additive`). If its data are not known, as within a user's ``jit``, two draws are refused, and rows of
 one draw are not looked at.
 
-**What is not found.** ``numpyro.factor`` may take marginals, by a likelihood's ``log_prob``, beside draws.
+**What is not found.** ``numpyro.factor`` may take marginals, by a likelihood's ``log_prob``, beside draws. Functions side by side,
+once drawn row by row, count as the first one.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ TWO_DRAWS = (
     "one input, draw all inputs at once: f(jnp.concatenate([A, B])).independent().sample()."
 )
 SEVERAL_ROWS = (
-    "{site} takes several rows of one draw of {gp} row by row, v = f(X).independent().sample(), such as their mean, a "
-    "difference or a running sum. These rows are independent of each other, and values of one function are not, so the loss is no "
-    "bound. Leave .independent() out: rows of f(X).sample() are of one function."
+    "{site} takes several rows of one draw of {gp} row by row, v = f(X).independent().sample() or f(X).at(nodes), such as "
+    "their mean, a difference or a running sum. These rows are independent of each other, and values of one function are not, so "
+    "the loss is no bound. Leave .independent() out: rows of f(X).sample() are of one function."
 )
 
 # Calls, whose inner programs have the inputs and outputs of the call. In other operations each output depends on each input.

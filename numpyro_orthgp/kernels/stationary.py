@@ -36,7 +36,6 @@ __all__ = ["RBF", "Matern12", "Matern32", "Matern52", "Periodic", "RationalQuadr
 _FAR = 1e8  # of q, where exp(-s) has long been 0 in float64
 
 
-
 @jax.custom_jvp
 def _matern32(q: Array) -> Array:
     s = safe_sqrt(jnp.minimum(q, _FAR))

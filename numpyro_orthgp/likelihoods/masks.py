@@ -20,7 +20,7 @@ from numpyro_orthgp.functions.arithmetic import outputs_first
 from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import states_may_differ
-from numpyro_orthgp.likelihoods.wrapped import refused_as_latent
+from numpyro_orthgp.likelihoods.checks import refused_as_latent
 from numpyro_orthgp.math.grouped import scale_groups
 
 __all__ = ["ToldOfMasks", "refuse_enumerated_groups", "refuse_groups"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import wraps
 from typing import Any
 
 import jax
@@ -19,7 +18,7 @@ from numpyro.primitives import _PYRO_STACK
 
 from numpyro_orthgp.errors import Unobserved, check_key
 from numpyro_orthgp.foreign import as_outputs
-from numpyro_orthgp.functions.callers import is_calling, is_latent_of_guide
+from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 # Advice about masked arrays.
@@ -32,7 +31,7 @@ READ_AS: dict[type, Callable[[Any], Any]] = {}
 
 __all__ = [
     "MASK", "READ_AS", "check_observed", "hint_of_mixture", "is_expected", "key_of_draw", "log_predictive", "no_cdf",
-    "refuse_outer_product", "refuse_outside", "refused_as_latent", "unwrap",
+    "refuse_outer_product", "refuse_outside", "unwrap",
 ]  # fmt: skip
 
 
@@ -129,26 +128,6 @@ def key_of_draw(key: PRNGKey | None) -> PRNGKey:
             "numpyro.sample('z', dist.Normal(f(X).sample(), s))."
         )
     return check_key(key, "likelihoods")
-
-
-def refused_as_latent(support: Callable[[Any], Any]) -> property:
-    """The support of a likelihood, which is refused to guides of NumPyro that would draw its y.
-
-    :param support: the method of a class.
-    """
-
-    @wraps(support)
-    def refused(self: Any) -> Any:
-        if is_latent_of_guide():
-            raise Unobserved(
-                f"A site with the likelihood {type(self).__name__} of numpyro_orthgp is not observed, so this guide of NumPyro would "
-                "draw its values. But its log density is an expectation, and no prior of a latent site. Pass its observations, obs=y, "
-                "with handlers.mask where some are missing; obs_mask= needs AutoSparseGP. A latent site between f and y needs a "
-                "distribution of NumPyro: numpyro.sample('z', dist.Normal(f(X).sample(), s))."
-            )
-        return support(self)
-
-    return property(refused)
 
 
 def refuse_outer_product(name: str, message: Mapping[str, Any]) -> None:
