@@ -89,7 +89,7 @@ def interactions(
     kinds = [kind for kind, *_ in moves]
     sets = [steps for _, a, b in moves for steps in (a, b, _joined(a, b))]
     steps = [
-        jnp.asarray(np.stack([np.broadcast_to(s.get(mark, 0.0), shape) for s in [{}, *sets]]), float)
+        np.stack([np.broadcast_to(s.get(mark, 0.0), shape) for s in [{}, *sets]]).astype(jnp.result_type(float))
         for mark, shape in shapes.items()
     ]
     with jax.ensure_compile_time_eval():

@@ -196,7 +196,10 @@ def _needed_jointly(
         found = evaluate(*steps)
         return [found[end - 1] for end, site in zip(ends, looked_at, strict=True) if site.has_density]
 
-    found = iter(interactions(densities, moves, shapes))
+    try:
+        found = iter(interactions(densities, moves, shapes))
+    except Exception:  # the program is not one that can be run by itself
+        return None
     return [next(found) if site.has_density else set() for site in looked_at]
 
 
