@@ -233,8 +233,10 @@ def test_within_jit_two_draws_are_refused_without_looking_at_rows():
     def run(make, y):
         return numpyro.handlers.seed(ogp.AutoSparseGP(partial(model, make, y)), 0)()
 
-    with pytest.raises(ValueError, match="`y` takes several draws of `f`"):
-        jax.jit(partial(run, TWICE["two draws"]))(y)
+    for make in (TWICE["two draws"], ONCE["rows joined"]):
+        with pytest.raises(ValueError, match="`y` takes several draws of `f`"):
+            jax.jit(partial(run, make))(y)
+    assert {"f.u0", "g.u0"} == set(jax.jit(lambda: run(ONCE["rows joined"], y))())
 
 
 @pytest.mark.parametrize("make", [OWN["one entry of a draw"], OWN["a draw row by row"]])
