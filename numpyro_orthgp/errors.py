@@ -251,7 +251,18 @@ def check_inputs(name: str, X: Any, dim: int | None = None, *, latents: bool = F
     if dim is not None and X.shape[-1] != dim:
         hint = f" Did you pass {name}.T?" if X.shape[0] == dim and X.ndim == 2 else ""
         raise ValueError(f"`{name}` must have shape (n, D) with D = {dim}; got {X.shape}.{hint}")
+    inspect(partial(_refuse_overflow, name), X)
     return check_finite(name, X)
+
+
+def _refuse_overflow(name: str, X: jax.Array) -> None:
+    values, most = np.asarray(X), np.sqrt(jnp.finfo(X.dtype).max)
+    bad = np.isfinite(values) & (abs(values) > most)
+    if bad.any():
+        raise ValueError(
+            f"`{name}` holds {values[bad][0]:.3g}, whose square is no number in {X.dtype}: distances and products are infinite. "
+            "Does it stand for a missing value? Then impute it, or remove the row. Else divide the column by its scale."
+        )
 
 
 def check_key(key: jax.Array | None, what: str) -> jax.Array:

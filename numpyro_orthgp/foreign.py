@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -10,12 +12,21 @@ import numpy as np
 
 __all__ = ["as_numpy", "as_outputs", "filled", "without_mask"]
 
+_BUFFERS = (memoryview, array.array)
+_OF_NUMPY = (np.ndarray, np.generic, *_BUFFERS)
+
 
 def as_numpy(name: str, x: Any) -> Any:
-    """Tables, tensors and NumPy's scalars as arrays of NumPy. Others stay as they are.
+    """Tables, tensors, buffers and NumPy's scalars as arrays of NumPy. Others stay as they are.
 
     :raises TypeError: for tensors that NumPy cannot read.
     """
+    if isinstance(x, _BUFFERS):
+        return np.asarray(x)
+    if isinstance(x, list | tuple) and any(isinstance(e, _OF_NUMPY) for e in jax.tree.leaves(x)):
+        with suppress(Exception):  # of unequal lengths, or with tracers, which JAX reports
+            rows = np.asarray(x)
+            return rows if rows.dtype.kind in "biuf" else x
     if isinstance(x, jax.Array | np.ndarray) or not hasattr(x, "__array__"):
         return x
     if isinstance(getattr(x, "_meta", None), np.ma.MaskedArray):

@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro.contrib.control_flow import cond, scan
 from numpyro.distributions.transforms import AffineTransform
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal, AutoNormal
 from numpyro.infer.reparam import ExplicitReparam, LocScaleReparam, NeuTraReparam
 
 import numpyro_orthgp as ogp
@@ -493,6 +493,54 @@ def test_latent_sites_with_a_likelihood(elbo):
             svi.evaluate(svi.init(KEY, X, y), X, y)
     svi = svi_of(plain, elbo=elbo)
     assert np.isfinite(svi.evaluate(svi.init(KEY, X, y), X, y))
+
+
+@pytest.mark.parametrize("make", [likelihoods.Gaussian, likelihoods.StudentT, likelihoods.LogNormal])
+@pytest.mark.parametrize("guide", [AutoNormal, AutoDelta, AutoMultivariateNormal])
+def test_latent_sites_with_a_likelihood_under_guides_of_numpyro(guide, make):
+    """These drew z under its expectation, and only `check` said so."""
+
+    def latent(X, y):
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+        z = numpyro.sample("z", (make(f(X), 3.0, 0.5) if make is likelihoods.StudentT else make(f(X), 0.5)).to_event(1))
+        numpyro.sample("y", dist.Normal(z, 0.3).to_event(1), obs=y)
+
+    svi = SVI(latent, guide(latent), optax.adam(0.01), Trace_ELBO())
+    with pytest.raises(
+        ValueError, match=f"the likelihood {make.__name__} of numpyro_orthgp is not observed.*of NumPyro would"
+    ):
+        svi.init(KEY, X, y)
+
+
+def test_hidden_outputs_under_guides_of_numpyro():
+    """These drew them under their expectation, which biased the noise."""
+    seen = jnp.arange(len(y)) > 3
+    program = outputs(ours, obs_mask=seen)
+    with pytest.raises(ValueError, match="obs_mask= needs AutoSparseGP"):
+        SVI(program, AutoNormal(program), optax.adam(0.01), Trace_ELBO()).init(KEY, X, y)
+    masked = outputs(ours, mask=seen)
+    for guided, guide in ((masked, AutoNormal(masked)), (program, ogp.AutoSparseGP(program))):
+        svi = SVI(guided, guide, optax.adam(0.01), TraceMeanField_ELBO())
+        assert np.isfinite(svi.evaluate(svi.init(KEY, X, y), X, y))
+
+
+def test_draws_under_a_laplace_approximation():
+    """Its curvature is that at one random key: variances of 0.082 for 0.033."""
+    program = outputs()
+    with pytest.raises(ValueError, match=r"`f` is drawn in a model of AutoLaplaceApproximation.*at one random key"):
+        SVI(program, AutoLaplaceApproximation(program), optax.adam(0.01), Trace_ELBO()).init(KEY, X, y)
+
+
+def test_a_gp_in_a_branch_under_guides_of_numpyro():
+    def program(X, y):
+        def branch(x):
+            return ogp.gp("f", kernels.RBF(0.3), Z)(x).mean
+
+        mean = cond(X[0, 0] < 9.0, branch, lambda x: branch(x) + 1, X)
+        numpyro.sample("y", dist.Normal(mean, 0.3).to_event(1), obs=y)
+
+    with pytest.raises(ValueError, match=r"`f.u0` is declared in a branch of numpyro's cond"):
+        SVI(program, AutoNormal(program), optax.adam(0.01), Trace_ELBO()).init(KEY, X, y)
 
 
 def outputs(make=lambda f, X: dist.Normal(f(X).sample(), 0.1), plate=True, mask=None, **options):

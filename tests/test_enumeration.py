@@ -343,3 +343,18 @@ def test_outputs_that_nobody_observed_are_not_enumerated(rng):
     svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.1), TraceMeanField_ELBO())
     with pytest.raises(ValueError, match="`y` has a likelihood of numpyro_orthgp and no observations"):
         svi.init(jax.random.PRNGKey(0), data(rng)[0])
+
+
+def test_an_objective_that_does_not_enumerate():
+    """It ended in KeyError: 'z'."""
+    X = jnp.linspace(0.0, 1.0, 4)[:, None]
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(0.5), X, num_latents=2)
+        with numpyro.plate("data", 4):
+            z = numpyro.sample("z", dist.Categorical(jnp.array([0.3, 0.7])), infer={"enumerate": "parallel"})
+            numpyro.sample("y", likelihoods.Gaussian(f(X).pick(z), 0.3), obs=jnp.ones(4))
+
+    svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.1), TraceMeanField_ELBO())
+    with pytest.raises(ValueError, match=r"TraceMeanField_ELBO does not sum over `z`.*TraceEnum_ELBO\(\)"):
+        svi.evaluate(svi.init(jax.random.PRNGKey(0)))

@@ -55,6 +55,11 @@ def test_inducing(inducing, error, match):
         (jnp.zeros(6), ValueError, r"\[:, None\]"),
         (jnp.zeros((6, 3)), ValueError, r"D = 2; got \(6, 3\)"),
         (X.at[2, 1].set(jnp.nan), ValueError, r"NaN.*\(2, 1\)"),
+        (
+            X.at[2, 1].set(-1e300),
+            ValueError,
+            r"`X` holds -1e\+300, whose square is no number in float64.*a missing value",
+        ),
         (jnp.zeros((6, 2), complex), TypeError, "real numbers"),
         (X.astype(jnp.float32), TypeError, "float32 but the inducing variables are float64"),
         (jnp.zeros((0, 2)), ValueError, "at least one"),

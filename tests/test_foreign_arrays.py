@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,10 @@ HOLDERS = {
     "numpy": ("numpy", lambda a: a),
     "number": ("numpy", lambda a: a[0, 0]),
     "list": ("numpy", lambda a: a.tolist()),
+    "list of numbers of NumPy": ("numpy", lambda a: [list(row) for row in a]),
+    "list of arrays": ("numpy", list),
+    "buffer": ("numpy", memoryview),
+    "array of Python": ("numpy", lambda a: array.array("q", a[:, 0])),
     "pandas": ("pandas", lambda a: pytest.importorskip("pandas").DataFrame(a)),
     "nullable": ("pandas", lambda a: pytest.importorskip("pandas").Series(a[:, 0], dtype="Int64")),
     "polars": ("polars", lambda a: pytest.importorskip("polars").DataFrame(a)),

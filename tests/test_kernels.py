@@ -665,3 +665,11 @@ def test_parts_for_different_numbers_of_functions(part):
             with pytest.raises(ValueError, match="same number of latent functions; got values of shapes"):
                 call(X, *others)
     assert (three + kernels.RBF(jnp.ones((1, 1)))).weighted_sum(X, X, jnp.ones(4)).shape == (3, 4)
+
+
+@pytest.mark.parametrize("kernel", [RBF, Matern12, Matern32, Matern52, RationalQuadratic])
+def test_where_squared_distances_overflow(kernel):
+    """Matern kernels were NaN."""
+    far = jnp.array([[1e150]])
+    for number in (kernel(1e-10)(far, 0 * far), jax.grad(lambda x: kernel(1e-10)(x, 0 * far).sum())(far)):
+        assert np.abs(number) < 1e-100

@@ -11,7 +11,7 @@ from typing import Any
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import _PYRO_STACK
 
-__all__ = ["in_control_flow", "is_calling", "looking_ahead", "transformation", "without_randomness"]
+__all__ = ["in_control_flow", "is_calling", "is_starting", "looking_ahead", "transformation", "without_randomness"]
 
 # What calls a function of the user's: modules of JAX, or names of functions in one of them.
 _DERIVATIVES = ("value_and_grad_f", "_jvp", "_vjp", "linearize")
@@ -67,6 +67,14 @@ def without_randomness() -> bool:
     """
     fixed = any(type(handler).__name__ == "_substitute_default_key" for handler in _PYRO_STACK)
     return fixed and not is_calling(AutoGuide, "_setup_prototype")
+
+
+def is_starting(guide: str = "AutoGuide") -> bool:
+    """Whether a guide of NumPyro looks for first values of all latent sites of the model.
+
+    :param guide: the name of its class, or of one of its base classes.
+    """
+    return is_calling("AutoGuide", "_setup_prototype") and is_calling(guide, "_setup_prototype")
 
 
 def transformation() -> str:

@@ -16,8 +16,10 @@ import numpyro.distributions as dist
 from jax.tree_util import Partial
 from numpyro.infer import ELBO
 
+from numpyro_orthgp.errors import check_key
 from numpyro_orthgp.functions.arithmetic import draw_columns, draw_scaled, draw_shifted
 from numpyro_orthgp.functions.callers import is_calling
+from numpyro_orthgp.functions.moved import moving
 from numpyro_orthgp.functions.paths import Paths, draw_paths
 from numpyro_orthgp.functions.prior import joint_root
 from numpyro_orthgp.functions.projection import extend
@@ -30,7 +32,16 @@ from numpyro_orthgp.math.linalg import default_jitter, join, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION, combine
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["MAX_JOINT_DRAW", "JointInRun", "draw_process", "drawn_functions", "in_run", "moments_in_run", "paths_of"]
+__all__ = [
+    "MAX_JOINT_DRAW",
+    "Joint",
+    "JointInRun",
+    "draw_process",
+    "drawn_functions",
+    "in_run",
+    "moments_in_run",
+    "paths_of",
+]
 
 # A joint draw at B points needs a B x B Cholesky factor. Beyond this size the user should choose another way. In a fit each step
 # has one, with its gradient.
@@ -58,6 +69,9 @@ def _draw_in_run(f: Any, run: Run, X: Rows, rng_key: PRNGKey, shape: tuple[int, 
     """Draws given this run's inducing variables and earlier draws, shape ``shape`` + (B,) or (B, P)."""
     if f.names is not None:
         f.names.refuse_within("derivative", "call")
+    if moving():
+        mean, _, variance, *_ = f._at_values()._moments(X)
+        return mean + safe_sqrt(variance) * jax.random.normal(rng_key, (*shape, *mean.shape), X.dtype)
     mean, L = moments_in_run(f, run, X)
     noise = jax.random.normal(rng_key, (*shape, *mean.shape), X.dtype)
     if f.residual_scale is not None:  # spherical in the residual's whitened coordinates (Titsias 2025, Sec. 3.3)
@@ -106,7 +120,14 @@ def moments_in_run(f: Any, run: Run, X: Rows) -> tuple[Array, Array]:
     return f._per_latent(mean + f._shift_at([as_feature(X)]), event_dim=1), L[..., -B:]
 
 
-class JointInRun(dist.MultivariateNormal):
+class Joint(dist.MultivariateNormal):
+    """f(X) at several inputs, which refuses what is no random key in words."""
+
+    def sample(self, key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
+        return super().sample(check_key(key, "Draws of f.joint(X)"), sample_shape)
+
+
+class JointInRun(Joint):
     """f(X) in a run of a model, given the run's earlier draws. Its own draws are draws of the run.
 
     :param f, X: the function and inputs. They are not pytree data: a rebuilt distribution draws outside of the run.
@@ -118,7 +139,7 @@ class JointInRun(dist.MultivariateNormal):
         mean, L = moments_in_run(f, f.run, X)
         super().__init__(mean, scale_tril=L if f.num_latents is None else f._per_latent(L, event_dim=2))
 
-    def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
         of = getattr(self, "_of", None)
         if of is None or key is None or not in_run(of[0]):
             return super().sample(key, sample_shape)

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
-from numpyro_orthgp.functions.draws import JointInRun, draw_process, in_run, paths_of
+from numpyro_orthgp.functions.draws import Joint, JointInRun, draw_process, in_run, paths_of
 from numpyro_orthgp.functions.expected import AveragedMarginals, average
 from numpyro_orthgp.functions.groups import covariance_of_groups, moments_of_groups
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
@@ -210,7 +210,7 @@ class GPFunction(NoArray):
         L = root_of_rows(self.covariance(K, A), diagonal(K), scale_of_rows(self.kernel, X))
         # NumPyro's own check of the factor would take twenty programs.
         mean, L = self.mean([as_feature(X)], A), self._per_latent(L, event_dim=2)
-        return dist.MultivariateNormal(mean, scale_tril=L, validate_args=False)
+        return Joint(mean, scale_tril=L, validate_args=False)
 
     def _at_values(self) -> GPFunction:
         """The function given the values that its inducing variables have in this run."""

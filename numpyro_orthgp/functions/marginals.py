@@ -132,9 +132,9 @@ class Marginals(NoNumber):
 
         Nodes have axes of size one in place of axes of enumeration. For a bound they must be random numbers, or a rule's: a latent
         site of the model has a Gaussian of its own under the guide, and the loss is then no bound (:func:`check` says so). Each
-        row is drawn by itself, so one y may depend on one row only; :meth:`sample` draws one function.
+        row is drawn by itself, and ``AutoSparseGP`` refuses a y of several; :meth:`sample` draws one function.
         """
-        return constant_if_frozen(self._at(nodes), nodes)
+        return self._noted(constant_if_frozen(self._at(nodes), nodes), at_nodes=True)
 
     def _at(self, nodes: Array) -> Array:
         return self.mean + self._mixed(safe_sqrt(self.latent_variance) * nodes)
@@ -185,8 +185,9 @@ class Marginals(NoNumber):
             refuse_uncharged("f(X).draw(rng_key)")
         return self._noted(self._draw(check_is_key(rng_key), sample_shape))
 
-    def _noted(self, draws: Array) -> Array:
-        return self.names.moved(draws) if self.joint is None and self.names is not None else draws
+    def _noted(self, draws: Array, *, at_nodes: bool = False) -> Array:
+        names = self.names if at_nodes or self.joint is None else None
+        return draws if names is None else names.moved(draws, self, at_nodes=at_nodes)
 
     def _draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw without a charge for a tightened residual, which is left to the caller."""
@@ -198,8 +199,7 @@ class Marginals(NoNumber):
     def independent(self) -> Marginals:
         """The same marginals, drawn independently at each input; such draws are not draws of one function.
 
-        Use it in models where each y depends only on f at its own row, and on one such draw: another is of another function, and
-        ``AutoSparseGP`` refuses a y of two.
+        Use it where each y depends on f at its own row only: ``AutoSparseGP`` refuses a y of two such draws, or of several rows.
         """
         return replace(self, joint=None)
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from copy import copy
 from functools import reduce
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jax
@@ -21,7 +19,8 @@ from jax.extend.core import get_opaque_trace_state
 from numpyro.distributions import Unit
 from numpyro.primitives import _PYRO_STACK
 
-from numpyro_orthgp.functions.callers import in_control_flow, transformation, without_randomness
+from numpyro_orthgp.functions.callers import in_control_flow, is_starting, transformation, without_randomness
+from numpyro_orthgp.functions.moved import DrawByRows, moved, moving
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "drawn_values",
     "enumerating",
     "model_running",
-    "moved_draws",
     "note_where_seeded",
     "prng_key",
     "refuse_drawn_by_rows",
@@ -96,6 +94,8 @@ def note_where_seeded() -> None:
 def _digest(arrays: Any) -> Array:
     """A number that depends on all bits of all arrays."""
     digest = jnp.zeros((), jnp.uint32)
+    if moving():  # where the noise of a row does not depend on the others
+        return digest
     for array in map(lax.stop_gradient, jax.tree.leaves(arrays)):
         bits = lax.bitcast_convert_type(array, jnp.uint32) if array.dtype.itemsize > 2 else array.astype(jnp.uint32)
         odd = 2 * lax.iota(jnp.uint32, bits.size) + 1
@@ -223,22 +223,6 @@ def refuse_drawn_by_rows(what: str) -> None:
         )
 
 
-_steps: ContextVar[Mapping[tuple[str, int], Array]] = ContextVar("steps", default=MappingProxyType({}))
-
-
-@contextmanager
-def moved_draws(steps: Mapping[tuple[str, int], Array]) -> Iterator[None]:
-    """Context in which draws row by row, which do not depend on the run's inducing variables, depend on these steps.
-
-    :param steps: by name of the gp and number of the draw in the run.
-    """
-    token = _steps.set(steps)
-    try:
-        yield
-    finally:
-        _steps.reset(token)
-
-
 class Names:
     """Fresh site names for one function, the same ones each time the model runs.
 
@@ -248,7 +232,7 @@ class Names:
     def __init__(self, prefix: str, fitting: bool = False) -> None:
         self.prefix, self.used, self.fitting = prefix, 0, fitting
         self.drawn = False  # whether something has been drawn given the run's inducing variables
-        self.by_rows: list[tuple[int, ...]] = []  # for each draw row by row the outputs that it is known to be of
+        self.by_rows: list[DrawByRows] = []
         self._columns: tuple[int, ...] = ()
         self.whole = self
         self._scaled = frozenset(map(id, _scales()))
@@ -270,6 +254,12 @@ class Names:
                 f"`{self.prefix}` is drawn in inference that takes the log density for a function of latent sites (NUTS). It gives "
                 "the same random key at each step, so the noise of this draw would never change. Use a likelihood of "
                 "numpyro_orthgp, which integrates f out. Draws that no y needs belong in a model for Predictive."
+            )
+        if is_starting("AutoLaplaceApproximation"):
+            raise ValueError(
+                f"`{self.prefix}` is drawn in a model of AutoLaplaceApproximation. It takes the curvature of the log density at "
+                "one random key, where the noise of this draw is constant. Use a likelihood of numpyro_orthgp, which integrates "
+                "f out, or AutoSparseGP, whose loss averages over draws."
             )
         kind = transformation() if _in_loop() is not None else ""
         if in_control_flow("cond"):  # which seeds its branches anew
@@ -295,12 +285,19 @@ class Names:
         if _PYRO_STACK and self.fitting:
             _PYRO_STACK[0]._drawn_by_rows = self.prefix
 
-    def moved(self, values: Array) -> Array:
-        """A draw row by row, which within :func:`moved_draws` moves with its function."""
-        self.refuse_within("derivative")
-        step = _steps.get().get((self.prefix, len(self.by_rows)))
-        self.by_rows.append(self._columns)
-        return values if step is None else values + step.astype(values.dtype)
+    def moved(self, values: Array, marginals: Any, *, at_nodes: bool = False) -> Array:
+        """A draw row by row, which within :func:`moved_draws` moves with its function.
+
+        :param marginals: those that it was drawn from.
+        :param at_nodes: whether values at several nodes are those of one draw, as for a rule.
+        """
+        if not at_nodes:
+            self.refuse_within("derivative")
+        number, own = len(self.by_rows), marginals.own_shape
+        columns = self._columns or tuple(range(own[1] if len(own) > 1 else 0))
+        columns = columns if marginals.mixing is None else ()
+        self.by_rows.append(DrawByRows(own if at_nodes else values.shape, columns, len(own) > 1))
+        return moved(values, self.prefix, number)
 
     def weights(self) -> Any:
         """By what ``handlers.scale`` multiplies log densities here and not the divergence of q; ``None`` where that is nothing.

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 from jax.tree_util import Partial
 
 from numpyro_orthgp.functions.arithmetic import draw_of_tasks
-from numpyro_orthgp.functions.draws import draw_process, in_run, moments_in_run
+from numpyro_orthgp.functions.draws import Joint, draw_process, in_run, moments_in_run
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.runs import DrawInRun
 from numpyro_orthgp.functions.separate import moments_of_own, some_functions
@@ -73,4 +73,4 @@ def joint_of_tasks(f: Any, X: Rows, tasks: Tasks) -> dist.MultivariateNormal:
     rows = seen.T[..., None] * L  # (P, B, B)
     C = jnp.einsum("pik,pjk->ij", rows, rows, precision=PRECISION)
     loc = jnp.where(chosen.known, jnp.sum(seen * mean.T, -1), jnp.nan)
-    return dist.MultivariateNormal(loc, scale_tril=safe_cholesky(C, jitter_scale(diagonal(C))))
+    return Joint(loc, scale_tril=safe_cholesky(C, jitter_scale(diagonal(C))))

@@ -32,18 +32,12 @@ from numpyro_orthgp.guides.declare import (
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.hyper import PointsAndEffects, started_at_medians
 from numpyro_orthgp.guides.looking import look, looked_at, start_apart
-from numpyro_orthgp.guides.missing import refuse_replaced, refuse_unobserved, sample_missing
+from numpyro_orthgp.guides.missing import refuse_mean_field, refuse_replaced, refuse_unobserved, sample_missing
 from numpyro_orthgp.guides.own_draws import refuse_own_draws
 from numpyro_orthgp.guides.summaries import Summaries
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
 from numpyro_orthgp.likelihoods.wrapped import refuse_outer_product
-from numpyro_orthgp.primitives.messages import (
-    InputSite,
-    Site,
-    input_site_of,
-    is_enumerated,
-    single_site_of,
-)
+from numpyro_orthgp.primitives.messages import InputSite, Site, input_site_of, is_enumerated, single_site_of
 
 __all__ = ["AutoSparseGP"]
 
@@ -131,6 +125,7 @@ class AutoSparseGP(Summaries):
         self._inputs: dict[str, InputSite] = {}
         self._plate_of: dict[str, str] = {}  # name of the plate around latent inputs
         self._missing: set[str] = set()  # latent sites from `obs_mask`
+        self._enumerated: list[str] = []  # latent sites that no guide draws
         self._preparing: Callable[..., Any] | None = None  # compiles the separate start of `hyper`
         self._keys_of_start = 0  # number of keys that `hyper` took in its separate start
 
@@ -141,6 +136,7 @@ class AutoSparseGP(Summaries):
         """
         if self.prototype_trace is None:
             look(lambda: self._setup_prototype(*args, **kwargs), only_abstractly=self._preparing is not None)
+        refuse_mean_field(self._enumerated)
         with handlers.trace() as emitted:
             self._sample_latents(*args, **kwargs)
             if self._missing:
@@ -209,6 +205,7 @@ class AutoSparseGP(Summaries):
         refuse_replaced(declared, messages)
         self._order, self._gps, self._inputs = [], {}, {}
         self._missing = {name for name in messages if hidden_by_mask(name, messages)}
+        self._enumerated = [name for name, message in messages.items() if is_enumerated(message)]
         for name, message in messages.items():
             if message["type"] != "sample":
                 continue

@@ -17,14 +17,14 @@ from typing import Any
 import jax
 import numpyro
 from numpyro import handlers
-from numpyro.infer import SVI
+from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_orthgp.functions.callers import in_control_flow, is_calling
 from numpyro_orthgp.guides.handlers import OutputsByRow, hidden_by_mask
 from numpyro_orthgp.likelihoods.base import is_expected
 
-__all__ = ["NoBranches", "refuse_replaced", "refuse_unobserved", "sample_missing"]
+__all__ = ["NoBranches", "refuse_mean_field", "refuse_replaced", "refuse_unobserved", "sample_missing"]
 
 
 class _Beside(Messenger):
@@ -99,6 +99,20 @@ def refuse_unobserved(name: str, message: dict[str, Any], messages: Container[st
         raise ValueError(
             f"`{name}` is not observed, so there is nothing to fit. Pass the observations, svi.run(rng_key, num_steps, X, y), and "
             f"hand them on in the model: numpyro.sample({name!r}, ..., obs=y)."
+        )
+
+
+def refuse_mean_field(enumerated: Iterable[str]) -> None:
+    """Refuse ``TraceMeanField_ELBO`` for a model with sites that are enumerated, which it looks for in the guide.
+
+    :param enumerated: their names.
+    :raises ValueError: if there are any, and it calls the guide.
+    """
+    names = ", ".join(f"`{name}`" for name in enumerated)
+    if names and is_calling(TraceMeanField_ELBO):
+        raise ValueError(
+            f"TraceMeanField_ELBO does not sum over {names}, which the model marks by infer={{'enumerate': 'parallel'}}. "
+            "TraceEnum_ELBO does, and has the same analytic divergence of f: SVI(model, guide, optim, TraceEnum_ELBO())."
         )
 
 

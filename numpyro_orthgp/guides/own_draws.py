@@ -9,36 +9,44 @@ by row, ``f(X).independent().sample()``, are of another function each time, so a
 
 **How they are found.** The model is traced once more, with Gaussians that stay where values of the inducing variables, and draws
 row by row, are moved by arguments of the program. The program's graph says on which of these arguments a site depends. Latent
-sites have a distribution of their own under the guide, so what was drawn before ends there.
+sites have a distribution of their own under the guide, so what was drawn before ends there. A site that depends on draws row by
+row, or ``numpyro.factor``, may still be a sum of terms that see one of them each: there the program is run at several steps
+(:mod:`numpyro_orthgp.guides.additive`). If its data are not known, as within a user's ``jit``, two draws are refused, and rows of
+one draw are not looked at.
 
-**What is not found.** ``numpyro.factor`` may sum the densities of several sites, which may each take another draw. Functions side
-by side, once drawn row by row, count as the first one. A site may depend on several rows of one draw, as on their mean.
+**What is not found.** ``numpyro.factor`` may take marginals, by a likelihood's ``log_prob``, beside draws. Functions side by side,
+once drawn row by row, count as the first one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
 from jax.extend import core
 from numpyro import handlers
-from numpyro.distributions import Unit
+from numpyro.distributions import Unit, constraints
 from numpyro.primitives import Messenger
 
+from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.functions.draws import drawn_functions
 from numpyro_orthgp.functions.marginals import Marginals
-from numpyro_orthgp.functions.sites import moved_draws
+from numpyro_orthgp.functions.moved import moved_draws
 from numpyro_orthgp.gaussians.family import Value
+from numpyro_orthgp.guides.additive import interactions, moves_of
 from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, site_of
 from numpyro_orthgp.types import Array
 
-__all__ = ["OWN_DRAW", "TWO_DRAWS", "TwoWays", "own_draws", "refuse_own_draws"]
+__all__ = ["OWN_DRAW", "SEVERAL_ROWS", "TWO_DRAWS", "TwoWays", "own_draws", "refuse_own_draws"]
 
 OWN_DRAW = (
     "{site} takes f(X) of {gp} and, beside it, what is computed from a draw of the same function (f(x0).sample(), a path, "
@@ -52,6 +60,11 @@ TWO_DRAWS = (
     "at several inputs, leave .independent() out: draws f(A).sample() and f(B).sample() are of one function. Where each y needs "
     "one input, draw all inputs at once: f(jnp.concatenate([A, B])).independent().sample()."
 )
+SEVERAL_ROWS = (
+    "{site} takes several rows of one draw of {gp} row by row, v = f(X).independent().sample() or f(X).at(nodes), such as "
+    "their mean, a difference or a running sum. These rows are independent of each other, and values of one function are not, so "
+    "the loss is no bound. Leave .independent() out: rows of f(X).sample() are of one function."
+)
 
 # Calls, whose inner programs have the inputs and outputs of the call. In other operations each output depends on each input.
 _CALLS = ("jit", "pjit", "closed_call", "checkpoint", "custom_jvp_call", "custom_vjp_call", "scan")
@@ -61,7 +74,7 @@ class TwoWays(NamedTuple):
     """
     :param site: the site that takes the function in two ways.
     :param gp: the function.
-    :param message: :data:`OWN_DRAW` or :data:`TWO_DRAWS`.
+    :param message: :data:`OWN_DRAW`, :data:`TWO_DRAWS` or :data:`SEVERAL_ROWS`.
     """
 
     site: str
@@ -78,70 +91,161 @@ def refuse_own_draws(
     :raises ValueError: if a site takes one of them in two ways.
     """
     taken = {f.names.prefix for site in sites.values() for f in _functions_of(site)}
-    if any((f.names.prefix in taken) + f.names.drawn + len(f.names.by_rows) > 1 for f in functions):
+    if any(f.names.by_rows or (f.names.drawn and f.names.prefix in taken) for f in functions):
         for site, gp, message in own_draws(model, args, kwargs):
             raise ValueError(message.format(site=f"`{site}`", gp=f"`{gp}`"))
+
+
+class _Looked(NamedTuple):
+    """
+    :param site: name of a site.
+    :param own: names of the functions whose marginals it takes.
+    :param num: number of its arrays among the program's results.
+    :param has_density: whether its log density follows them.
+    """
+
+    site: str
+    own: frozenset[str]
+    num: int
+    has_density: bool
 
 
 def own_draws(model: Callable[..., Any], args: Any, kwargs: Any) -> list[TwoWays]:
     """The sites that take one function in two ways."""
     functions: dict[str, Any] = {}
-    looked_at: list[tuple[str, frozenset[Any], int]] = []
+    looked_at: list[_Looked] = []
 
     def run(steps: Mapping[Any, Array]) -> list[Array]:
-        moved = _Moved(handlers.seed(model, jax.random.PRNGKey(0)), steps)
+        seeded = handlers.trace(handlers.seed(model, jax.random.PRNGKey(0)))
         functions.clear()
         looked_at.clear()
-        with handlers.block(), OutputsByRow(), collected_functions() as found, moved_draws(steps):
-            messages = handlers.trace(moved).get_trace(*args, **kwargs)
-        functions.update(found)
         arrays: list[Array] = []
-        for name, message in messages.items():
-            if message["type"] == "sample" and site_of(message) is None and not isinstance(message["fn"], Unit):
-                leaves = _arrays_of(message)
-                looked_at.append((name, frozenset(f.names.prefix for f in _functions_of(message)), len(leaves)))
-                arrays.extend(leaves)
+        with handlers.block(), OutputsByRow(), collected_functions() as found, moved_draws(steps), _Moved(steps):
+            messages = seeded.get_trace(*args, **kwargs)
+            functions.update(found)
+            for name, message in messages.items():
+                if message["type"] == "sample" and site_of(message) is None:
+                    leaves, density = _arrays_of(message), _density(message)
+                    own = frozenset(f.names.prefix for f in _functions_of(message))
+                    looked_at.append(_Looked(name, own, len(leaves), density is not None))
+                    arrays.extend(leaves if density is None else [*leaves, density])
         return arrays
 
     try:
         jax.eval_shape(lambda: run({}))
-        marks: list[Any] = [*functions, *((gp, k) for gp, f in functions.items() for k in range(len(f.names.by_rows)))]
-        closed = jax.make_jaxpr(lambda steps: run(dict(zip(marks, steps, strict=True))))([jnp.zeros(())] * len(marks))
+        shapes = _shapes(functions)
+        zeros = [jnp.zeros(shape) for shape in shapes.values()]
+        closed = jax.make_jaxpr(lambda steps: run(dict(zip(shapes, steps, strict=True))))(zeros)
     except Exception:  # the model needs values, or has the fault that its first run will report
         return []
-    reached = iter(_reached(closed.jaxpr, [frozenset([mark]) for mark in marks]))
-    pairs = []
-    for site, own, size in looked_at:
-        of: frozenset[Any] = frozenset().union(*(next(reached) for _ in range(size)))
-        for gp, f in functions.items():
-            rows = [columns for k, columns in enumerate(f.names.by_rows) if (gp, k) in of]
-            if gp in own and (gp in of or rows):
-                pairs.append(TwoWays(site, gp, OWN_DRAW))
-            elif (rows and gp in of) or any(_overlap(a, b) for a, b in combinations(rows, 2)):
-                pairs.append(TwoWays(site, gp, TWO_DRAWS))
-    return pairs
+    reached = iter(_reached(closed.jaxpr, [frozenset([mark]) for mark in shapes]))
+    of_arrays = [[next(reached) for _ in range(site.num + site.has_density)] for site in looked_at]
+    reaches = [frozenset().union(*marks) for marks in of_arrays]
+    return list(_pairs(functions, looked_at, reaches, partial(_needed_jointly, closed, shapes, functions, looked_at)))
+
+
+def _shapes(functions: Mapping[str, Any]) -> dict[Any, tuple[int, ...]]:
+    """The arguments that move draws given the inducing variables, and each draw row by row, and their shapes."""
+    latents = {gp: () if f.num_latents is None else (f.num_latents, 1) for gp, f in functions.items()}
+    draws = {(gp, k): draw.shape for gp, f in functions.items() for k, draw in enumerate(f.names.by_rows)}
+    return {**latents, **draws}
+
+
+def _pairs(
+    functions: Mapping[str, Any],
+    looked_at: Sequence[_Looked],
+    reaches: Sequence[frozenset[Any]],
+    needed_jointly: Callable[[str], list[set[str]] | None],
+) -> Iterator[TwoWays]:
+    """The sites that take a function in two ways, function by function.
+
+    :param reaches: the arguments on which each site depends.
+    :param needed_jointly: by name of a function, what each site needs jointly of what is independent.
+    """
+    for gp, f in functions.items():
+        draws = [(gp, k) for k in range(len(f.names.by_rows))]
+        rows = [[k for _, k in of.intersection(draws)] for of in reaches]
+        jointly = needed_jointly(gp) if any(rows) else [set()] * len(looked_at)
+        for i, site in enumerate(looked_at):
+            if gp in site.own and (rows[i] or gp in reaches[i]):
+                yield TwoWays(site.site, gp, OWN_DRAW)
+            elif jointly is None or not site.has_density:
+                several = [f.names.by_rows[k].columns for k in rows[i]]
+                if (several and gp in reaches[i]) or any(_overlap(a, b) for a, b in combinations(several, 2)):
+                    yield TwoWays(site.site, gp, TWO_DRAWS)
+            elif found := [message for message in (TWO_DRAWS, SEVERAL_ROWS) if message in jointly[i]]:
+                yield TwoWays(site.site, gp, found[0])
+
+
+def _needed_jointly(
+    closed: core.ClosedJaxpr,
+    shapes: Mapping[Any, tuple[int, ...]],
+    functions: Mapping[str, Any],
+    looked_at: Sequence[_Looked],
+    gp: str,
+) -> list[set[str]] | None:
+    """What each site needs jointly of one function; ``None`` if the program's data are not known."""
+    if not all(map(is_concrete, closed.consts)):
+        return None
+    f = functions[gp]
+    moves = list(moves_of(gp, f.num_latents, f.names.by_rows, (TWO_DRAWS, SEVERAL_ROWS)))
+    ends = np.cumsum([site.num + site.has_density for site in looked_at])
+    evaluate = core.jaxpr_as_fun(closed)
+
+    def densities(steps: list[Array]) -> list[Array]:
+        found = evaluate(*steps)
+        return [found[end - 1] for end, site in zip(ends, looked_at, strict=True) if site.has_density]
+
+    try:
+        found = iter(interactions(densities, moves, shapes))
+    except Exception:  # the program is not one that can be run by itself
+        return None
+    return [next(found) if site.has_density else set() for site in looked_at]
 
 
 def _overlap(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     return not a or not b or not set(a).isdisjoint(b)
 
 
-class _Moved(Messenger):
-    """A model in which draws of a gp depend on ``steps``, and its Gaussians and latent sites do not."""
+def _density(message: Mapping[str, Any]) -> Array | None:
+    """The log density of a site at its value, by entry of the batch; ``None`` if it has none."""
+    fn, value = message["fn"], message["value"]
+    while isinstance(fn, dist.Independent):
+        fn = fn.base_dist
+    try:
+        density: Array = fn.log_prob(value)
+        return density
+    except Exception:
+        return None
 
-    def __init__(self, fn: Callable[..., Any], steps: Mapping[Any, Array]) -> None:
-        super().__init__(fn)
+
+class _Moved(Messenger):
+    """Context in which draws of a gp depend on ``steps``, and its Gaussians and latent sites do not."""
+
+    def __init__(self, steps: Mapping[Any, Array]) -> None:
+        super().__init__()
         self.steps = steps
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] != "sample" or msg["is_observed"]:
             return
-        value, step = msg["value"], self.steps.get(msg["name"].rpartition(".u")[0])
+        value, gp = msg["value"], msg["name"].rpartition(".u")[0]
         if site_of(msg) is None:
-            msg["value"] = jnp.ones(jnp.shape(value), jnp.result_type(value))
-        elif step is not None:
-            msg["value"] = value + step.astype(value.dtype)
-            msg["infer"] = msg["infer"] | {MESSAGE: Belief(Value(jnp.zeros_like(value)), None, asked=True)}
+            msg["value"] = _constant(msg["fn"].support, value)
+        elif gp in self.steps:
+            msg["value"] = value + self.steps[gp].astype(value.dtype)
+            fixed = Value(jax.random.normal(jax.random.PRNGKey(1), value.shape, value.dtype))
+            msg["infer"] = msg["infer"] | {MESSAGE: Belief(fixed, None, asked=True)}
+
+
+def _constant(support: Any, value: Any) -> Array:
+    """A value of a latent site that depends on nothing, and is no zero where others may be."""
+    ones = jnp.ones(jnp.shape(value), jnp.result_type(value))
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    if support is constraints.real or support.is_discrete:
+        return ones
+    return jnp.asarray(support.feasible_like(ones), ones.dtype)
 
 
 def _functions_of(message: Mapping[str, Any]) -> Iterator[Any]:
@@ -153,6 +257,8 @@ def _functions_of(message: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _arrays_of(message: Mapping[str, Any]) -> list[Array]:
+    if isinstance(message["fn"], Unit):
+        return []
     leaves = jax.tree.leaves((unwrap(message["fn"]), message["value"]), is_leaf=_is_marginals)
     return jax.tree.leaves([replace(leaf, joint=None) if _is_marginals(leaf) else leaf for leaf in leaves])
 

@@ -31,12 +31,14 @@ __all__ = ["RBF", "Matern12", "Matern32", "Matern52", "Periodic", "RationalQuadr
 
 # The Matern profiles as functions of q = s^2, where s is r times sqrt(3) or sqrt(5). Their derivatives in q do not
 # need the derivative of a square root: that of (1 + s) exp(-s) is -exp(-s) / 2, that of (1 + s + s^2 / 3) exp(-s)
-# is -(1 + s) exp(-s) / 6. Nothing divides by r, so both are correct and finite at r = 0.
+# is -(1 + s) exp(-s) / 6. Nothing divides by r, so both are correct and finite at r = 0. Where q overflows, both are 0.
+
+_FAR = 1e8  # of q, where exp(-s) has long been 0 in float64
 
 
 @jax.custom_jvp
 def _matern32(q: Array) -> Array:
-    s = safe_sqrt(q)
+    s = safe_sqrt(jnp.minimum(q, _FAR))
     return (1 + s) * jnp.exp(-s)
 
 
@@ -48,6 +50,7 @@ def _matern32_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array,
 
 @jax.custom_jvp
 def _matern52(q: Array) -> Array:
+    q = jnp.minimum(q, _FAR)
     s = safe_sqrt(q)
     return (1 + s + q / 3) * jnp.exp(-s)
 

@@ -220,7 +220,7 @@ class ExpectedLikelihood(ToldOfMasks):
             return log_normal_expectation(log_density, shape, dtype)
         return self._log_average(lambda f: self.log_density(f, y), y)
 
-    def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw f, then y given f. Draws are joint over inputs if those of ``f(X).sample()`` are."""
         self._check_not_stacked()
         f_key, y_key = jax.random.split(key_of_draw(key))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_orthgp.errors import inspect
+from numpyro_orthgp.errors import Unobserved, inspect
 from numpyro_orthgp.functions.arithmetic import broadcasts
+from numpyro_orthgp.functions.callers import is_starting
 from numpyro_orthgp.types import Array
 
 __all__ = [
     "FRACTION", "INCREASING", "OPEN_FRACTION", "POSITIVE", "WHOLE", "Allowed", "check_allowed", "check_broadcasts",
-    "check_censored", "moment_of", "real", "signs",
+    "check_censored", "moment_of", "real", "refused_as_latent", "signs",
 ]  # fmt: skip
 
 
@@ -112,3 +114,36 @@ def moment_of(given: dist.Distribution, which: str) -> Array:
         raise ValueError(message) from error
     inspect(refuse, values)
     return values
+
+
+def refused_as_latent(support: Callable[[Any], Any]) -> property:
+    """The support of a likelihood, which is refused to guides of NumPyro that would draw its y.
+
+    :param support: the method of a class.
+    """
+
+    @wraps(support)
+    def refused(self: Any) -> Any:
+        if _is_latent_of_guide():
+            raise Unobserved(
+                f"A site with the likelihood {type(self).__name__} of numpyro_orthgp is not observed, so this guide of NumPyro "
+                "would draw its values. But its log density is an expectation, and no prior of a latent site. Pass observations, "
+                "obs=y, with handlers.mask where some are missing; obs_mask= needs AutoSparseGP. A latent site between f and y "
+                "needs a distribution of NumPyro: numpyro.sample('z', dist.Normal(f(X).sample(), s))."
+            )
+        return support(self)
+
+    return property(refused)
+
+
+def _is_latent_of_guide() -> bool:
+    """Whether a guide of NumPyro asks for a support, as it does for all latent sites before it starts."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and (module := frame.f_globals.get("__name__")) != "numpyro.primitives":
+        if module == "numpyro.infer.util" and frame.f_code.co_name in (
+            "_transforms_from_trace",
+            "_get_model_transforms",
+        ):
+            return is_starting()
+        frame = frame.f_back
+    return False

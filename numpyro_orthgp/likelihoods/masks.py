@@ -20,6 +20,7 @@ from numpyro_orthgp.functions.arithmetic import outputs_first
 from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import states_may_differ
+from numpyro_orthgp.likelihoods.checks import refused_as_latent
 from numpyro_orthgp.math.grouped import scale_groups
 
 __all__ = ["ToldOfMasks", "refuse_enumerated_groups", "refuse_groups"]
@@ -45,6 +46,11 @@ class ToldOfMasks(dist.Distribution):
 
     marginals: Marginals
     told = False  # whether it knows which rows have no output, if any
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if (getter := getattr(vars(cls).get("support"), "fget", None)) is not None:
+            cls.support = refused_as_latent(getter)
 
     @property
     def real_of_groups(self) -> constraints.Constraint:

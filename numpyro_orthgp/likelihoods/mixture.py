@@ -85,7 +85,7 @@ class Mixture(dist.Distribution):
         """The components' v for each draw of a point if ``closed_form``, shape (B, S) or (B, S, P)."""
         return self._split(unwrap(self.components)[0].residual_scale)
 
-    def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw y. Each draw uses one particle, the same for all points whose particles have the same weights."""
         key = key_of_draw(key)
         pick_key, y_key = jax.random.split(key)

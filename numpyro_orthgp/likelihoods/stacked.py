@@ -50,7 +50,7 @@ class Stacked(dist.Distribution):
         """``log_predictive`` of each step, shape of the batch."""
         return self._densities(log_predictive, value)
 
-    def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw y at each step, independently of the others."""
         key = key_of_draw(key)
         keys = jax.random.split(key, self.batch_shape[0])

@@ -152,7 +152,7 @@ class OfSum(ExpectedLikelihood):
 
     # ---------------------------------------------------------------- f at all inputs of an area together
 
-    def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
         self._refuse_independent()
         return super().sample(key, sample_shape)
 

@@ -110,7 +110,7 @@ class Transformed(ExpectedLikelihood):
         """The v of each point if ``closed_form``."""
         return self.likelihood.residual_scale
 
-    def sample(self, key: PRNGKey | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw f, then z, and transform z."""
         return self._forward(self.likelihood.sample(key, sample_shape))
 

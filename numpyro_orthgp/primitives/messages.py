@@ -25,7 +25,7 @@ import numpyro
 from numpyro.infer import RenyiELBO
 from numpyro.primitives import _PYRO_STACK, Messenger
 
-from numpyro_orthgp.functions.callers import in_control_flow, is_calling
+from numpyro_orthgp.functions.callers import in_control_flow, is_calling, is_starting
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.gaussians.distributions import WhitenedPrior
 from numpyro_orthgp.gaussians.family import Value, Whitened
@@ -99,8 +99,7 @@ class InputBelief(NamedTuple):
 
     :param loc: means, shape (B, D).
     :param scale: standard deviations, shape (B, D).
-    :param analytic: as in :class:`Belief`.
-    :param asked: as in :class:`Belief`.
+    :param analytic, asked: as in :class:`Belief`.
     """
 
     loc: Array
@@ -234,13 +233,15 @@ def sample_and_read(name: str, fn: Any, site: Site | InputSite) -> dict[str, Any
     reader = _LastMessage()
     with told_of_names(name), reader:
         numpyro.sample(name, fn, infer={MESSAGE: site})
-    if (names := _declared.get()) is not None and not reader.message.get("is_observed"):
+    names, observed = _declared.get(), reader.message.get("is_observed")
+    if not observed and (names is not None or is_starting()):
         if in_control_flow("cond"):  # up to NumPyro 0.22; the branch goes on with a draw of its own
             raise ValueError(
                 f"`{name}` is declared in a branch of numpyro's cond, which does not hand on what a guide draws: the loss would "
                 "not belong to it. Declare f = gp(...) before the cond and call f(X) inside it."
             )
-        names.append(reader.message["name"])
+        if names is not None:
+            names.append(reader.message["name"])
     return {"fn": fn, "infer": {}} | reader.message
 
 

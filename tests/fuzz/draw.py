@@ -63,7 +63,19 @@ def chance(rng: Rng, p: float) -> bool:
 
 # Kinds of rows of a functional.
 ROWS = {"values": 1, "average": 2, "centred": 1, "slope": 2, "curvature": 1, "direction": 1, "both": 1, "integral": 2}
-BY_ROW = ("plain", "independent", "shifted", "scaled", "mixed", "picked", "stacked", "summed", "added", "beside")
+BY_ROW = (
+    "plain",
+    "independent",
+    "joined",
+    "shifted",
+    "scaled",
+    "mixed",
+    "picked",
+    "stacked",
+    "summed",
+    "added",
+    "beside",
+)
 # Beyond these exponentials of eta have averages that no number of draws finds.
 LARGEST_VARIANCE, LARGEST_MEAN = 2.5, 4.0
 
@@ -273,7 +285,7 @@ def draw_sites(rng: Rng, view: str, X: Any, P: int | None, tasks: bool) -> list[
 
     drawn = {
         "draws": lambda: View("plain", ("f",), True),
-        "independent": lambda: View("independent", ("f",), True),
+        "independent": lambda: View("joined" if chance(rng, 0.4) else "independent", ("f",), True),
         "bins": lambda: View("bins", ("f",), True, (("nodes", points(rng, 2 * N, D, tasks)),)),
         "weighed": lambda: View("weighed", ("f",), True, (("B", weights(rng, N)),)),
         "difference": lambda: View("difference", ("f",), True, (("X2", points(rng, N, D, tasks)),)),

@@ -93,6 +93,14 @@ def _plain(view, X, latents, names, arrays):
     return Seen([], expression, [Call(f, X)], np.eye(size), np.zeros(size), shape, pointwise=independent)
 
 
+def _joined(view, X, latents, names, arrays):
+    """Rows of f(X), of two draws row by row."""
+    f = view.functions[0]
+    parts = [f"{f}(X[rows][{part}]).independent().sample()" for part in (":1", "1:")]
+    seen = _plain(view, X, latents, names, arrays)
+    return seen._replace(expression=f"jnp.concatenate([{', '.join(parts)}])", pointwise=True)
+
+
 def _shifted(view, X, latents, names, arrays):
     """f(X) + m."""
     seen, (m,) = _plain(view, X, latents, names, arrays), arrays
@@ -196,6 +204,7 @@ def _beside(view, X, latents, names, arrays):
 KINDS = {
     "plain": _plain,
     "independent": _plain,
+    "joined": _joined,
     "shifted": _shifted,
     "scaled": _scaled,
     "mixed": _mixed,
