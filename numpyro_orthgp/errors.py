@@ -257,10 +257,11 @@ def check_inputs(name: str, X: Any, dim: int | None = None, *, latents: bool = F
 
 def _refuse_overflow(name: str, X: jax.Array) -> None:
     values, most = np.asarray(X), np.sqrt(jnp.finfo(X.dtype).max)
-    bad = np.isfinite(values) & (abs(values) > most)
-    if bad.any():
+    largest = max(values.max(), -values.min())
+    if most < largest < np.inf:
+        value = values.flat[abs(values).argmax()]
         raise ValueError(
-            f"`{name}` holds {values[bad][0]:.3g}, whose square is no number in {X.dtype}: distances and products are infinite. "
+            f"`{name}` holds {value:.3g}, whose square is no number in {X.dtype}: distances and products are infinite. "
             "Does it stand for a missing value? Then impute it, or remove the row. Else divide the column by its scale."
         )
 
