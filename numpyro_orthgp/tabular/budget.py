@@ -59,10 +59,6 @@ class Budget:
         """The same clock with a share of the seconds."""
         return self if self.seconds is None else replace(self, seconds=share * self.seconds)
 
-    def next(self, share: float) -> Budget:
-        """The same clock with a share of the seconds that are left."""
-        return self if self.seconds is None else replace(self, seconds=self.spent + share * max(self.left, 0.0))
-
     def renewed(self, share: float) -> Budget:
         """The same clock, set back if less than a share of the seconds is left."""
         if self.seconds is None or self.allows(share * self.seconds):

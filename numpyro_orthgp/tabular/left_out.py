@@ -28,7 +28,6 @@ __all__ = ["LeftOut", "calibrate", "finish", "folds", "left_out"]
 MOST_WORK = 1e10  # largest N M^2 of the last step, which has no gradient
 STEP, MOST_CHANGES = 1.4, 6  # factors of the noise
 SEARCHES_LEFT_OUT = 0.15  # least share of the time for rows that are left out
-SEARCHED = 0.6  # share of this time for searches; predictions take the rest
 OF_Y_ALONE = 0.1  # least standard deviation within the distribution of y alone: values that recur are no peaks of it
 LEARNED = 0.8  # share of the time until which hyperparameters of neighbours are learned
 FEW_NEIGHBORS = 32  # rows near an input, by the model's hyperparameters
@@ -110,14 +109,12 @@ def left_out(searches: Searches, outputs: Outputs, values: Values, last: Stage, 
         rows = Rows(X[num_held:], y[num_held:])
         Z = rows.points(values, num_points)
         return [LeftOut(values, Z, rows, X[:num_held], y[:num_held], outputs.rounding)]
-    parts, budget = [], searches.budget
-    for k, new in enumerate(folds(len(y))):
+    parts = []
+    for new in folds(len(y)):
         found, rows = values, Rows(X, y, ~new)
-        if budget.allows(0.0):
-            searches.budget = budget.next(1 / (FOLDS - k))  # no fold has all of the time
+        if searches.budget.allows(0.0):
             found = searched(searches, rows, values, min(last.num_points, FOLD_POINTS))
         parts.append(LeftOut(found, rows.points(found, num_points), rows, X[new], y[new], outputs.rounding))
-    searches.budget = budget
     return parts
 
 
@@ -145,11 +142,10 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
     num_points = points_of_all(last.num_points, rows.num, searches.num_held, grows)
     if rows.num < FEW:
         values = searched(searches, rows, values, last.num_points)
-    budget = searches.budget.renewed(SEARCHES_LEFT_OUT)
-    searches.budget = budget.next(SEARCHED)
+    searches.budget = searches.budget.renewed(SEARCHES_LEFT_OUT)
     parts = left_out(searches, outputs, values, last, num_points)
-    own = [] if searches.are_few else of_neighbors(parts[0], budget.part(LEARNED))
-    values, near, score, found = calibrate(parts, values, budget, own)
+    own = [] if searches.are_few else of_neighbors(parts[0], searches.budget.part(LEARNED))
+    values, near, score, found = calibrate(parts, values, searches.budget, own)
     alone = np.concatenate([part.y_new for part in parts])
     errors, flat = distribution_of(found), fit_mixture(alone, OF_Y_ALONE) if len(alone) >= LEAST_ERRORS else STANDARD
     baseline = float(STANDARD.log_density(alone).mean())
