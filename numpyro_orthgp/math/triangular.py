@@ -107,7 +107,8 @@ def block() -> int:
 
 
 def _platform() -> str:
-    device = getattr(jax.config, "jax_default_device", None)  # a device or the name of a platform, if the user has set one
+    # A device or the name of a platform, if the user has set one.
+    device = getattr(jax.config, "jax_default_device", None)
     return jax.default_backend() if device is None else str(getattr(device, "platform", device))
 
 
