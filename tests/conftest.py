@@ -13,14 +13,10 @@ import jax
 import numpy as np
 import pytest
 
-from tests.lowering import share_contexts
-
 jax.config.update("jax_enable_x64", True)
 
 # Tracing makes millions of small objects that live on; looking for cycles among them takes an eighth of the time.
 gc.set_threshold(200_000, 50, 100)
-
-share_contexts()
 
 SHARED = Path(os.environ.get("NUMPYRO_ORTHGP_SHARED", Path(__file__).parents[2] / "shared"))
 

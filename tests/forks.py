@@ -61,9 +61,6 @@ def wait() -> None:
 
     for name in IMPORTS:
         importlib.import_module(name)
-    from tests.lowering import share_contexts
-
-    share_contexts()
     gc.freeze()
     while line := sys.stdin.readline():
         if (pid := os.fork()) == 0:
