@@ -154,7 +154,8 @@ class GPFunction(NoArray):
         accurate to about 2 % or 0.001. Without a Gaussian from a guide (NUTS, ``Predictive``), this is f at the draw.
 
         :param X: the result of :func:`latent_inputs`, B points.
-        :param num_points: quadrature nodes per dimension for kernels without closed-form expectations. Rough ones need more: Matern12 100.
+        :param num_points: quadrature nodes per dimension for kernels without closed-form expectations. Rough kernels
+            need more, such as 100 for Matern12.
         :return: moments of shape (B,) or (B, P); likelihoods that need more than moments refuse them.
         :raises TypeError: if ``X`` is not latent inputs, or inducing variables are not points.
         :raises ValueError: for mean-only points, and for hyperparameters or points that differ between latent functions; with
