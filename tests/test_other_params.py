@@ -111,11 +111,24 @@ def of_counts(X, y=None):
         numpyro.sample("y", likelihoods.Poisson(f(X)), obs=y)
 
 
+def of_draws(X, y=None):
+    f = ogp.gp("f", kernels.RBF(0.5), jnp.eye(4, 2))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(f(X).sample(), 0.3), obs=y)
+
+
 @pytest.mark.parametrize("make", [autoguide.AutoNormal, autoguide.AutoMultivariateNormal])
-@pytest.mark.parametrize("new", [model, of_counts])
-def test_a_guide_that_first_sees_no_observations(new, make):
+@pytest.mark.parametrize(
+    ("new", "match"),
+    [
+        (model, r"not observed, so this guide of NumPyro would draw its values.*Pass observations"),
+        (of_counts, r"not observed, so this guide of NumPyro would draw its values.*Pass observations"),
+        (of_draws, "takes its sites from its first call: if that was without the observations"),
+    ],
+)
+def test_a_guide_that_first_sees_no_observations(new, match, make):
     """It would take y for a latent variable."""
-    with pytest.raises(ValueError, match="takes its sites from its first call: if that was without the observations"):
+    with pytest.raises(ValueError, match=match):
         ogp.posterior(new, make(new), started(make(model)), X)
 
 
