@@ -202,12 +202,12 @@ def test_no_path_calls_lapack_with_what_starts_threads(name):
     assert sides and max(sides) < THREADED
 
 
-# ---------------------------------------------------------------- accelerators
+# ---------------------------------------------------------------- GPUs
 
 
 @pytest.fixture
-def accelerator(monkeypatch):
-    """Programs are cut as for an accelerator, and run on the CPU."""
+def gpu(monkeypatch):
+    """Programs are cut as for a GPU, and run on the CPU."""
     jax.clear_caches()
     monkeypatch.setattr(triangular, "_platform", lambda: "cuda")
     yield
@@ -215,6 +215,8 @@ def accelerator(monkeypatch):
 
 
 def test_blocks_follow_the_default_device(monkeypatch):
+    assert triangular.block() == BLOCK
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert triangular.block() == BLOCK
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert triangular.block() == 256
@@ -225,7 +227,7 @@ def test_blocks_follow_the_default_device(monkeypatch):
 
 
 @pytest.mark.parametrize(("M", "num"), [(256, 1), (257, 2), (1024, 4)])
-def test_accelerators_get_large_blocks_and_few_products(M, num, accelerator):
+def test_gpus_get_large_blocks_and_few_products(M, num, gpu):
     K = jax.ShapeDtypeStruct((M, M), jnp.float32)
     program = jax.jit(lambda K: inverse_cholesky(K, 1.0)).trace(K)
     text = program.lower(lowering_platforms=("cuda",)).as_text()
@@ -235,7 +237,7 @@ def test_accelerators_get_large_blocks_and_few_products(M, num, accelerator):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("M", [200, 300])
-def test_blocks_of_accelerators_give_the_same_factors(rng, M, dtype, accelerator):
+def test_blocks_of_gpus_give_the_same_factors(rng, M, dtype, gpu):
     A = rng.normal(size=(M, M))
     K = A @ A.T / M + np.eye(M)
     W = inverse_cholesky(jnp.asarray(K, dtype), jnp.ones((), dtype))

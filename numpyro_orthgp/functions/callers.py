@@ -11,7 +11,15 @@ from typing import Any
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import _PYRO_STACK
 
-__all__ = ["in_control_flow", "is_calling", "is_starting", "looking_ahead", "transformation", "without_randomness"]
+__all__ = [
+    "in_control_flow",
+    "is_calling",
+    "is_latent_of_guide",
+    "is_starting",
+    "looking_ahead",
+    "transformation",
+    "without_randomness",
+]
 
 # What calls a function of the user's: modules of JAX, or names of functions in one of them.
 _DERIVATIVES = ("value_and_grad_f", "_jvp", "_vjp", "linearize")
@@ -22,6 +30,8 @@ _CALLS = (
     "jax._src.ad_checkpoint",
     "jax._src.lax.control_flow.conditionals",
 )
+
+_OF_LATENT_SITES = ("_transforms_from_trace", "_get_model_transforms")  # of numpyro.infer.util
 
 
 def is_calling(owner: type | str, method: str = "") -> bool:
@@ -75,6 +85,16 @@ def is_starting(guide: str = "AutoGuide") -> bool:
     :param guide: the name of its class, or of one of its base classes.
     """
     return is_calling("AutoGuide", "_setup_prototype") and is_calling(guide, "_setup_prototype")
+
+
+def is_latent_of_guide() -> bool:
+    """Whether a guide of NumPyro asks a distribution for its support, as it does for all latent sites before it starts."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and (module := frame.f_globals.get("__name__")) != "numpyro.primitives":
+        if module == "numpyro.infer.util" and frame.f_code.co_name in _OF_LATENT_SITES:
+            return is_starting()
+        frame = frame.f_back
+    return False
 
 
 def transformation() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import numpyro.distributions as dist
 
 from numpyro_orthgp.errors import Unobserved, inspect
 from numpyro_orthgp.functions.arithmetic import broadcasts
-from numpyro_orthgp.functions.callers import is_starting
+from numpyro_orthgp.functions.callers import is_latent_of_guide
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -124,7 +123,7 @@ def refused_as_latent(support: Callable[[Any], Any]) -> property:
 
     @wraps(support)
     def refused(self: Any) -> Any:
-        if _is_latent_of_guide():
+        if is_latent_of_guide():
             raise Unobserved(
                 f"A site with the likelihood {type(self).__name__} of numpyro_orthgp is not observed, so this guide of NumPyro "
                 "would draw its values. But its log density is an expectation, and no prior of a latent site. Pass observations, "
@@ -134,16 +133,3 @@ def refused_as_latent(support: Callable[[Any], Any]) -> property:
         return support(self)
 
     return property(refused)
-
-
-def _is_latent_of_guide() -> bool:
-    """Whether a guide of NumPyro asks for a support, as it does for all latent sites before it starts."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and (module := frame.f_globals.get("__name__")) != "numpyro.primitives":
-        if module == "numpyro.infer.util" and frame.f_code.co_name in (
-            "_transforms_from_trace",
-            "_get_model_transforms",
-        ):
-            return is_starting()
-        frame = frame.f_back
-    return False

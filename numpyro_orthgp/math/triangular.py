@@ -4,7 +4,7 @@ LAPACK's solves run at a third of the speed of products or less; and on CPUs Ope
 all but small right-hand sides. Between two calls they wait for work by spinning, which takes the cores away from XLA's own threads:
 a training step took up to twice as long. So LAPACK gets at most ``THREADED`` entries at a time, and only triangles of
 :func:`block` rows. Larger ones are inverted by halves. A product with the inverse is refined once; then it is as precise as a solve
-(``tests/test_triangular.py``, where LAPACK alone is the oracle). On accelerators blocks are larger: there each product is one more
+(``tests/test_triangular.py``, where LAPACK alone is the oracle). On GPUs blocks are larger: there each product is one more
 program that is compiled and tuned, and one more launch.
 
 **Inverses solve W L = I, not L W = I.** They whiten k = L a to W k, so their error is W L - I. It is ``eps |W| |L|`` for the one,
@@ -32,8 +32,9 @@ __all__ = [
 # Rows of the triangles that LAPACK has to do with (measured on two cores, for factors and inverses).
 BLOCK = 64
 
-# And libraries of accelerators: a step at M = 1024 has 65 products for 161, and 8 calls for 32 (benchmarks/ahead_of_time.py).
-_BLOCK_ON_ACCELERATORS = 256
+# And libraries of GPUs: a step at M = 1024 has 65 products for 161, and 8 calls for 32 (benchmarks/ahead_of_time.py). For TPUs it
+# would take a third longer to compile.
+_BLOCK_ON_GPUS = 256
 
 # Entries of a right-hand side from which on OpenBLAS starts threads.
 THREADED = 1024
@@ -103,7 +104,7 @@ def solve_right(B: Array, L: Array, W: Array) -> Array:
 
 def block() -> int:
     """Rows of the largest triangle that is not cut into halves, where a program is traced for JAX's default device."""
-    return BLOCK if _platform() == "cpu" else _BLOCK_ON_ACCELERATORS
+    return _BLOCK_ON_GPUS if _platform() in ("gpu", "cuda", "rocm") else BLOCK
 
 
 def _platform() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -265,9 +265,13 @@ class ClassificationFit(TableFit):
         p = sharpened(p, self.shares, self.found.sharpness)
         return {"probabilities": p if votes is None else votes.mixed(p, self._voters.counted_each(X, votes.reach))}
 
-    @property
+    @cached_property  # else each prediction would hand all rows to the device
     def _voters(self) -> VotesOf:
-        return VotesOf.rows(self.found.values["lengthscale"], self.X, self.y, len(self.classes))
+        with jax.enable_x64(True), jax.ensure_compile_time_eval():
+            return VotesOf.rows(self.found.values["lengthscale"], self.X, self.y, len(self.classes))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_voters"}
 
     def _recipe(self) -> Callable[[], GPFunction]:
         data, options = {"X": self.X, "y": self.y}, {"num_classes": len(self.classes)}
