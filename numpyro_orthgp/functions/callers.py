@@ -31,8 +31,6 @@ _CALLS = (
     "jax._src.lax.control_flow.conditionals",
 )
 
-_OF_LATENT_SITES = ("_transforms_from_trace", "_get_model_transforms")  # of numpyro.infer.util
-
 
 def is_calling(owner: type | str, method: str = "") -> bool:
     """Whether a method of a class, or of a subclass, is among the callers.
@@ -91,7 +89,7 @@ def is_latent_of_guide() -> bool:
     """Whether a guide of NumPyro asks a distribution for its support, as it does for all latent sites before it starts."""
     frame: Any = sys._getframe(1)
     while frame is not None and (module := frame.f_globals.get("__name__")) != "numpyro.primitives":
-        if module == "numpyro.infer.util" and frame.f_code.co_name in _OF_LATENT_SITES:
+        if module == "numpyro.infer.util" and frame.f_code.co_name == "_get_model_transforms":
             return is_starting()
         frame = frame.f_back
     return False
