@@ -17,6 +17,7 @@ import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.functions.shared_draws import draw_by_groups
 from numpyro_orthgp.gaussians.family import Full
+from numpyro_orthgp.math.grouped import Grouping
 from tests import oracles, problems
 from tests.test_deep import NOISE, XS, YS, elbo, linear_inside, log_evidence, warped
 
@@ -132,9 +133,16 @@ def test_a_deterministic_inner_layer_warps_the_inputs():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("own_kernels", [False, True])
-def test_draws_have_the_law_of_q_within_groups(dtype, own_kernels):
-    """Two sets, a scaled residual, a ragged last group, near rows."""
+@pytest.mark.parametrize(
+    ("own_kernels", "grouping", "group"),
+    [
+        (False, Grouping(3), [0, 0, 0, 1, 1]),
+        (True, Grouping(3), [0, 0, 0, 1, 1]),
+        (False, Grouping(2, 1), [0, 1, 2, 3, 3]),
+    ],
+)
+def test_draws_have_the_law_of_q_within_groups(dtype, own_kernels, grouping, group):
+    """Two sets, a scaled residual, near rows; a ragged last group, or single rows before one group."""
     rng = np.random.default_rng(2)
     X, Zs = np.sort(rng.uniform(-1, 1, (5, 1)), 0), [np.array([[-0.5]]), np.array([[0.6]])]
     qs, v = [problems.random_q(rng, 1) for _ in Zs], np.array([0.5, 2.0])
@@ -145,12 +153,12 @@ def test_draws_have_the_law_of_q_within_groups(dtype, own_kernels):
     beliefs = tuple(Full(*(jnp.stack([jnp.asarray(a, dtype)] * 2) for a in q)) for q in qs)
     f = replace(f, beliefs=beliefs, residual_scale=jnp.asarray(v, dtype), fitting=True)
     keys = jax.random.split(jax.random.PRNGKey(0), 20000)
-    drawn = jax.jit(jax.vmap(lambda k: draw_by_groups(f, jnp.asarray(X, dtype), 3, k, ())))(keys)
+    drawn = jax.jit(jax.vmap(lambda k: draw_by_groups(f, jnp.asarray(X, dtype), k, (), grouping=grouping)))(keys)
     assert drawn.shape == (20000, 5, 2) and drawn.dtype == dtype
     k, sets = problems.kernel_oracle("matern52", 1.0, 0.8), problems.oracle_sets(Zs, qs)
     mean, cov = oracles.q_f(k, sets, X)
     R = oracles.residual_covariance(k, sets, X)
-    together = np.arange(5)[:, None] // 3 == np.arange(5) // 3
+    together = np.asarray(group)[:, None] == group
     for p in range(2):
         expected = np.where(together, cov - R + v[p] * R, 0)
         np.testing.assert_allclose(drawn[..., p].mean(0), mean, atol=0.03)

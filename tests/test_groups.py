@@ -483,7 +483,7 @@ def test_a_plate_of_groups_is_unbiased():
 
 
 def test_a_residual_of_zero_has_a_derivative():
-    slope = jax.grad(lambda r: charges(r * jnp.eye(3)[None], jnp.full(3, 0.5)).sum())(0.0)
+    slope = jax.grad(lambda r: charges(r * jnp.eye(3)[None], jnp.full(3, r), jnp.full(3, 0.5)).sum())(0.0)
     np.testing.assert_allclose(slope, 3 / 0.5**2)
 
 
@@ -492,7 +492,7 @@ def test_what_comes_after_a_fit():
     data = jnp.asarray(X), jnp.asarray(Y)
     result = ogp.fit(svi, jax.random.PRNGKey(0), data, num_steps=50, progress_bar=False)
     f = ogp.posterior(svi.model, svi.guide, result.params, *data)["f"]
-    assert f.group_size is None and f(data[0]).groups is None
+    assert f.grouping is None and f(data[0]).groups is None
     report = ogp.check(svi.model, svi.guide, result.params, *data, rng_key=jax.random.PRNGKey(1))
     (v,) = report.residual_scales.values()
     assert ((v > 0) & (v <= 1)).all()

@@ -83,7 +83,7 @@ def test_a_row_that_stands_for_several_pays_its_own_share():
     """Equal shares charged a heavy row with the residual of the group too little: no bound on the weighted evidence."""
     weights = np.array([9.0, 1.0, 2.0])
     for D in (np.diag([0.3, 0.0, 0.0]), np.full((3, 3), 0.2) + np.diag([0.5, 0.1, 0.0])):
-        own = np.asarray(charges(jnp.asarray(D, jnp.float32)[None], jnp.ones(3, jnp.float32)))
+        own = np.asarray(charges(jnp.asarray(D, jnp.float32)[None], jnp.diag(D), jnp.ones(3, jnp.float32)))
         np.testing.assert_allclose(own.sum(), np.linalg.slogdet(np.eye(3) + D)[1], rtol=1e-5)
         root = np.sqrt(weights)
         assert weights @ own >= np.linalg.slogdet(np.eye(3) + root[:, None] * D * root)[1]

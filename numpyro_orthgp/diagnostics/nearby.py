@@ -28,6 +28,7 @@ from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.init import groups as near_groups
 from numpyro_orthgp.likelihoods import Gaussian
 from numpyro_orthgp.likelihoods.base import unwrap
+from numpyro_orthgp.math.grouped import Grouping
 from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.types import Array
 
@@ -59,7 +60,7 @@ def nearby_gains(subject: Subject) -> dict[str, Nearby]:
 
     def collect(sites: Trace, fitting: dict[str, GPFunction]) -> list[tuple[Any, ...]]:
         functions = functions_of(sites, fitting)
-        functions |= {name: replace(functions[name], group_size=f.group_size) for name, f in fitting.items()}
+        functions |= {name: replace(functions[name], grouping=f.grouping) for name, f in fitting.items()}
         found = list(regressions(subject.layout, sites, functions))
         names[:] = [name for name, *_ in found]
         return [tuple(rest) for _, *rest in found]
@@ -83,7 +84,7 @@ def regressions(
             if f is not None and plain and f.num_latents is None:
                 loc, noise = (a[:, 0] if jnp.ndim(a) == 2 else a for a in (inner.loc, inner.noise_scale))
                 noise = jnp.broadcast_to(noise, y.shape)
-                f = replace(f, group_size=inner.group_size)
+                f = replace(f, grouping=inner.grouping)
                 yield output.name, f, jnp.asarray(inner.X), y - loc, noise
         elif isinstance(inner, Gaussian) and getattr(inner.marginals.joint, "func", None) is draw_process:
             seen, X = inner.marginals.joint.args  # f itself: no arithmetic
@@ -93,7 +94,7 @@ def regressions(
 
 
 def _gains(f: GPFunction, X: Array, y: Array, noise: Array) -> Nearby:
-    has_groups, f = f.group_size is not None, replace(f, residual_scale=None, group_size=None)
+    has_groups, f = f.grouping is not None, replace(f, residual_scale=None, grouping=None)
     generator = np.random.default_rng(0)
     order = generator.permutation(len(X))[:MAX_DATA]
     num = min(MAX_LEFT_OUT, len(order) // 5)
@@ -112,7 +113,7 @@ def _gain_of_groups(f: GPFunction, X: Array, noise: Array, generator: np.random.
     if not len(rows):
         return 0.0
     rows = rows[generator.permutation(len(rows))[: MAX_GROUPED // GROUP_SIZE]].ravel()
-    m, scale = replace(f, group_size=GROUP_SIZE)(X[rows]), noise[rows]
+    m, scale = replace(f, grouping=Grouping(GROUP_SIZE))(X[rows]), noise[rows]
     assert m.groups is not None
     single = jnp.log1p(m.residual / scale**2)
-    return float((single.sum() - run_kept(charges, m.groups, scale.T).sum()) / (2 * len(rows)))
+    return float((single.sum() - run_kept(charges, m.groups, m.residual.T, scale.T).sum()) / (2 * len(rows)))

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -48,6 +49,7 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.paths import Paths
 from numpyro_orthgp.functions.shared_draws import draw_by_groups, draw_grouped
 from numpyro_orthgp.functions.sites import prng_key
+from numpyro_orthgp.math.grouped import Grouping
 from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -124,14 +126,14 @@ class DeepGP:
         :return: shape (B,), or (B, P) if the last layer has P functions.
         :raises ValueError: without a key.
         """
-        H, size = check_inputs("X", X), getattr(self.layers[-1], "group_size", None)
+        H, grouping = check_inputs("X", X), getattr(self.layers[-1], "grouping", None)
         self._check_no_groups()
         for i, layer in enumerate(self.layers[:-1]):
-            marginals = layer(H) if size is None else _by_groups(layer, H, size)
+            marginals = layer(H) if grouping is None else _by_groups(layer, H, grouping)
             mean = self._mean(i, H, marginals.shape[1] if len(marginals.shape) == 2 else 1)
             if mean is not None:
                 marginals = marginals + (mean[:, 0] if len(marginals.shape) == 1 else mean)
-            if size is None:
+            if grouping is None:
                 marginals = _row_by_row(marginals)
             H = _columns(marginals.sample(None if rng_key is None else jax.random.fold_in(check_is_key(rng_key), i)))
         return self.layers[-1](H)
@@ -204,7 +206,7 @@ class DeepGP:
         check_integer("num_samples", num_samples)
         self._check_layers()
         self._check_no_groups()
-        if self.layers[-1].group_size is not None:
+        if self.layers[-1].grouping is not None:
             raise ValueError(
                 "`group_size` makes groups of different rows, but these rows are several draws of one point. "
                 "Leave `group_size` out, or take one draw, deep(X)."
@@ -218,7 +220,7 @@ class DeepGP:
         return check_is_key(rng_key)
 
     def _check_no_groups(self) -> None:
-        if any(getattr(layer, "group_size", None) is not None for layer in self.layers[:-1]):
+        if any(getattr(layer, "grouping", None) is not None for layer in self.layers[:-1]):
             raise ValueError(
                 "`group_size` is not for inner layers: they are drawn, and the residual of a draw is tightened "
                 "by one number for all rows. Give `group_size` for the last layer alone: "
@@ -258,7 +260,7 @@ def _particles(layer: GPFunction, H: Array, rng_key: PRNGKey, repeats: int) -> t
     return _columns(values.reshape(B * R * repeats, *values.shape[3:])), jnp.moveaxis(draw.log_weights, 0, 2).ravel()
 
 
-def _by_groups(layer: Any, H: Array, size: int) -> Marginals:
+def _by_groups(layer: Any, H: Array, grouping: Grouping) -> Marginals:
     """Marginals that are drawn jointly within each group, since the cost of a group depends on all its rows.
 
     :raises TypeError: for a layer without joint draws.
@@ -268,7 +270,11 @@ def _by_groups(layer: Any, H: Array, size: int) -> Marginals:
             "A last layer that is tightened in groups of rows needs inner layers made by gp(), which are drawn jointly within "
             f"groups; got {type(layer).__name__}. Leave `group_size` out for the last layer."
         )
-    return replace(layer(H), joint=Partial(draw_by_groups, layer, H, size)) if layer.fitting else layer(H)
+    return (
+        replace(layer(H), joint=Partial(partial(draw_by_groups, grouping=grouping), layer, H))
+        if layer.fitting
+        else layer(H)
+    )
 
 
 def _row_by_row(marginals: Marginals) -> Marginals:

@@ -30,7 +30,7 @@ from numpyro_orthgp.functions.prior import Expectations, expect_covariances
 from numpyro_orthgp.functions.projection import Block
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
-from numpyro_orthgp.math.grouped import gram_of_groups
+from numpyro_orthgp.math.grouped import Grouping, gram_of_groups
 from numpyro_orthgp.math.linalg import join
 from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.types import Array, PRNGKey
@@ -71,13 +71,13 @@ def average(
     loc: Array,
     scale: Array,
     num_points: int,
-    group_size: int | None = None,
+    grouping: Grouping | None = None,
 ) -> tuple[Array, Array, Array, Array | None]:
     """Mean, explained variance (with the variance of the mean) and residual variance at Gaussian inputs.
 
     :param loc: means of the inputs, shape (B, D).
     :param scale: their standard deviations, shape (B, D).
-    :param group_size: G, if the residual's expected covariance within groups of consecutive inputs is wanted too.
+    :param grouping: if the residual's expected covariance within groups of consecutive inputs is wanted too.
     :return: shapes (..., B), (..., B) and (B,), with the leading axes of the beliefs; and (n, G, G), or ``None``.
     """
     m = join([q.loc for q in beliefs], -1, event_dim=1)
@@ -85,8 +85,8 @@ def average(
     psi = expect_covariances(kernel, features, blocks, loc, scale, num_points, magnified)
     mean = jnp.einsum("...m,mb->...b", m, psi.first, precision=PRECISION)
     groups = None
-    if group_size is not None:
-        groups = covariance_of_groups(kernel, loc, gram_of_groups([psi.first], group_size), psi.residual, scale)
+    if grouping is not None:
+        groups = covariance_of_groups(kernel, loc, gram_of_groups([psi.first], *grouping), psi.residual, scale)
     explained = _explained(beliefs, m, mean, psi)
     return mean, jnp.maximum(explained, 0), psi.residual, groups
 

@@ -41,6 +41,7 @@ from numpyro_orthgp.inducing.tasks import Tasks
 from numpyro_orthgp.kernels.summands import find_summands
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.compiled import one_program
+from numpyro_orthgp.math.grouped import Grouping
 from numpyro_orthgp.math.linalg import clip_rounding, join, with_derivative_of
 from numpyro_orthgp.math.products import combine, diagonal, matmul
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
@@ -64,7 +65,7 @@ class GPFunction(NoArray):
     :param beliefs: a Gaussian or a value for the whitened inducing variables of each set.
     :param shift: mean-only points, or ``None``.
     :param residual_scale: see :class:`Marginals`.
-    :param group_size: G, if the residual is tightened in groups of G consecutive inputs; else ``None``.
+    :param grouping: which inputs are in groups, if the residual is tightened in groups of consecutive inputs; else ``None``.
     :param num_latents: P, or ``None`` for a single function.
     :param fitting: whether a guide of this package is being fitted; ``values`` are then its draw of the inducing variables.
     :param values: values of each set's whitened inducing variables in this run of the model, for draws; ``None`` outside of a run,
@@ -83,7 +84,7 @@ class GPFunction(NoArray):
     names: Names | None = field(default=None, metadata={"static": True})
     values: tuple[Array, ...] | None = None
     run: Run | None = None
-    group_size: int | None = field(default=None, metadata={"static": True})
+    grouping: Grouping | None = field(default=None, metadata={"static": True})
 
     @property
     def drawn(self) -> tuple[int, ...]:
@@ -108,7 +109,7 @@ class GPFunction(NoArray):
         if isinstance(X, Tasks):
             return marginals_of_tasks(self, self._rows(X.X), X.checked(*self._kind))
         X = self._rows(X)
-        if self.group_size is not None and self.fitting:
+        if self.grouping is not None and self.fitting:
             refuse_drawn_by_rows("A residual is tightened in groups of rows (`group_size`)")
         mean, explained, residual, total, groups = self._moments(X)
         joint = (DrawInRun if self.fitting else Partial)(draw_process, self, X)
@@ -123,13 +124,13 @@ class GPFunction(NoArray):
         if isinstance(X, Functional):
             size = max(size // X.width, 1)
         # While fitting, a batch is small, and may be distributed over devices.
-        if self.group_size is not None and not self.fitting and not isinstance(X, Functional):
-            return moments_of_groups(self._moments_at_once, jnp.asarray(X), self.group_size, size)
+        if self.grouping is not None and not self.fitting and not isinstance(X, Functional):
+            return moments_of_groups(self._moments_at_once, jnp.asarray(X), self.grouping.size, size)
         return map_blocks(self._moments_at_once, X, len(X) if self.fitting else size)
 
     def _moments_at_once(self, X: Rows) -> tuple[Array, Array, Array, Array, Array | None]:
         covariances = [covariance_with_rows(self.kernel, s, X) for s in self.features]
-        how: Any = {"equal_weights": self.residual_scale is None, "group_size": self.group_size}
+        how: Any = {"equal_weights": self.residual_scale is None, "grouping": self.grouping}
         added, grams = all_moments(self._without_shift(), self.blocks, covariances, **how)
         mean, variance = added.mean + self._shift_at([as_feature(X)]), variance_of_rows(self.kernel, X)
         residual = clip_rounding(variance + added.change)
@@ -169,7 +170,7 @@ class GPFunction(NoArray):
             raise ValueError("f.expected(X) is not known with MeanOnly points; use draws, f(X).")
         loc = self.checked(X.loc)
         mean, explained, residual, groups = average(
-            self.kernel, self.features, self.blocks, self.beliefs, loc, X.scale, num_points, self.group_size
+            self.kernel, self.features, self.blocks, self.beliefs, loc, X.scale, num_points, self.grouping
         )
         mean, explained, residual = (self._columns(a) for a in (mean, explained, residual))
         groups = None if groups is None else self._per_latent(groups, event_dim=3)
@@ -281,7 +282,7 @@ class GPFunction(NoArray):
     def _rows(self, X: Any) -> Rows:
         if not isinstance(X, Functional):
             return self.checked(X)
-        if self.group_size is not None:
+        if self.grouping is not None:
             raise ValueError(
                 f"Groups of rows are of values of f at inputs, not of functionals or terms of it; got {type(X).__name__}. Leave "
                 "`group_size` out for this gp: group_size={'another gp': 16}."

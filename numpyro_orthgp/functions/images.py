@@ -79,7 +79,7 @@ def patchwise(
         return jax.tree.map(lambda a: a.reshape(len(images), -1), (m.mean, m.explained, m.residual, m.total))
 
     mean, explained, residual, total = map_blocks(moments, X, max_entries // per_image)
-    if f.group_size is not None:
+    if f.grouping is not None:
         raise ValueError(
             "patchwise() has no groups of rows, since its rows are patches. Leave `group_size` out for this gp: "
             "group_size={'another gp': 16}."

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from numpyro_orthgp.gaussians.family import Full, Whitened
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import inverse_cholesky, relative_carrier
-from numpyro_orthgp.math.grouped import gram_of_groups
+from numpyro_orthgp.math.grouped import Grouping, gram_of_groups
 from numpyro_orthgp.math.linalg import clip_rounding, jitter_scale, join
 from numpyro_orthgp.math.products import (
     diagonal,
@@ -199,18 +199,18 @@ def all_moments(
     covariances: Sequence[Array],
     *,
     equal_weights: bool,
-    group_size: int | None = None,
+    grouping: Grouping | None = None,
 ) -> tuple[Squares, Array | None]:
     r"""The contributions of all sets to the moments, summed.
 
     :param covariances: K(Z_i, X) for each set, shapes (..., M_i, B).
     :param equal_weights: as for :func:`added_moments`.
-    :param group_size: G, to return also :math:`\sum_i A_i^\top A_i` within groups of consecutive inputs, shape (..., n, G, G).
+    :param grouping: to return also :math:`\sum_i A_i^\top A_i` within groups of G consecutive inputs, shape (..., n, G, G).
     """
-    if group_size is not None:
+    if grouping is not None:
         A = project(blocks, covariances)
         moments = _summed([moments_of_whitened(q, Ai) for q, Ai in zip(beliefs, A, strict=True)])
-        return moments, gram_of_groups(A, group_size)
+        return moments, gram_of_groups(A, *grouping)
     parts = []
     for i, (q, block) in enumerate(zip(beliefs, blocks, strict=True)):
         C, *covariances = covariances

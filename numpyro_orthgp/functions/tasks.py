@@ -29,7 +29,7 @@ def marginals_of_tasks(f: Any, X: Rows, tasks: Tasks) -> Marginals:
     :param X: the rows, checked.
     :raises ValueError: if the residual is tightened in groups of rows.
     """
-    if f.group_size is not None:
+    if f.grouping is not None:
         raise ValueError(
             "Tasks cannot have groups of rows, since rows of one group would be of different functions. Leave "
             "`group_size` out for this gp: group_size={'another gp': 16}."

@@ -20,12 +20,13 @@ from numpyro_orthgp.guides.declare import (
     Covariance,
     Residual,
     SetOfQ,
-    check_group_size,
     check_names,
     declare_sets,
     fitted,
+    grouping_of,
     latent_inputs_posterior,
     per_set,
+    refuse_all_rows,
     residual_of,
     start_of_inputs,
 )
@@ -86,7 +87,8 @@ class AutoSparseGP(Summaries):
     :param covariance: "full", "diagonal", "low_rank" or "prior" for all sets, or a family (see :func:`gp_posterior`); one per set;
         or a dict of these by gp name.
     :param residual: "prior", "tight" or a function (see :func:`gp_posterior`); or a dict of these by gp name.
-    :param group_size: with "tight", the number of rows in a group (see :func:`gp_posterior`); or a dict by gp name.
+    :param group_size, num_groups: with "tight", the number of rows in a group, and of groups at the end of a minibatch (see
+        :func:`gp_posterior`); or dicts by gp name.
     :param natural, analytic: as for :func:`gp_posterior`; ``natural`` may be a dict of bools by gp name.
     :param init_scale: initial standard deviation of q in whitened coordinates (1 is the prior's); or a dict by gp name. For
         deep GPs ``{"f1": 0.01}`` starts an inner layer near its mean function.
@@ -106,6 +108,7 @@ class AutoSparseGP(Summaries):
         covariance: Covariance | Sequence[Covariance] | Mapping[str, Covariance | Sequence[Covariance]] = "full",
         residual: str | Residual | Mapping[str, str | Residual] = "prior",
         group_size: int | Mapping[str, int] | None = None,
+        num_groups: int | Mapping[str, int] | None = None,
         natural: bool | Mapping[str, bool] = False,
         analytic: bool = True,
         init_scale: float | Mapping[str, float] = 1.0,
@@ -115,7 +118,7 @@ class AutoSparseGP(Summaries):
         super().__init__(model)
         self.prototype_trace: dict[str, dict[str, str]] | None = None
         check_names(covariance, residual)
-        self.covariance, self.residual, self.group_size = covariance, residual, group_size
+        self.covariance, self.residual, self.group_size, self.num_groups = covariance, residual, group_size, num_groups
         self.natural, self.analytic, self.init_scale = natural, analytic, init_scale
         self.latents = dict(latents or {})
         self._rest = WithoutGPs(model)
@@ -225,6 +228,7 @@ class AutoSparseGP(Summaries):
             if site is not None or name in self._missing or not is_expected(message["fn"]):
                 self._order.append(name)
         self._check_names()
+        refuse_all_rows(self.num_groups, [m for m in messages.values() if m.get("is_observed")])
         refuse_own_draws(self.model, args, kwargs, messages, functions.values())
         # Keep only this: under `jit` the messages hold tracers, which must not outlive it.
         self.prototype_trace = {name: {"type": message["type"]} for name, message in messages.items()}
@@ -248,7 +252,7 @@ class AutoSparseGP(Summaries):
             )
         for name in self.latents:
             check_option("latents key", name, list(self._inputs))
-        for option in ("covariance", "residual", "group_size", "natural", "init_scale"):
+        for option in ("covariance", "residual", "group_size", "num_groups", "natural", "init_scale"):
             value = getattr(self, option)
             if isinstance(value, Mapping):
                 for name in value:
@@ -305,7 +309,7 @@ class AutoSparseGP(Summaries):
             name,
             sets,
             residual=residual if sites[0].position == 0 else None,  # otherwise the first set is integrated out, with v
-            group_size=check_group_size(_of(name, self.group_size, None), residual),
+            grouping=grouping_of(_of(name, self.group_size, None), _of(name, self.num_groups, None), residual),
             batch=sites[0].shape[:-1],
             natural=_of(name, self.natural, False),
             analytic=self.analytic,

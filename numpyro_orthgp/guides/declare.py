@@ -19,17 +19,19 @@ from numpyro.distributions import constraints
 from numpyro.infer import SVI
 from numpyro.primitives import _PYRO_STACK
 
-from numpyro_orthgp.errors import check_floating, check_integer, check_option, check_params, inspect
+from numpyro_orthgp.errors import check_floating, check_integer, check_option, check_params, inspect, is_concrete
 from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.gaussians import FAMILIES, Whitened
 from numpyro_orthgp.gaussians.constraints import NaturalPart
 from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
+from numpyro_orthgp.likelihoods.base import is_expected
+from numpyro_orthgp.math.grouped import Grouping
 from numpyro_orthgp.primitives.messages import Belief, InputBelief, told_of_names
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = [
-    "Covariance", "Residual", "SetOfQ", "check_group_size", "check_names", "declare_sets", "fitted", "gp_posterior",
-    "latent_inputs_posterior", "per_set", "residual_of", "start_of_inputs",
+    "Covariance", "Residual", "SetOfQ", "check_names", "declare_sets", "fitted", "gp_posterior", "grouping_of",
+    "latent_inputs_posterior", "per_set", "refuse_all_rows", "residual_of", "start_of_inputs",
 ]  # fmt: skip
 
 _START_SCALE = 0.3  # initial standard deviation of latent inputs
@@ -58,6 +60,7 @@ def gp_posterior(
     covariance: Covariance | Sequence[Covariance] = "full",
     residual: str | Residual = "prior",
     group_size: int | None = None,
+    num_groups: int | None = None,
     num_latents: int | None = None,
     natural: bool = False,
     analytic: bool = True,
@@ -84,6 +87,9 @@ def gp_posterior(
         consecutive rows of each minibatch, a better bound than for single rows (:mod:`numpyro_orthgp.functions.groups`).
         Groups should hold nearby rows: sort the data by :func:`numpyro_orthgp.init.groups`, and make minibatches of whole groups,
         as ``fit(..., group_size=G)`` does.
+    :param num_groups: number of groups, the last rows of each minibatch, if the rows before them are single ones from anywhere, as
+        ``fit(..., group_size=G, num_groups=n)`` gives them. Single rows are less noisy than groups, and few groups suffice. By
+        default all rows are in groups.
     :param num_latents: P, if the model's gp has it.
     :param natural: whether :func:`~numpyro_orthgp.natural_gradient` updates these Gaussians, and gradients of ``MeanOnly`` weights
         are preconditioned. Names and values of the parameters stay the same.
@@ -99,14 +105,14 @@ def gp_posterior(
     sizes = [num_inducing] if isinstance(num_inducing, int) else list(num_inducing)
     starts = per_set("covariance", covariance, len(sizes))
     v = residual_of(residual)
-    group_size = check_group_size(group_size, v)
+    grouping = grouping_of(group_size, num_groups, v)
     sets = [SetOfQ(i, size, begin) for i, (size, begin) in enumerate(zip(sizes, starts, strict=True), start=first)]
     batch = () if num_latents is None else (num_latents,)
     return declare_sets(
         name,
         sets,
         residual=v if first == 0 else None,  # if the first set is integrated out, so is v
-        group_size=group_size,
+        grouping=grouping,
         batch=batch,
         natural=natural,
         analytic=analytic,
@@ -133,7 +139,7 @@ def declare_sets(
     sets: Sequence[SetOfQ],
     *,
     residual: Residual | None,
-    group_size: int | None,
+    grouping: Grouping | None,
     batch: tuple[int, ...],
     natural: bool,
     analytic: bool,
@@ -147,7 +153,7 @@ def declare_sets(
     for i, size, start in sets:
         q = _declared(f"{name}.u{i}", start((*batch, size), jnp.asarray(init_scale, dtype)), natural)
         is_first = v is not None and i == sets[0].position
-        belief = Belief(q, v if is_first else None, group_size if is_first else None, natural, analytic)
+        belief = Belief(q, v if is_first else None, grouping if is_first else None, natural, analytic)
         with told_of_names(f"{name}.u{i}"):
             values.append(numpyro.sample(f"{name}.u{i}", WhitenedGaussian(q), infer=belief.as_infer()))
     return values
@@ -161,16 +167,34 @@ def residual_of(value: Any) -> Residual | None:
     return value if callable(value) else RESIDUALS[check_option("residual", value, tuple(RESIDUALS))]
 
 
-def check_group_size(value: Any, residual: Residual | None) -> int | None:
-    """The number of rows in a group, if the residual is tightened in groups.
+def grouping_of(size: Any, num: Any, residual: Residual | None) -> Grouping | None:
+    """Which rows are in groups, if the residual is tightened in groups.
 
-    :raises TypeError, ValueError: for anything else than a positive integer, or if the residual is the prior's.
+    :raises TypeError, ValueError: for anything else than positive integers, if there is a number of groups without their size, or
+        if the residual is the prior's.
     """
-    if value is None:
+    if size is None:
+        if num is not None:
+            raise ValueError("`num_groups` is the number of groups of `group_size` rows in a minibatch: give both.")
         return None
     if residual is None:
         raise ValueError("`group_size` says in which groups the residual is tightened: it needs residual='tight'.")
-    return check_integer("group_size", value)
+    return Grouping(check_integer("group_size", size), None if num is None else check_integer("num_groups", num))
+
+
+def refuse_all_rows(num_groups: Any, observed: Sequence[dict[str, Any]]) -> None:
+    """Refuse ``num_groups`` where all data are there at once: the last rows would stand for all of them at every step.
+
+    :param observed: messages of the outputs, whose plates have a scale if they pick rows.
+    :raises ValueError: if no output is scaled.
+    """
+    scales = [message["scale"] for message in observed if is_expected(message["fn"])]
+    if num_groups is not None and scales and all(s is None or (is_concrete(s) and np.all(s == 1)) for s in scales):
+        raise ValueError(
+            f"`num_groups` = {num_groups} is for minibatches, in which a few groups at the end stand for all rows, but no plate of "
+            "the model picks rows. Leave it out: then all rows are in groups. A minibatch needs the number of all rows, "
+            "numpyro.plate('data', N, subsample_size=len(X))."
+        )
 
 
 def check_names(covariance: Any, residual: Any) -> None:

@@ -93,7 +93,7 @@ def functions_of(sites: Trace, fitting: Mapping[str, GPFunction]) -> dict[str, G
     :param sites, fitting: results of :func:`fitted_trace`.
     """
     functions = {
-        name: replace(f, fitting=False, residual_scale=None, group_size=None, values=None, run=None)
+        name: replace(f, fitting=False, residual_scale=None, grouping=None, values=None, run=None)
         for name, f in fitting.items()
     }
     return functions | {name: s["fn"].posterior(s["value"]) for name, s in sites.items() if _collapsed(s)}

@@ -17,7 +17,7 @@ from numpyro.distributions import constraints
 from numpyro_orthgp.errors import check_option
 from numpyro_orthgp.functions.arithmetic import outputs_first
 from numpyro_orthgp.functions.expected import AveragedMarginals
-from numpyro_orthgp.functions.groups import best_scales, charges
+from numpyro_orthgp.functions.groups import best_scales, charges, shares
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS
@@ -72,11 +72,14 @@ class Gaussian(ExpectedLikelihood):
 
     def log_prob(self, value: ArrayLike) -> Array:
         y, m, s2 = self._checked(value), self.marginals, self.scale**2
-        if self.closed_form:
-            cost = m.explained_variance / (2 * s2) + self._charge / 2
-        else:
-            cost = m.variance / (2 * s2) + self.tightening_cost
-        return dist.Normal(m.mean, self.scale).log_prob(y) - cost
+        log_density = dist.Normal(m.mean, self.scale).log_prob(y)
+        if not self.closed_form:
+            return log_density - (m.variance / (2 * s2) + self.tightening_cost)
+        cost, charge = m.explained_variance / (2 * s2), self._charge / 2
+        if m.groups is None or (weights := shares(m.groups, m.own_shape[0])) is None:
+            return log_density - (cost + charge)
+        of_outputs, of_charges = (w.reshape(-1, *(1 for _ in m.own_shape[1:])) for w in weights)
+        return of_outputs * (log_density - cost) - of_charges * charge
 
     @property
     def closed_form(self) -> bool:
@@ -92,7 +95,7 @@ class Gaussian(ExpectedLikelihood):
         m = self.marginals
         if m.groups is None:
             return 1 / (1 + m.residual / self._noise**2)
-        return outputs_first(best_scales(m.groups, self._by_output), m.own_shape)
+        return outputs_first(best_scales(m.groups, *self._by_output), m.own_shape)
 
     @property
     def _charge(self) -> Array:
@@ -100,7 +103,7 @@ class Gaussian(ExpectedLikelihood):
         if m.groups is None:
             return self._charged(jnp.log1p(m.residual / self._noise**2))
         self.refuse_wrappers()
-        return self._charged(outputs_first(charges(m.groups, self._by_output), m.own_shape))
+        return self._charged(outputs_first(charges(m.groups, *self._by_output), m.own_shape))
 
     @property
     def _noise(self) -> Array:
@@ -108,9 +111,10 @@ class Gaussian(ExpectedLikelihood):
         return self.scale if self.power is None else self.scale / jnp.sqrt(self.power)
 
     @property
-    def _by_output(self) -> Array:
-        """Standard deviations of the noise, shape (B,) or (P, B)."""
-        return outputs_first(jnp.broadcast_to(self._noise, self.batch_shape), self.marginals.own_shape)
+    def _by_output(self) -> tuple[Array, Array]:
+        """Variances of the residual, and standard deviations of the noise, shape (B,) or (P, B)."""
+        each = self.marginals.residual, self._noise
+        return tuple(outputs_first(jnp.broadcast_to(a, self.batch_shape), self.marginals.own_shape) for a in each)  # type: ignore[return-value]
 
     def expected_log_density(self, y: Array) -> Array:
         return dist.Normal(self.marginals.mean, self.scale).log_prob(y) - self.marginals.variance / (2 * self.scale**2)

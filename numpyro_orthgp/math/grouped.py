@@ -1,12 +1,14 @@
 """Matrices within groups of consecutive rows: blocks on the diagonal of a large matrix, of which nothing else is formed.
 
 Rows 0 to G - 1 are the first group, G to 2 G - 1 the second. A last group that is shorter is filled up with zeros, in
-matrices that are added to the identity: they change neither determinants nor the other rows.
+matrices that are added to the identity: they change neither determinants nor the other rows. If there are fewer groups than
+rows to fill them, the groups are those at the end, and the rows before them are in none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +18,24 @@ from numpyro_orthgp.math.products import PRECISION, diagonal
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "added_identity", "cut_groups", "gram_of_groups", "group_inverse", "group_whitener", "join_groups", "log_det", "log_pivots",
-    "scale_groups", "solve_groups",
+    "Grouping", "added_identity", "cut_groups", "gram_of_groups", "group_inverse", "group_whitener", "in_groups", "join_groups",
+    "log_det", "log_pivots", "scale_groups", "solve_groups",
 ]  # fmt: skip
+
+
+class Grouping(NamedTuple):
+    """Which rows of a batch are in groups.
+
+    :param size: G, the number of rows in a group.
+    :param num: the number of groups, at the end of the batch; ``None`` if all rows are in groups.
+    """
+
+    size: int
+    num: int | None = None
+
+    def start(self, num_rows: int) -> int:
+        """Position of the first row that is in a group."""
+        return 0 if self.num is None else max(num_rows - self.num * self.size, 0)
 
 
 def cut_groups(x: Array, size: int, fill: str = "constant") -> Array:
@@ -33,16 +50,24 @@ def join_groups(x: Array, num: int) -> Array:
     return x.reshape(*x.shape[:-2], -1)[..., :num]
 
 
-def gram_of_groups(matrices: Sequence[Array], size: int) -> Array:
-    """The sum of ``A' A`` within groups of columns, (..., n, G, G), over matrices A of shapes (..., M, B)."""
-    cut = [cut_groups(A, size) for A in matrices]
+def gram_of_groups(matrices: Sequence[Array], size: int, num: int | None = None) -> Array:
+    """The sum of ``A' A`` within groups of columns, (..., n, G, G), over matrices A of shapes (..., M, B).
+
+    :param num: n, if only the last columns are in groups; by default all are.
+    """
+    cut = [cut_groups(A if num is None else A[..., -num * size :], size) for A in matrices]
     grams = [jnp.einsum("...mng,...mnh->...ngh", A, A, precision=PRECISION) for A in cut]
     return sum(grams[1:], start=grams[0])
 
 
+def in_groups(x: Array, C: Array) -> Array:
+    """Of entries of all rows, (..., B), those of the rows in the groups of C, shape (..., n, G, G): the last ones."""
+    return x[..., -C.shape[-3] * C.shape[-1] :]
+
+
 def scale_groups(C: Array, factor: Array) -> Array:
     """``diag(a) C diag(a)`` of every group, C of shape (..., n, G, G) and the factors a of all rows, (..., B)."""
-    a = cut_groups(factor, C.shape[-1])
+    a = cut_groups(in_groups(factor, C), C.shape[-1])
     return a[..., :, None] * C * a[..., None, :]
 
 

@@ -118,7 +118,7 @@ def gp(
         beliefs,
         shift=_mean_shift(f"{name}.u{len(features)}", kernel, features, blocks, mean_only, batch, natural),
         residual_scale=None if belief is None else belief.residual_scale,
-        group_size=None if belief is None else belief.group_size,
+        grouping=None if belief is None else belief.grouping,
         num_latents=num_latents,
         fitting=belief is not None,
         names=Names(full_name, belief is not None),

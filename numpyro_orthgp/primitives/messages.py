@@ -29,6 +29,7 @@ from numpyro_orthgp.functions.callers import in_control_flow, is_calling, is_sta
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.gaussians.distributions import WhitenedPrior
 from numpyro_orthgp.gaussians.family import Value, Whitened
+from numpyro_orthgp.math.grouped import Grouping
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -71,9 +72,8 @@ class Belief(NamedTuple):
     """Entry that a guide writes into ``infer``, for the model to read.
 
     :param q: the Gaussian from which the site's value was drawn.
-    :param residual_scale: v, shape () or (P,), if the gp's residual is tightened, on the first site that the guide declares for the
-        gp; else ``None``.
-    :param group_size: G, if the residual is tightened in groups of G consecutive inputs; on the same site.
+    :param residual_scale: v, shape () or (P,), if the gp's residual is tightened, on the gp's first site in the guide.
+    :param grouping: which inputs are in groups, if the residual is tightened in groups; on the same site.
     :param natural: whether the gp's parameters take natural gradient steps; then gradients of mean-only weights are
         preconditioned.
     :param analytic: whether the model integrates over ``q``, as bounds may, or uses the value.
@@ -82,7 +82,7 @@ class Belief(NamedTuple):
 
     q: Whitened
     residual_scale: Array | None
-    group_size: int | None = None
+    grouping: Grouping | None = None
     natural: bool = False
     analytic: bool = True
     asked: bool = False

@@ -24,7 +24,8 @@ import numpy as np
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.training.arrays import as_array, check_range, num_rows, on_disk, read_rows
 from numpyro_orthgp.training.columns import Column, default_blocks
-from numpyro_orthgp.training.orders import BlockOrder, Blocks, RowOrder, parts_of
+from numpyro_orthgp.training.groups import MixedOrder
+from numpyro_orthgp.training.orders import BlockOrder, Blocks, RowOrder, parts_of, rows_between
 
 __all__ = ["Batch", "Batches", "as_arguments"]
 
@@ -55,6 +56,7 @@ class Batches:
     :param batch_size: B; ``None`` or N for all data at every step, in their own order.
     :param seed: words that seed the orders.
     :param group_size: number of consecutive rows that stay together, or ``None``.
+    :param num_groups: number of such groups at the end of each batch, if rows before them are single ones; or ``None``.
     :param shuffle: how blocks are shuffled; ``None`` shuffles single rows if arrays are in memory or mapped.
     :raises TypeError: for data that are not numeric arrays in a tuple or dict.
     :raises ValueError: if first axes differ or are empty, ``batch_size`` is not in 1..N, or numbers do not fit into the dtype
@@ -70,6 +72,7 @@ class Batches:
         seed: tuple[int, ...],
         group_size: int | None = None,
         shuffle: Blocks | None = None,
+        num_groups: int | None = None,
     ) -> None:
         if hasattr(data, "lengths") and not isinstance(data, (tuple, dict)):
             raise TypeError("`data` must be all rows here; training.Local, rows of several processes, is for ogp.fit.")
@@ -102,10 +105,11 @@ class Batches:
             )
         self.is_full = self.batch_size == self.num_rows
         self.group_size = 1 if group_size is None else check_integer("group_size", group_size)
-        if not self.is_full and self.batch_size % self.group_size:
+        if not self.is_full and num_groups is None and self.batch_size % self.group_size:
             raise ValueError(
                 f"`batch_size` must be a multiple of `group_size`, whole groups; got {self.batch_size} and {self.group_size}."
             )
+        self.num_groups = None if num_groups is None else self._checked_groups(num_groups)
         self.seed = seed
         self.order = self._order(shuffle)
         self.end = 0  # of the positions needed; nothing is read ahead until it is set
@@ -113,10 +117,28 @@ class Batches:
         self._pool = ThreadPoolExecutor(1)  # starts its thread on first use, and ends with this object
         self._ahead: dict[tuple[int, int], Future[list[np.ndarray]]] = {}  # the window being read
 
-    def _order(self, shuffle: Blocks | None) -> RowOrder | BlockOrder:
+    def _checked_groups(self, num_groups: int) -> int:
+        rows = check_integer("num_groups", num_groups) * self.group_size
+        if self.is_full or rows >= self.batch_size or self.group_size == 1:
+            raise ValueError(
+                "`num_groups` is how many groups of `group_size` rows each minibatch ends with, after single rows: there must be "
+                f"fewer rows in groups than in a batch, and fewer in a batch than in the data; got {num_groups} groups of "
+                f"{self.group_size} rows, `batch_size` {self.batch_size} and N = {self.num_rows}. If all rows are in groups, "
+                "leave it out, also for the guide."
+            )
+        return num_groups
+
+    def _order(self, shuffle: Blocks | None) -> RowOrder | BlockOrder | MixedOrder:
         if not (shuffle is None or isinstance(shuffle, Blocks)):
             raise TypeError(f"`shuffle` must be a numpyro_orthgp.training.Blocks; got {type(shuffle).__name__}.")
         lazy = any(isinstance(a, Column) for a in self.arrays)
+        if self.num_groups is not None:
+            if lazy or shuffle:
+                raise ValueError(
+                    "`num_groups` needs rows from anywhere, so arrays in memory or memory maps, and no `shuffle`. For data on disk "
+                    "leave it out, also for the guide: then batches consist of groups."
+                )
+            return MixedOrder(self.num_rows, self.batch_size, self.seed, self.group_size, self.num_groups)
         if self.is_full or not (lazy or shuffle):
             return RowOrder(self.num_rows, self.batch_size, self.seed, self.group_size)
         shuffle = shuffle or Blocks()
@@ -141,15 +163,12 @@ class Batches:
 
     def row_numbers(self, step: int, num: int) -> np.ndarray:
         """Row numbers of ``num`` steps from ``step`` on, shape (num, B)."""
-        return self._numbers(step * self.batch_size, (step + num) * self.batch_size).reshape(num, self.batch_size)
-
-    def _numbers(self, start: int, stop: int) -> np.ndarray:
-        rows = [self.order.rows(part) for part in parts_of(start, stop, self.order.length)]
-        return np.concatenate(rows) if rows else np.zeros(0, np.int32)
+        rows = rows_between(self.order, step * self.batch_size, (step + num) * self.batch_size)
+        return rows.reshape(num, self.batch_size)
 
     def between(self, start: int, stop: int) -> tuple[list[np.ndarray], np.ndarray]:
         """Rows of each array at these positions of the endless sequence, and row numbers, shape (stop - start,)."""
-        numbers = self._numbers(start, stop)
+        numbers = rows_between(self.order, start, stop)
         if isinstance(self.order, BlockOrder) and numbers.size:
             return self._from_blocks(start, stop), numbers
         each = zip(self.names, self.arrays, self.dtypes, strict=True)

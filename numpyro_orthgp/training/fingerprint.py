@@ -29,7 +29,7 @@ from numpyro_orthgp.training.steps import update_of
 __all__ = ["check_same", "fingerprint", "sample_of"]
 
 # If any of these differ, the message names them with both values, and omits differences that follow from them.
-PLAIN = ("N", "batch_size", "group_size", "blocks", "seed", "every", "score", "data", "state")
+PLAIN = ("N", "batch_size", "group_size", "num_groups", "blocks", "seed", "every", "score", "data", "state")
 FEW = 16  # rows that processes compare
 TOLERANCE = 1e-3  # of starting values: if they are computed from data, not all devices repeat the last bits
 
@@ -71,6 +71,7 @@ def fingerprint(
         "N": batches.num_rows,
         "batch_size": size,
         **({} if batches.group_size == 1 else {"group_size": batches.group_size}),
+        **({} if batches.num_groups is None else {"num_groups": batches.num_groups}),
         **({} if batches.blocks is None else {"blocks": list(batches.blocks)}),
         "seed": list(batches.seed),
         "every": window,

@@ -22,6 +22,7 @@ import scipy
 
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.training.batches import Batches
+from numpyro_orthgp.training.groups import check_groups
 from numpyro_orthgp.training.loop import check_types, seed_of, start_of
 from numpyro_orthgp.training.objective import Objective, objective_of
 from numpyro_orthgp.training.result import FitResult, Fitted, Progress, Status
@@ -119,6 +120,7 @@ def fit_lbfgs(
     if not tolerance > 0:
         raise ValueError(f"`tolerance` must be a positive number of nats; got {tolerance!r}.")
     batches = Batches(data, None, seed_of(rng_key))
+    check_groups(svi, batches)
     stands_for = batches.num_rows if stands_for is None else check_integer("stands_for", stands_for)
     with one_thread():
         state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)

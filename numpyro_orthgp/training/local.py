@@ -86,7 +86,7 @@ class Shards:
     :raises RuntimeError: if another process has raised.
     """
 
-    blocks = None
+    blocks = num_groups = None
 
     def __init__(
         self,

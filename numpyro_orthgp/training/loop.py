@@ -17,6 +17,7 @@ from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.fingerprint import fingerprint, sample_of
+from numpyro_orthgp.training.groups import check_groups
 from numpyro_orthgp.training.lazy_rows import bytes_of_tables, rows_of, sharding_of
 from numpyro_orthgp.training.local import Feed, Local, Shards
 from numpyro_orthgp.training.orders import Blocks
@@ -40,6 +41,7 @@ def fit(
     *,
     batch_size: int | None = None,
     group_size: int | None = None,
+    num_groups: int | None = None,
     shuffle: Blocks | None = None,
     num_epochs: int | None = None,
     num_steps: int | None = None,
@@ -121,6 +123,8 @@ def fit(
     :param group_size: number of consecutive rows that stay together: batches contain whole groups in random order, for a guide
         with ``group_size``. It must divide ``batch_size``, and the size of blocks. If N is not a multiple of it, each epoch leaves
         out as many rows as exceed a multiple, each row equally often.
+    :param num_groups: number of groups that each batch ends with, for a guide with ``num_groups``; the rows before them are single
+        ones from anywhere, in a random order of their own. For arrays in memory.
     :param shuffle: :class:`~numpyro_orthgp.training.Blocks` to read rows in blocks, each in one piece, as is best for data on disk.
         This is the default for lazy arrays. NumPy arrays, including ``np.memmap``, are by default read row by row.
     :param num_epochs: number of passes through the data: ceil(num_epochs N / batch_size) steps.
@@ -151,8 +155,9 @@ def fit(
     check_types(svi, early_stopping, callback, init_params, init_state, resume)
     data = data.data if isinstance(data, Local) and len(data.lengths) == 1 else data
     devices = Devices(mesh, isinstance(data, Local))
-    batches = _batches(data, batch_size, seed_of(rng_key), group_size, shuffle, checkpoint is not None, devices)
-    _warn_of_groups(svi, batches)
+    groups = (group_size, num_groups)
+    batches = _batches(data, batch_size, seed_of(rng_key), groups, shuffle, checkpoint is not None, devices)
+    check_groups(svi, batches)
     warn_of_coarse(batches.names, batches.arrays, batches.dtypes)
     stands_for = batches.num_rows if stands_for is None else check_integer("stands_for", stands_for)
     num_steps = _num_steps(num_epochs, num_steps, batches)
@@ -199,7 +204,7 @@ def _batches(
     data: Any,
     batch_size: int | None,
     seed: tuple[int, ...],
-    group_size: int | None,
+    groups: tuple[int | None, int | None],
     shuffle: Blocks | None,
     has_checkpoint: bool,
     devices: Devices,
@@ -211,8 +216,12 @@ def _batches(
     """
     is_local = isinstance(data, Local)
     if isinstance(data, (tuple, dict)) or not (is_local or isinstance(data, Source)):
-        return Batches(data, batch_size, seed, group_size, shuffle)
-    for name, given in (("group_size", group_size), ("shuffle", shuffle)):
+        return Batches(data, batch_size, seed, groups[0], shuffle, groups[1])
+    if is_local and groups[1] is not None:
+        raise ValueError(
+            "`num_groups` is for arrays of one process; with training.Local all rows are in groups of `group_size`."
+        )
+    for name, given in (("group_size", groups[0]), ("num_groups", groups[1]), ("shuffle", shuffle)):
         if given is not None and not is_local:
             raise ValueError(
                 f"`{name}` is for arrays, whose rows `fit` puts in order. The batches of a source have their own order."
@@ -223,9 +232,7 @@ def _batches(
             "once. Pass the loader that the iterator is made from, or a function that makes it: Stream(lambda: "
             "make_iterator(), num_rows=N)."
         )
-    return (
-        Shards(data, batch_size, seed, group_size, shuffle, devices) if is_local else Streamed(data, batch_size, seed)
-    )
+    return Shards(data, batch_size, seed, groups[0], shuffle, devices) if is_local else Streamed(data, batch_size, seed)
 
 
 def _agree(batches: Feed, devices: Devices) -> None:
@@ -260,28 +267,6 @@ def check_types(svi: Any, early_stopping: Any, callback: Any, init_params: Any, 
     for name, value, part in (("init_params", init_params, "params"), ("init_state", init_state, "state")):
         if isinstance(value, FitResult):
             raise TypeError(f"`{name}` must be a part of a FitResult, result.{part}; got all of it.")
-
-
-def _warn_of_groups(svi: Any, batches: Feed) -> None:
-    wanted = getattr(getattr(svi, "guide", None), "group_size", None)
-    sizes = [size for size in (wanted.values() if isinstance(wanted, dict) else [wanted]) if isinstance(size, int)]
-    if sizes and not batches.is_full and any(batches.group_size % size for size in sizes):
-        size = min(sizes)
-        if batches.is_stream:
-            found = (
-                "batches of a stream are taken as they come: the groups gain only if each batch consists of whole groups of "
-                f"rows that are near each other, as init.groups(X, {size}) puts them."
-            )
-        else:
-            found = (
-                f"batches hold groups of {batches.group_size} rows: rows that are not near each other gain nothing. Sort the "
-                f"data by init.groups(X, {size}) and say fit(..., group_size={size})."
-            )
-        warnings.warn(
-            f"The guide tightens the residual in groups of {size} consecutive rows, but {found}",
-            UserWarning,
-            stacklevel=3,
-        )
 
 
 def _num_steps(num_epochs: int | None, num_steps: int | None, batches: Feed) -> int:

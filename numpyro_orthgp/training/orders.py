@@ -16,7 +16,9 @@ import numpy as np
 
 from numpyro_orthgp.errors import check_integer
 
-__all__ = ["BlockOrder", "Blocks", "Part", "RowOrder", "Turns", "generator_of", "parts_of", "permuted", "spread"]
+__all__ = [
+    "BlockOrder", "Blocks", "Part", "RowOrder", "Turns", "generator_of", "parts_of", "permuted", "rows_between", "spread",
+]  # fmt: skip
 
 LARGE = 2**24  # from this many rows on, an order is computed position by position, not drawn as a whole
 ROUNDS = 6  # of a Feistel network. With four, neighbours stay together more often than by chance
@@ -156,6 +158,12 @@ class RowOrder:
         if left and generator.uniform() < num / N:
             order[generator.integers(len(order)), generator.choice(G, left, replace=False)] = np.arange(num, N)
         return order.ravel()
+
+
+def rows_between(order: Any, start: int, stop: int) -> np.ndarray:
+    """The row numbers at these positions of an order's endless sequence."""
+    rows = [order.rows(part) for part in parts_of(start, stop, order.length)]
+    return np.concatenate(rows) if rows else np.zeros(0, np.int32)
 
 
 class Turns:

@@ -39,6 +39,7 @@ class Streamed:
     is_full = False
     is_stream = is_part = True
     group_size = 1
+    num_groups = None
     blocks = None
 
     def __init__(self, source: Source, batch_size: int | None, seed: tuple[int, ...]) -> None:
