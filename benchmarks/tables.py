@@ -8,8 +8,9 @@
     salimbeni2018  Tables 3 and 4: coupled and decoupled bases (Salimbeni, Cheng, Boots, Deisenroth 2018, App. G)
 
 Methods that are in no paper stand in the tables of Shi et al. and in Tables 2 and 4 of Titsias: SOLVE-GP-new, SOLVE-GP with the
-tightened bound, and -G16 and -G32, the bound tightened in groups of 16 and 32 near rows (Bui and Titsias 2025). Lines with "+near"
-are the predictions of the fit above them with ``with_neighbors``.
+tightened bound; -G16 and -G32, the bound tightened in groups of 16 and 32 near rows (Bui and Titsias 2025), by batches of groups;
+and -1x64, by batches of single rows that end with one group of 64. Lines with "+near" are the predictions of the fit above them
+with ``with_neighbors``.
 
 FOLDER has files such as kin40k.npz with arrays X (N, D) and y (N,); sets without a file are named and left out.
 ``benchmarks/paper/settings.py`` says what each experiment is and what its paper leaves open.

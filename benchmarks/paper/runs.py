@@ -142,6 +142,7 @@ def train(
         (data.X, data.y),
         batch_size=min(setting.batch_size, N),
         group_size=constants["method"].group_size,
+        num_groups=constants["method"].num_groups,
         num_steps=setting.num_steps(N, key.epochs),
         checkpoint=checkpoint,
         progress_bar=sys.stderr.isatty(),

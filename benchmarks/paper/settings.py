@@ -51,6 +51,7 @@ class Method(NamedTuple):
     :param natural: step q along natural gradients.
     :param ours: in no paper, and shown in every table of its setting.
     :param group_size: rows of near inputs whose residuals are tightened together.
+    :param num_groups: groups that a batch of single rows ends with; ``None`` if batches consist of groups.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Method(NamedTuple):
     natural: bool = False
     ours: bool = False
     group_size: int | None = None
+    num_groups: int | None = None
 
     @property
     def points(self) -> str:
@@ -166,6 +168,10 @@ LARGE = Setting(
             for name, sizes in (("SVGP", (1024,)), ("SOLVE-GP", (1024, 1024)))
             for G in (16, 32)
         ),
+        *(
+            Method(f"{name}-1x64", sizes, tight=True, ours=True, group_size=64, num_groups=1)
+            for name, sizes in (("SVGP", (1024,)), ("SOLVE-GP", (1024, 1024)))
+        ),
     ),
 )
 
@@ -236,4 +242,5 @@ def guide_of(method: Method) -> Callable[..., Any]:
     if not method.has_sites:
         return lambda *args, **kwargs: None
     residual = "tight" if method.tight else "prior"
-    return ogp.AutoSparseGP(model, residual=residual, natural=method.natural, group_size=method.group_size)
+    groups = {"group_size": method.group_size, "num_groups": method.num_groups}
+    return ogp.AutoSparseGP(model, residual=residual, natural=method.natural, **groups)
