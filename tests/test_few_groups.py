@@ -162,8 +162,8 @@ def test_a_fit_goes_on_where_it_stopped(tmp_path):
     assert (np.asarray(result.losses) == np.asarray(whole.losses)[-len(result.losses) :]).all()
     with pytest.raises(ValueError, match="num_groups"):
         ogp.fit(svi_of(one, None), KEY, data, num_steps=20, checkpoint=file, **how | {"num_groups": None})
-    f = ogp.posterior(one, svi_of(one, 1).guide, result.params, *data_of(np.arange(6)))["f"]
-    assert f.grouping is None
+    f = ogp.posterior(one, svi_of(one, 1).guide, result.params, *data_of(np.arange(N)))["f"]
+    assert f.grouping is None and f(X).groups is None
 
 
 def test_what_is_refused_or_warned_of():

@@ -84,7 +84,7 @@ def regressions(
             if f is not None and plain and f.num_latents is None:
                 loc, noise = (a[:, 0] if jnp.ndim(a) == 2 else a for a in (inner.loc, inner.noise_scale))
                 noise = jnp.broadcast_to(noise, y.shape)
-                f = replace(f, grouping=inner.grouping)
+                f = replace(f, grouping=None if inner.group_size is None else Grouping(inner.group_size))
                 yield output.name, f, jnp.asarray(inner.X), y - loc, noise
         elif isinstance(inner, Gaussian) and getattr(inner.marginals.joint, "func", None) is draw_process:
             seen, X = inner.marginals.joint.args  # f itself: no arithmetic

@@ -270,11 +270,8 @@ def _by_groups(layer: Any, H: Array, grouping: Grouping) -> Marginals:
             "A last layer that is tightened in groups of rows needs inner layers made by gp(), which are drawn jointly within "
             f"groups; got {type(layer).__name__}. Leave `group_size` out for the last layer."
         )
-    return (
-        replace(layer(H), joint=Partial(partial(draw_by_groups, grouping=grouping), layer, H))
-        if layer.fitting
-        else layer(H)
-    )
+    joint = Partial(partial(draw_by_groups, grouping=grouping), layer, H)
+    return replace(layer(H), joint=joint) if layer.fitting else layer(H)
 
 
 def _row_by_row(marginals: Marginals) -> Marginals:

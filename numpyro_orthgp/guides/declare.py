@@ -183,13 +183,14 @@ def grouping_of(size: Any, num: Any, residual: Residual | None) -> Grouping | No
 
 
 def refuse_all_rows(num_groups: Any, observed: Sequence[dict[str, Any]]) -> None:
-    """Refuse ``num_groups`` where all data are there at once: the last rows would stand for all of them at every step.
+    """Refuse ``num_groups`` in a fit to all data at once: the last rows would stand for all of them at every step.
 
     :param observed: messages of the outputs, whose plates have a scale if they pick rows.
-    :raises ValueError: if no output is scaled.
+    :raises ValueError: if no output is scaled, and an ``SVI`` calls the guide.
     """
     scales = [message["scale"] for message in observed if is_expected(message["fn"])]
-    if num_groups is not None and scales and all(s is None or (is_concrete(s) and np.all(s == 1)) for s in scales):
+    all_rows = scales and all(s is None or (is_concrete(s) and np.all(s == 1)) for s in scales)
+    if num_groups is not None and all_rows and is_calling(SVI):
         raise ValueError(
             f"`num_groups` = {num_groups} is for minibatches, in which a few groups at the end stand for all rows, but no plate of "
             "the model picks rows. Leave it out: then all rows are in groups. A minibatch needs the number of all rows, "
