@@ -154,9 +154,8 @@ def fit(
     """
     check_types(svi, early_stopping, callback, init_params, init_state, resume)
     data = data.data if isinstance(data, Local) and len(data.lengths) == 1 else data
-    devices = Devices(mesh, isinstance(data, Local))
-    groups = (group_size, num_groups)
-    batches = _batches(data, batch_size, seed_of(rng_key), groups, shuffle, checkpoint is not None, devices)
+    devices, how = Devices(mesh, isinstance(data, Local)), (batch_size, group_size, num_groups, shuffle)
+    batches = _batches(data, seed_of(rng_key), how, checkpoint is not None, devices)
     check_groups(svi, batches)
     warn_of_coarse(batches.names, batches.arrays, batches.dtypes)
     stands_for = batches.num_rows if stands_for is None else check_integer("stands_for", stands_for)
@@ -202,26 +201,26 @@ def fit(
 
 def _batches(
     data: Any,
-    batch_size: int | None,
     seed: tuple[int, ...],
-    groups: tuple[int | None, int | None],
-    shuffle: Blocks | None,
+    how: tuple[int | None, int | None, int | None, Blocks | None],
     has_checkpoint: bool,
     devices: Devices,
 ) -> Feed:
     """The object that provides the rows of each step.
 
+    :param how: ``batch_size``, ``group_size``, ``num_groups`` and ``shuffle``.
     :raises TypeError: for a loader that is not wrapped.
     :raises ValueError: for options that a source does not support, and for a checkpoint with a source that cannot resume.
     """
+    batch_size, group_size, num_groups, shuffle = how
     is_local = isinstance(data, Local)
     if isinstance(data, (tuple, dict)) or not (is_local or isinstance(data, Source)):
-        return Batches(data, batch_size, seed, groups[0], shuffle, groups[1])
-    if is_local and groups[1] is not None:
+        return Batches(data, batch_size, seed, group_size, shuffle, num_groups)
+    if is_local and num_groups is not None:
         raise ValueError(
             "`num_groups` is for arrays of one process; with training.Local all rows are in groups of `group_size`."
         )
-    for name, given in (("group_size", groups[0]), ("num_groups", groups[1]), ("shuffle", shuffle)):
+    for name, given in (("group_size", group_size), ("num_groups", num_groups), ("shuffle", shuffle)):
         if given is not None and not is_local:
             raise ValueError(
                 f"`{name}` is for arrays, whose rows `fit` puts in order. The batches of a source have their own order."
@@ -232,7 +231,9 @@ def _batches(
             "once. Pass the loader that the iterator is made from, or a function that makes it: Stream(lambda: "
             "make_iterator(), num_rows=N)."
         )
-    return Shards(data, batch_size, seed, groups[0], shuffle, devices) if is_local else Streamed(data, batch_size, seed)
+    return (
+        Shards(data, batch_size, seed, group_size, shuffle, devices) if is_local else Streamed(data, batch_size, seed)
+    )
 
 
 def _agree(batches: Feed, devices: Devices) -> None:
