@@ -20,10 +20,11 @@ def groups(X: ArrayLike, size: int) -> np.ndarray:
     Rows are split in two across the direction of largest spread, at a whole number of groups, and each part is split again. All
     groups have ``size`` rows; the last may have fewer. The same data give the same groups. The cost is O(N D log N)::
 
-        order = init.groups(X, 16)
+        order = init.groups(X, 64)
         X, y = X[order], y[order]
-        guide = AutoSparseGP(model, residual="tight", group_size=16)
-        result = fit(SVI(model, guide, ...), rng_key, (X, y), batch_size=1024, group_size=16, ...)
+        groups = {"group_size": 64, "num_groups": 1}  # each minibatch ends with one group
+        guide = AutoSparseGP(model, residual="tight", **groups)
+        result = fit(SVI(model, guide, ...), rng_key, (X, y), batch_size=1024, **groups, ...)
 
     >>> import numpy as np
     >>> from numpyro_orthgp import init
