@@ -42,9 +42,9 @@ class Closure:
     """A function whose leaves are the JAX arrays that it closes over, in whatever pytrees they are.
 
     NumPy arrays and known integers and booleans (they may be shapes or masks) are not leaves. An object that is no pytree, such as
-    the owner of a method, has leaves only if its attributes hold traced arrays; then a copy of it gets others. Two closures have the
-    same structure if they have the same code, and if all other objects that they close over are equal, or identical if they cannot
-    be compared.
+    the owner of a method, has leaves only if its attributes hold traced arrays; then a copy of it gets others. Two closures have
+    the same structure if they have the same code, and if all other objects that they close over are equal, or identical if they
+    cannot be compared.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -253,7 +253,7 @@ def _parts_of(value: Any) -> list[Any]:
     if isinstance(value, partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, _JITTED):
-        return [value.__wrapped__]
+        return [value.__wrapped__]  # type: ignore[attr-defined]
     try:
         leaves, tree = jax.tree.flatten(value, is_leaf=_is_function)
     except (ValueError, TypeError):

@@ -242,7 +242,7 @@ def _check_variances(kernel: KernelLike, Z: Array, batch: tuple[int, ...]) -> No
     :param batch: leading axes of ``kernel(Z, Z)``, () or (P,).
     :raises ValueError: if ``kernel(Z)`` is a matrix, as it is in other libraries.
     """
-    wanted = f"`kernel(X)`, of one matrix of n inputs, must be their variances k(x, x), shape (n,){' or (P, n)' * bool(batch)}"
+    wanted = f"`kernel(X)`, of one matrix of n inputs, must give their variances k(x, x), shape (n,){' or (P, n)' * bool(batch)}"
     hint = "Write `lambda A, B=None: variances of A if B is None else matrix of A and B`."
     try:
         shape = jnp.shape(jax.eval_shape(lambda: kernel(Z)))
