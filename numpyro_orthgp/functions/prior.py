@@ -49,6 +49,9 @@ _ROUNDING = 16  # units of rounding by which sums of squares and products of a k
 def decompose_sets(kernel: KernelLike, features: Sequence[Feature], jitter: float) -> tuple[Block, ...]:
     """The orthogonal decomposition of the prior along the sets."""
     rows = [[other.covariance(kernel, s) for other in features[: i + 1]] for i, s in enumerate(features)]
+    first = features[0]
+    if isinstance(first, InducingPoints) and first.points.ndim == 2 and _is_foreign(kernel):
+        inspect(_refuse_small, kernel(first.points[:_FEW]), diagonal(rows[0][0])[..., :_FEW])
     return decompose(rows, jitter)
 
 
@@ -252,9 +255,6 @@ def _check_variances(kernel: KernelLike, Z: Array, batch: tuple[int, ...]) -> No
         raise TypeError(f"{wanted}; got an error: {error}. {hint}") from error
     if shape[-1:] not in ((), (len(Z),)) or shape[:-1] not in ((), batch):
         raise ValueError(f"{wanted}; got {shape} for n = {len(Z)}. {hint}")
-    if _is_foreign(kernel):
-        few = Z[:_FEW]
-        inspect(_refuse_small, kernel(few), diagonal(kernel(few, few)))
 
 
 def _is_foreign(kernel: KernelLike) -> bool:
