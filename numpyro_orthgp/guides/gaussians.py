@@ -52,18 +52,17 @@ def _transformed(q: Whitened | None, maps: Sequence[transforms.Transform]) -> Wh
         inner = each.base_transform if isinstance(each, transforms.IndependentTransform) else each
         if q is None or isinstance(inner, transforms.IdentityTransform):
             continue
-        loc, root = q.loc, q.lower_root()
         if isinstance(inner, transforms.ComposeTransform):
             q = _transformed(q, inner.parts)
         elif isinstance(inner, transforms.AffineTransform):
-            scale = jnp.broadcast_to(inner.scale, loc.shape)
-            q = (
-                Diagonal(inner(loc), abs(scale * q.scale))
-                if isinstance(q, Diagonal)
-                else Full(inner(loc), scale[..., None] * root)
-            )
+            scale = jnp.broadcast_to(inner.scale, q.loc.shape)
+            if isinstance(q, Diagonal):
+                q = Diagonal(inner(q.loc), abs(scale * q.scale))
+            else:
+                q = Full(inner(q.loc), scale[..., None] * q.lower_root())
         elif isinstance(inner, transforms.LowerCholeskyAffine):
-            q = Full(inner(loc), matmul(jnp.broadcast_to(inner.scale_tril, root.shape), root))
+            root = q.lower_root()
+            q = Full(inner(q.loc), matmul(jnp.broadcast_to(inner.scale_tril, root.shape), root))
         else:
             return None
     return q
