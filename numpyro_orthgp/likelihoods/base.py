@@ -347,5 +347,4 @@ class ExpectedLikelihood(ToldOfMasks):
 
 def _without_ones(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
     """A shape without leading axes of size one; at most ``most`` are removed."""
-    ones = next((i for i, size in enumerate(shape[:most]) if size != 1), min(most, len(shape)))
-    return shape[ones:]
+    return shape[next((i for i, size in enumerate(shape[:most]) if size != 1), min(most, len(shape))) :]
