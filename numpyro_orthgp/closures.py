@@ -6,8 +6,8 @@ A kernel may be a plain function, and what it closes over may be parameters of a
     f = gp("f", lambda X1, X2=None: base(X1) if X2 is None else base(X1, X2), Z)
 
 JAX cannot look into a function. So the function would carry arrays of a traced model out of ``jit``, where they are not valid. Here
-these arrays are found: in the function's closure, in its default arguments, and in those of functions that it closes over. A
-transformation of JAX then returns a function that closes over the transformed arrays.
+these arrays are found: in the function's closure, in its default arguments, in those of functions that it closes over, and, if they
+are traced, in attributes of objects. A transformation of JAX then returns a function that closes over the transformed arrays.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def as_pytree(function: Callable[..., Any]) -> Any:
 class Closure:
     """A function whose leaves are the JAX arrays that it closes over, in whatever pytrees they are.
 
-    NumPy arrays, known integers and booleans (they may be shapes or masks) and objects that are no pytrees are not leaves. Two
-    closures have the same structure if they have the same code, and if all other objects that they close over are equal, or
-    identical if they cannot be compared.
+    NumPy arrays and known integers and booleans (they may be shapes or masks) are not leaves. An object that is no pytree, such as
+    the owner of a method, has leaves only if its attributes hold traced arrays; then a copy of it gets others. Two closures have
+    the same structure if they have the same code, and if all other objects that they close over are equal, or identical if they
+    cannot be compared.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -58,8 +59,8 @@ class Closure:
         except jax.errors.UnexpectedTracerError as error:
             raise TypeError(
                 f"{self.function!r} uses an array of a JAX program that has ended. The library cannot find this "
-                "array: it is in a global variable, or in an object that is no pytree. Let the function close "
-                "over the array itself (a local variable, a kernel, a list, a dict), or make the object a pytree."
+                "array: it is in a global variable, or was kept from an earlier call. Let the function close over the array "
+                "itself (a local variable, a kernel, a list, a dict, an attribute of an object)."
             ) from error
 
     def __repr__(self) -> str:
@@ -138,7 +139,7 @@ def _take_apart(value: Any, arrays: list[Any], seen: dict[int, int]) -> tuple[An
     except (ValueError, TypeError):  # dictionary keys that have no order
         return "other", _Same(value)
     if jax.tree_util.treedef_is_leaf(tree):
-        return "other", _Same(value)
+        return _take_object_apart(value, arrays, seen)
     return "tree", tree, tuple(_take_apart(leaf, arrays, seen) for leaf in leaves)
 
 
@@ -167,6 +168,20 @@ def _take_function_apart(function: types.FunctionType, arrays: list[Any], seen: 
     return "function", function.__code__, _Same(function.__globals__), named, attributes, parts, defaults
 
 
+def _take_object_apart(value: Any, arrays: list[Any], seen: dict[int, int]) -> tuple[Any, ...]:
+    """An object that is no pytree: those of its attributes that hold traced arrays, and the others as they are."""
+    if id(value) in seen:
+        return "again", seen[id(value)]
+    known: dict[int, tuple[Any, bool]] = {}
+    attributes = _attributes(value)
+    traced = {name: part for name, part in attributes.items() if _holds_traced(part, known)}
+    if not traced:
+        return "other", _Same(value)
+    seen[id(value)] = len(seen)
+    others = tuple((name, _Same(part)) for name, part in attributes.items() if name not in traced)
+    return "object", type(value), others, tuple((n, _take_apart(part, arrays, seen)) for n, part in traced.items())
+
+
 def _put_together(structure: tuple[Any, ...], arrays: Any, made: list[Any]) -> Any:
     kind, *parts = structure
     if kind == "array":
@@ -184,6 +199,13 @@ def _put_together(structure: tuple[Any, ...], arrays: Any, made: list[Any]) -> A
     if kind == "partial":
         func, args, keywords = (_put_together(part, arrays, made) for part in parts[1:])
         return parts[0](func, *args, **keywords)
+    if kind == "object":
+        owner = object.__new__(parts[0])
+        made.append(owner)
+        values = {name: same.value for name, same in parts[1]}
+        for name, value in (values | {n: _put_together(part, arrays, made) for n, part in parts[2]}).items():
+            object.__setattr__(owner, name, value)
+        return owner
     if kind == "tree":
         return jax.tree.unflatten(parts[0], [_put_together(leaf, arrays, made) for leaf in parts[1]])
     code, scope, named, attributes, cells, defaults = parts
@@ -198,6 +220,59 @@ def _put_together(structure: tuple[Any, ...], arrays: Any, made: list[Any]) -> A
     function.__name__, function.__qualname__ = named.value
     function.__dict__.update({name: value.value for name, value in attributes})
     return function
+
+
+def _holds_traced(value: Any, known: dict[int, tuple[Any, bool]]) -> bool:
+    """Whether arrays of a program that is being traced are in an object, at any depth.
+
+    :param known: what was looked at, by identity, with the objects themselves, whose identities are then not given again.
+    """
+    if isinstance(value, jax.core.Tracer):
+        return _is_live(value)
+    if id(value) not in known:
+        known[id(value)] = value, False  # while it is looked at, too: objects may hold each other
+        known[id(value)] = value, any([_holds_traced(part, known) for part in _parts_of(value)])
+    return known[id(value)][1]
+
+
+def _is_live(tracer: Any) -> bool:
+    """Whether its program has not ended: an object may keep what it saw in an earlier one."""
+    try:
+        jax.lax.expand_dims(tracer, (0,))  # JAX says so where it is used
+        return True
+    except jax.errors.UnexpectedTracerError:
+        return False
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """What a function or an object holds directly."""
+    if isinstance(value, types.FunctionType):
+        return [*map(_contents, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__]
+    if isinstance(value, types.MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, _JITTED):
+        return [value.__wrapped__]  # type: ignore[attr-defined]
+    try:
+        leaves, tree = jax.tree.flatten(value, is_leaf=_is_function)
+    except (ValueError, TypeError):
+        return []
+    return list(_attributes(value).values()) if jax.tree_util.treedef_is_leaf(tree) else leaves
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object whose copy can have others; none for what is not made by its attributes alone."""
+    kind = type(value)
+    if isinstance(value, type | types.ModuleType | jax.Array) or kind.__new__ is not object.__new__:
+        return {}
+    slots = [name for cls in kind.__mro__ for name in _names(cls.__dict__.get("__slots__", ()))]
+    names = [*getattr(value, "__dict__", {}), *(name for name in slots if not name.startswith("__"))]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _contents(cell: types.CellType) -> Any:

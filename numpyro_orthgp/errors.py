@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
-from numpyro_orthgp.foreign import without_mask
+from numpyro_orthgp.foreign import as_jax, without_mask
 
 __all__ = [
     "Unobserved", "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_is_key",
@@ -152,7 +152,7 @@ def check_floating(name: str, x: Any) -> jax.Array:
     elif isinstance(x, np.ndarray) and x.dtype.kind == "f" and (x.dtype.itemsize > 8 or not x.dtype.isnative):
         x = x.astype(np.float64 if x.dtype.itemsize > 8 else x.dtype.newbyteorder("="))  # JAX has no others
     try:
-        x = jnp.asarray(x)
+        x = as_jax(x)
     except OverflowError:  # of Python's integers
         _refuse_rounded(name, x)
         raise

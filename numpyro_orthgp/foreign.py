@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["as_numpy", "as_outputs", "filled", "without_mask"]
+__all__ = ["as_jax", "as_numpy", "as_outputs", "filled", "without_mask"]
 
 _BUFFERS = (memoryview, array.array)
 _OF_NUMPY = (np.ndarray, np.generic, *_BUFFERS)
@@ -40,6 +40,14 @@ def as_numpy(name: str, x: Any) -> Any:
             f"`{name}` is a tensor of torch that NumPy cannot read: {error} Pass tensor.detach().cpu().float().numpy(), and a "
             "sparse one after to_dense()."
         ) from error
+
+
+def as_jax(x: Any) -> jax.Array:
+    """An array of JAX. Within a program that is traced its values stay known, where ``jnp.asarray`` would return a tracer."""
+    if isinstance(x, jax.Array):
+        return x
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(x)
 
 
 def without_mask(name: str, x: Any, remedy: str) -> Any:
@@ -79,4 +87,4 @@ def as_outputs(name: str, y: Any, remedy: str) -> jax.Array:
                 f"`{name}` is {y.dtype} and holds {wrapped[0]}, which JAX would wrap around in {limits.dtype}. Take another "
                 "unit, or use 64 bits (numpyro.enable_x64())."
             )
-    return jnp.asarray(y)
+    return as_jax(y)

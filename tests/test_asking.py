@@ -48,6 +48,20 @@ def multivariate(X, y=None):
     numpyro.sample("f.u0", dist.MultivariateNormal(loc, scale_tril=tril))
 
 
+def of_standard_normals(X, y=None):
+    """loc + L e, as a distribution."""
+    loc = numpyro.param("loc", jnp.zeros(M))
+    tril = numpyro.param("tril", 0.4 * jnp.eye(M), constraint=constraints.lower_cholesky)
+    standard = dist.Normal(jnp.zeros(M), 1.0).to_event(1)
+    numpyro.sample("f.u0", dist.TransformedDistribution(standard, dist.transforms.LowerCholeskyAffine(loc, tril)))
+
+
+def of_scaled_normals(X, y=None):
+    loc, scale = numpyro.param("loc", jnp.full(M, 0.1)), numpyro.param("scale", jnp.full(M, -0.4))
+    maps = [dist.transforms.AffineTransform(loc, 1.0), dist.transforms.AffineTransform(0.2, scale)]
+    numpyro.sample("f.u0", dist.TransformedDistribution(dist.Normal(jnp.ones(M), 0.8), maps).to_event(1))
+
+
 def chained(X, y=None):
     """Each set's Gaussian is one, but the second moves with the draw of the first."""
     first = numpyro.sample("f.u0", dist.Normal(jnp.zeros(M), 0.5).to_event(1))
@@ -62,6 +76,8 @@ GAUSSIAN = {
     "gp_posterior, samples only": lambda: by_hand,
     "Normal": lambda: normal,
     "MultivariateNormal": lambda: multivariate,
+    "affine of Normal, full": lambda: of_standard_normals,
+    "affine of Normal, diagonal": lambda: of_scaled_normals,
     "AutoNormal": lambda: autoguide.AutoNormal(model),
     "AutoDiagonalNormal": lambda: autoguide.AutoDiagonalNormal(model),
     "AutoMultivariateNormal": lambda: autoguide.AutoMultivariateNormal(model),

@@ -7,7 +7,10 @@ import array
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import optax
 import pytest
+from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
@@ -166,3 +169,25 @@ def test_tensors_of_torch():
 def test_what_is_no_array_stays():
     for x in (1.5, [1.0, 2.0], None, jnp.ones(2)):
         assert as_numpy("X", x) is x
+
+
+X = np.linspace(0.0, 1.0, 6)[:, None]
+
+
+def _labels(y, seen=None):
+    f = ogp.gp("f", kernels.RBF(0.5), X[::2])
+    mask = None if seen is None else jnp.asarray(seen) > 0  # computed in the model
+    with numpyro.plate("data", len(X)), numpyro.handlers.mask(mask=True if mask is None else mask):
+        numpyro.sample("y", likelihoods.Bernoulli(f(X)), obs=y)
+
+
+@pytest.mark.parametrize("of", [np.asarray, jnp.asarray, list])
+@pytest.mark.parametrize("seen", [None, np.arange(len(X)) > 1])
+def test_outputs_of_any_library_are_looked_at_in_plain_runs(of, seen):
+    """`SVI.run` compiles the density. So the guide looks at y first: also where NumPy holds it, or a mask is computed."""
+    y, wrong = np.arange(len(X)) % 2, np.where(np.arange(len(X)) % 2, 1, -1)
+    svi = SVI(_labels, ogp.AutoSparseGP(_labels), optax.adam(0.01), TraceMeanField_ELBO())
+    with pytest.raises(ValueError, match=r"`y` must lie in the support of Bernoulli .*got -1"):
+        svi.init(jax.random.PRNGKey(0), of(wrong), seen)
+    if seen is not None:
+        svi.init(jax.random.PRNGKey(0), of(np.where(seen, y, -1)), seen)  # what is masked may be anything

@@ -33,6 +33,27 @@ class Owner:
         return base(A) if B is None else base(A, B)
 
 
+class Holder:
+    """No pytree, and it holds the kernel, in an object that holds it in turn. It keeps what it saw last."""
+
+    def __init__(self, base):
+        self.count, self.last, self.part = 3, None, Slotted(base, self)
+
+    def __call__(self, A, B=None):
+        self.last = A
+        return self.part.matrix(A, B)
+
+
+@dataclass(slots=True)
+class Slotted:
+    base: Callable
+    owner: object
+
+    def matrix(self, A, B=None):
+        assert self.owner.part is self and self.owner.count == 3
+        return self.base(A) if B is None else self.base(A, B)
+
+
 def plain(base):
     return lambda A, B=None: base(A) if B is None else base(A, B)
 
@@ -84,6 +105,9 @@ KERNELS = {
     "recursive": recursive,
     "in a sum": lambda base: kernels.Constant(0.0) + plain(base),
     "partial": lambda base: partial(Owner().matrix, base),
+    "object": Holder,
+    "method of an object": lambda base: Holder(base).part.matrix,
+    "object in a sum": lambda base: Holder(base) + kernels.Constant(0.0),
     "method": lambda base: partial(lambda k, A, B=None: k(A) if B is None else k(A, B), base),
 }
 
@@ -195,17 +219,40 @@ def test_what_is_no_data_stays():
     assert_allclose(jax.jit(lambda k: k(X, X))(k), kernel(X, X), rtol=1e-12)
 
 
+KEPT = {}
+
+
 def test_an_array_that_is_not_found():
-    class Hidden:
-        def __init__(self, base):
-            self.base = base
+    def make(l):
+        KEPT["base"] = kernels.RBF(l)
+        return Closure(lambda A, B=None: KEPT["base"](A, B))
 
-        def __call__(self, A, B=None):
-            return self.base(A) if B is None else self.base(A, B)
-
-    hidden = jax.jit(lambda l: Closure(Hidden(kernels.RBF(l))))(0.7)
+    k = jax.jit(make)(0.7)
     with pytest.raises(TypeError, match=r"uses an array of a JAX program that has ended.*close over the array itself"):
-        hidden(X, X)
+        k(X, X)
+
+
+def test_objects_hold_what_they_are_copied_with():
+    """Without traced arrays an object is itself. What it kept of an ended program is no array of it."""
+    holder = Holder(kernels.RBF(jnp.asarray(0.7)))
+    rebuilt = jax.tree.map(lambda leaf: leaf, Closure(holder))
+    assert rebuilt.function is holder and not jax.tree.leaves(rebuilt)
+    jax.jit(holder)(X)  # which leaves a tracer in `last`
+    assert jax.tree.map(lambda leaf: leaf, Closure(holder)).function is holder
+
+    class Kernel(kernels.Kernel):
+        """An object among the leaves of a field."""
+
+        parts: dict
+
+        def matrix(self, A, B):
+            return self.parts["k"](A, B)
+
+        def diagonal(self, A):
+            return self.parts["k"](A)
+
+    many = jax.vmap(lambda l: Kernel({"k": Holder(kernels.RBF(l)), "size": l}))(jnp.asarray([0.5, 0.7]))
+    assert_allclose(jax.vmap(lambda k: k(X, X))(many)[1], kernels.RBF(0.7)(X, X))
 
 
 def likelihood_model(X, y=None):
@@ -234,12 +281,16 @@ def test_everything_that_looks_at_a_fit():
     assert np.isfinite(mcmc.get_samples()["f.u0"]).all()
 
 
-@pytest.mark.parametrize("kernel", [of_a_number, lambda base: jax.jit(of_a_number(base))], ids=["function", "jitted"])
+@pytest.mark.parametrize(
+    "kernel", [of_a_number, lambda base: jax.jit(of_a_number(base)), Holder], ids=["function", "jitted", "object"]
+)
 def test_check_of_a_kernel_that_closes_over_one_array(kernel):
     """The structure of a rebuilt function is that which it was built by, whatever is in the place of the array."""
     wrapped = partial(model, wrap=kernel)
     guide = ogp.AutoSparseGP(wrapped)
     assert ogp.check(wrapped, guide, PARAMS, X, y, num_samples=25).functions["f"].sets[0].num == 4
+    if kernel is Holder:  # whose known arrays are no leaves
+        return
     tree = jax.tree.structure(Closure(kernel(kernels.RBF(0.8))))
     for leaf in (1, None, "x", jax.ShapeDtypeStruct((), float), object()):
         leaves = [leaf] * tree.num_leaves
@@ -268,6 +319,33 @@ def test_a_module_with_functions_among_its_leaves():
         ),
     )
     assert_allclose(f(X).mean, ogp.posterior(expected, ogp.AutoSparseGP(expected), PARAMS, X, y)["f"](X).mean)
+
+
+@pytest.mark.parametrize(
+    "kernel, error, match",
+    [
+        (lambda A, B=None: kernels.RBF(0.8)(A, A if B is None else B), ValueError, r"got \(4, 4\) for n = 4"),
+        (
+            lambda A, B: kernels.RBF(0.8)(A, B),
+            TypeError,
+            r"`kernel\(X\)`, of one matrix .*missing 1 required positional",
+        ),
+        (lambda A, B=None: jnp.ones((len(A), 1)) if B is None else kernels.RBF(0.8)(A, B), ValueError, "for n = 4"),
+        (lambda A, B=None: jnp.ones(len(A)) if B is None else 2.0 * kernels.RBF(0.8)(A, B), ValueError, "got 1 for 2"),
+    ],
+    ids=["matrix", "two inputs only", "column", "factor"],
+)
+@pytest.mark.parametrize("num_latents", [None, 4])
+def test_variances_that_are_none(kernel, error, match, num_latents):
+    """Other libraries take k(X) for k(X, X). With as many functions as rows it would be the variances of each."""
+    with numpyro.handlers.seed(rng_seed=0), pytest.raises(error, match=match):
+        ogp.gp("f", kernel, Z, num_latents=num_latents)
+
+
+def test_variances_may_have_white_noise():
+    with numpyro.handlers.seed(rng_seed=0):
+        f = ogp.gp("f", lambda A, B=None: 1.5 if B is None else kernels.RBF(0.8)(A, B), Z)
+    assert_allclose(f(Z).residual_variance, 0.5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

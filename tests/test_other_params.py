@@ -185,3 +185,12 @@ def test_a_fit_does_not_start_from_another_family_without_a_word(start, into):
     moved = {name: value + 0.1 if name == "f.u0_loc" else value for name, value in params.items()}
     begun = same.get_params(same.init(KEY, X, Y, init_params=moved))
     assert_allclose(begun["f.u0_loc"], moved["f.u0_loc"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("use", [ogp.posterior, ogp.khat])
+def test_lists_of_numbers_are_named(use):
+    """As JSON keeps parameters."""
+    guide = ogp.AutoSparseGP(model)
+    params = {name: value.tolist() for name, value in started(guide).items()}
+    with pytest.raises(TypeError, match=r"`params\['f.u0_loc'\]` is a list of numbers, as JSON keeps them"):
+        use(model, guide, params, X, Y)

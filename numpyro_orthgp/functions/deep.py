@@ -45,10 +45,10 @@ from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.errors import check_inputs, check_integer, check_is_key
 from numpyro_orthgp.functions.draws import drawn_functions
 from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.keys import key_of_draw, prng_key
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.paths import Paths
 from numpyro_orthgp.functions.shared_draws import draw_by_groups, draw_grouped
-from numpyro_orthgp.functions.sites import prng_key
 from numpyro_orthgp.math.grouped import Grouping
 from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
@@ -211,13 +211,15 @@ class DeepGP:
                 "`group_size` makes groups of different rows, but these rows are several draws of one point. "
                 "Leave `group_size` out, or take one draw, deep(X)."
             )
-        rng_key = prng_key(jnp.asarray(X)) if rng_key is None else rng_key
+        rng_key = (
+            prng_key(jnp.asarray(X)) if rng_key is None else key_of_draw(self.layers[0].names, rng_key, jnp.asarray(X))
+        )
         if rng_key is None:
             raise ValueError(
                 "`particles` needs a random key: give `rng_key`, or run the model under numpyro.handlers.seed. Inference without "
                 "randomness (NUTS) cannot draw inner layers."
             )
-        return check_is_key(rng_key)
+        return rng_key
 
     def _check_no_groups(self) -> None:
         if any(getattr(layer, "grouping", None) is not None for layer in self.layers[:-1]):

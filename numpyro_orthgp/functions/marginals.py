@@ -15,9 +15,10 @@ from jax.tree_util import Partial
 from numpyro_orthgp.errors import check_columns, check_is_key, inspect
 from numpyro_orthgp.functions import arithmetic
 from numpyro_orthgp.functions.frozen import constant_if_frozen
+from numpyro_orthgp.functions.keys import key_of_draw
 from numpyro_orthgp.functions.no_array import NoNumber
 from numpyro_orthgp.functions.runs import DrawInRun
-from numpyro_orthgp.functions.sites import Names, charge, prng_key, refuse_uncharged
+from numpyro_orthgp.functions.sites import Names, charge, refuse_uncharged
 from numpyro_orthgp.math.grouped import scale_groups
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.products import PRECISION
@@ -154,19 +155,12 @@ class Marginals(NoNumber):
         if both were independent, which is no bound. Draw both. (This form is refused; ``AutoSparseGP`` and ``check`` also find
         draws behind further arithmetic.)
 
-        :param rng_key: by default :func:`numpyro.prng_key`, inside of a seeded model.
+        :param rng_key: by default :func:`numpyro.prng_key`, inside of a seeded model. In a fit one that is given is joined with it.
         :return: shape ``sample_shape`` + (B,) or (B, P).
         :raises ValueError: without a key; for a joint draw at more than 8192 inputs, or 2048 while a guide of this package is
             fitted.
         """
-        if rng_key is None:
-            rng_key = prng_key(self.mean, self.explained, arithmetic.rows_drawn(self.joint))
-        if rng_key is None:
-            raise ValueError(
-                "`sample()` needs a random key: give `rng_key`, or run the model under numpyro.handlers.seed. Inference that "
-                "has no randomness (NUTS) cannot sample f; use a likelihood of numpyro_orthgp, which integrates it out."
-            )
-        check_is_key(rng_key)
+        rng_key = key_of_draw(self.names, rng_key, self.mean, self.explained, arithmetic.rows_drawn(self.joint))
         if self.groups is not None:
             raise ValueError(
                 "`sample()` is not known with `group_size`: the residual of a draw is tightened by one number "
@@ -183,7 +177,8 @@ class Marginals(NoNumber):
         """:meth:`sample` with a key and without a site. It is refused while a tightened residual is fitted (ValueError)."""
         if self.tight and self.names is not None:
             refuse_uncharged("f(X).draw(rng_key)")
-        return self._noted(self._draw(check_is_key(rng_key), sample_shape))
+        rng_key = key_of_draw(self.names, check_is_key(rng_key), self.mean, arithmetic.rows_drawn(self.joint))
+        return self._noted(self._draw(rng_key, sample_shape))
 
     def _noted(self, draws: Array, *, at_nodes: bool = False) -> Array:
         names = self.names if at_nodes or self.joint is None else None

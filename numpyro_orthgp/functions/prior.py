@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from numpyro_orthgp.closures import as_pytree
+from numpyro_orthgp.closures import Closure, as_pytree
 from numpyro_orthgp.errors import inspect, no_function
 from numpyro_orthgp.functions.projection import Block, conditional_covariance, decompose, joint_whitener
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.inducing.rows import Rows, covariance_of_rows, covariance_with_rows, scale_of_rows
-from numpyro_orthgp.kernels.base import ours
+from numpyro_orthgp.kernels.base import Kernel, ours
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
 from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
 from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
@@ -36,6 +37,11 @@ __all__ = [
 
 # In dtypes with fewer bits, whitened psi statistics keep no correct digits.
 _BITS_OF_MANY_DIGITS = 64
+_HERE = __name__.partition(".")[0] + "."
+_FEW, _SMALL = (
+    8,
+    0.99,
+)  # inducing points at which variances are compared with the matrix, and the part of it that they must have
 _ROUNDING = 16  # units of rounding by which sums of squares and products of a kernel may differ
 
 
@@ -43,6 +49,9 @@ _ROUNDING = 16  # units of rounding by which sums of squares and products of a k
 def decompose_sets(kernel: KernelLike, features: Sequence[Feature], jitter: float) -> tuple[Block, ...]:
     """The orthogonal decomposition of the prior along the sets."""
     rows = [[other.covariance(kernel, s) for other in features[: i + 1]] for i, s in enumerate(features)]
+    first = features[0]
+    if isinstance(first, InducingPoints) and first.points.ndim == 2 and _is_foreign(kernel):
+        inspect(_refuse_small, kernel(first.points[:_FEW]), diagonal(rows[0][0])[..., :_FEW])
     return decompose(rows, jitter)
 
 
@@ -226,7 +235,47 @@ def _batch_of(kernel: KernelLike, feature: Feature) -> tuple[int, ...]:
             f"`kernel(Z, Z)` must have shape (M, M) or (P, M, M) with M = {num}; got {shape}. Do the kernel's "
             "hyperparameters have shape (), (D,), or a leading axis of one entry per latent function?"
         )
+    if isinstance(feature, InducingPoints) and feature.points.ndim == 2:
+        _check_variances(kernel, feature.points, shape[:-2])
     return shape[:-2]
+
+
+def _check_variances(kernel: KernelLike, Z: Array, batch: tuple[int, ...]) -> None:
+    """
+    :param batch: leading axes of ``kernel(Z, Z)``, () or (P,).
+    :raises ValueError: if ``kernel(Z)`` is a matrix, as it is in other libraries.
+    """
+    wanted = f"`kernel(X)`, of one matrix of n inputs, must give their variances k(x, x), shape (n,){' or (P, n)' * bool(batch)}"
+    hint = "Write `lambda A, B=None: variances of A if B is None else matrix of A and B`."
+    try:
+        shape = jnp.shape(jax.eval_shape(lambda: kernel(Z)))
+    except TypeError as error:
+        if "positional argument" not in str(error):
+            raise
+        raise TypeError(f"{wanted}; got an error: {error}. {hint}") from error
+    if shape[-1:] not in ((), (len(Z),)) or shape[:-1] not in ((), batch):
+        raise ValueError(f"{wanted}; got {shape} for n = {len(Z)}. {hint}")
+
+
+def _is_foreign(kernel: KernelLike) -> bool:
+    """Whether a kernel, or a part of it, was written elsewhere: a function, or a subclass."""
+
+    def is_theirs(part: Any) -> bool:
+        return isinstance(part, Closure) or (isinstance(part, Kernel) and not type(part).__module__.startswith(_HERE))
+
+    return any(map(is_theirs, jax.tree.leaves(kernel, is_leaf=is_theirs)))
+
+
+def _refuse_small(variances: Array, of_matrix: Array) -> None:
+    """They may be larger, since white noise is in variances only."""
+    wrong = np.ravel(variances < _SMALL * of_matrix)
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        pair = [float(np.ravel(jnp.broadcast_to(v, jnp.shape(of_matrix)))[i]) for v in (variances, of_matrix)]
+        raise ValueError(
+            "`kernel(X)` must be the diagonal of `kernel(X, X)`, or larger by a variance of white noise; got {:.3g} for {:.3g}. "
+            "Does a factor stand in one of the two only?".format(*pair)
+        )
 
 
 def check_jitter(jitter: float | None, dtype: Any, *, expectations: bool = False) -> float:

@@ -1,27 +1,31 @@
-"""A function's access to its model: random keys, names for sites, and plates of its rows."""
+"""A function's access to its model: names for sites, and plates of its rows. For random keys see ``functions/keys.py``."""
 
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import reduce
 from typing import Any, NoReturn
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from jax import lax
-from jax.extend.core import get_opaque_trace_state
 from numpyro.distributions import Unit
+from numpyro.infer import ELBO
 from numpyro.primitives import _PYRO_STACK
 
-from numpyro_orthgp.functions.callers import in_control_flow, is_starting, transformation, without_randomness
-from numpyro_orthgp.functions.moved import DrawByRows, moved, moving
-from numpyro_orthgp.types import Array, PRNGKey
+from numpyro_orthgp.functions.callers import (
+    in_control_flow,
+    is_calling,
+    is_starting,
+    transformation,
+    without_randomness,
+)
+from numpyro_orthgp.functions.keys import in_loop
+from numpyro_orthgp.functions.moved import DrawByRows, moved
+from numpyro_orthgp.types import Array
 
 __all__ = [
     "Names",
@@ -29,8 +33,6 @@ __all__ = [
     "drawn_values",
     "enumerating",
     "model_running",
-    "note_where_seeded",
-    "prng_key",
     "refuse_drawn_by_rows",
     "refuse_enumerated",
     "refuse_uncharged",
@@ -43,64 +45,6 @@ _NOT_OF_PRIORS = (
     "Kernels, inducing points and CollapsedGP cannot depend on a discrete site that is enumerated; offsets, factors and parameters "
     "of likelihoods can. Declare a gp for each value z of the site, and pick: ogp.stack([f(X), g(X)]).pick(z)."
 )
-
-
-def prng_key(*arrays: Any) -> PRNGKey | None:
-    """A key from the model's ``seed`` handler; ``None``, without a warning, if there is none, or it is the same each time.
-
-    Within ``lax.scan``, ``jax.vmap`` and similar, all steps or rows would get the same key, and the handler's next key would be an
-    array of the loop. There the handler's key stays unchanged, and ``arrays`` distinguish steps and rows.
-
-    :param arrays: arrays, or pytrees of them, that differ between steps and rows, such as inputs.
-    """
-    within = _in_loop()
-    if without_randomness():
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if within is None:
-            return numpyro.prng_key()
-        kept = [(h, h.rng_key) for h in _PYRO_STACK if isinstance(h, numpyro.handlers.seed)]
-        rng_key = numpyro.prng_key()
-        for h, key in kept:
-            h.rng_key = key
-    within.calls += 1
-    return (
-        rng_key if rng_key is None else jax.random.fold_in(jax.random.fold_in(rng_key, within.calls), _digest(arrays))
-    )
-
-
-class _Within:
-    """The transformations that were active when a ``seed`` handler was entered, and the number of keys made in later ones."""
-
-    def __init__(self, state: Any) -> None:
-        self.state, self.calls = state, 0
-
-
-def _in_loop() -> _Within | None:
-    """The note of the model's ``seed`` handler, if transformations of JAX have begun since; else ``None``."""
-    handler = next((h for h in reversed(_PYRO_STACK) if isinstance(h, numpyro.handlers.seed)), None)
-    within: _Within | None = getattr(handler, "_numpyro_orthgp", None)
-    return None if within is None or within.state == get_opaque_trace_state() else within
-
-
-def note_where_seeded() -> None:
-    """Note for :func:`prng_key` which transformations of JAX the running model is in."""
-    for handler in _PYRO_STACK:
-        if isinstance(handler, numpyro.handlers.seed):
-            handler._numpyro_orthgp = _Within(get_opaque_trace_state())
-
-
-def _digest(arrays: Any) -> Array:
-    """A number that depends on all bits of all arrays."""
-    digest = jnp.zeros((), jnp.uint32)
-    if moving():  # where the noise of a row does not depend on the others
-        return digest
-    for array in map(lax.stop_gradient, jax.tree.leaves(arrays)):
-        bits = lax.bitcast_convert_type(array, jnp.uint32) if array.dtype.itemsize > 2 else array.astype(jnp.uint32)
-        odd = 2 * lax.iota(jnp.uint32, bits.size) + 1
-        digest = 31 * digest + jnp.sum(bits.reshape(-1) * (odd * jnp.uint32(0x9E3779B1)), dtype=jnp.uint32)
-    return digest
 
 
 def model_running() -> Any:
@@ -161,7 +105,7 @@ def charge(name: str, cost: Array, weights: Any = None) -> None:
         others; what lies below one weighs the density of y, and not what the residual costs.
     :raises ValueError: within a loop of JAX, where the cost of a step could not reach the model's log density.
     """
-    if _in_loop() is not None:
+    if in_loop() is not None:
         refuse_uncharged("A draw within lax.scan, jax.vmap and such")
     plates = [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
     of_rows = [p for p in plates if p.subsample_size == len(cost)]
@@ -235,6 +179,8 @@ class Names:
         self.by_rows: list[DrawByRows] = []
         self._columns: tuple[int, ...] = ()
         self.whole = self
+        if (running := model_running()) is not None:
+            running._numpyro_orthgp_names = {*getattr(running, "_numpyro_orthgp_names", ()), id(self)}
         self._scaled = frozenset(map(id, _scales()))
 
     def __eq__(self, other: object) -> bool:
@@ -242,6 +188,12 @@ class Names:
 
     def __hash__(self) -> int:
         return 0
+
+    @property
+    def in_fit(self) -> bool:
+        """Whether this is the run of a fit in which the function was declared."""
+        declared = id(self.whole) in getattr(model_running(), "_numpyro_orthgp_names", ())
+        return declared and (self.fitting or is_calling(ELBO))
 
     def refuse_within(self, *kinds: str) -> None:
         """Refuse a draw from which JAX makes something else than values of the run's function.
@@ -261,7 +213,7 @@ class Names:
                 "one random key, where the noise of this draw is constant. Use a likelihood of numpyro_orthgp, which integrates "
                 "f out, or AutoSparseGP, whose loss averages over draws."
             )
-        kind = transformation() if _in_loop() is not None else ""
+        kind = transformation() if in_loop() is not None else ""
         if in_control_flow("cond"):  # which seeds its branches anew
             kind = "call"
         if kind not in kinds:

@@ -209,6 +209,7 @@ class AutoSparseGP(Summaries):
         self._order, self._gps, self._inputs = [], {}, {}
         self._missing = {name for name in messages if hidden_by_mask(name, messages)}
         self._enumerated = [name for name, message in messages.items() if is_enumerated(message)]
+        seen = True
         for name, message in messages.items():
             if message["type"] != "sample":
                 continue
@@ -216,7 +217,7 @@ class AutoSparseGP(Summaries):
             if site is not None:
                 self._gps.setdefault(name.removesuffix(f".u{site.position}"), []).append(site)
             if message["is_observed"]:
-                check_observed(name, message["fn"], message["value"])
+                seen = check_observed(name, message["fn"], message["value"]) and seen
                 refuse_outer_product(name, message)
                 continue
             if is_enumerated(message):
@@ -232,7 +233,7 @@ class AutoSparseGP(Summaries):
         refuse_own_draws(self.model, args, kwargs, messages, functions.values())
         # Keep only this: under `jit` the messages hold tracers, which must not outlive it.
         self.prototype_trace = {name: {"type": message["type"]} for name, message in messages.items()}
-        return all(is_concrete(m["value"]) for m in messages.values() if m["type"] == "sample" and m["is_observed"])
+        return seen
 
     def _note_plates(self, name: str, message: dict[str, Any]) -> None:
         frames = message["cond_indep_stack"]

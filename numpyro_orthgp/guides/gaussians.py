@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro.distributions import transforms
 from numpyro.infer.autoguide import AutoContinuous, AutoGuideList, AutoLaplaceApproximation
 
 from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
 from numpyro_orthgp.gaussians.family import Diagonal, Full, Whitened
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.products import diagonal
+from numpyro_orthgp.math.products import diagonal, matmul
 from numpyro_orthgp.math.triangular import solve_lower
 from numpyro_orthgp.primitives.messages import site_of
 from numpyro_orthgp.types import Array
@@ -27,13 +28,15 @@ Trace = dict[str, dict[str, Any]]
 def gaussian_of(fn: Any, shape: tuple[int, ...]) -> Whitened | None:
     """A distribution as the Gaussian of whitened inducing variables; ``None`` if it is not Gaussian.
 
-    :param fn: a normal or multivariate normal distribution, possibly beneath ``to_event`` or ``expand``.
+    :param fn: a normal or multivariate normal distribution, possibly beneath ``to_event``, ``expand`` or affine transforms.
     :param shape: shape of the site, (M,) or (P, M); variables of different rows must be independent.
     """
     if fn.shape() != shape:
         return None
     while isinstance(fn, (dist.Independent, dist.ExpandedDistribution)):
         fn = fn.base_dist
+    if isinstance(fn, dist.TransformedDistribution):
+        return _transformed(gaussian_of(fn.base_dist, shape), fn.transforms)
     if isinstance(fn, WhitenedGaussian):
         return fn.q
     if isinstance(fn, dist.Normal):
@@ -41,6 +44,28 @@ def gaussian_of(fn: Any, shape: tuple[int, ...]) -> Whitened | None:
     if isinstance(fn, (dist.MultivariateNormal, dist.LowRankMultivariateNormal)):
         return Full(jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(_root(fn), (*shape, shape[-1])))
     return None
+
+
+def _transformed(q: Whitened | None, maps: Sequence[transforms.Transform]) -> Whitened | None:
+    """The Gaussian of affine maps of a Gaussian, such as loc + L e."""
+    for each in maps:
+        inner = each.base_transform if isinstance(each, transforms.IndependentTransform) else each
+        if q is None or isinstance(inner, transforms.IdentityTransform):
+            continue
+        if isinstance(inner, transforms.ComposeTransform):
+            q = _transformed(q, inner.parts)
+        elif isinstance(inner, transforms.AffineTransform):
+            scale = jnp.broadcast_to(inner.scale, q.loc.shape)
+            if isinstance(q, Diagonal):
+                q = Diagonal(inner(q.loc), abs(scale * q.scale))
+            else:
+                q = Full(inner(q.loc), scale[..., None] * q.lower_root())
+        elif isinstance(inner, transforms.LowerCholeskyAffine):
+            root = q.lower_root()
+            q = Full(inner(q.loc), matmul(jnp.broadcast_to(inner.scale_tril, root.shape), root))
+        else:
+            return None
+    return q
 
 
 def flat_gaussians(guide: Any, params: Mapping[str, Any], trace: Trace, laplace: bool) -> dict[str, Whitened]:

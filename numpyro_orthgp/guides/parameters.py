@@ -42,6 +42,12 @@ class Checked(Messenger):
     def __init__(self, fn: Callable[..., Any], params: Mapping[str, Any], guide: Any = None) -> None:
         super().__init__(fn)
         self.params, self.sized = params, isinstance(guide, AutoGuide)
+        for name, value in params.items():
+            if isinstance(value, list) and all(isinstance(leaf, int | float) for leaf in jax.tree.leaves(value)):
+                raise TypeError(
+                    f"`params[{name!r}]` is a list of numbers, as JSON keeps them, and a parameter is an array: "
+                    "{name: jnp.asarray(value) for name, value in params.items()}."
+                )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -40,11 +40,11 @@ def posterior(
 
     The functions carry the guide's Gaussians. Means and variances are then exact, without sampling of inducing variables. This
     holds for guides of this package, also with ``analytic=False``; for hand-written guides that draw ``f.u0`` from ``Normal`` or
-    ``MultivariateNormal``; for ``AutoNormal``; and for NumPyro's guides with one joint Gaussian, if it is diagonal, or if it has
-    one set of one function (given the draws of all other sites). With any other guide (``AutoDelta``, flows, several correlated
-    sets, a Gaussian on whose draw another site depends) a set has one draw, and variances lack the guide's contribution. Then map
-    over ``rng_key``; ``f.drawn`` lists such sets, and :func:`check` names them. Other latent sites are drawn once (a point for
-    ``AutoDelta``); under a random ``hyper`` guide map over ``rng_key`` with ``jax.vmap`` for a mixture.
+    ``MultivariateNormal``, or affine maps of them; for ``AutoNormal``; and for NumPyro's guides with one joint Gaussian, if it is
+    diagonal, or if it has one set of one function (given the draws of all other sites). With any other guide (``AutoDelta``,
+    flows, several correlated sets, a Gaussian on whose draw another site depends) a set has one draw, and variances lack the
+    guide's contribution. Then map over ``rng_key``; ``f.drawn`` lists such sets, and :func:`check` names them. Other latent sites
+    are drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide map over ``rng_key`` with ``jax.vmap`` for a mixture.
     The residual is always the prior's (v = 1), also after tightened training (Titsias 2025, Sec. 3.1).
 
     >>> import jax.numpy as jnp, numpyro, optax

@@ -19,6 +19,8 @@ from numpyro_orthgp.closures import Closure
 
 __all__ = ["Parted", "register"]
 
+_FUNCTIONS = types.FunctionType | types.MethodType | partial
+
 
 def register(cls: type) -> None:
     """Make a subclass of ``Kernel`` a frozen dataclass and a pytree."""
@@ -73,7 +75,12 @@ class Parted:
         tree, kept = structure
         left = iter(children)
         leaves = [next(left) if leaf is None else leaf for leaf in kept]
-        return cls(jax.tree.unflatten(tree, [leaf.function if isinstance(leaf, Closure) else leaf for leaf in leaves]))
+        return cls(jax.tree.unflatten(tree, [_as_it_was(leaf) for leaf in leaves]))
+
+
+def _as_it_was(leaf: Any) -> Any:
+    """A function itself. An object stays wrapped: what was traced in it is known no longer."""
+    return leaf.function if isinstance(leaf, Closure) and isinstance(leaf.function, _FUNCTIONS) else leaf
 
 
 def _has_functions(value: Any) -> bool:
@@ -83,7 +90,8 @@ def _has_functions(value: Any) -> bool:
 
 
 def _is_function(leaf: Any) -> bool:
-    return isinstance(leaf, types.FunctionType | types.MethodType | partial)
+    """Whether a leaf is a function, or a callable object, that may close over data."""
+    return isinstance(leaf, _FUNCTIONS) or (callable(leaf) and bool(jax.tree.leaves(Closure(leaf))))
 
 
 def _is_structure(leaf: Any) -> bool:

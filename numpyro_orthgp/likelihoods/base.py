@@ -20,8 +20,9 @@ from jax.scipy.special import logsumexp
 from numpyro_orthgp.errors import inspect, is_concrete
 from numpyro_orthgp.foreign import as_outputs
 from numpyro_orthgp.functions.expected import AveragedMarginals
+from numpyro_orthgp.functions.keys import prng_key
 from numpyro_orthgp.functions.marginals import Marginals
-from numpyro_orthgp.functions.sites import enumerating, prng_key
+from numpyro_orthgp.functions.sites import enumerating
 from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, moment_of, real
 from numpyro_orthgp.likelihoods.integrators import (
     GaussHermite,
@@ -346,5 +347,4 @@ class ExpectedLikelihood(ToldOfMasks):
 
 def _without_ones(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
     """A shape without leading axes of size one; at most ``most`` are removed."""
-    ones = next((i for i, size in enumerate(shape[:most]) if size != 1), min(most, len(shape)))
-    return shape[ones:]
+    return shape[next((i for i, size in enumerate(shape[:most]) if size != 1), min(most, len(shape))) :]

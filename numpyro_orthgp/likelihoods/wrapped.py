@@ -16,7 +16,7 @@ from numpyro.infer import ELBO
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import _PYRO_STACK
 
-from numpyro_orthgp.errors import Unobserved, check_key
+from numpyro_orthgp.errors import Unobserved, check_key, is_concrete
 from numpyro_orthgp.foreign import as_outputs
 from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
@@ -107,11 +107,17 @@ def _log_predictive_masked(fn: dist.MaskedDistribution, y: Array) -> Array:
     return jnp.where(fn._mask, log_predictive(fn.base_dist, y), 0.0)
 
 
-def check_observed(name: str, fn: Any, value: Any) -> None:
-    """:meth:`~numpyro_orthgp.likelihoods.ExpectedLikelihood.check` for an observed site, with any wrappers."""
+def check_observed(name: str, fn: Any, value: Any) -> bool:
+    """:meth:`~numpyro_orthgp.likelihoods.ExpectedLikelihood.check` for an observed site, with any wrappers.
+
+    :return: whether its values, and masks, were known.
+    """
     likelihood, mask = unwrap(fn)
-    if is_expected(likelihood) and hasattr(likelihood, "check"):
-        likelihood.check(as_outputs(name, value, MASK), name, mask)
+    if not (is_expected(likelihood) and hasattr(likelihood, "check")):
+        return is_concrete(value)
+    y = as_outputs(name, value, MASK)
+    likelihood.check(y, name, mask)
+    return all(map(is_concrete, jax.tree.leaves((y, mask, likelihood.support))))
 
 
 def key_of_draw(key: PRNGKey | None) -> PRNGKey:

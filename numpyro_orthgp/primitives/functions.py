@@ -15,11 +15,12 @@ from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.keys import note_where_seeded, prng_key
 from numpyro_orthgp.functions.mean_only import MeanShift, project_shift, weigh_points
 from numpyro_orthgp.functions.prior import as_kernel, check_jitter, check_latents, decompose_sets
 from numpyro_orthgp.functions.projection import Block, project, residual_covariance, residual_variance
 from numpyro_orthgp.functions.runs import Run
-from numpyro_orthgp.functions.sites import Names, note_where_seeded, prng_key, refuse_enumerated, told_of_enumeration
+from numpyro_orthgp.functions.sites import Names, refuse_enumerated, told_of_enumeration
 from numpyro_orthgp.gaussians.constraints import NaturalPart
 from numpyro_orthgp.gaussians.natural_step import precondition
 from numpyro_orthgp.inducing import Feature, InducingPoints, MeanOnly, as_sets, covariance_of_points
