@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
 
 import jax
@@ -70,7 +70,7 @@ class Waves:
         w = np.concatenate([(hi - lo) / 2 * weights for lo, hi in pairwise(ends)])
         c = np.array([[1, 1], [1, 2, 1], [1, 3, 3, 1]][self.p - 1]) * self.rate ** np.arange(self.p, -1.0, -1)
         Lg, Lh = (np.tensordot(c, f(t), 1) for f in (g, h))
-        integral = np.einsum("it,jt,t->ij", Lg, Lh, w)
+        integral = (Lg * w) @ Lh.T
         G, H, r = g(np.array([self.a]))[:, :, 0], h(np.array([self.a]))[:, :, 0], self.rate
         if self.p == 1:
             return integral / (2 * r) + np.outer(G[0], H[0])
@@ -80,16 +80,17 @@ class Waves:
         edge = 9 / 8 * np.outer(G[0], H[0]) + 9 / (8 * r**4) * np.outer(G[2], H[2]) + 3 / r**2 * mixed
         return 3 * integral / (16 * r**5) + edge
 
-    @property
+    @cached_property
     def Kuu(self):
         return self.inner(self.waves, self.waves, []) / self.variance
 
     def Kuf(self, X):
         """<phi, k(x, .)> restricted to the interval; the amplitude cancels."""
-        K = np.empty((self.num, len(X)))
-        for i, x in enumerate(X[:, 0]):
-            K[:, i] = self.inner(self.waves, partial(self.kernel, x), np.clip([x], self.a, self.b))[:, 0]
-        return K
+        return np.array([self.column(float(x)) for x in X[:, 0]]).reshape(-1, self.num).T
+
+    @cache  # dense formulas ask again and again
+    def column(self, x):
+        return self.inner(self.waves, partial(self.kernel, x), np.clip([x], self.a, self.b))[:, 0]
 
 
 def kernel_of(name, variance=VARIANCE, lengthscale=LENGTHSCALE):
