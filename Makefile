@@ -17,9 +17,10 @@ READY := $(VENV)/.ready
 READY_TEST := $(VENV)/.ready-test
 READY_DOCS := $(VENV)/.ready-docs
 
-# Of the tests' time most goes into compiling programs that run for milliseconds. They are kept for a second run.
+# Of the tests' time most goes into compiling programs that run for milliseconds. They are kept for a second run, and do not
+# hold the source line of each operation, which takes time to look up.
 CACHED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
-	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 JAX_TRACEBACK_IN_LOCATIONS_LIMIT=0
 # `make slow` compiles as users do.
 QUICKLY := XLA_FLAGS="$$($(PY) tests/xla_flags.py)"
 
@@ -38,12 +39,14 @@ VERSIONS := architecture public_api equations errors golden_svgp golden_collapse
 	plots corners enumeration own_draws draws_anywhere inputs tables tabular_columns tabular_dates tabular_files tabular_text
 NEWEST_PYTHON ?= python3.13
 
-.PHONY: help demo snelson $(EXAMPLES) examples gallery notebooks corners test quick fuzz slow lint typecheck types docs site doctest pages check oldest \
+.PHONY: help installed demo snelson $(EXAMPLES) examples gallery notebooks corners test quick fuzz slow lint typecheck types docs site doctest pages check oldest \
 	newest package clean
 
 help:  ## show this list
 	@echo "make <target>, where <target> is one of"
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  \1|/' | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+installed: $(READY_TEST) $(READY_DOCS)
 
 demo: $(READY)  ## four sparse GP classifiers on real data: table, figure and NetCDF file in out/ (DEMO="--steps 500" etc.)
 	$(PY) examples/demo.py $(DEMO)

@@ -1,9 +1,9 @@
 """``python -m tests.long junit.xml``: writes the list of tests that ``make test`` leaves to ``make slow``, ``tests/long.txt``.
 
 ``make slow PYTEST=--junitxml=junit.xml`` measures. After ``make test`` instead, what is listed already stays listed. Of each
-file all tests stay that take less than a second. Of the others the cheapest stay, until the file has taken fifteen: first one
-case of each test, then more cases. So every file has some, and what is left out is a further case of a test, or a long way
-through the whole library.
+test the cheapest case stays if it takes less than a second, or if the file has not taken fifteen by then. Further cases stay that
+take less than half a second, and others until the file has taken eight. So every file has some, and what is left out is a further
+case of a test, or a long way through the whole library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 LIST = Path(__file__).parent / "long.txt"
-CHEAP, OF_A_FILE = 1.0, 15.0  # seconds
+FIRST, FURTHER = (1.0, 15.0), (0.5, 8.0)  # seconds: of a case, and of a file
 
 
 def measured(path: str) -> dict[str, dict[str, list[tuple[float, str]]]]:
@@ -32,11 +32,12 @@ def long_of(file: str, tests: dict[str, list[tuple[float, str]]]) -> list[str]:
     first = sorted(min(cases) for cases in tests.values())
     further = sorted(case for cases in tests.values() for case in sorted(cases)[1:])
     total, left = 0.0, []
-    for i, (seconds, name) in enumerate(first + further):
-        if i == 0 or seconds <= CHEAP or total + seconds <= OF_A_FILE:
-            total += seconds
-        else:
-            left.append(f"{file}.py::{name}")
+    for cases, (cheap, of_a_file) in ((first, FIRST), (further, FURTHER)):
+        for seconds, name in cases:
+            if seconds <= cheap or not total or total + seconds <= of_a_file:
+                total += seconds
+            else:
+                left.append(f"{file}.py::{name}")
     return left
 
 
