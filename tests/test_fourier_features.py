@@ -47,6 +47,7 @@ class Waves:
         self.a, self.b = lower, upper
         self.w = 2 * np.pi * np.arange(M + 1) / (upper - lower)
         self.num = 2 * M + 1
+        self.column = cache(self.column_of)  # dense formulas ask again and again
 
     def waves(self, t):
         """Derivatives 0..p at ``t`` (T,), shape (p + 1, 2M + 1, T)."""
@@ -88,8 +89,7 @@ class Waves:
         """<phi, k(x, .)> restricted to the interval; the amplitude cancels."""
         return np.array([self.column(float(x)) for x in X[:, 0]]).reshape(-1, self.num).T
 
-    @cache  # dense formulas ask again and again
-    def column(self, x):
+    def column_of(self, x):
         return self.inner(self.waves, partial(self.kernel, x), np.clip([x], self.a, self.b))[:, 0]
 
 
