@@ -263,7 +263,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-@settings(max_examples=3, **OPTIONS)
+@settings(max_examples=2, **OPTIONS)
 @given(st.data())
 def test_a_program_means_what_it_says(chosen):
     compare_one(chosen)
