@@ -17,10 +17,9 @@ READY := $(VENV)/.ready
 READY_TEST := $(VENV)/.ready-test
 READY_DOCS := $(VENV)/.ready-docs
 
-# Of the tests' time most goes into compiling programs that run for milliseconds. They are kept for a second run, and do not
-# hold the source line of each operation, which takes time to look up.
+# Of the tests' time most goes into compiling programs that run for milliseconds. They are kept for a second run.
 CACHED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
-	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 JAX_TRACEBACK_IN_LOCATIONS_LIMIT=0
+	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 # `make slow` compiles as users do.
 QUICKLY := XLA_FLAGS="$$($(PY) tests/xla_flags.py)"
 
