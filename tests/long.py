@@ -16,7 +16,7 @@ from pathlib import Path
 
 LIST = Path(__file__).parent / "long.txt"
 # Seconds of a quick case, and of a file: for first cases, values and combinations.
-LIMITS = (1.0, 15.0), (0.5, 8.0), (0.1, 5.0)
+LIMITS = (1.0, 15.0), (0.4, 6.0), (0.1, 4.0)
 # Where the values are parts of the package, no other test may have them.
 PARTS = {"test_kernels", "test_likelihoods", "test_distribution_laws", "test_families"}
 
