@@ -17,7 +17,7 @@ from pathlib import Path
 LIST = Path(__file__).parent / "long.txt"
 # Seconds of a quick case, and of a file: for first cases, values and combinations.
 LIMITS = (1.0, 15.0), (0.4, 6.0), (0.1, 4.0)
-# Where the values are parts of the package, no other test may have them.
+# Where the values are parts of the package, no other test may have them: here all cases count as first ones.
 PARTS = {"test_kernels", "test_likelihoods", "test_distribution_laws", "test_families"}
 
 
@@ -44,7 +44,7 @@ def kinds_of(cases: list[tuple[float, str]]) -> tuple[list[tuple[float, str]], .
 
 
 def long_of(file: str, tests: dict[str, list[tuple[float, str]]]) -> list[str]:
-    limits = (LIMITS[0], LIMITS[0], LIMITS[2]) if file in PARTS else LIMITS
+    limits = (LIMITS[0],) * 3 if file in PARTS else LIMITS
     total, left = 0.0, []
     for (quick, of_a_file), kind in zip(limits, zip(*map(kinds_of, tests.values()), strict=True), strict=True):
         for seconds, name in sorted(itertools.chain.from_iterable(kind)):
