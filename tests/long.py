@@ -19,7 +19,8 @@ LIST = Path(__file__).parent / "long.txt"
 LIMITS = (1.0, 15.0), (0.4, 6.0), (0.1, 4.0)
 # Where the values are parts of the package, no other test may have them: here all cases count as first ones.
 PARTS = {
-    "test_kernels", "test_random_features", "test_likelihoods", "test_likelihood_special", "test_distribution_laws", "test_families",
+    "test_kernels", "test_random_features", "test_families",
+    "test_likelihoods", "test_likelihood_special", "test_distribution_laws",
 }  # fmt: skip
 
 
