@@ -38,12 +38,14 @@ VERSIONS := architecture public_api equations errors golden_svgp golden_collapse
 	plots corners enumeration own_draws draws_anywhere inputs tables tabular_columns tabular_dates tabular_files tabular_text
 NEWEST_PYTHON ?= python3.13
 
-.PHONY: help demo snelson $(EXAMPLES) examples gallery notebooks corners test quick fuzz slow lint typecheck types docs site doctest pages check oldest \
+.PHONY: help installed demo snelson $(EXAMPLES) examples gallery notebooks corners test quick fuzz slow lint typecheck types docs site doctest pages check oldest \
 	newest package clean
 
 help:  ## show this list
 	@echo "make <target>, where <target> is one of"
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  \1|/' | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+installed: $(READY_TEST) $(READY_DOCS)
 
 demo: $(READY)  ## four sparse GP classifiers on real data: table, figure and NetCDF file in out/ (DEMO="--steps 500" etc.)
 	$(PY) examples/demo.py $(DEMO)

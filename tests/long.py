@@ -1,20 +1,27 @@
 """``python -m tests.long junit.xml``: writes the list of tests that ``make test`` leaves to ``make slow``, ``tests/long.txt``.
 
 ``make slow PYTEST=--junitxml=junit.xml`` measures. After ``make test`` instead, what is listed already stays listed. Of each
-file all tests stay that take less than a second. Of the others the cheapest stay, until the file has taken fifteen: first one
-case of each test, then more cases. So every file has some, and what is left out is a further case of a test, or a long way
-through the whole library.
+file three kinds of cases stay, in this order: the cheapest of each test, then those with a value of a parameter that no cheaper
+case of the test has, then other combinations. A case stays if it is quick, or if the file has not taken long by then, see
+``LIMITS``. So every file has some, and what is left out is a combination, a long case, or a long way through the whole library.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from pathlib import Path
 
 LIST = Path(__file__).parent / "long.txt"
-CHEAP, OF_A_FILE = 1.0, 15.0  # seconds
+# Seconds of a quick case, and of a file: for first cases, values and combinations.
+LIMITS = (1.0, 15.0), (0.4, 6.0), (0.1, 4.0)
+# Where the values are parts of the package, no other test may have them: here all cases count as first ones.
+PARTS = {
+    "test_kernels", "test_random_features", "test_families",
+    "test_likelihoods", "test_likelihood_special", "test_distribution_laws",
+}  # fmt: skip
 
 
 def measured(path: str) -> dict[str, dict[str, list[tuple[float, str]]]]:
@@ -28,15 +35,26 @@ def measured(path: str) -> dict[str, dict[str, list[tuple[float, str]]]]:
     return files
 
 
+def kinds_of(cases: list[tuple[float, str]]) -> tuple[list[tuple[float, str]], ...]:
+    """The cheapest case of a test, those with values that no cheaper one has, and the others."""
+    kinds: tuple[list[tuple[float, str]], ...] = ([], [], [])
+    seen: set[tuple[int, str]] = set()
+    for case in sorted(cases):
+        values = set(enumerate(case[1].partition("[")[2].removesuffix("]").split("-")))
+        kinds[0 if not kinds[0] else 1 if values - seen else 2].append(case)
+        seen |= values
+    return kinds
+
+
 def long_of(file: str, tests: dict[str, list[tuple[float, str]]]) -> list[str]:
-    first = sorted(min(cases) for cases in tests.values())
-    further = sorted(case for cases in tests.values() for case in sorted(cases)[1:])
+    limits = (LIMITS[0],) * 3 if file in PARTS else LIMITS
     total, left = 0.0, []
-    for i, (seconds, name) in enumerate(first + further):
-        if i == 0 or seconds <= CHEAP or total + seconds <= OF_A_FILE:
-            total += seconds
-        else:
-            left.append(f"{file}.py::{name}")
+    for (quick, of_a_file), kind in zip(limits, zip(*map(kinds_of, tests.values()), strict=True), strict=True):
+        for seconds, name in sorted(itertools.chain.from_iterable(kind)):
+            if seconds <= quick or not total or total + seconds <= of_a_file:
+                total += seconds
+            else:
+                left.append(f"{file}.py::{name}")
     return left
 
 

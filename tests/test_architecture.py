@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import subprocess
 import sys
@@ -36,6 +37,11 @@ def modules():
     return [(path.relative_to(PACKAGE).parts[0].removesuffix(".py"), path) for path in sorted(PACKAGE.rglob("*.py"))]
 
 
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
 def imported(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -46,8 +52,7 @@ def imported(tree):
 
 def test_imports_point_upward_only():
     for room, path in modules():
-        tree = ast.parse(path.read_text())
-        for name in imported(tree):
+        for name in imported(tree_of(path)):
             parts = name.split(".")
             if parts[0] != "numpyro_orthgp" or len(parts) < 2:
                 assert parts[0] not in FORBIDDEN.get(room, ()), f"{path.name} imports {name}"
@@ -65,7 +70,7 @@ def test_the_docstring_of_the_package_is_its_map():
 
 def test_no_import_of_our_own_inside_functions():
     for _, path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef):
                 assert not any(name.startswith("numpyro_orthgp") for name in imported(node)), (
                     f"{path.name}: {node.name}"
@@ -99,7 +104,7 @@ def test_what_is_slow_to_import_waits_until_it_is_used():
 
 def test_jitter_has_one_home():
     for room, path in modules():
-        literals = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
+        literals = {n.value for n in ast.walk(tree_of(path)) if isinstance(n, ast.Constant)}
         if path.name != "linalg.py":
             assert not {1e-4, 1e-5, 1e-6, 1e-8, 1e-10} & literals, f"a jitter-like literal in {room}/{path.name}"
 
@@ -108,7 +113,7 @@ def test_files_and_functions_stay_small():
     for _, path in modules():
         text = path.read_text()
         assert text.count("\n") <= 350, f"{path.name} has more than 350 lines"
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef):
                 body = (
                     node.end_lineno - node.body[ast.get_docstring(node) is not None and len(node.body) > 1].lineno + 1

@@ -35,6 +35,7 @@ def assert_picture(path: Path) -> None:
     assert len(image) > 20_000
 
 
+@pytest.mark.slow
 def test_demo(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -132,8 +132,8 @@ def test_likelihoods(name):
         now = likelihood(mean, variance)
         found = {"mean": now.mean, "sd": jnp.sqrt(now.variance)}
         for key in ("log_prob", "log_predictive"):
-            found[key] = getattr(now, key)(y)
-            slopes = jax.grad(lambda *a: getattr(likelihood(*a), key)(y).sum(), (0, 1))(mean, variance)  # noqa: B023
+            found[key], pull = jax.vjp(lambda *a: getattr(likelihood(*a), key)(y), mean, variance)  # noqa: B023
+            slopes = pull(jnp.ones_like(found[key]))
             found |= {f"{key} by mean": slopes[0] * jnp.sqrt(variance), f"{key} by variance": slopes[1] * variance}
         return found
 

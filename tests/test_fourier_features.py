@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
 
 import jax
@@ -47,6 +47,7 @@ class Waves:
         self.a, self.b = lower, upper
         self.w = 2 * np.pi * np.arange(M + 1) / (upper - lower)
         self.num = 2 * M + 1
+        self.column = cache(self.column_of)  # dense formulas ask again and again
 
     def waves(self, t):
         """Derivatives 0..p at ``t`` (T,), shape (p + 1, 2M + 1, T)."""
@@ -64,13 +65,13 @@ class Waves:
 
     def inner(self, g, h, breaks):
         """<g, h>, where ``g`` and ``h`` map t to derivatives; exact up to 100 nodes between any two breaks."""
-        nodes, weights = np.polynomial.legendre.leggauss(100)
+        nodes, weights = oracles.legendre(100)
         ends = np.unique([self.a, *breaks, self.b])
         t = np.concatenate([(lo + hi) / 2 + (hi - lo) / 2 * nodes for lo, hi in pairwise(ends)])
         w = np.concatenate([(hi - lo) / 2 * weights for lo, hi in pairwise(ends)])
         c = np.array([[1, 1], [1, 2, 1], [1, 3, 3, 1]][self.p - 1]) * self.rate ** np.arange(self.p, -1.0, -1)
         Lg, Lh = (np.tensordot(c, f(t), 1) for f in (g, h))
-        integral = np.einsum("it,jt,t->ij", Lg, Lh, w)
+        integral = (Lg * w) @ Lh.T
         G, H, r = g(np.array([self.a]))[:, :, 0], h(np.array([self.a]))[:, :, 0], self.rate
         if self.p == 1:
             return integral / (2 * r) + np.outer(G[0], H[0])
@@ -80,16 +81,16 @@ class Waves:
         edge = 9 / 8 * np.outer(G[0], H[0]) + 9 / (8 * r**4) * np.outer(G[2], H[2]) + 3 / r**2 * mixed
         return 3 * integral / (16 * r**5) + edge
 
-    @property
+    @cached_property
     def Kuu(self):
         return self.inner(self.waves, self.waves, []) / self.variance
 
     def Kuf(self, X):
         """<phi, k(x, .)> restricted to the interval; the amplitude cancels."""
-        K = np.empty((self.num, len(X)))
-        for i, x in enumerate(X[:, 0]):
-            K[:, i] = self.inner(self.waves, partial(self.kernel, x), np.clip([x], self.a, self.b))[:, 0]
-        return K
+        return np.array([self.column(float(x)) for x in X[:, 0]]).reshape(-1, self.num).T
+
+    def column_of(self, x):
+        return self.inner(self.waves, partial(self.kernel, x), np.clip([x], self.a, self.b))[:, 0]
 
 
 def kernel_of(name, variance=VARIANCE, lengthscale=LENGTHSCALE):

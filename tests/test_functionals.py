@@ -207,7 +207,7 @@ def test_integrals_over_boxes(rng):
         share.covariance_with_inputs(KERNEL, jnp.asarray(z)), expected / volume[:, None], atol=1e-6
     )
     # The variance is the integral over z of the covariance with z.
-    x, w = np.polynomial.legendre.leggauss(20)
+    x, w = oracles.legendre(20)
     nodes = np.stack(np.meshgrid(x, x, indexing="ij"), -1).reshape(-1, 2) / 2 + 0.5
     weights = np.outer(w, w).ravel() / 4
     for b in range(3):
@@ -229,7 +229,7 @@ def test_eight_nodes_are_exact_for_rbf(width, atol):
 
 def _by_many_nodes(kernel, lower, upper, num_nodes=60):
     """Averages over boxes of a kernel of one column, a rule of so many nodes that it is exact."""
-    x, w = np.polynomial.legendre.leggauss(num_nodes)
+    x, w = oracles.legendre(num_nodes)
     nodes = lower[:, :1] + (upper - lower)[:, :1] * (x + 1) / 2
     K = kernel(nodes.reshape(-1, 1), nodes.reshape(-1, 1)).reshape(len(lower), num_nodes, len(lower), num_nodes)
     return np.einsum("q,aqbr,r->ab", w / 2, K, w / 2)
@@ -297,7 +297,7 @@ def test_other_kernels_take_the_rule(kernel):
 def test_a_wide_box_of_an_exact_gp(fitted):
     """Twelve lengthscales, where eight nodes are far off."""
     lower, upper = np.array([[-4.8]]), np.array([[4.8]])
-    x, w = np.polynomial.legendre.leggauss(200)
+    x, w = oracles.legendre(200)
     nodes, weights = 4.8 * x[:, None], 4.8 * w
     mean, cov = oracles.exact_predict(oracles.rbf(VARIANCE, LENGTHSCALE), X, Y, NOISE**2, nodes)
     box = ogp.Integral(jnp.asarray(lower), jnp.asarray(upper))
@@ -459,7 +459,7 @@ def test_observed_gradients_give_the_exact_gp(by_one_natural_step):
 
 
 EDGES = np.linspace(-2.0, 2.0, 8)[:, None]
-BOX_NODES, BOX_WEIGHTS = np.polynomial.legendre.leggauss(12)
+BOX_NODES, BOX_WEIGHTS = oracles.legendre(12)
 IN_BOXES = EDGES[:-1, None] + (EDGES[1:] - EDGES[:-1])[:, None] * (BOX_NODES[:, None] + 1) / 2
 TRIPLES, SIGNED = np.linspace(-2.2, 2.2, 21).reshape(7, 3, 1), np.array([0.5, 1.0, -0.7])
 
@@ -625,7 +625,7 @@ def test_few_points_have_standard_deviations_within_two_percent(rng):
     f = ogp.CollapsedGP(KERNEL, jnp.asarray(many), Z, NOISE).posterior(jnp.asarray(y))
     at = np.linspace(-3.5, 3.5, 12)[:, None]
     mean, cov = oracles.exact_predict(ORACLE, augmented(many, 0), y, NOISE**2, augmented(at, 1))
-    nodes, weights = np.polynomial.legendre.leggauss(30)
+    nodes, weights = oracles.legendre(30)
     boxes = at[:, :1] + 0.25 * (nodes + 1)  # from at to at + 0.5
     of_nodes = oracles.exact_predict(oracles.rbf(VARIANCE, LENGTHSCALE), many, y, NOISE**2, boxes.reshape(-1, 1))
     W = np.kron(np.eye(12), 0.25 * weights)

@@ -1,5 +1,6 @@
 """Tables with many rows, and tables on disk: a part is searched, all rows are in the function."""
 
+import functools
 from importlib import import_module
 
 import jax
@@ -30,6 +31,12 @@ def rows(num=500):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(num, 2))
     return X, 10 + 3 * np.sin(2 * X[:, 0]) + 0.3 * rng.normal(size=num)
+
+
+@functools.cache
+def in_memory():
+    """The fit of `rows`, for tests in which few rows are many."""
+    return ogp.regression(*rows(), **OPTIONS)
 
 
 def of_all_rows(fit, X, y, near=False):
@@ -127,8 +134,7 @@ def test_hyperparameters_of_neighbours_are_of_the_part(small, monkeypatch):
 
 
 def test_files_keep_all_of_it(small, tmp_path):
-    X, y = rows()
-    fit = ogp.regression(X, y, **OPTIONS)
+    X, fit = rows()[0], in_memory()
     fit.save(tmp_path / "fit.npz")
     again = ogp.load(tmp_path / "fit.npz")
     assert str(again) == str(fit)
@@ -140,7 +146,7 @@ def test_time_ends_the_pass(small):
     X, y = rows()
     table = stored.table_of(X)
     part, _ = stored.part_of(table, np.ones(500, bool), 0, 120)
-    fit = ogp.regression(X, y, **OPTIONS)
+    fit = in_memory()
     others = (y - fit.units.loc) / fit.units.scale
     others[part] = np.nan
     over = Budget(1e-9, None, 1)
@@ -177,16 +183,16 @@ def test_arrays_on_disk(small, tmp_path, store):
     X, y = rows()
     there = store(tmp_path, X)
     assert isinstance(stored.table_of(there), stored.StoredTable)
-    on_disk, in_memory = (ogp.regression(table, y, **OPTIONS) for table in (there, X))
-    np.testing.assert_array_equal(on_disk.X, in_memory.X)
-    np.testing.assert_array_equal(on_disk.predict(there).mean, in_memory.predict(X).mean)
+    on_disk = ogp.regression(there, y, **OPTIONS)
+    np.testing.assert_array_equal(on_disk.X, in_memory().X)
+    np.testing.assert_array_equal(on_disk.predict(there).mean, in_memory().predict(X).mean)
 
 
 def test_outputs_on_disk(small, tmp_path):
     X, y = rows()
     y_there = hdf5(tmp_path, y[:, None])
     fit = ogp.regression(X, y_there, **OPTIONS)
-    np.testing.assert_array_equal(fit.predict(X).mean, ogp.regression(X, y, **OPTIONS).predict(X).mean)
+    np.testing.assert_array_equal(fit.predict(X).mean, in_memory().predict(X).mean)
 
 
 def test_bad_rows_of_an_array_on_disk_are_said(small, tmp_path):
