@@ -49,6 +49,6 @@ def arrival(count: np.ndarray, regularity: float) -> tuple[np.ndarray, np.ndarra
 
 
 def variance(mean: Any, regularity: Any, xp: Any = np) -> Any:
-    """Of the count given its mean, about: there is one event or none if the mean is small."""
+    """Of the count given its mean, to 0.09: there is hardly more than one event if the mean is small."""
     a = 1 / regularity
     return xp.minimum(mean, a * mean + (1 - a**2) / 6)
