@@ -41,7 +41,7 @@ def _early(n: np.ndarray, t: np.ndarray, alpha: float) -> np.ndarray:
 
 
 def arrival(count: np.ndarray, regularity: float) -> tuple[np.ndarray, np.ndarray]:
-    """Mean, and variance over its square, of the time of the first event after ``count`` others. The very first has begun before."""
+    """Mean, and variance over its square, of the time of the first event after ``count`` others. The first has begun before."""
     a = 1 / regularity
     first = (1 + a) / 2
     mean = count + first
