@@ -192,7 +192,9 @@ class NeighborFunction:
         # Inputs share neighbours: where they have more of them than there are data, each row is projected once.
         shared = len(self.X) < near.size and len(self.X) * columns <= MAX_PROJECTED
         known = self.f.project(self.X) if shared else None
-        return map_blocks(lambda rows: self._moments_given(*rows, known), (X, near), max(MAX_ENTRIES // held, 1))
+        return map_blocks(
+            lambda rows: self._moments_given(rows[0], rows[1], known), (X, near), max(MAX_ENTRIES // held, 1)
+        )
 
     def _moments_given(self, X: Array, near: Array, known: tuple[Array, ...] | None) -> tuple[Array, Array, Array]:
         f, size = self.f, 1 + self.num_neighbors

@@ -288,7 +288,8 @@ class CountsFit(TableFit):
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of the model, which ``NUTS(fit.model)`` takes unchanged."""
         data = {"X": self.X, "y": self.y, "expected": self.expected}
-        return {**data, "Z": self.found.Z, **self._options}
+        kind = {"overdispersed": self.overdispersed, "regularity": self.found.regularity}
+        return {**data, "Z": self.found.Z, **kind}
 
     def predict(self, X: Any, exposure: Any = None) -> CountPredictions:
         """Predict new counts at the rows of a table. At most three programs are compiled for any number of rows.
@@ -323,12 +324,8 @@ class CountsFit(TableFit):
         return {"mean": mean, "sd": jnp.sqrt(given + mean**2 * (spread + (1 + spread) / shape))}
 
     def _recipe(self) -> Callable[[], GPFunction]:
-        data = {"X": self.X, "y": self.y, "expected": self.expected}
-        return partial(latent_function, self.model, self.found.params, self.found.Z, data, self._options)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {"overdispersed": self.overdispersed, "regularity": self.found.regularity}
+        data, options = {"X": self.X, "y": self.y, "expected": self.expected}, {"overdispersed": self.overdispersed}
+        return partial(latent_function, self.model, self.found.params, self.found.Z, data, options)
 
     def _more(self) -> tuple[dict[str, Any], Arrays]:
         return {"rate": self.rate, "overdispersed": self.overdispersed}, {"expected": self.expected}
