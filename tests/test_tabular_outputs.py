@@ -15,10 +15,12 @@ from scipy import stats
 import numpyro_orthgp as ogp
 from numpyro_orthgp.tabular import renewal, stored
 from numpyro_orthgp.tabular.classification import shares_of, sharpened
+from numpyro_orthgp.tabular.counts import is_overdispersed
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.latent import LatentSearch, settled
 from numpyro_orthgp.tabular.predictions import CountPredictions, Predictions
 from numpyro_orthgp.tabular.rows import observed_counts
+from numpyro_orthgp.tabular.stages import Stage
 
 SMALL = {"M": 8, "num_steps": 15}
 BIG = 2**53  # from here on float64 does not tell apart all integers
@@ -287,6 +289,18 @@ def test_counts_that_vary_less_than_poisson_ones(X, tmp_path):
     with jax.enable_x64(True):
         served = fit.export().call(X, np.ones(60))
     np.testing.assert_allclose(served["sd"], p.sd, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "num_held, gain, by_bound, expected",
+    [(15, -0.2, 60.0, True), (15, 0.2, -60.0, False), (20, -9.0, 60.0, False), (20, 9.0, -60.0, True),
+     (300, 0.2, 60.0, False), (300, 2.0, -60.0, True), (0, np.nan, 5.0, True)],
+)  # fmt: skip
+def test_few_held_out_rows_miss_the_far_ones(num_held, gain, by_bound, expected):
+    """Of 135 rows with many zeros the bound gained by the wider counts, but 15 held-out rows did not: it lost half a nat a row."""
+    stage = Stage(100, 10, "", 500.0, "", 1, -2.0, np.nan, 1.0)
+    wide = stage._replace(loss=500.0 - by_bound, held_out=-2.0 + gain / num_held if num_held else np.nan)
+    assert is_overdispersed(wide, stage, num_held) == expected
 
 
 def test_the_exposure_of_new_rows_is_asked_for(X):

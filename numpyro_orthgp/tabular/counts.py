@@ -61,8 +61,8 @@ def counts(
     process and an offset. The kernel is Matern 5/2 with a lengthscale for each column, plus a plane.
 
     **Search.** As in :func:`~numpyro_orthgp.classification`. Counts are Poisson, or negative binomial, with larger variance, if
-    this clearly predicts held-out rows better. If fewer than 200 rows are held out, the larger bound decides. If one rate for all
-    rows predicts held-out rows better, the fit returns this rate, and the page says so. As in ``regression``, probabilities and
+    this clearly predicts held-out rows better. If fewer than 200 held-out rows say neither, the larger bound decides. If one rate
+    for all rows predicts held-out rows better, the fit returns this rate, and the page says so. As in ``regression``, probabilities and
     quantiles allow for rows unlike those seen.
 
     **Less variance.** Grades, years or numbers of rooms vary less than Poisson counts of the same mean. If counts of events at more
@@ -166,9 +166,10 @@ def without(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_overdispersed(wide: Stage, plain: Stage, num_held: int) -> bool:
-    """Whether counts are negative binomial, by the best searches for these and for Poisson ones. Few held-out rows may miss those
-    that are far from the mean, so the bound decides then."""
-    return wide.held_out > plain.held_out + CLEARLY / num_held if num_held >= ENOUGH else wide.loss < plain.loss
+    """Whether counts are negative binomial, by the best searches for these and for Poisson ones. A few held-out rows that say neither
+    may miss those that are far from the mean, so the bound decides then."""
+    gain = num_held * (wide.held_out - plain.held_out)
+    return gain > CLEARLY if abs(gain) > CLEARLY or num_held >= ENOUGH else wide.loss < plain.loss
 
 
 def regularity_of(f: GPFunction, values: Values, held: dict[str, np.ndarray]) -> float:

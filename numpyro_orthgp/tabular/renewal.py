@@ -45,7 +45,7 @@ def arrival(count: np.ndarray, regularity: float) -> tuple[np.ndarray, np.ndarra
     a = 1 / regularity
     first = (1 + a) / 2
     mean = count + first
-    return mean, a / mean + ((1 + a) * (1 + 2 * a) / 3 - first**2 - a * first) / mean**2
+    return mean, (a + ((1 + a) * (1 + 2 * a) / 3 - first**2 - a * first) / mean) / mean
 
 
 def variance(mean: Any, regularity: Any, xp: Any = np) -> Any:
