@@ -62,8 +62,8 @@ def counts(
 
     **Search.** As in :func:`~numpyro_orthgp.classification`. Counts are Poisson, or negative binomial, with larger variance, if
     this clearly predicts held-out rows better. If fewer than 200 held-out rows say neither, the larger bound decides. If one rate
-    for all rows predicts held-out rows better, the fit returns this rate, and the page says so. As in ``regression``, probabilities and
-    quantiles allow for rows unlike those seen.
+    for all rows predicts held-out rows better, the fit returns this rate, and the page says so. As in ``regression``,
+    probabilities and quantiles allow for rows unlike those seen.
 
     **Less variance.** Grades, years or numbers of rooms vary less than Poisson counts of the same mean. If counts of events at more
     regular times (``numpyro_orthgp/tabular/renewal.py``) clearly predict held-out rows better, the fit predicts such counts. Their
@@ -166,8 +166,8 @@ def without(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_overdispersed(wide: Stage, plain: Stage, num_held: int) -> bool:
-    """Whether counts are negative binomial, by the best searches for these and for Poisson ones. A few held-out rows that say neither
-    may miss those that are far from the mean, so the bound decides then."""
+    """Whether counts are negative binomial, by the best searches for these and for Poisson ones. A few held-out rows that say
+    neither may miss those that are far from the mean, so the bound decides then."""
     gain = num_held * (wide.held_out - plain.held_out)
     return gain > CLEARLY if abs(gain) > CLEARLY or num_held >= ENOUGH else wide.loss < plain.loss
 
