@@ -164,6 +164,22 @@ def test_many_inputs_in_blocks_under_jit_with_gradients():
     np.testing.assert_allclose(slope, (means[:2] - means[2:]) / 2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("num_inputs, most", [(2, 2 * (1 + H)), (30, N)])
+def test_rows_that_inputs_share_are_projected_once(monkeypatch, num_inputs, most):
+    """Each input projected all of its neighbours, which took most of the time where points are many."""
+    sizes, project = [], ogp.GPFunction.project
+    monkeypatch.setattr(ogp.GPFunction, "project", lambda self, X: sizes.append(len(X)) or project(self, X))
+    f, _ = one_of((5, 3), num_latents=2)
+    g = with_neighbors(f, X, np.stack([Y, -Y], 1), 0.2, num_neighbors=H)
+    new = RNG.uniform(0, 1, (num_inputs, 2))
+    with jax.disable_jit():
+        found = g(new)
+    assert max(sizes) == most
+    each = [g(x[None]) for x in new[:2]]
+    np.testing.assert_allclose(found.mean[:2], [m.mean[0] for m in each], atol=1e-12)
+    np.testing.assert_allclose(found.variance[:2], [m.variance[0] for m in each], atol=1e-12)
+
+
 def test_mean_only_points():
     """What a mean-only set adds to the mean is in the mean at the neighbours too."""
 

@@ -247,6 +247,22 @@ def test_noise_is_at_least_that_of_rounding():
     assert values["noise"] == 0.7 and (near is None or near.noise == 0.7) and (variance > 0.49).all()
 
 
+@pytest.mark.parametrize("best", [0.3, 1.0, 3.0])
+def test_no_factor_of_the_noise_is_tried_twice(fit, monkeypatch, best):
+    """After a step down helped, the step up led back to the beginning: seconds for many points, when the time was over."""
+    tried = []
+
+    def scored(parts, factor=1.0, num_neighbors=0):
+        tried.append((num_neighbors, round(factor, 6)))
+        return -30 * np.log(factor / best) ** 2, np.linspace(-2, 2, 20)
+
+    monkeypatch.setattr("numpyro_orthgp.tabular.left_out.scored", scored)
+    rows = Rows(fit.X, fit.y, np.arange(120) >= 20)
+    parts = [LeftOut(fit.found.values, fit.found.Z[:10], rows, fit.X[:20], fit.y[:20])]
+    calibrate(parts, fit.found.values, Budget.of(None, 30, 40))
+    assert len(set(tried)) == len(tried) and {n for n, _ in tried} == {0, 32}
+
+
 def test_budgets():
     by_clock = Budget.of(60.0, None, None)
     assert by_clock.allows(1.0) and not by_clock.allows(61.0)

@@ -16,12 +16,13 @@ covariance and A the projections,
 for :math:`q(u) = N(m, S_u)` in whitened coordinates. No observation counts twice: with :math:`q(u) = p(u \mid y)` and H = N this is
 the exact posterior. If b is a group of rows and q(u) that of PIC, it is the prediction of Snelson and Ghahramani 2007, "Local and
 global sparse Gaussian process approximations". For each input it costs O(H M^2 + H^3), and one kernel value for each row of the
-data.
+data. Many inputs at once cost O(M^2 + H^2 M + H^3) each, as all rows are projected just once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -45,6 +46,7 @@ from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["NeighborFunction", "with_neighbors"]
 
+MAX_PROJECTED = 2**25  # values of the projections of all rows that are held at once
 MIN_SEARCHED = 64  # least number of inputs at once, for any number of rows of data
 
 
@@ -185,16 +187,21 @@ class NeighborFunction:
     def _moments(self, X: Array) -> tuple[Array, Array, Array]:
         seen = self.precision_root > 0 if self.y.ndim == 1 else (self.precision_root > 0).any(-1)
         near = nearest_rows(self.f.kernel, X, self.X, self.num_neighbors, seen=seen)
-        size = 1 + self.num_neighbors
-        held = size * max(self.f.num_inducing, size) * (self.f.num_latents or 1)
-        return map_blocks(lambda rows: self._moments_given(*rows), (X, near), max(MAX_ENTRIES // held, 1))
+        size, columns = 1 + self.num_neighbors, self.f.num_inducing * (self.f.num_latents or 1)
+        held = size * max(columns, size * (self.f.num_latents or 1))
+        # Inputs share neighbours: where they have more of them than there are data, each row is projected once.
+        shared = len(self.X) < near.size and len(self.X) * columns <= MAX_PROJECTED
+        known = self.f.project(self.X) if shared else None
+        return map_blocks(
+            lambda rows: self._moments_given(rows[0], rows[1], known), (X, near), max(MAX_ENTRIES // held, 1)
+        )
 
-    def _moments_given(self, X: Array, near: Array) -> tuple[Array, Array, Array]:
+    def _moments_given(self, X: Array, near: Array, known: tuple[Array, ...] | None) -> tuple[Array, Array, Array]:
         f, size = self.f, 1 + self.num_neighbors
         rows = jnp.concatenate([X[:, None], self.X[near]], 1).reshape(
             -1, X.shape[-1]
         )  # each input before its neighbours
-        A = f.project(rows)
+        A = f.project(rows) if known is None else tuple(map(partial(_with_near, near), f.project(X), known))
         residual = clip_rounding(f.kernel(rows) - sum(jnp.sum(Ai**2, -2) for Ai in A))
         D = covariance_of_groups(f.kernel, rows, gram_of_groups(A, size), residual)
         mean = cut_groups(f.mean([InducingPoints(rows)], A), size)
@@ -236,6 +243,12 @@ def _rounding(D: Array, root: Array, scale: Array) -> Array:
     # In steps from the rounding of one entry on. Ten times what it takes, since weights have errors of that size over the noise.
     step = lax.stop_gradient(scale / D.shape[-1])
     return 10 * step * rescue_jitter(lax.stop_gradient(with_noise), step)
+
+
+def _with_near(near: Array, new: Array, known: Array) -> Array:
+    """Projections (..., M, B) of inputs before those of their neighbours, of all rows (..., M, N): (..., M, B (1 + H))."""
+    both = jnp.concatenate([new[..., None], known[..., near]], -1)
+    return both.reshape(*new.shape[:-1], -1)
 
 
 def _times(C: Array, x: Array) -> Array:

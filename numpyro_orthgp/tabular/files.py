@@ -33,7 +33,7 @@ from numpyro_orthgp.tabular.warps import Warp
 
 __all__ = ["read_fit", "write_fit"]
 
-FORMAT, VERSION = "numpyro_orthgp fit of a table", 9
+FORMAT, VERSION = "numpyro_orthgp fit of a table", 10
 BAD = (
     OSError,
     EOFError,
@@ -148,7 +148,7 @@ def _warp(found: list[float] | None) -> Warp | None:
 
 
 def describe_found(found: Found) -> tuple[dict[str, Any], Arrays]:
-    names = ("baseline", "is_mean", "sharpness", "votes")
+    names = ("baseline", "is_mean", "sharpness", "votes", "regularity")
     description = {name: getattr(found, name) for name in names}
     description["stages"] = [list(stage) for stage in found.stages]
     arrays = {"Z": found.Z} if found.losses is None else {"Z": found.Z, "losses": np.asarray(found.losses)}

@@ -218,6 +218,8 @@ def calibrate(parts: list[LeftOut], found: Values, budget: Budget, own: Sequence
                 if (value := judge(score, distances)) < best.value + CLEARLY:
                     break
                 best = Climbed(factor, value, score, distances)
+            if best.factor != 1:
+                break  # the other way leads back to where this one began
         return best
 
     best = climb(parts, 0, lambda score, _: score, STEP)  # the model's noise is that of normal errors

@@ -83,6 +83,7 @@ def counts_model(
     *,
     Z: Array,
     overdispersed: bool,
+    regularity: float = 1.0,
     num_rows: int | None = None,
 ) -> None:
     """Gaussian-process regression of counts, whose mean is ``expected`` times the exponential of a Gaussian process.
@@ -92,6 +93,7 @@ def counts_model(
     :param expected: counts at the mean rate, the exposure times this rate, shape (N,) or a scalar.
     :param Z: inducing points, shape (M, D).
     :param overdispersed: whether counts are negative binomial instead of Poisson.
+    :param regularity: power of the likelihood. Counts with so many times less variance than Poisson ones say so much more.
     :param num_rows: N, if X is a batch.
     """
     offset = numpyro.sample("offset", dist.Normal(0.0, 2.0))
@@ -103,4 +105,5 @@ def counts_model(
             y_given = likelihoods.Poisson(marginals, expected)
         else:
             y_given = likelihoods.NegativeBinomial(marginals, concentration, expected)
-        numpyro.sample("y", y_given, obs=y)
+        with numpyro.handlers.scale(scale=regularity):
+            numpyro.sample("y", y_given, obs=y)

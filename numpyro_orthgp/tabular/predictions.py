@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import scipy
 
+from numpyro_orthgp.tabular import renewal
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture, moments_of
 from numpyro_orthgp.tabular.rows import as_floats, one_column
@@ -205,7 +206,8 @@ MOST_SURE = 2.0**53  # counts above are no longer told apart
 
 @dataclass(frozen=True)
 class CountPredictions(_Ordered):
-    """Distributions of new counts, one for each row: Poisson or negative binomial with a normal log rate.
+    """Distributions of new counts, one for each row: Poisson or negative binomial with a normal log rate, or of events that come at
+    more regular times (``renewal``).
 
     Probabilities and quantiles allow for strays, which ``mean`` and ``sd`` leave out.
 
@@ -213,8 +215,9 @@ class CountPredictions(_Ordered):
     :param log_sd: its standard deviation, shape (N,).
     :param concentration: k of the negative binomial distribution; infinite for Poisson.
     :param index: labels of the rows, if the user's table has them.
-    :param densities: maps ``log_mean``, ``log_sd`` and y to log probabilities of counts.
+    :param densities: maps ``log_mean``, ``log_sd`` and y to log probabilities of counts, if ``regularity`` is 1.
     :param strays: rows that are unlike those seen.
+    :param regularity: above 1 for counts that vary less than Poisson ones.
     """
 
     log_mean: np.ndarray
@@ -224,6 +227,7 @@ class CountPredictions(_Ordered):
     index: Any = None
     like: Any = None
     strays: Strays = NONE
+    regularity: float = 1.0
 
     @property
     def mean(self) -> np.ndarray:  # type: ignore[override]
@@ -238,9 +242,10 @@ class CountPredictions(_Ordered):
         variance, k = self.log_sd**2, self.concentration
         log_mean = self.log_mean + variance / 2
         with np.errstate(divide="ignore", over="ignore"):
+            log_given = np.log(renewal.variance(np.exp(log_mean), self.regularity)) if self.regularity > 1 else log_mean
             log_spread = variance + np.log(-np.expm1(-variance))
             log_more = np.logaddexp(log_spread, variance - np.log(k))
-            return np.exp(0.5 * np.logaddexp(log_mean, 2 * log_mean + log_more))
+            return np.exp(0.5 * np.logaddexp(log_given, 2 * log_mean + log_more))
 
     def cdf(self, y: Any) -> np.ndarray:
         """The probability of at most y for each row, shape (N,).
@@ -255,9 +260,10 @@ class CountPredictions(_Ordered):
     def _cdf(self, y: np.ndarray, log_mean: np.ndarray, log_sd: np.ndarray) -> np.ndarray:
         k, count, log_sd = self.concentration, np.floor(np.maximum(y, 0)), np.maximum(log_sd, 1e-9)
         # As a function of the node, the probability given the rate falls within this width.
-        width = np.sqrt(1 / (count + 1) + 1 / k) / log_sd
+        width = np.sqrt(renewal.arrival(count, self.regularity)[1] + 1 / k) / log_sd
         found = np.empty(len(y))
-        for part, method in ((width < NARROW, self._cdf_by_gammas), (~(width < NARROW), self._cdf_by_nodes)):
+        narrow = (width < NARROW) | ((self.regularity > 1) & (count > renewal.MANY))
+        for part, method in ((narrow, self._cdf_by_gammas), (~narrow, self._cdf_by_nodes)):
             if part.any():
                 found[part] = method(count[part], log_mean[part], log_sd[part], width[part])
         return np.where(y < 0, 0.0, found)
@@ -272,14 +278,23 @@ class CountPredictions(_Ordered):
         count = count[:, None]
         with np.errstate(over="ignore"):
             rate = np.exp(log_mean[:, None] + log_sd[:, None] * nodes)
-        given = scipy.special.pdtr(count, rate) if np.isinf(k) else scipy.special.betainc(k, count + 1, k / (k + rate))
+        if self.regularity > 1:
+            given = renewal.cdf(count, rate, self.regularity)
+        elif np.isinf(k):
+            given = scipy.special.pdtr(count, rate)
+        else:
+            given = scipy.special.betainc(k, count + 1, k / (k + rate))
         return np.asarray(given @ weights)
 
     def _cdf_by_gammas(self, count: np.ndarray, log_mean: np.ndarray, log_sd: np.ndarray, _: np.ndarray) -> np.ndarray:
         """At most y events occur at a rate below G(y + 1), or k G(y + 1) / G(k), with G(a) of a gamma distribution. Its logarithm
-        is nearly normal beside the wider one of the rate."""
+        is nearly normal beside the wider one of the rate, or for many events."""
         k, a = self.concentration, count + 1
-        loc, variance = scipy.special.digamma(a), scipy.special.polygamma(1, a)
+        if self.regularity > 1:
+            mean, variance = renewal.arrival(count, self.regularity)
+            loc = np.log(mean) - variance / 2
+        else:
+            loc, variance = scipy.special.digamma(a), scipy.special.polygamma(1, a)
         if not np.isinf(k):
             loc, variance = loc + np.log(k) - scipy.special.digamma(k), variance + scipy.special.polygamma(1, k)
         return np.asarray(scipy.special.ndtr((loc - log_mean) / np.sqrt(log_sd**2 + variance)))
@@ -312,5 +327,9 @@ class CountPredictions(_Ordered):
         counts = as_floats("y", checked_outputs(y, len(self.log_mean), self.index))
         if not ((counts >= 0) & (counts < np.inf) & (counts == np.round(counts))).all():
             raise ValueError("`y` must hold counts: whole numbers that are not negative.")
-        found = self.densities(self.log_mean, self.log_sd, counts)
+        if self.regularity > 1:
+            alone = replace(self, strays=NONE)
+            found = np.log(np.maximum(alone.cdf(counts) - alone.cdf(counts - 1), np.finfo(float).tiny))
+        else:
+            found = self.densities(self.log_mean, self.log_sd, counts)
         return self.strays.mixed_log_density(found, counts)

@@ -63,6 +63,7 @@ class Found:
     :param errors: for numbers, the distribution of prediction errors, in the model's standard deviations.
     :param sharpness: for labels, the power of the probabilities relative to the shares of the classes.
     :param votes: for labels, how those of near rows count; ``None`` if they do not.
+    :param regularity: for counts, above 1 if they vary less than Poisson ones.
     :param losses: losses of the last fit, if they are estimates.
     """
 
@@ -76,6 +77,7 @@ class Found:
     errors: Mixture = STANDARD
     sharpness: float = 1.0
     votes: Votes | None = None
+    regularity: float = 1.0
     losses: np.ndarray | None = None
 
 
