@@ -38,10 +38,8 @@ __all__ = [
 # In dtypes with fewer bits, whitened psi statistics keep no correct digits.
 _BITS_OF_MANY_DIGITS = 64
 _HERE = __name__.partition(".")[0] + "."
-_FEW, _SMALL = (
-    8,
-    0.99,
-)  # inducing points at which variances are compared with the matrix, and the part of it that they must have
+_FEW = 8  # inducing points at which variances of a kernel are compared with its matrix
+_SMALL = 0.99  # the part of it that they must have
 _ROUNDING = 16  # units of rounding by which sums of squares and products of a kernel may differ
 
 
