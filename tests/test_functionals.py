@@ -19,6 +19,7 @@ import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.errors import with_checks
 from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.math.grouped import Grouping
 from tests import oracles, problems
 
 VARIANCE, LENGTHSCALE, NOISE = 1.3, 0.8, 0.3
@@ -805,7 +806,7 @@ def test_nothing_is_not_concatenated():
 def test_where_functionals_do_not_go(fitted):
     slope = ogp.Derivative(jnp.asarray(AT), 0)
     with pytest.raises(ValueError, match=r"not of functionals or terms of it; got Derivative\. Leave `group_size` out"):
-        replace(fitted, group_size=2)(slope)
+        replace(fitted, grouping=Grouping(2))(slope)
     with pytest.raises(
         TypeError, match=r"got Derivative, a linear functional\. Only a single function takes functionals"
     ):

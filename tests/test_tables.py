@@ -168,7 +168,7 @@ def test_tables_are_whole_and_their_methods_known():
         assert set(labels) <= set(known), key
     of_ours = [m.label for m in script.methods_of(TABLES["titsias2025:2"])]
     assert (
-        of_ours[-1] == "SOLVE-GP-G32 1024+1024" and "SOLVE-GP-new 1024+1024" in of_ours and "SVGP-new 2048" in of_ours
+        of_ours[-1] == "SOLVE-GP-1x64 1024+1024" and "SOLVE-GP-new 1024+1024" in of_ours and "SVGP-new 2048" in of_ours
     )
     assert TABLES["shi2020:3"].values["houseelectric"]["SOLVE-GP 1024+1024"].mean == 1.3332
     assert TABLES["salimbeni2018:4"].values["kin40k"]["ORTH 300+700"] == (0.1776, None, 4)

@@ -198,9 +198,14 @@ def draw_of_tasks(
 _ARITHMETIC = (draw_shifted, draw_scaled, draw_mixed, draw_columns, draw_of_rows, draw_of_tasks)
 
 
+def _is_arithmetic(joint: Any) -> bool:
+    return isinstance(joint, Partial) and joint.func in _ARITHMETIC
+
+
 def rows_drawn(joint: Any) -> Any:
     """The inputs or functionals at which ``Marginals.joint`` draws one function; ``None`` in other cases."""
-    joint, _ = drawn_from(joint)
+    while _is_arithmetic(joint):
+        joint = joint.args[0]
     args: tuple[Any, ...] = getattr(joint, "args", ())
     return args[1] if len(args) == 2 else None
 
@@ -208,7 +213,7 @@ def rows_drawn(joint: Any) -> Any:
 def drawn_from(joint: Any) -> tuple[Any, tuple[int, ...]]:
     """The underlying draw of ``Marginals.joint`` without arithmetic, and the columns that were picked last."""
     picked: tuple[int, ...] = ()
-    while isinstance(joint, Partial) and joint.func in _ARITHMETIC:
+    while _is_arithmetic(joint):
         if joint.func is draw_columns:
             picked = picked or tuple(np.ravel(joint.args[1]).tolist())
         joint = joint.args[0]
