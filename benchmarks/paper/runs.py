@@ -114,6 +114,8 @@ def fit(key: Key, data: Data, setting: Setting, method: Method, checkpoint: Path
     if method.group_size is not None:
         order = np.asarray(init.groups(data.X, method.group_size))
         data = data._replace(X=data.X[order], y=data.y[order])
+    if N <= setting.batch_size:  # every step sees all rows, which are all in groups then
+        method = method._replace(num_groups=None)
     constants = {"N": N, "setting": setting, "method": method, "points": points}
     svi = SVI(model, guide_of(method), setting.optimizer(method), TraceMeanField_ELBO())
     row = {"log_density": math.nan, "rmse": math.nan, "status": "diverged", "steps": 0}
