@@ -40,7 +40,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(jax|jaxlib|numpy|np|numpyro|optax|arviz|matplotlib|collections|typing|pathlib|dist|random)\..*"),
     (
         "py:class",
-        r"Array|ArrayLike|Axes|Component|Integrator|PRNGKey|Status|Term|Transform",
+        r"Array|ArrayLike|Axes|Component|Grouping|Integrator|PRNGKey|Status|Term|Transform",
     ),  # aliases, and parts of others
     (
         "py:class",
