@@ -207,10 +207,13 @@ def all_moments(
     :param equal_weights: as for :func:`added_moments`.
     :param grouping: to return also :math:`\sum_i A_i^\top A_i` within groups of G consecutive inputs, shape (..., n, G, G).
     """
+    grams = None
     if grouping is not None:
-        A = project(blocks, covariances)
-        moments = _summed([moments_of_whitened(q, Ai) for q, Ai in zip(beliefs, A, strict=True)])
-        return moments, gram_of_groups(A, *grouping)
+        start = grouping.start(covariances[0].shape[-1])
+        A = project(blocks, [C[..., start:] for C in covariances])
+        grams = gram_of_groups(A, grouping.size)
+        if not start:  # else most rows are in no group, and have a faster rule
+            return _summed([moments_of_whitened(q, Ai) for q, Ai in zip(beliefs, A, strict=True)]), grams
     parts = []
     for i, (q, block) in enumerate(zip(beliefs, blocks, strict=True)):
         C, *covariances = covariances
@@ -219,7 +222,7 @@ def all_moments(
         # As in `project`, but by sets: the derivative rule of a set covers what it explains of later ones.
         covariances = [K - e for K, e in zip(covariances, explains, strict=True)]
         parts.append(part)
-    return _summed(parts), None
+    return _summed(parts), grams
 
 
 def _summed(parts: Sequence[Squares]) -> Squares:
