@@ -151,9 +151,9 @@ def test_draws_have_the_law_of_q_within_groups(dtype, own_kernels, grouping, gro
     with handlers.block(), handlers.seed(rng_seed=0):
         f = ogp.gp("f", kernel, [jnp.asarray(Z, dtype) for Z in Zs], num_latents=2, jitter=0.0)
     beliefs = tuple(Full(*(jnp.stack([jnp.asarray(a, dtype)] * 2) for a in q)) for q in qs)
-    f = replace(f, beliefs=beliefs, residual_scale=jnp.asarray(v, dtype), fitting=True)
+    f = replace(f, beliefs=beliefs, residual_scale=jnp.asarray(v, dtype), fitting=True, grouping=grouping)
     keys = jax.random.split(jax.random.PRNGKey(0), 20000)
-    drawn = jax.jit(jax.vmap(lambda k: draw_by_groups(f, jnp.asarray(X, dtype), k, (), grouping=grouping)))(keys)
+    drawn = jax.jit(jax.vmap(lambda k: draw_by_groups(f, jnp.asarray(X, dtype), k, ())))(keys)
     assert drawn.shape == (20000, 5, 2) and drawn.dtype == dtype
     k, sets = problems.kernel_oracle("matern52", 1.0, 0.8), problems.oracle_sets(Zs, qs)
     mean, cov = oracles.q_f(k, sets, X)

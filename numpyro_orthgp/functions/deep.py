@@ -34,7 +34,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -45,7 +44,7 @@ from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.errors import check_inputs, check_integer, check_is_key
 from numpyro_orthgp.functions.draws import drawn_functions
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.functions.keys import key_of_draw, prng_key
+from numpyro_orthgp.functions.keys import key_in_run, prng_key
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.paths import Paths
 from numpyro_orthgp.functions.shared_draws import draw_by_groups, draw_grouped
@@ -212,7 +211,7 @@ class DeepGP:
                 "Leave `group_size` out, or take one draw, deep(X)."
             )
         rng_key = (
-            prng_key(jnp.asarray(X)) if rng_key is None else key_of_draw(self.layers[0].names, rng_key, jnp.asarray(X))
+            prng_key(jnp.asarray(X)) if rng_key is None else key_in_run(self.layers[0].names, rng_key, jnp.asarray(X))
         )
         if rng_key is None:
             raise ValueError(
@@ -272,7 +271,7 @@ def _by_groups(layer: Any, H: Array, grouping: Grouping) -> Marginals:
             "A last layer that is tightened in groups of rows needs inner layers made by gp(), which are drawn jointly within "
             f"groups; got {type(layer).__name__}. Leave `group_size` out for the last layer."
         )
-    joint = Partial(partial(draw_by_groups, grouping=grouping), layer, H)
+    joint = Partial(draw_by_groups, replace(layer, grouping=grouping), H)
     return replace(layer(H), joint=joint) if layer.fitting else layer(H)
 
 

@@ -19,7 +19,7 @@ from numpyro.infer import ELBO
 from numpyro_orthgp.errors import check_key
 from numpyro_orthgp.functions.arithmetic import draw_columns, draw_scaled, draw_shifted
 from numpyro_orthgp.functions.callers import is_calling
-from numpyro_orthgp.functions.keys import key_of_draw
+from numpyro_orthgp.functions.keys import key_in_run
 from numpyro_orthgp.functions.moved import moving
 from numpyro_orthgp.functions.paths import Paths, draw_paths
 from numpyro_orthgp.functions.prior import joint_root
@@ -92,7 +92,7 @@ def paths_of(f: Any, rng_key: PRNGKey, num: int, num_features: int) -> Paths:
     if single and f.names is not None:
         f.names.refuse_within("call")
     if in_run(f):
-        rng_key = key_of_draw(f.names, check_key(rng_key, "Paths"))
+        rng_key = key_in_run(f.names, check_key(rng_key, "Paths"))
     given, shift, drawn = f._at_values(), f.shift, f.run.drawn if in_run(f) else None
     features, blocks, beliefs = f.features, f.blocks, given.beliefs
     if drawn is not None and not isinstance(drawn.X, Functional):  # as one more set, see ``functions/runs.py``
@@ -147,7 +147,7 @@ class JointInRun(Joint):
         if of is None or key is None or not in_run(of[0]):
             return super().sample(key, sample_shape)
         f, X = of
-        draws = draw_process(f, X, key_of_draw(f.names, key, X), sample_shape)
+        draws = draw_process(f, X, key_in_run(f.names, key, X), sample_shape)
         return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
 
 

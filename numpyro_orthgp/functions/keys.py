@@ -17,7 +17,7 @@ from numpyro_orthgp.functions.callers import without_randomness
 from numpyro_orthgp.functions.moved import moving
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["in_loop", "key_of_draw", "note_where_seeded", "prng_key"]
+__all__ = ["in_loop", "key_in_run", "note_where_seeded", "prng_key"]
 
 
 def prng_key(*arrays: Any) -> PRNGKey | None:
@@ -45,7 +45,7 @@ def prng_key(*arrays: Any) -> PRNGKey | None:
     )
 
 
-def key_of_draw(names: Any, rng_key: PRNGKey | None, *arrays: Any) -> PRNGKey:
+def key_in_run(names: Any, rng_key: PRNGKey | None, *arrays: Any) -> PRNGKey:
     """The key of a draw, the model's where none is given. In fits a given one is joined with the model's: it may be the same at
     each step, or in two draws, and then noise of the one function would be constant, or the same twice.
 

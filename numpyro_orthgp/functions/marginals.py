@@ -15,7 +15,7 @@ from jax.tree_util import Partial
 from numpyro_orthgp.errors import check_columns, check_is_key, inspect
 from numpyro_orthgp.functions import arithmetic
 from numpyro_orthgp.functions.frozen import constant_if_frozen
-from numpyro_orthgp.functions.keys import key_of_draw
+from numpyro_orthgp.functions.keys import key_in_run
 from numpyro_orthgp.functions.no_array import NoNumber
 from numpyro_orthgp.functions.runs import DrawInRun
 from numpyro_orthgp.functions.sites import Names, charge, refuse_uncharged
@@ -160,7 +160,7 @@ class Marginals(NoNumber):
         :raises ValueError: without a key; for a joint draw at more than 8192 inputs, or 2048 while a guide of this package is
             fitted.
         """
-        rng_key = key_of_draw(self.names, rng_key, self.mean, self.explained, arithmetic.rows_drawn(self.joint))
+        rng_key = key_in_run(self.names, rng_key, self.mean, self.explained, arithmetic.rows_drawn(self.joint))
         if self.groups is not None:
             raise ValueError(
                 "`sample()` is not known with `group_size`: the residual of a draw is tightened by one number "
@@ -177,7 +177,7 @@ class Marginals(NoNumber):
         """:meth:`sample` with a key and without a site. It is refused while a tightened residual is fitted (ValueError)."""
         if self.tight and self.names is not None:
             refuse_uncharged("f(X).draw(rng_key)")
-        rng_key = key_of_draw(self.names, check_is_key(rng_key), self.mean, arithmetic.rows_drawn(self.joint))
+        rng_key = key_in_run(self.names, check_is_key(rng_key), self.mean, arithmetic.rows_drawn(self.joint))
         return self._noted(self._draw(rng_key, sample_shape))
 
     def _noted(self, draws: Array, *, at_nodes: bool = False) -> Array:

@@ -28,7 +28,7 @@ from numpyro_orthgp.functions.groups import covariance_of_groups
 from numpyro_orthgp.functions.projection import residual_variance
 from numpyro_orthgp.inducing import InducingPoints
 from numpyro_orthgp.math.cholesky import safe_cholesky
-from numpyro_orthgp.math.grouped import Grouping, cut_groups, gram_of_groups
+from numpyro_orthgp.math.grouped import cut_groups, gram_of_groups
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, PRNGKey
@@ -48,10 +48,10 @@ class GroupedDraw(NamedTuple):
     log_weights: Array
 
 
-def draw_by_groups(f: GPFunction, X: Array, rng_key: PRNGKey, shape: tuple[int, ...], *, grouping: Grouping) -> Array:
-    """One draw of q(f) at inputs (B, D), jointly within each group, shape (B,) or (B, P)."""
-    assert shape == ()
-    start = grouping.start(len(X))
+def draw_by_groups(f: GPFunction, X: Array, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    """One draw of q(f) at inputs (B, D), jointly within each group of f's, shape (B,) or (B, P)."""
+    assert shape == () and f.grouping is not None
+    start, size = f.grouping.start(len(X)), f.grouping.size
 
     def drawn(rng_key: PRNGKey, rows: Array, size: int) -> Array:
         groups = jnp.moveaxis(cut_groups(rows.T, size, "edge"), 0, -1)
@@ -59,9 +59,9 @@ def draw_by_groups(f: GPFunction, X: Array, rng_key: PRNGKey, shape: tuple[int, 
         return values.reshape(-1, *values.shape[2:])[: len(rows)]
 
     if not start:
-        return drawn(rng_key, X, grouping.size)
+        return drawn(rng_key, X, size)
     keys = jax.random.split(rng_key)
-    return jnp.concatenate([drawn(keys[0], X[:start], 1), drawn(keys[1], X[start:], grouping.size)])
+    return jnp.concatenate([drawn(keys[0], X[:start], 1), drawn(keys[1], X[start:], size)])
 
 
 def draw_grouped(f: GPFunction, X: Array, rng_key: PRNGKey, num: int = 1, *, jointly: bool = False) -> GroupedDraw:

@@ -113,8 +113,8 @@ class Gaussian(ExpectedLikelihood):
     @property
     def _by_output(self) -> tuple[Array, Array]:
         """Variances of the residual, and standard deviations of the noise, shape (B,) or (P, B)."""
-        each = self.marginals.residual, self._noise
-        return tuple(outputs_first(jnp.broadcast_to(a, self.batch_shape), self.marginals.own_shape) for a in each)  # type: ignore[return-value]
+        own, noise = self.marginals.own_shape, jnp.broadcast_to(self._noise, self.batch_shape)
+        return outputs_first(self.marginals.residual, own), outputs_first(noise, own)
 
     def expected_log_density(self, y: Array) -> Array:
         return dist.Normal(self.marginals.mean, self.scale).log_prob(y) - self.marginals.variance / (2 * self.scale**2)

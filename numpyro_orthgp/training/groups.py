@@ -44,7 +44,6 @@ def check_groups(svi: Any, batches: Any) -> None:
     :param batches: has ``is_full``, ``is_stream``, ``group_size`` and ``num_groups``.
     :raises ValueError: if the guide expects a few groups at the end of each batch, and every step sees all rows.
     """
-
     guide: Any = getattr(svi, "guide", None)
     sizes, numbers = _numbers(guide, "group_size"), _numbers(guide, "num_groups")
     if numbers and batches.is_full:
