@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import optax
 import pytest
+from numpyro import handlers
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
@@ -39,7 +40,7 @@ def _x64():
 def one(X, y, s, N=N, mask=None):
     f = ogp.gp("f", kernels.Matern32(0.3), [jnp.asarray(Z), jnp.asarray(O)])
     with numpyro.plate("data", N, subsample_size=len(X)):
-        with numpyro.handlers.mask(mask=True if mask is None else mask):
+        with handlers.mask(mask=True if mask is None else mask):
             numpyro.sample("y", likelihoods.Gaussian(2.0 * f(X), s), obs=y[:, 0])
 
 
@@ -111,6 +112,25 @@ def test_a_batch_of_groups_alone_is_as_without_a_number():
         svi = svi_of(one, num)
         losses.append(float(svi.evaluate(svi.init(KEY, *data_of(rows)), *data_of(rows))))
     assert losses[0] == losses[1] == losses[2]
+
+
+@pytest.mark.parametrize("num", [None, 1])
+def test_the_best_v_of_each_row(num):
+    """The diagonal of the inverse within groups, and single rows before them."""
+    rows = np.array([1, 7, 11, 3, 4, 5])
+    svi = svi_of(one, num)
+    data = data_of(rows)
+    params = svi.get_params(svi.init(KEY, *data))
+    guide = handlers.substitute(handlers.seed(svi.guide, 0), params)
+    model = handlers.replay(handlers.seed(one, 0), handlers.trace(guide).get_trace(*data))
+    likelihood = handlers.trace(model).get_trace(*data)["y"]["fn"]
+    P = np.concatenate([Z, O])
+    Q = KERNEL(X, P) @ np.linalg.solve(KERNEL(P, P) + 1e-10 * np.eye(len(P)), KERNEL(P, X))
+    D = (4 * (KERNEL(X, X) - Q) / np.outer(NOISE, NOISE))[np.ix_(rows, rows)]
+    v = 1 / (1 + np.diag(D))
+    for group in ([3, 4, 5], [0, 1, 2])[: 1 if num else 2]:
+        v[group] = np.diag(np.linalg.inv(np.eye(G) + D[np.ix_(group, group)]))
+    np.testing.assert_allclose(likelihood.residual_scale, v, rtol=1e-7)
 
 
 def test_the_last_layer_of_a_deep_gp():

@@ -191,3 +191,19 @@ def test_outputs_of_any_library_are_looked_at_in_plain_runs(of, seen):
         svi.init(jax.random.PRNGKey(0), of(wrong), seen)
     if seen is not None:
         svi.init(jax.random.PRNGKey(0), of(np.where(seen, y, -1)), seen)  # what is masked may be anything
+
+
+def test_outputs_that_numpy_holds_need_no_second_look():
+    """A look with values runs the model operation by operation."""
+    runs = []
+    for of in (jnp.asarray, np.asarray):
+        calls = []
+
+        def model(y, calls=calls):
+            calls.append(y)
+            _labels(y)
+
+        svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO())
+        svi.init(jax.random.PRNGKey(0), of(np.arange(len(X)) % 2))
+        runs.append(len(calls))
+    assert runs[0] == runs[1]

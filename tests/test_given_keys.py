@@ -105,3 +105,21 @@ def _observed(mean):
     f = ogp.gp("f", kernels.Matern32(0.7), Z)
     with numpyro.plate("data", len(A)):
         numpyro.sample("y", dist.Normal(mean(f), 0.8), obs=jnp.zeros(3))
+
+
+def test_rows_of_keys_differ():
+    """A key of each row, at one input: what is given still counts."""
+    seen = []
+
+    def model():
+        f = ogp.gp("f", kernels.Matern32(0.7), Z)
+        keys = jax.random.split(jax.random.PRNGKey(3), len(A))
+        draws = jax.vmap(lambda key: f(A[:1]).independent().sample(key)[0])(keys)
+        seen.append(draws)
+        with numpyro.plate("data", len(A)):
+            numpyro.sample("y", dist.Normal(draws, 0.8), obs=jnp.zeros(len(A)))
+
+    guide = ogp.AutoSparseGP(model)
+    svi = SVI(model, guide, optax.sgd(0.0), TraceMeanField_ELBO())
+    svi.evaluate(svi.init(jax.random.PRNGKey(0)))
+    assert len(set(np.asarray(seen[-1]).tolist())) == len(A)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+import scipy
 from scipy import stats
 
 import numpyro_orthgp as ogp
@@ -256,6 +257,16 @@ def test_events_at_regular_times(alpha):
     late = np.cumsum(gaps, 1) - 9.7  # after ten events or so the start is any time
     seen = np.sum((late > 0) & (late < 6.3), 1)
     np.testing.assert_allclose(np.bincount(seen, minlength=12)[:12] / len(seen), p[3, :12], atol=0.02)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 3.0, 50.0])
+def test_when_an_event_comes(alpha):
+    """At most n events before t means that the next one comes after t: moments of its time are integrals of the cdf."""
+    t, step = np.linspace(0, 60, 60001, retstep=True)
+    for count in (0, 4):
+        late = renewal.cdf(np.full(t.shape, count), t, alpha)
+        mean, square = (scipy.integrate.simpson(w * late, dx=step) for w in (1.0, 2 * t))
+        np.testing.assert_allclose(renewal.arrival(count, alpha), [mean, square / mean**2 - 1], rtol=1e-5)
 
 
 def test_predictions_of_regular_counts():
