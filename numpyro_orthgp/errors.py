@@ -165,8 +165,7 @@ def check_floating(name: str, x: Any) -> jax.Array:
                 "with these."
             ) from error
         raise TypeError(
-            f"`{name}` must be an array of floating-point numbers; got {_described(given)}. Text and categories need numbers: for "
-            "each a column of zeros and ones (one-hot), or one column of their indices, for kernels.Coregion(W, kappa).on(column)."
+            f"`{name}` must be an array of floating-point numbers; got {_described(given)}. {_to_numbers(name, x)}"
         ) from error
     if jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool:
         inspect(partial(_refuse_rounded, name), x)
@@ -192,6 +191,16 @@ def _refuse_rounded(name: str, x: Any) -> None:
             f"numbers exactly up to {most}. Subtract an offset while they are integers, {name} - {name}.min(), or "
             "use 64 bits (numpyro.enable_x64())."
         )
+
+
+def _to_numbers(name: str, x: Any) -> str:
+    """What makes numbers of what JAX has no arrays for."""
+    if getattr(getattr(x, "dtype", None), "kind", "") in ("m", "M"):
+        return f"Times need a start and a unit: ({name} - {name}.min()) / np.timedelta64(1, 'D') has days."
+    return (
+        "Text and categories need numbers: for each a column of zeros and ones (one-hot), or one column of their indices, for "
+        "kernels.Coregion(W, kappa).on(column)."
+    )
 
 
 def _described(x: Any) -> str:

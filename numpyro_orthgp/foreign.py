@@ -75,10 +75,17 @@ def filled(x: Any) -> Any:
 def as_outputs(name: str, y: Any, remedy: str) -> jax.Array:
     """Outputs as an array of JAX.
 
-    :raises TypeError: for a masked array with entries missing, with a ``remedy``.
+    :raises TypeError: for a masked array with entries missing, with a ``remedy``, and for text, categories and other objects.
     :raises ValueError: for integers that JAX would wrap around.
     """
     y = without_mask(name, y, remedy)
+    if isinstance(y, np.ndarray) and y.dtype.kind not in "biufcV":  # V: of ml_dtypes
+        raise TypeError(
+            f"`{name}` must hold numbers; got an array of {y.dtype}. Labels become codes by np.unique({name}, return_inverse=True)"
+            f"[1], and numbers that are objects by np.asarray({name}, float)."
+        )
+    if isinstance(y, np.ndarray) and not y.dtype.isnative:
+        y = y.astype(y.dtype.newbyteorder("="))  # JAX has no others
     if isinstance(y, np.ndarray) and y.dtype.kind in "iu":
         limits = jnp.iinfo(jax.dtypes.canonicalize_dtype(y.dtype))
         wrapped = y[(y < limits.min) | (y > limits.max)]

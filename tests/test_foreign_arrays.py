@@ -207,3 +207,32 @@ def test_outputs_that_numpy_holds_need_no_second_look():
         svi.init(jax.random.PRNGKey(0), of(np.arange(len(X)) % 2))
         runs.append(len(calls))
     assert runs[0] == runs[1]
+
+
+LABELS = ["a", "b"]
+DAYS = np.array(["2020-01-01", "2020-01-03"], "datetime64[ns]")
+
+
+@pytest.mark.parametrize("y", [np.array(LABELS), np.array(LABELS, object), np.array([1.5, 2.5], object), DAYS])
+def test_outputs_that_are_no_numbers_have_words_of_ours(y):
+    """JAX has words of its own for what it stages, which name no array."""
+    with pytest.raises(
+        TypeError, match=r"`y` must hold numbers; got an array of .*np\.unique\(y, return_inverse=True\)"
+    ):
+        as_outputs("y", y, "")
+
+
+def test_categories_and_days_in_tables_are_named():
+    pd = pytest.importorskip("pandas")
+    with pytest.raises(TypeError, match=r"`y` must hold numbers; got an array of (str|object)"):
+        as_outputs("y", pd.Series(pd.Categorical(LABELS)), "")
+    with pytest.raises(TypeError, match="Times need a start and a unit"):
+        check_floating("X", pd.DataFrame({"day": DAYS}))
+    days = pd.DataFrame({"day": DAYS}).to_numpy()
+    assert check_floating("X", (days - days.min()) / np.timedelta64(1, "D")).tolist() == [[0.0], [2.0]]
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4"])
+def test_bytes_in_the_other_order_are_the_same_numbers(dtype):
+    y = np.array([1, 2, 300])
+    assert as_outputs("y", y.astype(dtype), "").tolist() == y.tolist()

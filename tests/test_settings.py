@@ -97,3 +97,45 @@ def test_operands_of_the_user_are_still_refused(rng):
         likelihoods.Gaussian(ogp.Marginals(jnp.zeros(3), jnp.ones(3), jnp.ones(3)), jnp.ones(3)).log_prob(jnp.zeros(3))
         with pytest.raises(ValueError, match="rank_promotion"):
             jnp.ones((3, 3)) + jnp.ones(3)
+
+
+def test_groups_starting_points_and_uncertain_inputs_with_strict_ranks(rng):
+    X = jnp.asarray(rng.uniform(-2, 2, (24, 2)))
+    y = jnp.sin(X[:, 0])
+
+    def bound(scale):
+        return ogp.CollapsedGP(kernels.RBF(scale), X, X[::6], 0.3, group_size=4).log_prob(y)
+
+    def answers():
+        f = ogp.CollapsedGP(kernels.Matern32(0.5), X, X[::3], 0.3).posterior(y)
+        inputs = ogp.LatentInputs(X[:3], X[:3], jnp.full((3, 2), 0.1))
+        return (
+            jax.grad(bound)(0.5),
+            f.expected(inputs).variance,
+            ogp.init.kmeans(jax.random.PRNGKey(0), X, 4),
+            ogp.init.greedy_variance(kernels.RBF(0.5), X, 4),
+            ogp.init.median_lengthscale(X, ard=True),
+            ogp.init.pca(X, 1),
+            ogp.init.linear_mean(X, 1),
+        )
+
+    with jax.numpy_rank_promotion("raise"):
+        strict = answers()
+    for one, other in zip(strict, answers(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_checks_of_a_fit_with_strict_ranks(rng):
+    X = jnp.asarray(rng.uniform(-2, 2, (12, 1)))
+    y = jnp.sin(X[:, 0])
+
+    def model(X, y=None):
+        f = ogp.gp("f", kernels.RBF(0.5), [X[::3], X[1::3]])
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.3), obs=y)
+
+    guide = ogp.AutoSparseGP(model)
+    svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    params = svi.get_params(svi.init(jax.random.PRNGKey(0), X, y))
+    with jax.numpy_rank_promotion("raise"):
+        assert "rows" in str(ogp.check(model, guide, params, X, y))

@@ -88,6 +88,7 @@ def test_unix_seconds_are_refused_and_not_wrapped_around():
     [
         (np.zeros(3, complex), "real numbers; got complex"),
         (np.array(["a"]), "Text and categories need numbers"),
+        (np.array(["2020-01-01"], "datetime64[D]"), r"Times need a start and a unit: \(X - X.min\(\)\)"),
         ("X", "got str"),
     ],
 )

@@ -33,6 +33,7 @@ from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.math.grouped import Grouping, gram_of_groups
 from numpyro_orthgp.math.linalg import join
 from numpyro_orthgp.math.products import PRECISION, matmul
+from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["AveragedMarginals", "average"]
@@ -63,6 +64,7 @@ class AveragedMarginals(Marginals):
         )
 
 
+@broadcasting
 def average(
     kernel: Any,
     features: Sequence[Feature],

@@ -16,6 +16,7 @@ from numpyro_orthgp.errors import check_inputs, check_integer, check_is_key, is_
 from numpyro_orthgp.foreign import as_numpy
 from numpyro_orthgp.init.counts import check_count
 from numpyro_orthgp.math.products import matmul
+from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["kmeans"]
@@ -23,6 +24,7 @@ __all__ = ["kmeans"]
 _BLOCK_ENTRIES = 2**22  # distances held at once: rows of X times centres
 
 
+@broadcasting
 def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30, categories: Sequence[int] = ()) -> Array:
     r"""Centres of k-means clusters, a good default for inducing points.
 

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 from numpyro_orthgp.errors import check_floating, check_inputs
 from numpyro_orthgp.init.counts import check_count
 from numpyro_orthgp.math.products import matmul
+from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array
 
 __all__ = ["linear_mean", "pca"]
 
 
+@broadcasting
 def pca(Y: Array, dim: int) -> Array:
     r"""Initial latent inputs of a GP-LVM: scores on the leading principal components, each with unit variance.
 
@@ -54,6 +56,7 @@ def _pca(Y: Array, missing: Array, dim: int) -> Array:
     return U * jnp.where(present, jnp.sign(largest), 0) * Y.shape[0] ** 0.5
 
 
+@broadcasting
 def linear_mean(X: Array, dim: int) -> Array:
     r"""The matrix W of the mean function :math:`x \mapsto x W` of a deep GP's inner layer.
 

@@ -11,11 +11,13 @@ from jax import lax
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.init.counts import check_count, subset
 from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["median_lengthscale"]
 
 
+@broadcasting
 def median_lengthscale(X: Array, *, num_points: int = 1000, rng_key: PRNGKey | None = None, ard: bool = False) -> Array:
     r"""The median heuristic: the lengthscale is a typical distance between inputs.
 

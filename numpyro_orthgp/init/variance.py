@@ -17,11 +17,13 @@ from numpyro_orthgp.math.compiled import can_be_compiled
 from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
 from numpyro_orthgp.math.products import lower_matmul, matmul
+from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array, KernelLike, PRNGKey
 
 __all__ = ["greedy_variance", "pivots"]
 
 
+@broadcasting
 def greedy_variance(
     kernel: KernelLike,
     X: Array,

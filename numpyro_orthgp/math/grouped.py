@@ -73,7 +73,7 @@ def scale_groups(C: Array, factor: Array) -> Array:
 
 def added_identity(C: Array) -> Array:
     """``I + C``."""
-    return C + jnp.eye(C.shape[-1], dtype=C.dtype)
+    return C + jnp.broadcast_to(jnp.eye(C.shape[-1], dtype=C.dtype), C.shape)
 
 
 def log_det(C: Array) -> Array:
@@ -132,6 +132,7 @@ def _group_whitener_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[
 def _factored(C: Array, dC: Array) -> tuple[Array, Array]:
     """The inverse factor of ``C``, and what of ``dC`` it depends on."""
     W = inverse_factor(C, of_rows=True)
-    whole, single = jnp.isfinite(W).all((-2, -1), keepdims=True), jnp.eye(C.shape[-1], dtype=bool)
+    whole = jnp.isfinite(W).all((-2, -1), keepdims=True)
+    single = jnp.broadcast_to(jnp.eye(C.shape[-1], dtype=bool), C.shape)
     alone = jnp.where(single, jax.lax.rsqrt(jnp.maximum(diagonal(C), 1))[..., None], 0)
     return jnp.where(whole, W, alone), jnp.where(whole | single, dC, 0)

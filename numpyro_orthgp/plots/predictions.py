@@ -70,7 +70,7 @@ class Prediction:
         if m is None:
             return None
         if self.plain:
-            return np.asarray(m.mean + jnp.sqrt(m.variance) * ndtri(p)[:, None].astype(m.mean.dtype))
+            return np.asarray(m.mean[None] + jnp.sqrt(m.variance)[None] * ndtri(p)[:, None].astype(m.mean.dtype))
         # The same nodes at all inputs, so that quantiles are as smooth as the marginals.
         nodes = quasi_normal(jax.random.PRNGKey(0), NUM_VALUES, (1,), m.num_latents or 1, m.mean.dtype)
         nodes = nodes if m.num_latents else nodes[..., 0]
