@@ -23,6 +23,7 @@ from numpyro_orthgp import AutoSparseGP, CollapsedGP, gp, init, kernels, likelih
 from numpyro_orthgp.functions import function
 from numpyro_orthgp.functions.groups import charges
 from numpyro_orthgp.gaussians import Full
+from numpyro_orthgp.math.grouped import Grouping
 from numpyro_orthgp.training import Blocks, columns
 from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.columns import default_blocks
@@ -527,7 +528,7 @@ def test_blocks_of_many_inputs_hold_whole_groups(monkeypatch, own_kernels):
     options = {"num_latents": 2} if own_kernels else {}
     with handlers.seed(rng_seed=0):
         f = gp("f", kernels.Matern32(scale), jnp.asarray(Z), **options)
-    f = replace(f, fitting=False, group_size=4)
+    f = replace(f, fitting=False, grouping=Grouping(4))
     at_once = f(jnp.asarray(X))
     monkeypatch.setattr(function, "MAX_ENTRIES", 1)
     monkeypatch.setattr(function, "MIN_BLOCK", 8)

@@ -254,6 +254,8 @@ from tests.test_lazy_rows import fit, outputs
 seen, keep = [], steps.compiled
 def spy(key, make):
     program = keep(key, make)
+    if not hasattr(program, "lower"):  # the one that looks for NaN
+        return program
     return lambda *args: (seen.append(program.lower(*args).compile().as_text()), program(*args))[1]
 
 mesh = jax.make_mesh((2,), ("data",))

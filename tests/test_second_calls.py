@@ -119,7 +119,7 @@ CALLS = {
     "online.drop_sets": (lambda m: ogp.online.drop_sets(m["f"]), 5),
     "online.start_from": (lambda m: ogp.online.start_from("f", m["f"]), 10),
     "online.from_blocks": (lambda m: ogp.online.from_blocks(kernels.RBF(some()), Z, some(), [(X, Y)]), 20),
-    "check": (lambda m: ogp.check(model, m["guide"], m["params"], X, Y, num_samples=30, rng_key=key()), 100),
+    "check": (lambda m: ogp.check(model, m["guide"], m["params"], X, Y, num_samples=30, rng_key=key()), 50),
     "khat": (lambda m: ogp.khat(model, m["guide"], m["params"], X, Y, num_samples=30, rng_key=key()), 25),
     "guide.quantiles": (lambda m: m["guide"].quantiles(m["params"], [0.1, 0.9]), 45),
     "init.kmeans": (lambda m: ogp.init.kmeans(key(), X, 5), 10),

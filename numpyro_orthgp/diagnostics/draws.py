@@ -99,11 +99,11 @@ class GuideDraws:
     def draw(self, num_samples: int) -> Draws:
         """Values of all sites, and the log density of each."""
 
-        def draw_all(arrays: Any, params: dict[str, Any], keys: PRNGKey) -> Any:
+        def draw_all(arrays: Any, params: dict[str, Any], key: PRNGKey) -> Any:
+            keys = jax.random.split(key, num_samples)
             return map_blocks(jax.vmap(lambda key: self._draw(arrays, params, key)), keys, DRAWS_AT_ONCE)
 
-        keys = jax.random.split(self.rng_key, num_samples)
-        values, log_q = run_kept(draw_all, self.arguments.arrays, self.params, keys)
+        values, log_q = run_kept(draw_all, self.arguments.arrays, self.params, self.rng_key)
         return Draws(values, (1, num_samples), self.params, log_q, {})
 
     def _draw(self, arrays: Any, params: dict[str, Any], key: PRNGKey) -> tuple[dict[str, Array], dict[str, Array]]:

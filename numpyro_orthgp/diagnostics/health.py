@@ -25,6 +25,7 @@ from numpyro_orthgp.likelihoods.base import unwrap
 from numpyro_orthgp.likelihoods.stacked import Stacked
 from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import rescue_jitter
+from numpyro_orthgp.math.kept import run_as_one
 from numpyro_orthgp.math.linalg import jitter_scale
 from numpyro_orthgp.math.products import diagonal
 from numpyro_orthgp.types import Array, PRNGKey
@@ -96,8 +97,8 @@ def health_of(name: str, f: GPFunction, X: Rows | None) -> FunctionHealth:
     :param f: the function, with the Gaussians of a guide.
     :param X: inputs, shape (N, D); ``None`` if they are not known.
     """
-    factors = jax.jit(_factors)(f)
-    shares, moved = (None, np.nan) if X is None else jax.device_get(jax.jit(_shares)(f, X))
+    factors = run_as_one(_factors, f)
+    shares, moved = (None, np.nan) if X is None else jax.device_get(run_as_one(_shares, f, X))
     sets = tuple(
         SetHealth(
             f"{name}.u{i}",

@@ -29,7 +29,7 @@ from numpyro_orthgp.init import groups as near_groups
 from numpyro_orthgp.likelihoods import Gaussian
 from numpyro_orthgp.likelihoods.base import unwrap
 from numpyro_orthgp.math.grouped import Grouping
-from numpyro_orthgp.math.kept import run_kept
+from numpyro_orthgp.math.kept import run_as_one
 from numpyro_orthgp.types import Array
 
 __all__ = ["GROUP_SIZE", "NEIGHBORS", "Nearby", "nearby_gains", "regressions"]
@@ -99,21 +99,36 @@ def _gains(f: GPFunction, X: Array, y: Array, noise: Array) -> Nearby:
     order = generator.permutation(len(X))[:MAX_DATA]
     num = min(MAX_LEFT_OUT, len(order) // 5)
     out, kept = order[:num], order[num:]
-    neighbors = 0.0
-    if num and len(kept) > NEIGHBORS:
-        near = with_neighbors(f, X[kept], y[kept], noise[kept], num_neighbors=NEIGHBORS)
-        density = [Gaussian(g(X[out]), noise[out]).log_predictive(y[out]) for g in (near, f)]
-        neighbors = float((density[0] - density[1]).sum() / num)
-    return Nearby(None if has_groups else _gain_of_groups(f, X, noise, generator), neighbors, num)
+    data = tuple(map(np.asarray, (X, y, noise)))
+    left_out = [tuple(a[rows] for a in data) for rows in (kept, out)] if num and len(kept) > NEIGHBORS else None
+    rows = None if has_groups else _rows_in_groups(X, generator)
+    grouped = None if rows is None else (data[0][rows], data[2][rows])
+    # One program: what it computes is small, and most of the time of a first call would go into compiling its parts.
+    neighbors, groups = run_as_one(_differences, f, left_out, grouped)
+    return Nearby(None if has_groups else float(groups), float(neighbors), num)
 
 
-def _gain_of_groups(f: GPFunction, X: Array, noise: Array, generator: np.random.Generator) -> float:
+def _rows_in_groups(X: Array, generator: np.random.Generator) -> np.ndarray | None:
+    """Groups of near rows, one after the other; ``None`` if there are fewer rows than a group has."""
     rows = np.asarray(near_groups(X, GROUP_SIZE))
     rows = rows[: len(rows) // GROUP_SIZE * GROUP_SIZE].reshape(-1, GROUP_SIZE)
-    if not len(rows):
-        return 0.0
-    rows = rows[generator.permutation(len(rows))[: MAX_GROUPED // GROUP_SIZE]].ravel()
-    m, scale = replace(f, grouping=Grouping(GROUP_SIZE))(X[rows]), noise[rows]
-    assert m.groups is not None
-    single = jnp.log1p(m.residual / scale**2)
-    return float((single.sum() - run_kept(charges, m.groups, m.residual.T, scale.T).sum()) / (2 * len(rows)))
+    return rows[generator.permutation(len(rows))[: MAX_GROUPED // GROUP_SIZE]].ravel() if len(rows) else None
+
+
+def _differences(
+    f: GPFunction, left_out: list[tuple[Array, Array, Array]] | None, grouped: tuple[Array, Array] | None
+) -> tuple[Array, Array]:
+    """The gains by neighbours and by groups, in nats per row; zero for what is not given."""
+    neighbors = groups = jnp.zeros(())
+    if left_out is not None:
+        (X, y, noise), (X_out, y_out, noise_out) = left_out
+        near = with_neighbors(f, X, y, noise, num_neighbors=NEIGHBORS)
+        density = [Gaussian(g(X_out), noise_out).log_predictive(y_out) for g in (near, f)]
+        neighbors = jnp.mean(density[0] - density[1])
+    if grouped is not None:
+        X, noise = grouped
+        m = replace(f, grouping=Grouping(GROUP_SIZE))(X)
+        assert m.groups is not None
+        single, together = jnp.log1p(m.residual / noise**2), charges(m.groups, m.residual.T, noise.T)
+        groups = (single.sum() - together.sum()) / (2 * len(X))
+    return neighbors, groups

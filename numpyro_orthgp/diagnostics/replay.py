@@ -72,10 +72,14 @@ class Replay:
 
     def ends(self, visit: Visit, rng_key: PRNGKey) -> tuple[Any, Any]:
         """``visit`` at the first and at the last draw. Values that are equal there count as constant."""
-        values = {name: v[np.array([0, -1])] for name, v in self._latents().items()}
+        values = {name: np.asarray(v)[[0, -1]] for name, v in self._latents().items()}
         each = jax.vmap(lambda *row: self._visit(visit, *row), in_axes=(None, None, 0, 0))
-        found = run_kept(each, self.arguments.arrays, self.draws.params, values, jax.random.split(rng_key))
-        return jax.tree.map(lambda v: v[0], found), jax.tree.map(lambda v: v[1], found)
+
+        def both(*args: Any) -> tuple[Any, Any]:
+            found = each(*args)
+            return jax.tree.map(lambda v: v[0], found), jax.tree.map(lambda v: v[1], found)
+
+        return run_kept(both, self.arguments.arrays, self.draws.params, values, jax.random.split(rng_key))
 
     @property
     def varies(self) -> bool:
