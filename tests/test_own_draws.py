@@ -114,6 +114,13 @@ ONCE = {
     "a latent site": lambda f, g: normal(f(X) + numpyro.sample("z", dist.Normal(f(BASE).sample()[0], 1.0)), 0.3),
     "layers": lambda f, g: dist.Normal(rows(g, rows(f, X)[:, None]), 0.3),
     "a loop of one draw": lambda f, g: dist.Normal(jax.vmap(lambda x: rows(f, x[None])[0])(X), 0.3),
+    "marginals of one output, a draw of another": lambda f, g: (lambda h: normal(h[..., 0], jnp.exp(h.sample()[:, 1])))(
+        two()
+    ),
+    "a column of marginals, one of draws": lambda f, g: (lambda h: normal(h[..., 0], jnp.exp(h[..., 1].sample())))(
+        two()
+    ),
+    "the same, row by row": lambda f, g: (lambda h: normal(h[..., 0] + 1, jnp.exp(rows(h[..., 1]))))(two()),
     "one of a stack beside the other": lambda f, g: normal(ogp.stack([f(X), g(X)])[..., 0], jnp.exp(g(X).sample())),
 }
 
@@ -171,6 +178,21 @@ def test_allowed(make):
 
 
 OF_TWO = r"`y` takes (several draws of `[fh]`.*v = f\(X\)\.independent\(\)|f\(X\) of `f` and, beside it)"
+OUTPUTS = {
+    "the same output": lambda h: normal(h[..., 0], jnp.exp(h.sample()[:, 0])),
+    "a truth of the same output": lambda h: normal(h[..., 0], 1.0 + (h[..., 0].sample() > 0)),
+    "the same output, row by row": lambda h: normal(h[..., 0], jnp.exp(rows(h[..., 0]))),
+    "all outputs, row by row": lambda h: normal(h[..., 0], jnp.exp(rows(h)[:, 1])),
+    "outputs that are mixed": lambda h: normal((h @ jnp.ones((2, 1)))[..., 0], jnp.exp(h.sample()[:, 1])),
+}
+
+
+@pytest.mark.parametrize("make", OUTPUTS.values(), ids=OUTPUTS)
+def test_marginals_of_an_output_beside_draws_of_it(make):
+    with pytest.raises(ValueError, match=r"`y` takes f\(X\) of `h` and, beside it"):
+        numpyro.handlers.seed(ogp.AutoSparseGP(partial(model, lambda f, g: make(two()))), 0)()
+
+
 OF_ROWS = (
     r"`[yz]` takes several rows of one draw of `[fh]` row by row.*Leave \.independent\(\) out: rows of f\(X\)\.sample"
 )
