@@ -22,11 +22,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
+from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.functions.moved import DrawByRows
 from numpyro_orthgp.types import Array
 
-__all__ = ["Moves", "Steps", "interactions", "moves_of"]
+__all__ = ["Moves", "Steps", "interactions", "moves_of", "with_stand_ins"]
 
 # How far each of a program's arguments moves; those left out do not.
 Steps = dict[Any, np.ndarray]
@@ -95,6 +97,19 @@ def interactions(
     with jax.ensure_compile_time_eval():
         found = jax.jit(lambda all_steps: jax.lax.map(densities, all_steps))(steps)
         return [_not_additive(np.asarray(f, float).reshape(len(sets) + 1, -1), kinds) for f in found]
+
+
+def with_stand_ins(closed: core.ClosedJaxpr) -> Any:
+    """The program with random numbers for the real ones of a user's ``jit``; ``None`` if others are not known."""
+    random = np.random.default_rng(0)
+    unknown = [not is_concrete(c) for c in closed.consts]
+    if any(u and not jnp.issubdtype(c.dtype, jnp.floating) for u, c in zip(unknown, closed.consts, strict=True)):
+        return None
+    values = [
+        np.asarray(random.uniform(0.5, 1.5, c.shape), c.dtype) if u else c
+        for u, c in zip(unknown, closed.consts, strict=True)
+    ]
+    return core.ClosedJaxpr(closed.jaxpr, values)
 
 
 def _joined(a: Steps, b: Steps) -> Steps:

@@ -11,8 +11,8 @@ by row, ``f(X).independent().sample()``, are of another function each time, so a
 row by row, are moved by arguments of the program. The program's graph says on which of these arguments a site depends. Latent
 sites have a distribution of their own under the guide, so what was drawn before ends there. A site that depends on draws row by
 row, or ``numpyro.factor``, may still be a sum of terms that see one of them each: there the program is run at several steps
-(:mod:`numpyro_orthgp.guides.additive`). If its data are not known, as within a user's ``jit``, two draws are refused, and rows of
-one draw are not looked at.
+(:mod:`numpyro_orthgp.guides.additive`). Within a user's ``jit`` random numbers stand for its data. Integers, of which some may be
+indices, have nothing that stands for them: there two draws are refused, and rows of one draw are not looked at.
 
 **What is not found.** ``numpyro.factor`` may take marginals, by a likelihood's ``log_prob``, beside draws. Functions side by side,
 once drawn row by row, count as the first one.
@@ -35,12 +35,11 @@ from numpyro import handlers
 from numpyro.distributions import Unit, constraints
 from numpyro.primitives import Messenger
 
-from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.functions.draws import drawn_columns
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.moved import moved_draws
 from numpyro_orthgp.gaussians.family import Value
-from numpyro_orthgp.guides.additive import interactions, moves_of
+from numpyro_orthgp.guides.additive import interactions, moves_of, with_stand_ins
 from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, site_of
@@ -187,7 +186,7 @@ def _needed_jointly(
     gp: str,
 ) -> list[set[str]] | None:
     """What each site needs jointly of one function; ``None`` if the program's data are not known."""
-    if not all(map(is_concrete, closed.consts)):
+    if (closed := with_stand_ins(closed)) is None:
         return None
     f = functions[gp]
     moves = list(moves_of(gp, f.num_latents, f.names.by_rows, (TWO_DRAWS, SEVERAL_ROWS)))
@@ -223,7 +222,7 @@ def _is_apart(
     if (
         not own
         or any(_overlap(own, f.names.by_rows[k].columns) for k in draws)
-        or not all(map(is_concrete, closed.consts))
+        or (closed := with_stand_ins(closed)) is None
     ):
         return False
     first = sum(site.num + site.has_density for site in looked_at[:which])
