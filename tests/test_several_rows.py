@@ -77,14 +77,14 @@ def test_one_row_is_not(of, num_latents):
 
 @pytest.mark.parametrize("infer", [
     lambda model: SVI(model, ogp.AutoSparseGP(model), optax.adam(0.1), TraceMeanField_ELBO()).run(KEY, 2, progress_bar=False),
-    lambda model: ogp.fit(SVI(model, ogp.AutoSparseGP(model), optax.adam(0.1), TraceMeanField_ELBO()), KEY, (), num_steps=2),
+    lambda model: ogp.fit(SVI(model, ogp.AutoSparseGP(model), optax.adam(0.1), TraceMeanField_ELBO()), KEY, (X,), num_steps=2),
     lambda model: SVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO()).run(KEY, 2, progress_bar=False),
     lambda model: MCMC(NUTS(model), num_warmup=2, num_samples=2, progress_bar=False).run(KEY),
 ], ids=["svi", "fit", "AutoNormal", "NUTS"])  # fmt: skip
 def test_before_any_inference(infer):
     """A parameter of the function is known when the model is first looked at, and not within the compiled steps."""
 
-    def with_parameter():
+    def with_parameter(*data):
         scale = numpyro.sample("scale", dist.LogNormal(-1.0, 0.5))
         model(lambda f: dist.Normal(jnp.cumsum(f, -1), scale))
 
