@@ -100,3 +100,11 @@ class Likelihood(ExpectedLikelihood):
         if not isinstance(given, dist.Distribution):
             raise TypeError(f"`fn` must return a numpyro distribution; got {type(given).__name__}.")
         return given
+
+    def log_density(self, f: Array, y: Array) -> Array:
+        """log p(y | f). Of vectors y, which NumPyro's MultivariateNormal does not repeat for each node itself."""
+        given = self.conditional(f)
+        if given.event_shape:
+            y = jnp.broadcast_to(y, jnp.broadcast_shapes(y.shape, given.shape()))
+        density: Array = given.log_prob(y)
+        return density
