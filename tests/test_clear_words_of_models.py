@@ -577,6 +577,16 @@ def test_columns_that_are_counted_with_each_row(plate, options, y, came):
         start(outputs(plate=plate, **options), X, y)
 
 
+def test_columns_that_are_counted_with_each_entry_of_an_event():
+    """The shapes of a distribution after `to_event` broadcast as those before it did, and no plate says otherwise."""
+    model = outputs(lambda f, X: dist.Normal(f(X).sample(), 0.1).to_event(1), plate=False)
+    with pytest.raises(
+        ValueError, match=r"`y` counts each of its observations.*\(12,\), its value \(12, 1\).*to \(12, 12\)"
+    ):
+        start(model, X, y[:, None])
+    start(model, X, y)
+
+
 def test_check_says_so_of_other_guides():
     model = outputs()
     guide = AutoNormal(model)

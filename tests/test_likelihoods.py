@@ -704,3 +704,29 @@ def test_stacked_likelihoods_are_not_drawn_along_the_wrong_axis():
     for use in (lambda: stacked.sample(jax.random.PRNGKey(0)), lambda: stacked.log_prob(REAL)):
         with pytest.raises(ValueError, match=r"its arrays were stacked, as by jax.vmap"):
             use()
+
+
+@pytest.mark.parametrize("law", ["covariance_matrix", "scale_tril", "precision_matrix"])
+def test_vectors_whose_correlation_is_a_function(law):
+    """NumPyro's MultivariateNormal divided by zero where it has more axes of nodes than y."""
+    m, v, y = np.array([0.3, -0.5, 1.0]), np.array([0.2, 0.4, 0.1]), np.array([[0.5, 0.2], [-1.0, 0.7], [0.1, 0.1]])
+
+    def matrix(f):
+        r, one = jnp.tanh(f), jnp.full(f.shape, 1.1)
+        C = jnp.stack([jnp.stack([one, r], -1), jnp.stack([r, one], -1)], -2)
+        return {"covariance_matrix": C, "scale_tril": jnp.linalg.cholesky(C), "precision_matrix": jnp.linalg.inv(C)}[
+            law
+        ]
+
+    likelihood = ogp.Likelihood(
+        ogp.Marginals(jnp.asarray(m), jnp.asarray(v), jnp.zeros(3)),
+        lambda f: dist.MultivariateNormal(jnp.zeros(2), **{law: matrix(f)}),
+    )
+    x, w = np.polynomial.hermite_e.hermegauss(20)
+    r = np.tanh(m + np.sqrt(v) * x[:, None])
+    a, b, det = y[:, 0], y[:, 1], 1.1**2 - r**2
+    log_density = -np.log(2 * np.pi) - np.log(det) / 2 - (1.1 * (a**2 + b**2) - 2 * r * a * b) / (2 * det)
+    w = w / w.sum()
+    assert_allclose(likelihood.log_prob(jnp.asarray(y)), w @ log_density, rtol=1e-5)
+    assert np.isfinite(likelihood.log_predictive(jnp.asarray(y))).all()
+    assert likelihood.sample(jax.random.PRNGKey(0), (4,)).shape == (4, 3, 2)

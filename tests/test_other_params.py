@@ -194,3 +194,51 @@ def test_lists_of_numbers_are_named(use):
     params = {name: value.tolist() for name, value in started(guide).items()}
     with pytest.raises(TypeError, match=r"`params\['f.u0_loc'\]` is a list of numbers, as JSON keeps them"):
         use(model, guide, params, X, Y)
+
+
+@pytest.mark.parametrize("use", [
+    lambda guide, params: guide.quantiles(params, [0.1, 0.9]),
+    lambda guide, params: guide.median(params),
+    lambda guide, params: guide.sample_posterior(KEY, params, X, sample_shape=(3,)),
+])  # fmt: skip
+def test_lists_of_numbers_are_named_by_guides_too(use):
+    guide = ogp.AutoSparseGP(model)
+    params = started(guide)
+    use(guide, params)
+    with pytest.raises(TypeError, match=r"`params\['.*'\]` is a list of numbers, as JSON keeps them"):
+        use(guide, {name: value.tolist() for name, value in params.items()})
+
+
+def learned(X, y=None):
+    noise = numpyro.param("noise", 0.1, constraint=dist.constraints.positive)
+    f = ogp.gp("f", kernels.RBF(numpyro.param("lengthscale", 0.5)), jnp.eye(4, 2))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(X), noise), obs=y)
+
+
+USES = {
+    "posterior": lambda *of: ogp.posterior(*of, X),
+    "posterior, within jit": lambda model, guide, params: jax.jit(
+        lambda params: ogp.posterior(model, guide, params, X)["f"](X).mean
+    )(params),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_parameters_of_the_guide_alone(use):
+    """The model would keep its starting values: of some parameters that is an error, and of all nothing was said."""
+    guide = ogp.AutoSparseGP(learned)
+    svi = SVI(learned, guide, optax.adam(0.1), TraceMeanField_ELBO())
+    params = svi.run(KEY, 5, X, Y, progress_bar=False).params
+    alone = {name: value for name, value in params.items() if name.startswith("f.")}
+    with pytest.warns(
+        UserWarning, match="holds none of the model's own parameters: 'noise', 'lengthscale' keep the values"
+    ):
+        use(learned, guide, alone)
+    with pytest.raises(ValueError, match="`params` holds 'noise' but not 'lengthscale'"):
+        use(learned, guide, alone | {"noise": params["noise"]})
+    draw = {"f.u0": params["f.u0_loc"]}  # of MCMC, for which parameters keep their starting values
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        use(learned, guide, params)
+        ogp.posterior(learned, None, draw, X)

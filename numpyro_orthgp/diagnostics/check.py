@@ -27,6 +27,7 @@ from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
 from numpyro_orthgp.diagnostics.samples import samples_of
 from numpyro_orthgp.diagnostics.scales import scales_of
 from numpyro_orthgp.diagnostics.subject import Subject
+from numpyro_orthgp.diagnostics.unsettled import unsettled_of
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides import posterior
@@ -75,6 +76,7 @@ def check(
     * whether the loss is still falling, or was lower earlier (with ``losses``), and whether other ``starts`` end at the same loss;
     * sites that take the mean or the variance of a function as numbers, ``dist.Normal(f(X).mean, s)``: their loss is no bound; and
       likelihoods that take draws of a function beside its marginals, ``Gaussian(f(X), jnp.exp(f(X).sample()))``: nor is theirs;
+    * how far q is from its optimum, if it took natural steps: with a random loss and a constant rate it may be far off;
     * sites that are point estimates in the guide and look like random effects;
     * the share of the outputs' variance that predictions explain (Gaussian outputs and counts are predicted without their own
       row), and the Gaussian noise with the standard deviation of the outputs. Advice follows if counts vary more than Poisson's,
@@ -154,6 +156,7 @@ def check(
         {name: found for name, (f, X) in scales.items() if (found := scales_of(f, X, arrays)) is not None},
         plugged_of(subject, [name for name in functions if name not in layout.collapsed]),
         own_draws_of(subject),
+        {} if samples else unsettled_of(subject),
     )
 
 

@@ -21,6 +21,7 @@ from numpyro_orthgp.diagnostics.outputs import OutputFit
 from numpyro_orthgp.diagnostics.plugged import advice_on_own_draws, advice_on_plugged
 from numpyro_orthgp.diagnostics.samples import words_of_sample
 from numpyro_orthgp.diagnostics.scales import Scales
+from numpyro_orthgp.diagnostics.unsettled import Unsettled, advice_on_unsettled
 from numpyro_orthgp.diagnostics.words import percent, table
 from numpyro_orthgp.guides.own_draws import TwoWays
 
@@ -51,6 +52,7 @@ class Report:
     :param scales: inputs compared with lengthscales, by name of the function, for 20 rows or more and 50 columns or fewer.
     :param plugged: gps whose mean or variance a site takes as numbers, by name of the site.
     :param own_draws: sites that take a function in two ways that are independent of each other, such as marginals and draws.
+    :param unsettled: how far q is from its optimum, by name of the gp, for gps that take natural steps.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -70,13 +72,14 @@ class Report:
     scales: Mapping[str, Scales] = field(default_factory=dict)
     plugged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     own_draws: tuple[TwoWays, ...] = ()
+    unsettled: Mapping[str, Unsettled] = field(default_factory=dict)
 
     @property
     def advice(self) -> tuple[str, ...]:
         """Advice, most urgent first; empty if no problem was found."""
         points = advice_on_points(self.points, self.nuts is not None)
         no_bound = (*advice_on_plugged(self.plugged), *advice_on_own_draws(self.own_draws))
-        own = (*no_bound, *points, *advice_on_starts(self.starts))
+        own = (*no_bound, *advice_on_unsettled(self.unsettled), *points, *advice_on_starts(self.starts))
         return own + tuple(
             advise(
                 self.functions,

@@ -38,6 +38,7 @@ __all__ = [
     "Joint",
     "JointInRun",
     "draw_process",
+    "drawn_columns",
     "drawn_functions",
     "in_run",
     "moments_in_run",
@@ -151,26 +152,31 @@ class JointInRun(Joint):
         return draws if f.num_latents is None else jnp.swapaxes(draws, -1, -2)
 
 
-def drawn_functions(joint: Any, columns: Any = None) -> Iterator[tuple[Any, Rows]]:
-    """The functions that ``Marginals.joint`` draws, each with its inputs or functionals.
+def drawn_functions(joint: Any) -> Iterator[tuple[Any, Rows]]:
+    """The functions that ``Marginals.joint`` draws, each with its inputs or functionals."""
+    return ((f, X) for f, X, _ in drawn_columns(joint))
+
+
+def drawn_columns(joint: Any, columns: Any = None) -> Iterator[tuple[Any, Rows, tuple[int, ...]]]:
+    """As :func:`drawn_functions`, with the outputs of each function; none, if these are all or not known.
 
     :param columns: the outputs of ``joint`` that count; by default all.
     """
     if not isinstance(joint, Partial | DrawInRun) or joint.func is None:
         return
     if joint.func is draw_process:
-        yield joint.args
+        yield (*joint.args, () if columns is None else tuple(map(int, columns)))
     elif joint.func is draw_stacked:
         (marginals,) = joint.args
         for m in marginals if columns is None else [marginals[p] for p in columns]:
-            yield from drawn_functions(m.joint)
+            yield from drawn_columns(m.joint)
     elif joint.func is draw_columns:
         picked = np.atleast_1d(joint.args[1])
-        yield from drawn_functions(joint.args[0], picked if columns is None else picked[columns])
+        yield from drawn_columns(joint.args[0], picked if columns is None else picked[columns])
     elif joint.func in (draw_shifted, draw_scaled):
-        yield from drawn_functions(joint.args[0], columns)
+        yield from drawn_columns(joint.args[0], columns)
     else:  # arithmetic on marginals; functions of patches are not evaluated at the inputs themselves
-        yield from drawn_functions(joint.args[0])
+        yield from drawn_columns(joint.args[0])
 
 
 def _check_joint_draw(B: int, *, fitting: bool = False) -> None:

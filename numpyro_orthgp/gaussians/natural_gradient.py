@@ -117,7 +117,9 @@ def natural_gradient(
     :param learning_rate: length of the natural steps, or a schedule of it. Usual values: 1 for Gaussian noise and full data
         with one set of full covariance; at most 1 over their number for several sets or functions; about 0.1 for minibatches, other
         likelihoods or diagonal covariances, and where hyperparameters are drawn, as by ``hyper=AutoNormal``: a step of 1 goes to
-        the optimum for one draw.
+        the optimum for one draw. If the model draws f, ``f(X).sample()``, q follows the noise at any constant rate: let it fall
+        to zero, ``optax.cosine_decay_schedule(0.1, num_steps)``, or use ``TraceMeanField_ELBO(num_particles=10)``.
+        :func:`check` says how far from its optimum q is.
     :param ramp_up: number of first steps over which the length grows, log-linearly, from 1/10,000 of its value. Use it for
         non-Gaussian likelihoods, whose first steps from a poor start are too long otherwise (Salimbeni, Eleftheriadis, Hensman
         2018, Sec. 5).

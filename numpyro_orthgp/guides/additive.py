@@ -22,11 +22,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
+from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.functions.moved import DrawByRows
+from numpyro_orthgp.math.interactions import bits, not_additive
 from numpyro_orthgp.types import Array
 
-__all__ = ["Moves", "Steps", "interactions", "moves_of"]
+__all__ = ["Moves", "Steps", "interactions", "moves_of", "with_stand_ins"]
 
 # How far each of a program's arguments moves; those left out do not.
 Steps = dict[Any, np.ndarray]
@@ -36,7 +39,6 @@ Moves = tuple[str, Steps, Steps]
 
 _MOST_COLUMNS = 8  # functions of a gp that are looked at
 _ROUNDS = 2  # of random steps
-_SHARE = 1e-3  # of the changes, what counts as a difference
 
 
 def moves_of(gp: str, latents: int | None, draws: Sequence[DrawByRows], kinds: tuple[str, str]) -> Iterator[Moves]:
@@ -59,17 +61,13 @@ def moves_of(gp: str, latents: int | None, draws: Sequence[DrawByRows], kinds: t
         def where(picked: Callable[[int], Any], moved: Sequence[np.ndarray] = moved) -> Steps:
             return {(gp, k): step * draws[k].rows(picked(k)) for k, step in enumerate(moved)}
 
-        for bit in _bits(len(draws) + 1):  # the joint draws are the one with number zero
+        for bit in bits(len(draws) + 1):  # the joint draws are the one with number zero
             picked = where(lambda k, bit=bit: np.full(draws[k].num_rows, (k + 1) >> bit & 1))  # type: ignore[misc]
             others = where(lambda k, bit=bit: np.full(draws[k].num_rows, 1 - ((k + 1) >> bit & 1)))  # type: ignore[misc]
             yield two, picked, others | {gp: of_joint}
-        for bit in _bits(max((draw.num_rows for draw in draws), default=0)):
+        for bit in bits(max((draw.num_rows for draw in draws), default=0)):
             picked = where(lambda k, bit=bit: numbers[k] >> bit & 1)  # type: ignore[misc]
             yield rows, picked, where(lambda k, bit=bit: 1 - (numbers[k] >> bit & 1))  # type: ignore[misc]
-
-
-def _bits(num: int) -> range:
-    return range(max(num - 1, 0).bit_length())
 
 
 def _of_latent(column: int | None, latents: int | None, step: float) -> np.ndarray:
@@ -97,18 +95,25 @@ def interactions(
         return [_not_additive(np.asarray(f, float).reshape(len(sets) + 1, -1), kinds) for f in found]
 
 
+def with_stand_ins(closed: core.ClosedJaxpr) -> Any:
+    """The program with random numbers for the real ones of a user's ``jit``; ``None`` if others are not known."""
+    random = np.random.default_rng(0)
+    unknown = [not is_concrete(c) for c in closed.consts]
+    if any(u and not jnp.issubdtype(c.dtype, jnp.floating) for u, c in zip(unknown, closed.consts, strict=True)):
+        return None
+    values = [
+        np.asarray(random.uniform(0.5, 1.5, c.shape), c.dtype) if u else c
+        for u, c in zip(unknown, closed.consts, strict=True)
+    ]
+    return core.ClosedJaxpr(closed.jaxpr, values)
+
+
 def _joined(a: Steps, b: Steps) -> Steps:
     return {mark: np.asarray(a.get(mark, 0.0) + b.get(mark, 0.0)) for mark in a | b}
 
 
 def _not_additive(F: np.ndarray, kinds: Sequence[str]) -> set[str]:
-    eps = jnp.finfo(jnp.result_type(float)).eps
-    found = set()
-    for i, kind in enumerate(kinds):
-        with np.errstate(invalid="ignore"):
-            a, b, both = F[1 + 3 * i : 4 + 3 * i] - F[0]
-            changes, rounding = abs(a) + abs(b) + abs(both), 64 * eps * abs(F[[0, *range(1 + 3 * i, 4 + 3 * i)]]).max(0)
-            # What is no number, of a step out of a support, is not compared.
-            if (abs(both - a - b) > _SHARE * changes + rounding).any():
-                found.add(kind)
-    return found
+    eps = float(jnp.finfo(jnp.result_type(float)).eps)
+    return {
+        kind for i, kind in enumerate(kinds) if not_additive(F[0], F[1 + 3 * i], F[2 + 3 * i], F[3 + 3 * i], eps).any()
+    }

@@ -11,8 +11,8 @@ by row, ``f(X).independent().sample()``, are of another function each time, so a
 row by row, are moved by arguments of the program. The program's graph says on which of these arguments a site depends. Latent
 sites have a distribution of their own under the guide, so what was drawn before ends there. A site that depends on draws row by
 row, or ``numpyro.factor``, may still be a sum of terms that see one of them each: there the program is run at several steps
-(:mod:`numpyro_orthgp.guides.additive`). If its data are not known, as within a user's ``jit``, two draws are refused, and rows of
-one draw are not looked at.
+(:mod:`numpyro_orthgp.guides.additive`). Within a user's ``jit`` random numbers stand for its data. Integers, of which some may be
+indices, have nothing that stands for them: there two draws are refused, and rows of one draw are not looked at.
 
 **What is not found.** ``numpyro.factor`` may take marginals, by a likelihood's ``log_prob``, beside draws. Functions side by side,
 once drawn row by row, count as the first one.
@@ -35,12 +35,11 @@ from numpyro import handlers
 from numpyro.distributions import Unit, constraints
 from numpyro.primitives import Messenger
 
-from numpyro_orthgp.errors import is_concrete
-from numpyro_orthgp.functions.draws import drawn_functions
+from numpyro_orthgp.functions.draws import drawn_columns
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.moved import moved_draws
 from numpyro_orthgp.gaussians.family import Value
-from numpyro_orthgp.guides.additive import interactions, moves_of
+from numpyro_orthgp.guides.additive import interactions, moves_of, with_stand_ins
 from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, site_of
@@ -90,7 +89,7 @@ def refuse_own_draws(
     :param functions: its functions.
     :raises ValueError: if a site takes one of them in two ways.
     """
-    taken = {f.names.prefix for site in sites.values() for f in _functions_of(site)}
+    taken = {gp for site in sites.values() for gp in _taken_by(site)}
     if any(f.names.by_rows or (f.names.drawn and f.names.prefix in taken) for f in functions):
         for site, gp, message in own_draws(model, args, kwargs):
             raise ValueError(message.format(site=f"`{site}`", gp=f"`{gp}`"))
@@ -99,13 +98,13 @@ def refuse_own_draws(
 class _Looked(NamedTuple):
     """
     :param site: name of a site.
-    :param own: names of the functions whose marginals it takes.
+    :param own: names of the functions whose marginals it takes, each with the outputs; none, if these are all or not known.
     :param num: number of its arrays among the program's results.
     :param has_density: whether its log density follows them.
     """
 
     site: str
-    own: frozenset[str]
+    own: Mapping[str, tuple[int, ...]]
     num: int
     has_density: bool
 
@@ -126,8 +125,7 @@ def own_draws(model: Callable[..., Any], args: Any, kwargs: Any) -> list[TwoWays
             for name, message in messages.items():
                 if message["type"] == "sample" and site_of(message) is None:
                     leaves, density = _arrays_of(message), _density(message)
-                    own = frozenset(f.names.prefix for f in _functions_of(message))
-                    looked_at.append(_Looked(name, own, len(leaves), density is not None))
+                    looked_at.append(_Looked(name, _taken_by(message), len(leaves), density is not None))
                     arrays.extend(leaves if density is None else [*leaves, density])
         return arrays
 
@@ -141,7 +139,8 @@ def own_draws(model: Callable[..., Any], args: Any, kwargs: Any) -> list[TwoWays
     reached = iter(_reached(closed.jaxpr, [frozenset([mark]) for mark in shapes]))
     of_arrays = [[next(reached) for _ in range(site.num + site.has_density)] for site in looked_at]
     reaches = [frozenset().union(*marks) for marks in of_arrays]
-    return list(_pairs(functions, looked_at, reaches, partial(_needed_jointly, closed, shapes, functions, looked_at)))
+    program = closed, shapes, functions, looked_at
+    return list(_pairs(functions, looked_at, reaches, partial(_needed_jointly, *program), partial(_is_apart, *program)))
 
 
 def _shapes(functions: Mapping[str, Any]) -> dict[Any, tuple[int, ...]]:
@@ -156,18 +155,20 @@ def _pairs(
     looked_at: Sequence[_Looked],
     reaches: Sequence[frozenset[Any]],
     needed_jointly: Callable[[str], list[set[str]] | None],
+    is_apart: Callable[[str, int, list[int]], bool],
 ) -> Iterator[TwoWays]:
     """The sites that take a function in two ways, function by function.
 
     :param reaches: the arguments on which each site depends.
     :param needed_jointly: by name of a function, what each site needs jointly of what is independent.
+    :param is_apart: by name of a function, number of a site and numbers of draws, whether these are of outputs of their own.
     """
     for gp, f in functions.items():
         draws = [(gp, k) for k in range(len(f.names.by_rows))]
         rows = [[k for _, k in of.intersection(draws)] for of in reaches]
         jointly = needed_jointly(gp) if any(rows) else [set()] * len(looked_at)
         for i, site in enumerate(looked_at):
-            if gp in site.own and (rows[i] or gp in reaches[i]):
+            if gp in site.own and (rows[i] or gp in reaches[i]) and not is_apart(gp, i, rows[i]):
                 yield TwoWays(site.site, gp, OWN_DRAW)
             elif jointly is None or not site.has_density:
                 several = [f.names.by_rows[k].columns for k in rows[i]]
@@ -185,7 +186,7 @@ def _needed_jointly(
     gp: str,
 ) -> list[set[str]] | None:
     """What each site needs jointly of one function; ``None`` if the program's data are not known."""
-    if not all(map(is_concrete, closed.consts)):
+    if (closed := with_stand_ins(closed)) is None:
         return None
     f = functions[gp]
     moves = list(moves_of(gp, f.num_latents, f.names.by_rows, (TWO_DRAWS, SEVERAL_ROWS)))
@@ -201,6 +202,44 @@ def _needed_jointly(
     except Exception:  # the program is not one that can be run by itself
         return None
     return [next(found) if site.has_density else set() for site in looked_at]
+
+
+def _is_apart(
+    closed: core.ClosedJaxpr,
+    shapes: Mapping[Any, tuple[int, ...]],
+    functions: Mapping[str, Any],
+    looked_at: Sequence[_Looked],
+    gp: str,
+    which: int,
+    draws: Sequence[int],
+) -> bool:
+    """Whether a site takes marginals of some outputs, and draws of others: outputs are independent.
+
+    The graph follows whole arrays, not their columns. So the program is run with the inducing variables of these outputs moved, by
+    so much that a comparison with a number sees it.
+    """
+    own, f = looked_at[which].own[gp], functions[gp]
+    if (
+        not own
+        or any(_overlap(own, f.names.by_rows[k].columns) for k in draws)
+        or (closed := with_stand_ins(closed)) is None
+    ):
+        return False
+    first = sum(site.num + site.has_density for site in looked_at[:which])
+    moved = np.isin(np.arange(f.num_latents), own).astype(float)[:, None]
+
+    def at(step: float) -> list[Array]:
+        steps = [jnp.asarray(step * moved) if mark == gp else jnp.zeros(shape) for mark, shape in shapes.items()]
+        return core.jaxpr_as_fun(closed)(*steps)[first : first + looked_at[which].num]
+
+    try:
+        with jax.ensure_compile_time_eval():
+            start = at(0.0)
+            return all(
+                np.allclose(a, b) for step in (1.0, -1.0, 100.0, -100.0) for a, b in zip(start, at(step), strict=True)
+            )
+    except Exception:  # the program is not one that can be run by itself
+        return False
 
 
 def _overlap(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
@@ -248,12 +287,15 @@ def _constant(support: Any, value: Any) -> Array:
     return jnp.asarray(support.feasible_like(ones), ones.dtype)
 
 
-def _functions_of(message: Mapping[str, Any]) -> Iterator[Any]:
-    """The functions whose marginals an observed likelihood takes."""
+def _taken_by(message: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The functions whose marginals an observed likelihood takes, and which outputs; none, if these are all or not known."""
+    found: dict[str, list[tuple[int, ...]]] = {}
     if message["type"] == "sample" and message["is_observed"] and is_expected(message["fn"]):
         for leaf in jax.tree.leaves(unwrap(message["fn"]), is_leaf=_is_marginals):
-            if _is_marginals(leaf):
-                yield from (f for f, _ in drawn_functions(leaf.joint) if f.names is not None)
+            for f, _, columns in drawn_columns(leaf.joint) if _is_marginals(leaf) else ():
+                if f.names is not None:
+                    found.setdefault(f.names.prefix, []).append(columns)
+    return {gp: sum(columns, ()) if all(columns) else () for gp, columns in found.items()}
 
 
 def _arrays_of(message: Mapping[str, Any]) -> list[Array]:

@@ -1,6 +1,7 @@
 """Checks that the parameters of a fit belong to this model and guide.
 
-``params`` must hold all parameters of the model, or none. Some of them are an error, since the others would have initial values.
+``params`` must hold all parameters of the model. Some of them are an error, since the others would have initial values. None of
+them is a warning: they may all be known, and the model written with their values as starting values.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpyro_orthgp.errors import check_params, is_concrete
 from numpyro_orthgp.gaussians.constraints import Natural
 from numpyro_orthgp.primitives.messages import site_of
 
-__all__ = ["Checked", "check_guide_sites", "check_model_params", "warn_of_other_guide"]
+__all__ = ["Checked", "check_guide_sites", "check_model_params", "refuse_lists", "warn_of_other_guide"]
 
 Trace = Mapping[str, Mapping[str, Any]]
 
@@ -42,12 +43,7 @@ class Checked(Messenger):
     def __init__(self, fn: Callable[..., Any], params: Mapping[str, Any], guide: Any = None) -> None:
         super().__init__(fn)
         self.params, self.sized = params, isinstance(guide, AutoGuide)
-        for name, value in params.items():
-            if isinstance(value, list) and all(isinstance(leaf, int | float) for leaf in jax.tree.leaves(value)):
-                raise TypeError(
-                    f"`params[{name!r}]` is a list of numbers, as JSON keeps them, and a parameter is an array: "
-                    "{name: jnp.asarray(value) for name, value in params.items()}."
-                )
+        refuse_lists(params)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -74,6 +70,18 @@ class Checked(Messenger):
             _refuse_unconstrained(msg["name"], self.params[msg["name"]], constraint)
 
 
+def refuse_lists(params: Mapping[str, Any]) -> None:
+    """
+    :raises TypeError: if a parameter is a list of numbers.
+    """
+    for name, value in params.items():
+        if isinstance(value, list) and all(isinstance(leaf, int | float) for leaf in jax.tree.leaves(value)):
+            raise TypeError(
+                f"`params[{name!r}]` is a list of numbers, as JSON keeps them, and a parameter is an array: "
+                "{name: jnp.asarray(value) for name, value in params.items()}."
+            )
+
+
 def check_guide_sites(sites: Trace, params: Mapping[str, Any], guide: Any) -> None:
     """Refuse a guide that is a model, and missing parameters, which would silently stay at their initial values.
 
@@ -94,11 +102,12 @@ def check_guide_sites(sites: Trace, params: Mapping[str, Any], guide: Any) -> No
 def check_model_params(
     sites: Trace, others: Collection[str], params: Mapping[str, Any], *, guided: bool = True
 ) -> None:
-    """Refuse parameters of another model. If ``params`` holds none of the model's parameters, these keep their initial values.
+    """Refuse parameters of another model, and warn if ``params`` holds none of the model's, which then keep their initial values.
 
     :param sites: sites of the model.
     :param others: names of the guide's sites.
-    :param guided: whether a name that neither model nor guide has counts as a hint; among draws of MCMC it does not.
+    :param guided: whether the parameters are those of a fit with a guide. Draws of MCMC hold none, and other names among them mean
+        nothing.
     :raises ValueError: if some of the model's parameters are missing but not all, or unknown ones replace them.
     """
     declared = [name for name, site in sites.items() if site["type"] == "param" and name not in others]
@@ -114,6 +123,14 @@ def check_model_params(
             f"`params` {beside} but not {_listed(missing)}, which the model would take at the starting value. Pass all parameters "
             "of the fit: svi_result.params, or svi.get_params(state). To mean a value of your own, add it: "
             f"{{**params, {missing[0]!r}: value}}."
+        )
+    if guided:
+        warnings.warn(
+            f"`params` holds none of the model's own parameters: {_listed(missing)} keep the values that the model "
+            "starts from, which a fit has changed. Pass all parameters of the fit: svi_result.params, or svi.get_params(state). If "
+            "these values are meant, add them to `params`.",
+            UserWarning,
+            stacklevel=4,
         )
 
 

@@ -67,8 +67,8 @@ def posterior(
 
     :param model: the model that was fitted.
     :param guide: its guide; ``None`` if ``params`` holds values of latent sites, such as one draw of ``MCMC``.
-    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``. It must hold all of the model's parameters, or none; then
-        they have their initial values.
+    :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``. It must hold all of the model's parameters. With none of
+        them a warning says that they have their initial values.
     :param args: arguments of the model; the training inputs, or any inputs of the right shape.
     :param rng_key: key for the latent sites that the guide draws; default ``jax.random.PRNGKey(0)``.
     :return: a :class:`GPFunction` for each gp, by full name (with the prefix of ``handlers.scope``), and for each observed

@@ -15,6 +15,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_orthgp.errors import check_params, inspect
 from numpyro_orthgp.gaussians.family import Whitened
+from numpyro_orthgp.guides.parameters import refuse_lists
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["Summaries"]
@@ -29,6 +30,7 @@ class Summaries(AutoGuide):
         self, rng_key: PRNGKey, params: dict[str, Any], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
     ) -> dict[str, Array]:
         """Samples of all latent sites, each of shape ``sample_shape`` + the site's."""
+        refuse_lists(params)
 
         def draw(key: PRNGKey) -> dict[str, Array]:
             return handlers.substitute(handlers.seed(self, key), params)(*args, **kwargs)
@@ -95,6 +97,7 @@ class Summaries(AutoGuide):
                 "This guide has not seen its model yet, so it knows no sites. Call it first: guide(*args) under "
                 "numpyro.handlers.seed, or svi.init."
             )
+        refuse_lists(params)
         if not self._others:
             return {}
         try:

@@ -145,13 +145,14 @@ def refuse_outer_product(name: str, message: Mapping[str, Any]) -> None:
     inner, masks, fn = message["fn"], [], message["fn"]
     while isinstance(inner, (dist.MaskedDistribution, dist.ExpandedDistribution, dist.Independent)):
         if isinstance(inner, dist.MaskedDistribution) and inner.event_dim == fn.event_dim:
-            masks.append(("a mask", np.shape(inner._mask)))
+            masks.append(np.shape(inner._mask))
         inner = inner.base_dist
-    own = inner.batch_shape[: len(inner.batch_shape) - (fn.event_dim - inner.event_dim)]
+    made = fn.event_dim - inner.event_dim  # axes of rows that `to_event` has made axes of an event
     value = np.shape(message["value"])
-    shapes = [("its distribution", own), ("its value", value[: len(value) - fn.event_dim]), *masks]
+    shapes = [("its distribution", inner.batch_shape), ("its value", value[: len(value) - inner.event_dim])]
+    shapes += [("a mask", (*mask, *(1,) * made)) for mask in masks]
     together = np.broadcast_shapes(*(shape for _, shape in shapes))
-    plates = {frame.dim for frame in message["cond_indep_stack"]}
+    plates = {frame.dim - made for frame in message["cond_indep_stack"]}
     outside = [size for dim, size in enumerate(together, -len(together)) if size > 1 and dim not in plates]
     if outside and math.prod(together) > max(math.prod(shape) for _, shape in shapes[:2]):
         listed = ", ".join(f"{what} {shape}" for what, shape in shapes)
