@@ -22,6 +22,7 @@ from numpyro_orthgp.diagnostics.plugged import advice_on_own_draws, advice_on_pl
 from numpyro_orthgp.diagnostics.samples import words_of_sample
 from numpyro_orthgp.diagnostics.scales import Scales
 from numpyro_orthgp.diagnostics.words import percent, table
+from numpyro_orthgp.functions.expected import REMEDY, TOO_MUCH, words_of_nodes
 from numpyro_orthgp.guides.own_draws import TwoWays
 
 __all__ = ["Report"]
@@ -51,6 +52,8 @@ class Report:
     :param scales: inputs compared with lengthscales, by name of the function, for 20 rows or more and 50 columns or fewer.
     :param plugged: gps whose mean or variance a site takes as numbers, by name of the site.
     :param own_draws: sites that take a function in two ways that are independent of each other, such as marginals and draws.
+    :param averaging: what nodes over uncertain inputs miss, in units of the prior's standard deviation, by name of the output, for
+        kernels whose averages have no closed form.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -70,13 +73,15 @@ class Report:
     scales: Mapping[str, Scales] = field(default_factory=dict)
     plugged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     own_draws: tuple[TwoWays, ...] = ()
+    averaging: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def advice(self) -> tuple[str, ...]:
         """Advice, most urgent first; empty if no problem was found."""
         points = advice_on_points(self.points, self.nuts is not None)
         no_bound = (*advice_on_plugged(self.plugged), *advice_on_own_draws(self.own_draws))
-        own = (*no_bound, *points, *advice_on_starts(self.starts))
+        averages = (f"{words_of_nodes(n, e)} {REMEDY}" for n, e in self.averaging.items() if e > TOO_MUCH)
+        own = (*no_bound, *averages, *points, *advice_on_starts(self.starts))
         return own + tuple(
             advise(
                 self.functions,
@@ -121,6 +126,8 @@ class Report:
                 f"quadrature error of {name}, {found.num_points} nodes: {found.mean:+.1g} nats per point (largest "
                 f"{found.most:.1g})"
             )
+        for name, missed in self.averaging.items():
+            yield f"nodes over uncertain inputs of {name} miss {missed:.1g} of the prior's standard deviation"
         for name, gain in self.nearby.items():
             groups = "the fit has groups, "
             if gain.groups is not None:

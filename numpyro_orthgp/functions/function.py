@@ -13,7 +13,7 @@ from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
 from numpyro_orthgp.functions.draws import Joint, JointInRun, draw_process, in_run, paths_of
-from numpyro_orthgp.functions.expected import AveragedMarginals, average
+from numpyro_orthgp.functions.expected import AveragedMarginals, average, nodes_of
 from numpyro_orthgp.functions.groups import covariance_of_groups, moments_of_groups
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.marginals import Marginals
@@ -44,6 +44,7 @@ from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.grouped import Grouping
 from numpyro_orthgp.math.linalg import clip_rounding, join, with_derivative_of
 from numpyro_orthgp.math.products import combine, diagonal, matmul
+from numpyro_orthgp.math.resolution import warn_of_coarse_inputs
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["GPFunction"]
@@ -139,7 +140,7 @@ class GPFunction(NoArray):
         mean, explained, residual, total = (self._columns(a) for a in (mean, added.explained, residual, total))
         return mean, explained, residual, total, None if groups is None else self._per_latent(groups, event_dim=3)
 
-    def expected(self, X: LatentInputs, *, num_points: int = 20) -> Marginals:
+    def expected(self, X: LatentInputs, *, num_points: int | None = None) -> Marginals:
         r"""Moments at latent inputs, averaged over their Gaussian in closed form, for Gaussian noise.
 
         With :class:`~numpyro_orthgp.likelihoods.Gaussian` this gives the bound of the Bayesian GP-LVM, also on minibatches, without
@@ -155,8 +156,8 @@ class GPFunction(NoArray):
         accurate to about 2 % or 0.001. Without a Gaussian from a guide (NUTS, ``Predictive``), this is f at the draw.
 
         :param X: the result of :func:`latent_inputs`, B points.
-        :param num_points: quadrature nodes per dimension for kernels without closed-form expectations. Rough kernels
-            need more, such as 100 for Matern12.
+        :param num_points: Gauss-Hermite nodes per dimension for kernels without closed-form expectations; by default 128 nodes in
+            one dimension, 32 x 32 in two, else 1024 Sobol points (:mod:`numpyro_orthgp.kernels.expectations`).
         :return: moments of shape (B,) or (B, P); likelihoods that need more than moments refuse them.
         :raises TypeError: if ``X`` is not latent inputs, or inducing variables are not points.
         :raises ValueError: for mean-only points, and for hyperparameters or points that differ between latent functions; with
@@ -174,7 +175,9 @@ class GPFunction(NoArray):
         )
         mean, explained, residual = (self._columns(a) for a in (mean, explained, residual))
         groups = None if groups is None else self._per_latent(groups, event_dim=3)
-        return AveragedMarginals(mean, explained, residual, None, self.residual_scale, None, self.names, None, groups)
+        nodes = nodes_of(self.kernel, self.features, self.blocks, loc, X.scale, num_points)
+        how: Any = {"residual_scale": self.residual_scale, "names": self.names, "groups": groups, "nodes": nodes}
+        return AveragedMarginals(mean, explained, residual, **how)
 
     def term(self, which: str | int | Any) -> Term:
         """Posterior of one term, or of several together, of a function whose kernel is a sum; exact given q.
@@ -277,7 +280,9 @@ class GPFunction(NoArray):
     def checked(self, X: Any) -> Array:
         """Inputs as an array; they are refused if they do not match the inducing variables."""
         dim, dtype = self._kind
-        return check_same_dtype("X", check_inputs("X", X, dim=dim), dtype)
+        X = check_same_dtype("X", check_inputs("X", X, dim=dim), dtype)
+        warn_of_coarse_inputs("X", X)
+        return X
 
     def _rows(self, X: Any) -> Rows:
         if not isinstance(X, Functional):

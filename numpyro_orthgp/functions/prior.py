@@ -16,7 +16,7 @@ from numpyro_orthgp.functions.projection import Block, conditional_covariance, d
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.inducing.rows import Rows, covariance_of_rows, covariance_with_rows, scale_of_rows
 from numpyro_orthgp.kernels.base import Kernel, ours
-from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
+from numpyro_orthgp.kernels.expectations import NumPoints, psi0, psi1, psi2
 from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
 from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
@@ -127,7 +127,7 @@ def expect_covariances(
     blocks: Sequence[Block],
     loc: Array,
     scale: Array,
-    num_points: int,
+    num_points: NumPoints,
     magnified: ArrayLike = 1.0,
 ) -> Expectations:
     """The psi statistics (Titsias and Lawrence 2010) of all sets together, and the moments of the projections.
