@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import jax
@@ -13,7 +14,7 @@ import pytest
 from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp import kernels, online
+from numpyro_orthgp import kernels, likelihoods, online
 from numpyro_orthgp.functions.rounding import rounding_of
 
 X = np.linspace(0, 10, 40)
@@ -91,3 +92,74 @@ def test_inputs_far_from_zero_are_said_without_fit():
         f(near), f(far[:1]), f(1e6 * near)
     with pytest.warns(UserWarning, match=message):
         f(far)
+
+
+@pytest.mark.parametrize("collapsed", [True, False])
+def test_a_point_is_not_said_to_be_without_problems(collapsed):
+    """Nothing compares it with the posterior; and where q(u) is a point, intervals of f are too narrow."""
+
+    def model(X, y):
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+        if collapsed:
+            numpyro.sample("y", ogp.CollapsedGP(kernels.RBF(1.0), X, X[::3], noise), obs=y)
+        else:
+            f = ogp.gp("f", kernels.RBF(1.0), X[::3])
+            with numpyro.plate("rows", len(X)):
+                numpyro.sample("y", likelihoods.Gaussian(f(X), noise), obs=y)
+
+    y = jnp.asarray(np.sin(X) + 0.3 * np.random.default_rng(0).normal(size=40))
+    params = {"noise_auto_loc": jnp.asarray(0.3)} | ({} if collapsed else {"f.u0_auto_loc": jnp.zeros(14)})
+    report = ogp.check(model, AutoDelta(model), params, jnp.asarray(X[:, None]), y, num_samples=25)
+    said = any(
+        "Of f.u0 the guide gives one value, not a Gaussian, so standard deviations of f lack" in a
+        for a in report.advice
+    )
+    assert said != collapsed
+    if not report.advice:
+        assert str(report).endswith("nothing here compares the guide with the posterior (nuts=200 does)")
+    assert collapsed == (not report.advice)
+
+
+@pytest.mark.parametrize("num", [12, 200])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_joint_distributions_are_as_wide_as_the_posterior(dtype, num):
+    """Beside an exact Gaussian process. In float32 the factor took so much jitter that standard deviations were three and ten times
+    as large, beside marginals that were right."""
+    noise, data = 0.01, np.linspace(0, 5, 40)
+    at = np.linspace(-1, 6, num) if num == 12 else np.linspace(2, 3, num)
+    c = functools.partial(jnp.asarray, dtype=dtype)
+
+    def make(X, y, Z):
+        return ogp.CollapsedGP(kernels.RBF(c(1.0)), X, Z, c(noise)).posterior(y)
+
+    f = jax.jit(make)(c(data[:, None]), c(np.sin(2 * data)), c(data[::3, None]))
+    joint = f.joint(c(at[:, None]))
+    K = square_exponential(data, data) + noise**2 * np.eye(40)
+    k = square_exponential(data, at)
+    exact = square_exponential(at, at) - k.T @ np.linalg.solve(K, k)
+    sd = np.sqrt(np.diag(exact))
+    L = np.asarray(joint.scale_tril, float)
+    np.testing.assert_allclose(L @ L.T / sd / sd[:, None], exact / sd / sd[:, None], atol=0.2)
+    np.testing.assert_allclose(np.sqrt(joint.variance), np.sqrt(f(c(at[:, None])).variance), rtol=0.05)
+    assert (np.diag(L) > 0).all() and joint.scale_tril.dtype == dtype
+
+
+def test_derivatives_of_joint_distributions_in_float32():
+    """By inputs and by the lengthscale, beside those of float64."""
+    at, y = np.linspace(0.3, 4, 5)[:, None], np.sin(np.linspace(0.3, 4, 5))
+
+    def log_density(lengthscale, at, dtype):
+        Z = jnp.asarray(np.linspace(0, 5, 4)[:, None], dtype)
+        q = ogp.CollapsedGP(kernels.RBF(lengthscale), Z, Z, jnp.asarray(0.3, dtype), jitter=1e-6)
+        joint = q.posterior(jnp.asarray([0.3, -0.4, 1.0, 0.1], dtype)).joint(at)
+        root = joint.scale_tril
+        C = root @ root.T + 0.1 * jnp.eye(5, dtype=dtype)
+        return dist.MultivariateNormal(joint.loc, C).log_prob(jnp.asarray(y, dtype))
+
+    def gradient(dtype):
+        return jax.jit(jax.grad(lambda *a: log_density(*a, dtype), (0, 1)))(
+            jnp.asarray(0.8, dtype), jnp.asarray(at, dtype)
+        )
+
+    for one, two in zip(gradient(jnp.float32), gradient(jnp.float64), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-3)

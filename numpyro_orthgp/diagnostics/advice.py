@@ -68,6 +68,11 @@ def advise(
                 f"Up to {percent(min(health.rounding, 1))} of the standard deviation of {name} is rounding: the posterior variance "
                 f"there is not far above that of {health.dtype}. Use 64-bit floats (numpyro.enable_x64()), or fewer points."
             )
+        if drawn := [s.name for s in health.sets if np.isnan(s.divergence)]:
+            yield (
+                f"Of {listed(drawn)} the guide gives one value, not a Gaussian, so standard deviations of {name} lack that of the "
+                "guide: intervals from posterior(...) are too narrow. Take AutoSparseGP(model), or predict with draws of the guide."
+            )
         for s in health.sets:
             yield from _on_factor(s)
     for name, error in integration.items():

@@ -107,9 +107,15 @@ class Report:
         sections += [_held_out(name, calibration) for name, calibration in self.held_out.items()]
         if self.nuts is not None:
             sections.append(_nuts(self.nuts))
-        advice = [_bullet(line) for line in self.advice] or ["  no problem was found"]
+        advice = [_bullet(line) for line in self.advice] or [f"  no problem was found{self._unseen()}"]
         sections.append(["What to do", *advice])
         return "\n\n".join("\n".join(section) for section in sections)
+
+    def _unseen(self) -> str:
+        """What nothing on the page has looked at, if that is the guide itself."""
+        if not isinstance(self.khat, str) or self.nuts is not None:
+            return ""
+        return " in what was measured; nothing here compares the guide with the posterior (nuts=200 does)"
 
     def _fit(self) -> Iterator[str]:
         if self.convergence is not None:

@@ -20,7 +20,7 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, weigh_points
 from numpyro_orthgp.functions.no_array import NoArray
 from numpyro_orthgp.functions.paths import Paths
-from numpyro_orthgp.functions.prior import root_of_rows
+from numpyro_orthgp.functions.prior import root_given
 from numpyro_orthgp.functions.projection import Block, all_moments, project, residual_covariance, turn
 from numpyro_orthgp.functions.runs import DrawInRun, Run
 from numpyro_orthgp.functions.sites import Names, drawn_values, refuse_drawn_by_rows
@@ -32,9 +32,7 @@ from numpyro_orthgp.inducing.functional import Concatenated, Functional
 from numpyro_orthgp.inducing.rows import (
     Rows,
     as_feature,
-    covariance_of_rows,
     covariance_with_rows,
-    scale_of_rows,
     variance_of_rows,
 )
 from numpyro_orthgp.inducing.tasks import Tasks
@@ -43,7 +41,7 @@ from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.grouped import Grouping
 from numpyro_orthgp.math.linalg import clip_rounding, join, with_derivative_of
-from numpyro_orthgp.math.products import combine, diagonal, matmul
+from numpyro_orthgp.math.products import combine, matmul
 from numpyro_orthgp.math.resolution import warn_of_coarse_inputs
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -211,8 +209,7 @@ class GPFunction(NoArray):
     @one_program
     def _joint(self, X: Rows) -> dist.MultivariateNormal:
         A = self.project(X)
-        K = covariance_of_rows(self.kernel, X)
-        L = root_of_rows(self.covariance(K, A), diagonal(K), scale_of_rows(self.kernel, X))
+        L = root_given(self.kernel, self.features, self.blocks, self.beliefs, X, A)
         # NumPyro's own check of the factor would take twenty programs.
         mean, L = self.mean([as_feature(X)], A), self._per_latent(L, event_dim=2)
         return Joint(mean, scale_tril=L, validate_args=False)

@@ -70,7 +70,9 @@ class StudentT(ExpectedLikelihood):
             return super().expected_log_density(y)
         m, width = self.marginals, self.scale * jnp.sqrt(self.df)
         falls = expected_log1p_square((y - m.mean) / width, safe_sqrt(m.variance) / width)
-        return self._log_height - (self.df + 1) / 2 * falls
+        return (self._log_height - (self.df + 1) / 2 * falls).astype(
+            m.mean.dtype
+        )  # of f, also where df is of the default
 
     @property
     def _log_height(self) -> Array:

@@ -268,8 +268,8 @@ def _warn_rounded(dtype: Any, rounding: Array) -> None:
     most = float(jnp.max(rounding))
     if most > MUCH_ROUNDED:
         warnings.warn(
-            f"After `condition` up to {min(most, 1):.0%} of the function's standard deviation at its points is rounding: the variance "
-            f"there is not far above that of {dtype}. Use 64-bit floats (numpyro.enable_x64()), or fewer points.",
+            f"After `condition` up to {min(most, 1):.0%} of the function's standard deviation at its points is rounding: the "
+            f"variance there is not far above that of {dtype}. Use 64-bit floats (numpyro.enable_x64()), or fewer points.",
             stacklevel=4,
         )
 
