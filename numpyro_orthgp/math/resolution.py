@@ -77,9 +77,9 @@ def coarse_columns(array: np.ndarray) -> list[Coarse]:
 
 def warn_of_coarse_inputs(name: str, X: Any) -> None:
     """Warn of inputs that a function is asked at, or fitted to, without :func:`~numpyro_orthgp.fit`, if their values are known."""
-    if not is_concrete(X):
+    if not is_concrete(X) or not getattr(X, "is_fully_addressable", True):  # those of several processes are not here
         return
-    found = coarse_columns(np.asarray(X[:FEW_ROWS]))
+    found = coarse_columns(np.asarray(X)[:FEW_ROWS])
     if found:
         warnings.warn(f"{found[0].words(f'`{name}`', X.dtype)}. {REMEDY}", UserWarning, stacklevel=4)
 
