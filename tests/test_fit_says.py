@@ -17,7 +17,7 @@ from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
-from numpyro_orthgp.training.resolution import coarse_columns
+from numpyro_orthgp.math.resolution import coarse_columns
 
 N = 20
 RNG = np.random.default_rng(0)

@@ -154,6 +154,11 @@ def line(sd, B=40):
     return m, jnp.asarray(mean + sd * rng.normal(size=B))
 
 
+def student(m, scale, **options):
+    """By nodes: `likelihoods.StudentT` has a formula."""
+    return ogp.Likelihood(m, lambda f: dist.StudentT(3.0, f, scale), **options)
+
+
 def dense(fn, y, dim):
     assert integration._probe(fn, y).dim == dim
     return jax.jit(lambda fn, y: integration._dense(fn, y, dim))(fn, y)
@@ -187,8 +192,8 @@ def test_the_dense_rule_of_wrapped_and_of_mixed_likelihoods():
     exact = likelihoods.ZeroInflated(likelihoods.NegativeBinomial(m, 2.0), 0.1, integrator=GaussHermite(100))
     exact.likelihood.integrator = GaussHermite(100)
     assert_allclose(dense(inflated, counts, 1), exact.log_prob(counts), rtol=1e-7)
-    particles = likelihoods.Mixture(likelihoods.StudentT(m, 3.0, 1.0), jnp.zeros((20, 2)))
-    of_each = likelihoods.StudentT(m, 3.0, 1.0, integrator=GaussHermite(100)).log_prob(jnp.repeat(y[:20], 2))
+    particles = likelihoods.Mixture(student(m, 1.0), jnp.zeros((20, 2)))
+    of_each = student(m, 1.0, integrator=GaussHermite(100)).log_prob(jnp.repeat(y[:20], 2))
     assert_allclose(dense(particles, y[:20], 1), of_each.reshape(20, 2).mean(1), rtol=1e-6)
     three = ogp.stack([m, m, m])
     softmax_ = likelihoods.Categorical(three, integrator=GaussHermite(6))
@@ -202,6 +207,7 @@ def test_what_is_in_closed_form_or_random_is_not_looked_at():
     for fn, value in (
         (likelihoods.Gaussian(m, 0.1), y),
         (likelihoods.AsymmetricLaplace(m, 0.1, 0.3), y),
+        (likelihoods.StudentT(m, 3.0, 0.1), y),
         (likelihoods.Categorical(three), labels),
         (likelihoods.Categorical(three, "robustmax"), labels),
         (likelihoods.StudentT(m, 3.0, 0.1, integrator=MonteCarlo(4)), y),
@@ -222,12 +228,12 @@ def test_check_says_what_nodes_miss():
                 kinked = ogp.Likelihood(f(X), lambda f: dist.AsymmetricLaplaceQuantile(f, 0.02, 0.5))
                 numpyro.sample("kinked", kinked, obs=y)
             numpyro.sample("closed", likelihoods.AsymmetricLaplace(f(X), 0.02), obs=jnp.zeros(12))
-            pair = likelihoods.StudentT(g(X), 3.0, 1.0).mask(seen).to_event(1)
+            pair = student(g(X), 1.0).mask(seen).to_event(1)
             numpyro.sample("smooth", pair, obs=both)
 
         def step(carry, shift):
             with numpyro.plate("again", len(X)):
-                numpyro.sample("steps", likelihoods.StudentT(f(X) + shift, 3.0, 0.01), obs=jnp.zeros(12))
+                numpyro.sample("steps", student(f(X) + shift, 0.01), obs=jnp.zeros(12))
             return carry, None
 
         scan(step, 0, jnp.zeros(2))

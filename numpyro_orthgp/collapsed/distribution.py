@@ -30,6 +30,7 @@ from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
 from numpyro_orthgp.math.products import diagonal, matmul
+from numpyro_orthgp.math.resolution import warn_of_coarse_inputs
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike, PRNGKey
 
 __all__ = ["CollapsedGP"]
@@ -88,7 +89,7 @@ class CollapsedGP(dist.Distribution):
         kernel expectations are magnified more. Use float64 for the Bayesian GP-LVM.
     :param block_size: points per block, for memory O(M^2 + block_size M); a gradient computes each block twice. By default there is
         one block if matrices have at most 2^22 entries, and otherwise blocks of 2^20 entries; larger blocks suit accelerators.
-    :param num_points: quadrature nodes per dimension for kernel expectations without closed form.
+    :param num_points: Gauss-Hermite nodes per dimension for kernel expectations without closed form; as for ``f.expected(X)``.
     :raises ValueError: for wrong shapes or values, unknown or contradictory options; in a fit after
         ``f(X).independent().sample()``, whose rows are not drawn jointly.
     :raises TypeError: for integer inputs or outputs.
@@ -122,7 +123,7 @@ class CollapsedGP(dist.Distribution):
         num_outputs: int | None = None,
         jitter: float | None = None,
         block_size: int | None = None,
-        num_points: int = 20,
+        num_points: int | None = None,
         validate_args: bool | None = None,
     ) -> None:
         refuse_drawn_by_rows("CollapsedGP sees all rows at once")
@@ -133,6 +134,7 @@ class CollapsedGP(dist.Distribution):
         checked = check_inputs("X", X, dim=input_dim(features))
         self.X = X if isinstance(X, LatentInputs) else checked
         check_same_dtype("X", self.X, features[0].dtype)
+        warn_of_coarse_inputs("X", checked)
         N = self.X.shape[0]
         uncertain = self._uncertain
         self.alpha = checks.check_bound(bound, alpha, N, len(features), orthogonal is not None, uncertain)

@@ -22,7 +22,7 @@ from numpyro_orthgp.functions.prior import expect_covariances
 from numpyro_orthgp.functions.projection import Block, project, residual_variance
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
-from numpyro_orthgp.kernels.expectations import psi0
+from numpyro_orthgp.kernels.expectations import NumPoints, psi0
 from numpyro_orthgp.math.blocks import sum_blocks
 from numpyro_orthgp.math.grouped import cut_groups, gram_of_groups
 from numpyro_orthgp.math.linalg import join
@@ -56,7 +56,7 @@ class Prior(NamedTuple):
     features: tuple[Feature, ...]
     blocks: tuple[Block, ...]
     given: tuple[Whitened, ...] | None = None
-    num_points: int = 20
+    num_points: NumPoints = None
     magnified: ArrayLike = 1.0
 
 

@@ -20,7 +20,8 @@ from numpyro_orthgp.diagnostics.nearby import Nearby
 from numpyro_orthgp.diagnostics.outputs import OutputFit, advice_on_outputs
 from numpyro_orthgp.diagnostics.scales import ALONE, Scales, advice_on_scales
 from numpyro_orthgp.diagnostics.words import listed, percent
-from numpyro_orthgp.training.resolution import REMEDY
+from numpyro_orthgp.functions.rounding import MUCH_ROUNDED
+from numpyro_orthgp.math.resolution import REMEDY
 
 __all__ = ["advise"]
 
@@ -61,7 +62,17 @@ def advise(
     for name, found in scales.items():
         yield from advice_on_scales(name, found)
     yield from advice_on_outputs(outputs, functions, scales)
-    for health in functions.values():
+    for name, health in functions.items():
+        if health.rounding > MUCH_ROUNDED:
+            yield (
+                f"Up to {percent(min(health.rounding, 1))} of the standard deviation of {name} is rounding: the posterior variance "
+                f"there is not far above that of {health.dtype}. Use 64-bit floats (numpyro.enable_x64()), or fewer points."
+            )
+        if drawn := [s.name for s in health.sets if np.isnan(s.divergence)]:
+            yield (
+                f"Of {listed(drawn)} the guide gives one value, not a Gaussian, so standard deviations of {name} lack that of the "
+                "guide: intervals from posterior(...) are too narrow. Take AutoSparseGP(model), or predict with draws of the guide."
+            )
         for s in health.sets:
             yield from _on_factor(s)
     for name, error in integration.items():

@@ -16,7 +16,7 @@ from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
 from numpyro_orthgp.diagnostics.health import FunctionHealth, health_of, inputs_of, residual_scales
 from numpyro_orthgp.diagnostics.hierarchy import points_of, starts_of
 from numpyro_orthgp.diagnostics.importance import ParetoK, check_guide, khat_of
-from numpyro_orthgp.diagnostics.integration import integration_errors
+from numpyro_orthgp.diagnostics.integration import averaging_errors, integration_errors
 from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.nearby import nearby_gains
 from numpyro_orthgp.diagnostics.outputs import outputs_of_fit
@@ -67,6 +67,7 @@ def check(
       prior variance at the data that the set explains; the smallest *pivot*, which is the variance of an inducing variable given
       those before it, relative to the kernel's variance; the number of variables that *repeat* others, with almost no variance of
       their own; the jitter, and what the Cholesky factor needed beyond it;
+    * how much of its standard deviations is rounding, if that is more than 2 % somewhere;
     * the share of the prior variance that no set explains, over the inputs. Where it is large, more points are needed. If the
       guide draws hyperparameters, the page shows one draw. If inputs repeat, it says how many are distinct.
 
@@ -87,6 +88,7 @@ def check(
     * the error of Gauss-Hermite nodes in each output's expectation, in nats per point, measured with some thousands of nodes. If
       the density of y is narrow compared with f, or has a kink, the bound may be too high. Likelihoods with closed forms have no
       such line;
+    * what nodes miss that average a kernel over uncertain inputs, if the kernel has no closed form for that;
     * what nearby rows would add, in nats per row, if an output has Gaussian noise and depends on one function: groups of 16 to the
       tightened bound, and the 32 nearest rows to the predictive density of rows left out (:func:`with_neighbors`);
     * the Pareto k-hat of the guide's importance weights (:func:`khat`);
@@ -157,6 +159,7 @@ def check(
         plugged_of(subject, [name for name in functions if name not in layout.collapsed]),
         own_draws_of(subject),
         {} if samples else unsettled_of(subject),
+        averaging_errors(subject),
     )
 
 

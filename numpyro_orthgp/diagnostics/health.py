@@ -18,6 +18,7 @@ from numpyro_orthgp.diagnostics.layout import Trace, functions_at_data, is_margi
 from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.projection import conditional_covariance
+from numpyro_orthgp.functions.rounding import rounding_of
 from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.inducing.functional import Concatenated
 from numpyro_orthgp.inducing.rows import Rows, as_feature, join_rows, variance_of_rows
@@ -75,6 +76,9 @@ class FunctionHealth:
     :param moved: share of the mean that comes from mean-only points: its standard deviation over the inputs, relative to that of
         the whole mean; NaN without inputs.
     :param num_distinct: number of distinct inputs; ``None`` without inputs.
+    :param rounding: the largest relative error of the standard deviation at an input that is rounding
+        (:func:`~numpyro_orthgp.functions.rounding.rounding_of`), roughly; NaN without inputs, or if q is a draw.
+    :param dtype: of the function.
     """
 
     sets: tuple[SetHealth, ...]
@@ -82,6 +86,8 @@ class FunctionHealth:
     num_mean_only: int
     moved: float
     num_distinct: int | None = None
+    rounding: float = np.nan
+    dtype: str = ""
 
     @property
     def worst(self) -> int:
@@ -98,7 +104,7 @@ def health_of(name: str, f: GPFunction, X: Rows | None) -> FunctionHealth:
     :param X: inputs, shape (N, D); ``None`` if they are not known.
     """
     factors = run_as_one(_factors, f)
-    shares, moved = (None, np.nan) if X is None else jax.device_get(run_as_one(_shares, f, X))
+    shares, moved, rounding = (None, np.nan, np.nan) if X is None else jax.device_get(run_as_one(_shares, f, X))
     sets = tuple(
         SetHealth(
             f"{name}.u{i}",
@@ -114,7 +120,8 @@ def health_of(name: str, f: GPFunction, X: Rows | None) -> FunctionHealth:
     residual = None if shares is None else np.maximum(1 - shares.sum(1), 0)
     num_distinct = None if X is None else len(X) if isinstance(X, Functional) else len(np.unique(np.asarray(X), axis=0))
     num_mean_only = 0 if f.shift is None else f.shift.points.shape[-2]
-    return FunctionHealth(sets, residual, num_mean_only, float(moved), num_distinct)
+    dtype = f.features[0].dtype.name
+    return FunctionHealth(sets, residual, num_mean_only, float(moved), num_distinct, float(np.max(rounding)), dtype)
 
 
 def inputs_of(sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey) -> dict[str, Rows]:
@@ -178,19 +185,20 @@ def _block_size(f: GPFunction, X: Rows) -> int:
     return max(MAX_ENTRIES // (f.num_inducing * (X.width if isinstance(X, Functional) else 1)), 1)
 
 
-def _shares(f: GPFunction, X: Rows) -> tuple[Array, Array]:
-    """Share of the prior variance that each set explains, shape (N, K) or (N, K, P), and the mean-only share of the mean."""
+def _shares(f: GPFunction, X: Rows) -> tuple[Array, Array, Array]:
+    """Share of the prior variance that each set explains, shape (N, K) or (N, K, P), the mean-only share of the mean, and what
+    rounding is of standard deviations, shape (N,) or (N, P)."""
 
-    def at(X: Rows) -> tuple[Array, Array, Array]:
+    def at(X: Rows) -> tuple[Array, Array, Array, Array]:
         A = f.project(X)
         prior = variance_of_rows(f.kernel, X)
         # Where the prior has no variance, there is nothing left to explain.
         parts = [jnp.where(prior > 0, jnp.sum(Ai**2, -2) / prior, float(i == 0)) for i, Ai in enumerate(A)]
         shares = jnp.stack(parts, -2)
         mean, own = f.mean([as_feature(X)], A), replace(f, shift=None).mean([as_feature(X)], A)
-        return jnp.moveaxis(shares, -1, 0).swapaxes(1, -1), mean.T, (mean - own).T
+        return jnp.moveaxis(shares, -1, 0).swapaxes(1, -1), mean.T, (mean - own).T, rounding_of(f, X, A).T
 
     parts = X.parts if isinstance(X, Concatenated) else (X,)
     done = [map_blocks(at, part, _block_size(f, part)) for part in parts]
-    shares, mean, moved = (jnp.concatenate(of_parts) for of_parts in zip(*done, strict=True))
-    return shares, jnp.std(moved) / jnp.maximum(jnp.std(mean), jnp.finfo(mean.dtype).tiny)
+    shares, mean, moved, rounding = (jnp.concatenate(of_parts) for of_parts in zip(*done, strict=True))
+    return shares, jnp.std(moved) / jnp.maximum(jnp.std(mean), jnp.finfo(mean.dtype).tiny), rounding

@@ -1,4 +1,4 @@
-"""Error of a likelihood's quadrature: its expectations in a fit, compared with those by thousands of nodes."""
+"""Error of quadrature in a fit, compared with thousands of nodes: of a likelihood's expectations, and of averages over inputs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.sites import mask_of
 from numpyro_orthgp.diagnostics.subject import Subject
+from numpyro_orthgp.functions.expected import Nodes, nodes_of
+from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, is_expected, unwrap
 from numpyro_orthgp.likelihoods.mixture import Mixture
 from numpyro_orthgp.likelihoods.stacked import Stacked
 from numpyro_orthgp.math.quadrature import sobol_normal
 from numpyro_orthgp.types import Array
 
-__all__ = ["IntegrationError", "integration_errors"]
+__all__ = ["IntegrationError", "averaging_errors", "integration_errors"]
 
 # Of the dense rule: how far it goes, in standard deviations; nodes for one function, for each of two, for several together; how
 # many are looked at together.
@@ -72,6 +75,29 @@ def integration_errors(subject: Subject) -> dict[str, IntegrationError]:
     found = jax.device_get(subject.measure(collect))
     kept = {name: error[mask & np.isfinite(error)] for name, (error, mask) in found.items()}
     return {name: IntegrationError(numbers[name], np.asarray(e, float)) for name, e in kept.items() if e.size}
+
+
+def averaging_errors(subject: Subject) -> dict[str, float]:
+    """What nodes over uncertain inputs miss, by name of the output, for outputs whose averages have no closed form: in units of the
+    prior's standard deviation (:func:`~numpyro_orthgp.functions.expected.nodes_miss`)."""
+
+    def collect(sites: Trace, functions: Any) -> dict[str, Array]:
+        beneath = {output.name: _averaged(sites[output.site]["fn"]) for output in subject.layout.outputs}
+        return {name: jnp.stack([n.missed() for n in nodes]) for name, nodes in beneath.items() if nodes}
+
+    return {name: float(np.max(missed)) for name, missed in subject.measure(collect).items()}
+
+
+def _averaged(fn: Any) -> list[Nodes]:
+    if isinstance(fn, CollapsedGP):
+        X = fn.X
+        if not isinstance(X, LatentInputs) or X.loc is None or X.scale is None:
+            return []
+        nodes = nodes_of(fn.kernel, fn.features, fn._prior().blocks, X.loc, X.scale, fn.num_points)
+        return [] if nodes is None else [nodes]
+    leaves = jax.tree.leaves(fn, is_leaf=lambda leaf: isinstance(leaf, Nodes))
+    # Inside `scan` the arrays of all steps are stacked.
+    return [leaf for leaf in leaves if isinstance(leaf, Nodes) and leaf.loc.ndim == 2]
 
 
 class _Part:

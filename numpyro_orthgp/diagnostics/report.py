@@ -23,6 +23,7 @@ from numpyro_orthgp.diagnostics.samples import words_of_sample
 from numpyro_orthgp.diagnostics.scales import Scales
 from numpyro_orthgp.diagnostics.unsettled import Unsettled, advice_on_unsettled
 from numpyro_orthgp.diagnostics.words import percent, table
+from numpyro_orthgp.functions.expected import REMEDY, TOO_MUCH, words_of_nodes
 from numpyro_orthgp.guides.own_draws import TwoWays
 
 __all__ = ["Report"]
@@ -53,6 +54,8 @@ class Report:
     :param plugged: gps whose mean or variance a site takes as numbers, by name of the site.
     :param own_draws: sites that take a function in two ways that are independent of each other, such as marginals and draws.
     :param unsettled: how far q is from its optimum, by name of the gp, for gps that take natural steps.
+    :param averaging: what nodes over uncertain inputs miss, in units of the prior's standard deviation, by name of the output, for
+        kernels whose averages have no closed form.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -73,13 +76,15 @@ class Report:
     plugged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     own_draws: tuple[TwoWays, ...] = ()
     unsettled: Mapping[str, Unsettled] = field(default_factory=dict)
+    averaging: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def advice(self) -> tuple[str, ...]:
         """Advice, most urgent first; empty if no problem was found."""
         points = advice_on_points(self.points, self.nuts is not None)
         no_bound = (*advice_on_plugged(self.plugged), *advice_on_own_draws(self.own_draws))
-        own = (*no_bound, *advice_on_unsettled(self.unsettled), *points, *advice_on_starts(self.starts))
+        averages = (f"{words_of_nodes(n, e)} {REMEDY}" for n, e in self.averaging.items() if e > TOO_MUCH)
+        own = (*no_bound, *advice_on_unsettled(self.unsettled), *averages, *points, *advice_on_starts(self.starts))
         return own + tuple(
             advise(
                 self.functions,
@@ -105,9 +110,15 @@ class Report:
         sections += [_held_out(name, calibration) for name, calibration in self.held_out.items()]
         if self.nuts is not None:
             sections.append(_nuts(self.nuts))
-        advice = [_bullet(line) for line in self.advice] or ["  no problem was found"]
+        advice = [_bullet(line) for line in self.advice] or [f"  no problem was found{self._unseen()}"]
         sections.append(["What to do", *advice])
         return "\n\n".join("\n".join(section) for section in sections)
+
+    def _unseen(self) -> str:
+        """What nothing on the page has looked at, if that is the guide itself."""
+        if not isinstance(self.khat, str) or self.nuts is not None:
+            return ""
+        return " in what was measured; nothing here compares the guide with the posterior (nuts=200 does)"
 
     def _fit(self) -> Iterator[str]:
         if self.convergence is not None:
@@ -124,6 +135,8 @@ class Report:
                 f"quadrature error of {name}, {found.num_points} nodes: {found.mean:+.1g} nats per point (largest "
                 f"{found.most:.1g})"
             )
+        for name, missed in self.averaging.items():
+            yield f"nodes over uncertain inputs of {name} miss {missed:.1g} of the prior's standard deviation"
         for name, gain in self.nearby.items():
             groups = "the fit has groups, "
             if gain.groups is not None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.training.resolution import coarse_columns
+from numpyro_orthgp.math.resolution import coarse_columns
 
 __all__ = ["arguments_of", "coarse_of"]
 

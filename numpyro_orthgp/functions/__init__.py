@@ -9,9 +9,9 @@ Read in this order:
 - ``function``: :class:`GPFunction`, which a model calls at inputs, or at linear functionals of it.
 
 Further modules: ``mean_only`` (points that move only the mean), ``stacking`` (functions side by side), ``terms`` (summands of a
-kernel), ``latent_inputs`` and ``expected`` (Gaussian inputs), ``groups`` (the residual in groups of rows), ``neighbors``
-(predictions with the data near an input), ``paths`` (draws of whole functions), ``draws`` and ``runs`` (a run of a model sees one
-function), ``frozen`` (runs in which draws are constants, for ``check``), ``shared_draws``, ``deep`` and ``images`` (functions of
-functions), ``sites`` (names and plates of the model), ``keys`` (its random keys), ``callers`` (who is calling), ``no_array`` (what
-f(X) says where it is taken for an array).
+kernel), ``latent_inputs`` and ``expected`` (Gaussian inputs), ``rounding`` (digits of variances), ``groups`` (the residual in
+groups of rows), ``neighbors`` (predictions with the data near an input), ``paths`` (draws of whole functions), ``draws`` and
+``runs`` (a run of a model sees one function), ``frozen`` (runs in which draws are constants, for ``check``), ``shared_draws``,
+``deep`` and ``images`` (functions of functions), ``sites`` (names and plates of the model), ``keys`` (its random keys),
+``callers`` (who is calling), ``no_array`` (what f(X) says where it is taken for an array).
 """

@@ -11,35 +11,69 @@ minibatches, without draws (Damianou, Titsias, Lawrence 2016, Sec. 3.3, before t
 tightened form, whose v of each point (Titsias 2025, App. B.5), or V of each group (:mod:`numpyro_orthgp.functions.groups`), does
 not depend on x.
 
+**Nodes.** Kernels whose expectations have no closed form are evaluated at nodes, and where inputs are known to less than some
+lengthscales or periods, these may be too few. `nodes_miss` compares with many more nodes: ``f.expected`` warns, and
+:func:`~numpyro_orthgp.check` says it of a fit.
+
 At the best q(u) the bound equals the collapsed one, loose or tight, up to rounding. Other likelihoods refuse these moments. Mixing
 refuses them too, since functions that are independent at each input are not independent on average.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 
+from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.functions.groups import covariance_of_groups
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.prior import Expectations, expect_covariances
 from numpyro_orthgp.functions.projection import Block
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
+from numpyro_orthgp.kernels.expectations import NumPoints
+from numpyro_orthgp.kernels.terms import terms
+from numpyro_orthgp.math.compiled import is_within_program, one_program
 from numpyro_orthgp.math.grouped import Grouping, gram_of_groups
 from numpyro_orthgp.math.linalg import join
 from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["AveragedMarginals", "average"]
+__all__ = ["REMEDY", "TOO_MUCH", "AveragedMarginals", "Nodes", "average", "nodes_miss", "nodes_of", "words_of_nodes"]
+
+TOO_MUCH = 0.01  # of the prior's standard deviation, that nodes miss
+_FEW = 2  # inputs at which they are compared
+REMEDY = (
+    "Its inputs are uncertain by more than a lengthscale or a period of the kernel. Give more nodes (num_points=), or average f(X) "
+    "over draws of the inputs."
+)
 
 # In float32 a direction beyond Hermite factors counts if it exceeds rounding errors times |m|^2 times this.
 _SMALLEST_SEEN = 50.0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """What nodes averaged: arguments of :func:`nodes_miss`, which :func:`~numpyro_orthgp.check` calls."""
+
+    kernel: Any
+    features: tuple[Feature, ...]
+    blocks: tuple[Block, ...]
+    loc: Array
+    scale: Array
+    num_points: NumPoints = field(default=None, metadata={"static": True})
+
+    def missed(self) -> Array:
+        """Shape ()."""
+        given = self.kernel, self.features, self.blocks, self.loc, self.scale
+        return nodes_miss(*given, num_points=self.num_points)
 
 
 @jax.tree_util.register_dataclass
@@ -49,7 +83,11 @@ class AveragedMarginals(Marginals):
 
     They serve likelihoods that need only two moments, :class:`~numpyro_orthgp.likelihoods.Gaussian`. ``explained`` includes the
     variance of the mean.
+
+    :param nodes: what was averaged by nodes; ``None`` where averages have a closed form.
     """
+
+    nodes: Nodes | None = None
 
     def _draw(self, rng_key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> NoReturn:
         raise TypeError(
@@ -72,7 +110,7 @@ def average(
     beliefs: Sequence[Whitened],
     loc: Array,
     scale: Array,
-    num_points: int,
+    num_points: NumPoints,
     grouping: Grouping | None = None,
 ) -> tuple[Array, Array, Array, Array | None]:
     """Mean, explained variance (with the variance of the mean) and residual variance at Gaussian inputs.
@@ -91,6 +129,50 @@ def average(
         groups = covariance_of_groups(kernel, loc, gram_of_groups([psi.first], *grouping), psi.residual, scale)
     explained = _explained(beliefs, m, mean, psi)
     return mean, jnp.maximum(explained, 0), psi.residual, groups
+
+
+def nodes_of(
+    kernel: Any, features: Sequence[Feature], blocks: Sequence[Block], loc: Array, scale: Array, num_points: NumPoints
+) -> Nodes | None:
+    """``None`` where averages have a closed form. If values are known, as in predictions, too few nodes are said."""
+    if terms(kernel, loc.shape[-1], loc.dtype) is not None:
+        return None
+    nodes = Nodes(kernel, tuple(features), tuple(blocks), loc, scale, num_points)
+    known = not is_within_program() and all(map(is_concrete, jax.tree.leaves(nodes)))
+    if known and (missed := float(nodes.missed())) > TOO_MUCH:
+        warnings.warn(f"{words_of_nodes('f.expected(X)', missed)} {REMEDY}", UserWarning, stacklevel=3)
+    return nodes
+
+
+def words_of_nodes(name: str, missed: float) -> str:
+    """A sentence."""
+    return (
+        f"Nodes that average {name} over uncertain inputs are too few: with many more it moves by {missed:.2g} of the prior's "
+        "standard deviation."
+    )
+
+
+@one_program
+def nodes_miss(
+    kernel: Any,
+    features: Sequence[Feature],
+    blocks: Sequence[Block],
+    loc: Array,
+    scale: Array,
+    *,
+    num_points: NumPoints = None,
+) -> Array:
+    """By how much f moves with many more nodes, at the inputs that are known least, in units of the prior's standard deviation.
+
+    It is the larger of two errors: of the mean, for a function like those of the prior, and of the residual's variance.
+    """
+    tiny = jnp.finfo(scale.dtype).tiny
+    least = jnp.argsort(-jnp.sum(scale / jnp.maximum(scale.max(0), tiny), -1))[:_FEW]
+    given = kernel, features, blocks, loc[least], scale[least]
+    usual, many = expect_covariances(*given, num_points), expect_covariances(*given, "many")
+    prior = jnp.maximum(many.residual + jnp.sum(many.first**2, 0), tiny)
+    moved = jnp.sqrt(jnp.sum((usual.first - many.first) ** 2, 0) / prior)
+    return jnp.max(jnp.maximum(moved, jnp.abs(usual.residual - many.residual) / prior))
 
 
 def _explained(beliefs: Sequence[Whitened], m: Array, mean: Array, psi: Expectations) -> Array:

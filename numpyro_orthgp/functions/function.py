@@ -13,14 +13,14 @@ from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
 from numpyro_orthgp.functions.draws import Joint, JointInRun, draw_process, in_run, paths_of
-from numpyro_orthgp.functions.expected import AveragedMarginals, average
+from numpyro_orthgp.functions.expected import AveragedMarginals, average, nodes_of
 from numpyro_orthgp.functions.groups import covariance_of_groups, moments_of_groups
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, weigh_points
 from numpyro_orthgp.functions.no_array import NoArray
 from numpyro_orthgp.functions.paths import Paths
-from numpyro_orthgp.functions.prior import root_of_rows
+from numpyro_orthgp.functions.prior import root_given
 from numpyro_orthgp.functions.projection import Block, all_moments, project, residual_covariance, turn
 from numpyro_orthgp.functions.runs import DrawInRun, Run
 from numpyro_orthgp.functions.sites import Names, drawn_values, refuse_drawn_by_rows
@@ -32,9 +32,7 @@ from numpyro_orthgp.inducing.functional import Concatenated, Functional
 from numpyro_orthgp.inducing.rows import (
     Rows,
     as_feature,
-    covariance_of_rows,
     covariance_with_rows,
-    scale_of_rows,
     variance_of_rows,
 )
 from numpyro_orthgp.inducing.tasks import Tasks
@@ -43,7 +41,8 @@ from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.grouped import Grouping
 from numpyro_orthgp.math.linalg import clip_rounding, join, with_derivative_of
-from numpyro_orthgp.math.products import combine, diagonal, matmul
+from numpyro_orthgp.math.products import combine, matmul
+from numpyro_orthgp.math.resolution import warn_of_coarse_inputs
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["GPFunction"]
@@ -139,7 +138,7 @@ class GPFunction(NoArray):
         mean, explained, residual, total = (self._columns(a) for a in (mean, added.explained, residual, total))
         return mean, explained, residual, total, None if groups is None else self._per_latent(groups, event_dim=3)
 
-    def expected(self, X: LatentInputs, *, num_points: int = 20) -> Marginals:
+    def expected(self, X: LatentInputs, *, num_points: int | None = None) -> Marginals:
         r"""Moments at latent inputs, averaged over their Gaussian in closed form, for Gaussian noise.
 
         With :class:`~numpyro_orthgp.likelihoods.Gaussian` this gives the bound of the Bayesian GP-LVM, also on minibatches, without
@@ -149,14 +148,15 @@ class GPFunction(NoArray):
                 X = latent_inputs("X", N, 2)
                 numpyro.sample("y", likelihoods.Gaussian(f.expected(X), noise).to_event(1), obs=Y[rows])
 
-        Formulas are in :mod:`numpyro_orthgp.functions.expected`. In float64 rounding errors grow with the inverse of the jitter:
-        give :func:`gp` a ``jitter`` of 1e-6. In float32 second moments are whitened as sums of squares
+        Formulas are in :mod:`numpyro_orthgp.functions.expected`. In float64 rounding errors grow with the inverse of the
+        jitter: give :func:`gp` a ``jitter`` of 1e-6. In float32 second moments are whitened as sums of squares
         (:mod:`numpyro_orthgp.kernels.hermite`); at the default jitter and a kernel variance of one, standard deviations are
-        accurate to about 2 % or 0.001. Without a Gaussian from a guide (NUTS, ``Predictive``), this is f at the draw.
+        accurate to about 2 % or 0.001 if inputs are known to a lengthscale, and to 6 % beyond. Without a Gaussian from a guide
+        (NUTS, ``Predictive``), this is f at the draw.
 
         :param X: the result of :func:`latent_inputs`, B points.
-        :param num_points: quadrature nodes per dimension for kernels without closed-form expectations. Rough kernels
-            need more, such as 100 for Matern12.
+        :param num_points: Gauss-Hermite nodes per dimension for kernels without closed-form expectations; by default 128 nodes in
+            one dimension, 32 x 32 in two, else 1024 Sobol points (:mod:`numpyro_orthgp.kernels.expectations`).
         :return: moments of shape (B,) or (B, P); likelihoods that need more than moments refuse them.
         :raises TypeError: if ``X`` is not latent inputs, or inducing variables are not points.
         :raises ValueError: for mean-only points, and for hyperparameters or points that differ between latent functions; with
@@ -174,7 +174,9 @@ class GPFunction(NoArray):
         )
         mean, explained, residual = (self._columns(a) for a in (mean, explained, residual))
         groups = None if groups is None else self._per_latent(groups, event_dim=3)
-        return AveragedMarginals(mean, explained, residual, None, self.residual_scale, None, self.names, None, groups)
+        nodes = nodes_of(self.kernel, self.features, self.blocks, loc, X.scale, num_points)
+        how: Any = {"residual_scale": self.residual_scale, "names": self.names, "groups": groups, "nodes": nodes}
+        return AveragedMarginals(mean, explained, residual, **how)
 
     def term(self, which: str | int | Any) -> Term:
         """Posterior of one term, or of several together, of a function whose kernel is a sum; exact given q.
@@ -208,8 +210,7 @@ class GPFunction(NoArray):
     @one_program
     def _joint(self, X: Rows) -> dist.MultivariateNormal:
         A = self.project(X)
-        K = covariance_of_rows(self.kernel, X)
-        L = root_of_rows(self.covariance(K, A), diagonal(K), scale_of_rows(self.kernel, X))
+        L = root_given(self.kernel, self.features, self.blocks, self.beliefs, X, A)
         # NumPyro's own check of the factor would take twenty programs.
         mean, L = self.mean([as_feature(X)], A), self._per_latent(L, event_dim=2)
         return Joint(mean, scale_tril=L, validate_args=False)
@@ -277,7 +278,9 @@ class GPFunction(NoArray):
     def checked(self, X: Any) -> Array:
         """Inputs as an array; they are refused if they do not match the inducing variables."""
         dim, dtype = self._kind
-        return check_same_dtype("X", check_inputs("X", X, dim=dim), dtype)
+        X = check_same_dtype("X", check_inputs("X", X, dim=dim), dtype)
+        warn_of_coarse_inputs("X", X)
+        return X
 
     def _rows(self, X: Any) -> Rows:
         if not isinstance(X, Functional):

@@ -12,15 +12,23 @@ from jax import lax
 
 from numpyro_orthgp.closures import Closure, as_pytree
 from numpyro_orthgp.errors import inspect, no_function
-from numpyro_orthgp.functions.projection import Block, conditional_covariance, decompose, joint_whitener
+from numpyro_orthgp.functions.projection import (
+    Block,
+    conditional_covariance,
+    decompose,
+    joint_whitener,
+    residual_covariance,
+    residual_variance,
+)
+from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature, InducingPoints
-from numpyro_orthgp.inducing.rows import Rows, covariance_of_rows, covariance_with_rows, scale_of_rows
+from numpyro_orthgp.inducing.rows import Rows, covariance_of_rows, covariance_with_rows, scale_of_rows, variance_of_rows
 from numpyro_orthgp.kernels.base import Kernel, ours
-from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
+from numpyro_orthgp.kernels.expectations import NumPoints, psi0, psi1, psi2
 from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
 from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
-from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale, join, join_blocks
+from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale, join, join_blocks, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION, diagonal, matmul, transpose
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
 
@@ -32,7 +40,7 @@ __all__ = [
     "decompose_sets",
     "expect_covariances",
     "joint_root",
-    "root_of_rows",
+    "root_given",
 ]
 
 # In dtypes with fewer bits, whitened psi statistics keep no correct digits.
@@ -93,6 +101,37 @@ def root_of_rows(C: Array, variance: Array, unit: Array | None) -> Array:
     return unit[..., :, None] * safe_cholesky(add_jitter(C, default_jitter(C.dtype) * one), one)
 
 
+def root_given(
+    kernel: Any,
+    features: Sequence[Feature],
+    blocks: Sequence[Block],
+    beliefs: Sequence[Whitened],
+    X: Rows,
+    A: Sequence[Array],
+) -> Array:
+    """The Cholesky factor of the covariance of f at rows under q, shape (..., B, B), from projections A on the sets.
+
+    In float32 the residual's covariance has a root of its own (:func:`joint_root`), and both roots become one by a QR
+    decomposition. The difference ``K - A' A`` is not positive definite to the digits of float32: its factor took so much extra
+    jitter that standard deviations were ten times as large where they were a hundredth of the prior's. If many rows need extra
+    jitter for the root too, its rows are as long as the residual's variances say.
+    """
+    spreads = [W for q, Ai in zip(beliefs, A, strict=True) if (W := q.spread(Ai)) is not None]
+    if jnp.finfo(X.dtype).bits >= _BITS_OF_MANY_DIGITS:
+        K = covariance_of_rows(kernel, X)
+        C = sum((matmul(transpose(W), W) for W in spreads), start=residual_covariance(K, A, A))
+        return root_of_rows(C, diagonal(K), scale_of_rows(kernel, X))
+    residual = joint_root(kernel, features, blocks, X)[..., -len(X) :, -len(X) :]
+    prior, square, unit = variance_of_rows(kernel, X), jnp.sum(residual**2, -1), scale_of_rows(kernel, X)
+    size = jitter_scale(prior)[..., None] if unit is None else unit**2
+    most = residual_variance(prior, A) + default_jitter(X.dtype) * size
+    residual = jnp.where(square > most, safe_sqrt(most / square), 1)[..., :, None] * residual
+    if not spreads:
+        return residual
+    R = jnp.linalg.qr(join([*spreads, transpose(residual)], -2, event_dim=2), mode="r")
+    return transpose(jnp.where(diagonal(R) < 0, -1, 1)[..., :, None] * R)
+
+
 class Expectations(NamedTuple):
     """Expected covariances of Gaussian inputs with all M inducing points of all sets.
 
@@ -127,7 +166,7 @@ def expect_covariances(
     blocks: Sequence[Block],
     loc: Array,
     scale: Array,
-    num_points: int,
+    num_points: NumPoints,
     magnified: ArrayLike = 1.0,
 ) -> Expectations:
     """The psi statistics (Titsias and Lawrence 2010) of all sets together, and the moments of the projections.

@@ -33,7 +33,14 @@ from math import comb
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.kernels.expectations import by_quadrature, covariances, equal_columns, gram_of_nodes, prepare
+from numpyro_orthgp.kernels.expectations import (
+    NumPoints,
+    by_quadrature,
+    covariances,
+    equal_columns,
+    gram_of_nodes,
+    prepare,
+)
 from numpyro_orthgp.kernels.terms import Term
 from numpyro_orthgp.math.products import PRECISION
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
@@ -62,7 +69,7 @@ def hermite_factors(kernel: KernelLike, Z: ArrayLike, loc: ArrayLike, scale: Arr
 
 
 def whitened_spread(
-    kernel: KernelLike, W: Array, Z: Array, loc: Array, scale: Array, first: Array, *, num_points: int = 20
+    kernel: KernelLike, W: Array, Z: Array, loc: Array, scale: Array, first: Array, *, num_points: NumPoints = None
 ) -> Array:
     """The covariance of W k(Z, x) by quadrature, shape (B, M, M). Each node is whitened separately.
 

@@ -6,7 +6,8 @@ likelihood                             E[log p(y given f)]               log E[p
 Gaussian                               closed, with the best tightening  closed
 HeteroskedasticGaussian                "exp": closed; "softplus": 1-D    one dimension
 Laplace, AsymmetricLaplace             closed                            closed
-StudentT, Beta                         integrated                        integrated
+StudentT                               a shifted line of integration     integrated
+Beta                                   integrated                        integrated
 Bernoulli                              integrated ("cloglog", 0: closed) "probit": closed
 Binomial                               integrated ("cloglog": part)      integrated
 Poisson                                "exp": closed                     integrated

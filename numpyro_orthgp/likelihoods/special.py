@@ -13,9 +13,9 @@ from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = [
-    "binomial_top", "branches", "folded_mean", "log1mexp", "log_binomial", "log_gamma_spread", "log_gammaincc", "log_half_laplace",
-    "log_ndtr", "log_ndtr_difference", "log_ndtr_scaled", "log_rising", "log_tilted", "positive_part_mean", "standardize",
-    "stirling",
+    "binomial_top", "branches", "expected_log1p_square", "folded_mean", "log1mexp", "log_binomial", "log_gamma_spread",
+    "log_gammaincc", "log_half_laplace", "log_ndtr", "log_ndtr_difference", "log_ndtr_scaled", "log_rising", "log_tilted",
+    "positive_part_mean", "standardize", "stirling",
 ]  # fmt: skip
 
 LOG_TWO = math.log(2)
@@ -26,6 +26,30 @@ _ZETA = (np.arange(2.0, 1000) ** -_N[:, None]).sum(1) + 1000**-_N * (1000 / (_N 
 _ZETA = _ZETA * (-1) ** _N * (2**_N - 2) / _N
 # (2n - 1)!! (-1)^n, highest n first, of the asymptotic series of the normal distribution function
 _SERIES = np.append(np.cumprod(-np.arange(1.0, 17, 2))[::-1], 0.0)
+
+
+# Of the shifted line of integration: the shift at most, distance of nodes, how far they go.
+_SHIFT, _STEP, _REACH = 2.0, 0.5, 7.0
+
+
+def expected_log1p_square(loc: Array, scale: Array) -> Array:
+    r"""E[log(1 + x^2)] for x ~ N(loc, scale^2), however large the scale is, where Gauss-Hermite nodes miss the peak at zero.
+
+    It is :math:`2 \operatorname{Re} E[\log(1 + i x)]`, whose integrand has its only singularity at x = i. So with :math:`t - i c`
+    in place of t in x = loc + scale t the integral is the same, and the singularity is further away: by c. The trapezoidal rule
+    has an error like exp(-2 pi (c + 1 / scale) / step). For a small scale c falls with it, so that no large terms cancel.
+
+    :return: the shape to which both broadcast.
+    """
+    loc, scale = jnp.broadcast_arrays(loc, scale)
+    nodes = np.arange(-_REACH, _REACH + _STEP / 2, _STEP)
+    weights = jnp.asarray(_STEP * np.exp(-(nodes**2) / 2) / math.sqrt(2 * math.pi), loc.dtype)
+    t = jnp.asarray(nodes, loc.dtype).reshape(-1, *(1,) * loc.ndim)
+    c = lax.stop_gradient(_SHIFT * scale / (1 + scale))
+    real, imaginary = c * scale, loc + scale * t
+    log_square = jnp.log1p(real * (2 + real) + imaginary**2)
+    values = jnp.cos(c * t) * log_square - 2 * jnp.sin(c * t) * jnp.arctan2(imaginary, 1 + real)
+    return jnp.exp(c**2 / 2) * jnp.tensordot(weights, values, 1)
 
 
 def branches(x: Array, at: ArrayLike) -> tuple[Array, Array, Array]:

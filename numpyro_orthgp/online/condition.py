@@ -37,6 +37,7 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, project_shift
 from numpyro_orthgp.functions.prior import check_jitter
 from numpyro_orthgp.functions.projection import Block, extend, joint_whitener, project
+from numpyro_orthgp.functions.rounding import MUCH_ROUNDED, rounding_of
 from numpyro_orthgp.functions.sites import refuse_while_fitting
 from numpyro_orthgp.gaussians.family import Full, Shifted, Whitened
 from numpyro_orthgp.inducing import InducingPoints
@@ -159,7 +160,8 @@ def condition(
     make, X, jitter = as_likelihood(likelihood, dtype), f.checked(X), check_jitter(jitter, dtype)
 
     condition_all = partial(_condition, num_steps, step_size, jitter)
-    result, end = run_as_one(condition_all, as_pytree(make), f, X, y)
+    result, end, rounding = run_as_one(condition_all, as_pytree(make), f, X, y)
+    inspect(partial(_warn_rounded, dtype), rounding)
     if num_steps > 1:  # the first step starts without factors
         inspect(partial(_warn_unsettled, num_steps), *end)
     return replace(result, kernel=f.kernel)
@@ -167,8 +169,9 @@ def condition(
 
 def _condition(
     num_steps: int, step_size: float, jitter: float, make: Any, f: GPFunction, X: Array, y: Array
-) -> tuple[GPFunction, tuple[Array, Array]]:
-    """The function given the factors, and of the last step how far means moved, with the variances before, each (..., B)."""
+) -> tuple[GPFunction, tuple[Array, Array], Array]:
+    """The function given the factors; of the last step how far means moved, with the variances before, each (..., B); and how much
+    of the result's standard deviations is rounding, shape (..., M)."""
     points = [s.points for s in f.features if isinstance(s, InducingPoints)]
     grown = _grow(f, points, X, jitter)
     root = matmul(jnp.swapaxes(grown.scale, -1, -2), grown.A)  # of the covariance at the new inputs, (..., M, B)
@@ -187,7 +190,10 @@ def _condition(
     nothing, size = _Sites(zeros, zeros), jnp.asarray(step_size, zeros.dtype)
     start = _Iteration(nothing, nothing, jnp.full_like(size, -jnp.inf), size, zeros)
     last = lax.fori_loop(0, num_steps, lambda _, state: _step(state, grown.mean, root, expected, step_size), start)
-    return _given(f, grown, root, last.tried()), (last.move, jnp.sum(root**2, -2))
+    result = _given(f, grown, root, last.tried())
+    at = join(grown.points, -2, event_dim=2)
+    rounding = jnp.zeros(()) if at.ndim > 2 else rounding_of(result, at, result.project(at))
+    return result, (last.move, jnp.sum(root**2, -2)), rounding
 
 
 def _grow(f: GPFunction, points: Sequence[Array], X: Array, jitter: float) -> _Grown:
@@ -256,6 +262,16 @@ def _step(
     )
     size = jnp.where(better, jnp.minimum(2 * state.size, step_size), state.size / 2)
     return _Iteration(best, target, bound, size, move)
+
+
+def _warn_rounded(dtype: Any, rounding: Array) -> None:
+    most = float(jnp.max(rounding))
+    if most > MUCH_ROUNDED:
+        warnings.warn(
+            f"After `condition` up to {min(most, 1):.0%} of the function's standard deviation at its points is rounding: the "
+            f"variance there is not far above that of {dtype}. Use 64-bit floats (numpyro.enable_x64()), or fewer points.",
+            stacklevel=4,
+        )
 
 
 def _warn_unsettled(num_steps: int, move: Array, variance: Array) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from numpyro_orthgp.errors import check_integer, check_option
+from numpyro_orthgp.math.resolution import warn_of_coarse
 from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
@@ -22,7 +23,6 @@ from numpyro_orthgp.training.lazy_rows import bytes_of_tables, rows_of, sharding
 from numpyro_orthgp.training.local import Feed, Local, Shards
 from numpyro_orthgp.training.orders import Blocks
 from numpyro_orthgp.training.plan import Plan
-from numpyro_orthgp.training.resolution import warn_of_coarse
 from numpyro_orthgp.training.result import FitResult, Fitted, Progress
 from numpyro_orthgp.training.run import Keeper, Run
 from numpyro_orthgp.training.start import initial_state, one_thread

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["REMEDY", "Coarse", "coarse_columns", "warn_of_coarse"]
+from numpyro_orthgp.errors import is_concrete
+
+__all__ = ["REMEDY", "Coarse", "coarse_columns", "warn_of_coarse", "warn_of_coarse_inputs"]
 
 MAX_ROWS = 2**20  # that are checked
 FEW_ROWS = 2**14  # rows read from disk for the check
@@ -71,6 +73,15 @@ def coarse_columns(array: np.ndarray) -> list[Coarse]:
             number = int(column) if rows.shape[1] > 1 else None
             found.append(Coarse(number, len(rows), len(values), float(magnitude[column]), unit))
     return found
+
+
+def warn_of_coarse_inputs(name: str, X: Any) -> None:
+    """Warn of inputs that a function is asked at, or fitted to, without :func:`~numpyro_orthgp.fit`, if their values are known."""
+    if not is_concrete(X) or not getattr(X, "is_fully_addressable", True):  # those of several processes are not here
+        return
+    found = coarse_columns(np.asarray(X)[:FEW_ROWS])
+    if found:
+        warnings.warn(f"{found[0].words(f'`{name}`', X.dtype)}. {REMEDY}", UserWarning, stacklevel=4)
 
 
 def warn_of_coarse(names: Sequence[str], arrays: Sequence[Any], dtypes: Sequence[Any]) -> None:
