@@ -137,11 +137,12 @@ class TableFit(ABC):
         exceed one. For correlated columns the fitted function decides, not the data.
         """
 
-        def mean(X: np.ndarray) -> np.ndarray:
-            return moments(self.function, X)[0]
-
         with jax.enable_x64(True):
-            return importance_of(mean, self.X, self.columns)
+            return importance_of(self._mean_at, self.X, self.columns)
+
+    def _mean_at(self, X: np.ndarray) -> np.ndarray:
+        """Means of the function at standardized rows, shape (N,) or (N, P)."""
+        return moments(self.function, X)[0]
 
     def check(self, **options: Any) -> Report:
         """The page of :func:`numpyro_orthgp.check` for the underlying model. Its data include the held-out rows.

@@ -206,8 +206,8 @@ MOST_SURE = 2.0**53  # counts above are no longer told apart
 
 @dataclass(frozen=True)
 class CountPredictions(_Ordered):
-    """Distributions of new counts, one for each row: Poisson or negative binomial with a normal log rate, or of events that come at
-    more regular times (``renewal``).
+    """Distributions of new counts, one for each row: Poisson or negative binomial with a normal log rate, perhaps with additional
+    zeros, or of events that come at more regular times (``renewal``).
 
     Probabilities and quantiles allow for strays, which ``mean`` and ``sd`` leave out.
 
@@ -218,6 +218,7 @@ class CountPredictions(_Ordered):
     :param densities: maps ``log_mean``, ``log_sd`` and y to log probabilities of counts, if ``regularity`` is 1.
     :param strays: rows that are unlike those seen.
     :param regularity: above 1 for counts that vary less than Poisson ones.
+    :param extra_zeros: probabilities that a count is zero whatever its distribution, shape (N,) or a scalar.
     """
 
     log_mean: np.ndarray
@@ -228,12 +229,13 @@ class CountPredictions(_Ordered):
     like: Any = None
     strays: Strays = NONE
     regularity: float = 1.0
+    extra_zeros: Any = 0.0
 
     @property
     def mean(self) -> np.ndarray:  # type: ignore[override]
         """Expected counts, shape (N,); infinite beyond float64."""
         with np.errstate(over="ignore"):
-            return np.exp(self.log_mean + self.log_sd**2 / 2)
+            return (1 - self.extra_zeros) * np.exp(self.log_mean + self.log_sd**2 / 2)
 
     @property
     def sd(self) -> np.ndarray:  # type: ignore[override]
@@ -245,7 +247,8 @@ class CountPredictions(_Ordered):
             log_given = np.log(renewal.variance(np.exp(log_mean), self.regularity)) if self.regularity > 1 else log_mean
             log_spread = variance + np.log(-np.expm1(-variance))
             log_more = np.logaddexp(log_spread, variance - np.log(k))
-            return np.exp(0.5 * np.logaddexp(log_given, 2 * log_mean + log_more))
+            log_more = np.logaddexp(log_more, np.log(self.extra_zeros))
+            return np.exp(0.5 * (np.logaddexp(log_given, 2 * log_mean + log_more) + np.log1p(-self.extra_zeros)))
 
     def cdf(self, y: Any) -> np.ndarray:
         """The probability of at most y for each row, shape (N,).
@@ -255,6 +258,7 @@ class CountPredictions(_Ordered):
         y = as_floats("y", checked_outputs(y, len(self.log_mean), self.index))
         parts = [slice(first, first + ROWS_AT_ONCE) for first in range(0, len(y), ROWS_AT_ONCE)]
         found = np.concatenate([self._cdf(y[part], self.log_mean[part], self.log_sd[part]) for part in parts])
+        found = np.where(y < 0, found, self.extra_zeros + (1 - self.extra_zeros) * found)
         return self.strays.mixed_cdf(found, y)
 
     def _cdf(self, y: np.ndarray, log_mean: np.ndarray, log_sd: np.ndarray) -> np.ndarray:
@@ -332,4 +336,7 @@ class CountPredictions(_Ordered):
             found = np.log(np.maximum(alone.cdf(counts) - alone.cdf(counts - 1), np.finfo(float).tiny))
         else:
             found = self.densities(self.log_mean, self.log_sd, counts)
+            if np.any(self.extra_zeros):
+                found = np.log1p(-self.extra_zeros) + found
+                found = np.where(counts == 0, np.logaddexp(np.log(self.extra_zeros), found), found)
         return self.strays.mixed_log_density(found, counts)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.foreign import as_numpy, filled
-from numpyro_orthgp.tabular.dates import DATES, DURATIONS, as_durations, read_dates, start_of
+from numpyro_orthgp.tabular.dates import DATES, DURATIONS, as_durations, read_dates, start_of, warn_of_zones
 from numpyro_orthgp.tabular.rows import is_missing
 from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = ["Table", "level_of", "read_table"]
 
-NUMBERS = bool | int | float | Decimal | np.number | np.bool_
+NUMBERS = Real | Decimal | np.number | np.bool_
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _column(name: str, column: Any) -> np.ndarray:
     if "time_zone" in dtype:  # of polars, whose arrays have universal time
         column = column.dt.replace_time_zone(None)
     kind = getattr(column.dtype, "kind", "O")  # of pandas, whatever holds the numbers: arrow's "double", sparse ones
-    if kind == "c":
+    if kind == "c" or (kind == "O" and any(isinstance(v, complex | np.complexfloating) for v in column)):
         raise TypeError(f"Column {name!r} of `X` holds complex numbers. Pass real and imaginary parts as columns.")
     of_ranges = dtype.startswith("interval")
     if kind in "biuf" or (not of_ranges and dtype.lower().startswith(("int", "uint", "float", "bool", "decimal"))):
@@ -104,6 +105,7 @@ def _column(name: str, column: Any) -> np.ndarray:
         return np.array([_number(v) for v in values])
     for kinds, read in ((DATES, read_dates), (DURATIONS, as_durations)):
         if _holds_only(values, kinds):
+            warn_of_zones(name, values)
             return read(values)
     strange = [v for v in values if not (v is None or isinstance(v, str | np.generic | NUMBERS))]
     if strange and not (of_ranges or dtype == "category"):
