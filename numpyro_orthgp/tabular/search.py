@@ -52,7 +52,7 @@ __all__ = [
 MANY_HELD = 500  # held-out rows that suffice for the distribution of errors
 TOLERANCE = 0.05  # tolerance of a search, nats
 TAKEN_FOR_NOISE = 0.9  # noise above which a further search starts from shorter lengthscales
-SEARCHES = 0.75  # share of the time for the searches
+SEARCHES = 2 / 3  # share of the time for the searches
 SEARCHES_OF_MANY = 0.5  # the same for many rows, which are learned from once more
 
 
