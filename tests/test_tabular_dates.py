@@ -129,7 +129,9 @@ def test_durations_are_numbers_of_days(dtype):
 def test_times_of_several_zones_are_said(as_text, recwarn):
     """Their clocks do not show what came first: 8:00 in Tokyo is before 1:00 in Lima."""
     hours = pd.date_range("2024-01-01", periods=40, freq="h")
-    times = [h.to_pydatetime().replace(tzinfo=timezone(timedelta(hours=(0, 9, -5.5)[i % 3]))) for i, h in enumerate(hours)]
+    times = [
+        h.to_pydatetime().replace(tzinfo=timezone(timedelta(hours=(0, 9, -5.5)[i % 3]))) for i, h in enumerate(hours)
+    ]
     column = pd.Series([t.isoformat() for t in times] if as_text else times, dtype=object)
     learned(pd.DataFrame({"t": column}))
     (said,) = recwarn.list

@@ -23,7 +23,7 @@ from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.latent import LEAST_STEPS, USUAL_STEPS, LatentSearch
 from numpyro_orthgp.tabular.models import classification_model
 from numpyro_orthgp.tabular.pace import Pace
-from numpyro_orthgp.tabular.predictions import CountPredictions
+from numpyro_orthgp.tabular.predicted_counts import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, order_of_classes, positive_column
 from numpyro_orthgp.tabular.stages import Stage
 from numpyro_orthgp.tabular.strays import NONE

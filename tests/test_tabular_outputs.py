@@ -19,7 +19,8 @@ from numpyro_orthgp.tabular.classification import shares_of, sharpened
 from numpyro_orthgp.tabular.families import is_better, predictions
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.latent import LatentSearch, settled
-from numpyro_orthgp.tabular.predictions import CountPredictions, Predictions
+from numpyro_orthgp.tabular.predicted_counts import CountPredictions
+from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_counts
 from numpyro_orthgp.tabular.stages import Stage
 
@@ -348,7 +349,9 @@ def test_counts_of_rows_that_may_have_none(tmp_path):
 @pytest.mark.parametrize("k", [np.inf, 2.0])
 def test_probabilities_of_additional_zeros(k):
     zeros, y = np.array([0.0, 0.3, 0.999]), np.arange(400.0)
-    plain = predictions({} if np.isinf(k) else {"concentration": np.array(k)}, np.arange(3) / 2, np.array([0.4, 0.1, 0.3]))
+    plain = predictions(
+        {} if np.isinf(k) else {"concentration": np.array(k)}, np.arange(3) / 2, np.array([0.4, 0.1, 0.3])
+    )
     p = replace(plain, extra_zeros=zeros)
     for i in range(3):
         one = {"log_mean": np.repeat(p.log_mean[i], 400), "log_sd": np.repeat(p.log_sd[i], 400)}
@@ -362,7 +365,7 @@ def test_probabilities_of_additional_zeros(k):
 
 
 def test_large_counts_are_not_taken_for_regular_ones(X):
-    """Poisson counts of a billion were so unlikely that more regular ones, whose probabilities have a least value, seemed better."""
+    """Poisson counts of a billion were so unlikely that more regular ones, whose probabilities have a least value, seemed right."""
     y = 10**9 * np.random.default_rng(0).poisson(3 * np.exp(X[:, 0] / 2))
     fit = ogp.counts(X, y, **SMALL)
     assert fit.overdispersed and fit.predict(X).log_density(y).mean() > -25  # it was less than minus a million

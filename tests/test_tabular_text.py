@@ -164,7 +164,7 @@ def test_numbers_that_are_no_codes(rng, recwarn):
 def test_fractions_are_numbers_and_complex_ones_are_refused():
     table = pd.DataFrame({"a": [Fraction(i, 3) for i in range(12)]})
     np.testing.assert_allclose(read_table(table).values[0], np.arange(12) / 3)
-    with pytest.raises(TypeError, match="Column 'a' of `X` holds complex numbers. Pass real and imaginary parts"):
+    with pytest.raises(TypeError, match=r"Column 'a' of `X` holds complex numbers\. Pass real and imaginary parts"):
         read_table(pd.DataFrame({"a": pd.Series([1 + 2j, 3.0, None] * 4, dtype=object)}))
 
 

@@ -14,7 +14,8 @@ from numpyro_orthgp.tabular.classification import ClassificationFit, classificat
 from numpyro_orthgp.tabular.counts import CountsFit, counts
 from numpyro_orthgp.tabular.loading import load
 from numpyro_orthgp.tabular.models import classification_model, counts_model, regression_model
-from numpyro_orthgp.tabular.predictions import ClassPredictions, CountPredictions, Predictions
+from numpyro_orthgp.tabular.predicted_counts import CountPredictions
+from numpyro_orthgp.tabular.predictions import ClassPredictions, Predictions
 from numpyro_orthgp.tabular.regression import RegressionFit, regression
 
 __all__ = [

@@ -23,7 +23,7 @@ from numpyro_orthgp.tabular.files import Arrays
 from numpyro_orthgp.tabular.fits import TableFit
 from numpyro_orthgp.tabular.latent import USUAL_STEPS, latent_function, new_guide
 from numpyro_orthgp.tabular.models import counts_model
-from numpyro_orthgp.tabular.predictions import CountPredictions
+from numpyro_orthgp.tabular.predicted_counts import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, positive_column
 from numpyro_orthgp.tabular.serving import moments_at
 from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
@@ -56,10 +56,9 @@ def counts(
 
     **Search.** As in :func:`~numpyro_orthgp.classification`. Counts are Poisson, or negative binomial, with larger variance, if
     this clearly predicts held-out rows better. If fewer than 200 held-out rows say neither, the larger bound decides. If counts are
-    negative binomial and some are zero, additional zeros (Lambert 1992) are tried by the same rule: with a probability whose logit is
-    linear in the standardized columns, a count is zero whatever its rate. If one rate
-    for all rows predicts held-out rows better, the fit returns this rate, and the page says so. As in ``regression``,
-    probabilities and quantiles allow for rows unlike those seen.
+    negative binomial and some are zero, additional zeros (Lambert 1992) are tried by the same rule: a count is zero whatever its
+    rate with a probability whose logit is linear in the columns. If one rate for all rows predicts held-out rows better, the fit
+    returns this rate, and the page says so. As in ``regression``, probabilities and quantiles allow for rows unlike those seen.
 
     **Less variance.** Grades, years or numbers of rooms vary less than Poisson counts of the same mean. If counts of events at more
     regular times (``numpyro_orthgp/tabular/renewal.py``) clearly predict held-out rows better, the fit predicts such counts. Their
@@ -227,4 +226,6 @@ class CountsFit(TableFit):
         if not self.zero_inflated:
             return []
         share = float(np.mean(zeros_at(self.found.values, self.X)))
-        return [f"new counts: zero by themselves in {100 * share:.3g} % of the rows, and negative binomial in the others"]
+        return [
+            f"new counts: zero by themselves in {100 * share:.3g} % of the rows, and negative binomial in the others"
+        ]

@@ -84,8 +84,8 @@ def warn_of_zones(name: str, values: np.ndarray) -> None:
     hours = sorted(h for h in offsets if h is not None)
     if hours and hours[-1] - hours[0] > MOST_SUMMER:
         warnings.warn(
-            f"Column {name!r} of `X` holds times of several zones, from {hours[0]:+g} to {hours[-1]:+g} hours from universal time, and "
-            f"all are taken as their clocks show. Convert them to one zone: pandas.to_datetime(table[{name!r}], utc=True).",
+            f"Column {name!r} of `X` holds times of several zones, from {hours[0]:+g} to {hours[-1]:+g} hours from universal time, "
+            f"and all are taken as their clocks show. Convert them to one zone: pandas.to_datetime(table[{name!r}], utc=True).",
             stacklevel=2,
         )
 

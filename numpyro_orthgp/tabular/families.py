@@ -7,8 +7,9 @@ A search for negative binomial counts comes first. If they vary more than Poisso
     p(0 \mid x) = \pi(x) + (1 - \pi(x)) \, p_{NB}(0 \mid x), \qquad p(y \mid x) = (1 - \pi(x)) \, p_{NB}(y \mid x),
     \qquad \operatorname{logit} \pi(x) = a + b^\top x .
 
-Where a part of the rows cannot have events, a negative binomial distribution alone is too wide for the others. If this is not better,
-a search for Poisson counts, or for counts with less variance (``renewal``), begins where the first one ended. Held-out rows decide.
+Where a part of the rows cannot have events, a negative binomial distribution alone is too wide for the others. If this is not
+better, a search for Poisson counts, or for counts with less variance (``renewal``), begins where the first one ended. Held-out rows
+decide.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.latent import LatentSearch
 from numpyro_orthgp.tabular.models import counts_model, extra_zeros
 from numpyro_orthgp.tabular.points import Values
-from numpyro_orthgp.tabular.predictions import CountPredictions
+from numpyro_orthgp.tabular.predicted_counts import CountPredictions
 from numpyro_orthgp.tabular.stages import CLEARLY, ENOUGH, Found, Stage, Tried
 
 __all__ = ["found_for", "is_better", "log_rates", "one_rate", "predictions", "zeros_at"]
@@ -202,7 +203,9 @@ def one_rate(y: np.ndarray, expected: np.ndarray, gated: bool = False) -> tuple[
         return -float(_pmf(y, rate / (1 - zeros) * expected, k, zeros).sum())
 
     if not gated:
-        best = scipy.optimize.minimize_scalar(lambda log_k: loss(np.array([log_k])), bounds=(-5.0, 12.0), method="bounded")
+        best = scipy.optimize.minimize_scalar(
+            lambda log_k: loss(np.array([log_k])), bounds=(-5.0, 12.0), method="bounded"
+        )
         return rate, float(np.exp(best.x)), 0.0
     log_k, logit = scipy.optimize.minimize(loss, [1.0, -1.0], method="Nelder-Mead").x
     zeros = float(scipy.special.expit(logit))

@@ -23,7 +23,7 @@ from numpyro_orthgp.tabular.search import Rows, Searched, Searches, everything, 
 from numpyro_orthgp.tabular.stages import CLEARLY, FOLDS, MOST_POINTS, Found, Stage
 from numpyro_orthgp.tabular.units import Outputs
 
-__all__ = ["LeftOut", "calibrate", "finish", "folds", "left_out"]
+__all__ = ["LeftOut", "calibrate", "calibration_words", "finish", "folds", "left_out"]
 
 MOST_WORK = 1e10  # largest N M^2 of the last step, which has no gradient
 STEP, MOST_CHANGES = 1.4, 6  # factors of the noise
@@ -250,3 +250,32 @@ def with_errors(score: float, z: np.ndarray) -> float:
     """
     errors = distribution_of(z)
     return score + len(z) * gain(errors, z) - 0.5 * np.log(len(z)) * errors.num_parameters
+
+
+def calibration_words(found: Found, stray: float, part: str = "") -> list[str]:
+    """How predictions differ from the model's, in words.
+
+    :param stray: weight of rows that are unlike all others.
+    :param part: of which rows near ones are, if not of all.
+    """
+    lines = []
+    if found.near is not None:
+        near = found.near
+        own = ", with hyperparameters learned for this" if near.own else ""
+        lines.append(
+            f"predictions also use the {near.num_neighbors} rows nearest to each input{part}{own}, and noise {near.noise:.3g}:"
+            "\n  rows left out were clearly better with them"
+        )
+    if not found.errors.is_standard:
+        half, most = np.diff(found.errors.quantile(np.array([[0.25, 0.75], [0.025, 0.975]])))[:, 0] / 2
+        num = len(found.errors.weights)
+        lines.append(
+            f"new outputs: as rows left out, by {num} normal distribution{'s' * (num > 1)}; half of the errors are within"
+            f"\n  {half:.2g} predicted standard deviations and 95 % within {most:.2g} (for one: 0.67 and 1.96)"
+        )
+    if stray:
+        once = round(1 / stray)
+        lines.append(
+            f"one new output in {once} is taken to have nothing to do with the inputs, as no row seen rules that out"
+        )
+    return lines

@@ -19,7 +19,9 @@ DATE = re.compile(
     re.IGNORECASE,
 )
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
-QUANTITY = re.compile(r"([$€£¥₹]?) ?[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)? ?(%|‰|[$€£¥₹]|[a-zµ°²³/]{1,8})?", re.IGNORECASE)
+QUANTITY = re.compile(
+    r"([$€£¥₹]?) ?[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)? ?(%|‰|[$€£¥₹]|[a-zµ°²³/]{1,8})?", re.IGNORECASE
+)
 CODES = tuple(sign * (10.0**digits - 1) for digits in range(1, 7) for sign in (-1, 1))  # 9, 99, ... for what is missing
 
 
@@ -112,8 +114,8 @@ def warn_of_alike(name: str, levels: list[str]) -> None:
         what, level, other = pairs[0]
         more = f", the first of {len(pairs)} such pairs" if len(pairs) > 1 else ""
         warnings.warn(
-            f"Levels {level!a} and {other!a} of column {name!r} differ only in {what}, and count as two{more}. If they are the same, "
-            "write them in one way.",
+            f"Levels {level!a} and {other!a} of column {name!r} differ only in {what}, and count as two{more}. If they are the "
+            "same, write them in one way.",
             stacklevel=2,
         )
 
