@@ -16,7 +16,7 @@ from scipy import stats
 import numpyro_orthgp as ogp
 from numpyro_orthgp.tabular import renewal, stored
 from numpyro_orthgp.tabular.classification import shares_of, sharpened
-from numpyro_orthgp.tabular.families import is_better, predictions
+from numpyro_orthgp.tabular.families import is_better, may_have_more_zeros, one_rate, predictions, zeros_at
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.latent import LatentSearch, settled
 from numpyro_orthgp.tabular.predicted_counts import CountPredictions
@@ -362,6 +362,23 @@ def test_probabilities_of_additional_zeros(k):
         np.testing.assert_allclose(each @ y, p.mean[i], rtol=1e-4)
         np.testing.assert_allclose(np.sqrt(each @ y**2 - (each @ y) ** 2), p.sd[i], rtol=1e-3)
     assert p.quantile(0.99)[2] == 0 and (p.quantile(0.99)[:2] > 0).all()
+
+
+def test_one_rate_with_additional_zeros(rng):
+    expected = rng.uniform(1, 5, 4000)
+    y = np.where(rng.random(4000) < 0.4, 0, rng.negative_binomial(2.0, 2.0 / (2.0 + 3.0 * expected)))
+    np.testing.assert_allclose(one_rate(y, expected, gated=True), [3.0, 2.0, 0.4], rtol=0.1)
+    assert may_have_more_zeros(y, {"concentration": np.array(0.5)})
+    assert not may_have_more_zeros(y + 1, {"concentration": np.array(0.5)})
+    assert not may_have_more_zeros(y, {"concentration": np.array(50.0)})  # nearly Poisson
+
+
+def test_zeros_by_themselves_have_probabilities_also_far_away():
+    values = {"gate": np.array(1.0), "gate_slope": np.array([2.0, 0.0])}
+    X = np.array([[0.0, 5.0], [-0.5, 1.0], [1e6, 0.0], [-1e6, 0.0]])
+    p = zeros_at(values, X)
+    np.testing.assert_allclose(p[:2], [scipy.special.expit(1.0), 0.5], rtol=2e-3)
+    assert 0 < p[3] < 1e-6 and 1 - 1e-6 < p[2] < 1 and zeros_at({}, X) == 0
 
 
 def test_large_counts_are_not_taken_for_regular_ones(X):

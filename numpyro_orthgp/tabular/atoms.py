@@ -92,11 +92,12 @@ class Atoms(NamedTuple):
         """
         asked = np.broadcast_to(np.atleast_1d(level), (len(self.probabilities), np.size(level)))
         rest, passed = self.of_others[:, None], np.zeros(asked.shape)
-        at = np.full(asked.shape, np.nan)
+        at, earlier = np.full(asked.shape, np.nan), np.zeros((len(asked), 1))
         for value, p, lower in zip(self.values, self.probabilities.T[..., None], below, strict=True):
-            start = passed + rest * lower[:, None]
+            start = earlier + rest * lower[:, None]
             at = np.where((start < asked) & (asked <= start + p), value, at)
-            passed = passed + np.where(asked > start + p, p, 0.0)
-        inner = np.clip((asked - passed) / np.maximum(rest, np.finfo(float).tiny), 1e-12, 1 - 1e-12)
+            passed, earlier = passed + np.where(asked > start + p, p, 0.0), earlier + p
+        inner = np.where(np.isnan(at), (asked - passed) / np.maximum(rest, np.finfo(float).tiny), 0.5)
+        inner = np.clip(inner, 1e-12, 1 - 1e-12)
         found = np.where(np.isnan(at), quantile(inner), at)
         return found[:, 0] if np.ndim(level) == 0 else found

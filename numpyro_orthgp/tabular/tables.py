@@ -91,8 +91,8 @@ def _column(name: str, column: Any) -> np.ndarray:
     if "time_zone" in dtype:  # of polars, whose arrays have universal time
         column = column.dt.replace_time_zone(None)
     kind = getattr(column.dtype, "kind", "O")  # of pandas, whatever holds the numbers: arrow's "double", sparse ones
-    if kind == "c" or (kind == "O" and any(isinstance(v, complex | np.complexfloating) for v in column)):
-        raise TypeError(f"Column {name!r} of `X` holds complex numbers. Pass real and imaginary parts as columns.")
+    if kind == "c":
+        raise _complex(name)
     of_ranges = dtype.startswith("interval")
     if kind in "biuf" or (not of_ranges and dtype.lower().startswith(("int", "uint", "float", "bool", "decimal"))):
         values = np.asarray(column.to_numpy())
@@ -101,6 +101,8 @@ def _column(name: str, column: Any) -> np.ndarray:
     if values.dtype.kind in "mM":
         return read_dates(values) if values.dtype.kind == "M" else as_durations(values)
     values = np.array([None if is_missing(v) else start_of(v) for v in values], object)
+    if any(isinstance(v, complex | np.complexfloating) for v in values):
+        raise _complex(name)
     if _holds_only(values, bool | np.bool_) or (dtype == "object" and _holds_only(values, NUMBERS)):
         return np.array([_number(v) for v in values])
     for kinds, read in ((DATES, read_dates), (DURATIONS, as_durations)):
@@ -113,6 +115,10 @@ def _column(name: str, column: Any) -> np.ndarray:
             f"Column {name!r} of `X` holds {type(strange[0]).__name__}; columns are numbers, dates, text or categories."
         )
     return np.array([None if v is None else level_of(v) for v in values], object)
+
+
+def _complex(name: str) -> TypeError:
+    return TypeError(f"Column {name!r} of `X` holds complex numbers. Pass real and imaginary parts as columns.")
 
 
 def _holds_only(values: np.ndarray, kinds: Any) -> bool:
