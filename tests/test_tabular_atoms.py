@@ -23,7 +23,14 @@ def test_atoms_are_values_that_recur_beside_others_that_do_not(rng):
     assert atoms_of(np.where(some, 0.0, np.exp(x))).tolist() == [0]
     assert atoms_of(np.clip(50 + 40 * x, 0, 100)).tolist() == [0, 100]
     assert atoms_of(np.where(some, 0.0, np.round(20 + 15 * rng.random(400), 1))).tolist() == [0]
-    for y in (x, np.round(x), np.round(x, 1), rng.integers(0, 5, 400), np.where(x > 0, 1.0, 0.0), rng.poisson(2.0, 400)):
+    for y in (
+        x,
+        np.round(x),
+        np.round(x, 1),
+        rng.integers(0, 5, 400),
+        np.where(x > 0, 1.0, 0.0),
+        rng.poisson(2.0, 400),
+    ):
         assert not len(atoms_of(y.astype(float)))
     assert not len(atoms_of(np.where(some, 0.0, x)[:30]))  # too few others
     assert not len(atoms_of(np.where(np.arange(400) < 12, 0.0, x)))  # too few at zero

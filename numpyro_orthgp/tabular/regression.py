@@ -88,6 +88,10 @@ def regression(
     some step were rounded to it, so the noise is at least that of rounding. If the distribution of y alone predicts better, by
     normal distributions and by mixtures, the fit returns it, and the page says so.
 
+    **Values that recur.** If a twentieth of the rows or more have one value, such as 0, five times as many as have any other, its
+    probability is from :func:`~numpyro_orthgp.classification` of all rows (``numpyro_orthgp/tabular/atoms.py``), and all else is of
+    the other rows.
+
     **Next steps.** ``SVI`` and ``NUTS`` take ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments``. The model is a few
     public lines, to copy and change.
 
@@ -100,7 +104,7 @@ def regression(
 
     :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,), in memory or on disk.
     :param y: numbers, shape (N,); NaN where missing.
-    :param time: time limit in seconds, of which searches take three quarters at most; None for no limit. A running search stops
+    :param time: time limit in seconds, of which searches take two thirds at most; None for no limit. A running search stops
         within a step. Compilation is not interrupted, so a fit may take some seconds more.
     :param M: number of inducing points. It is used at once, without a time limit: the same fit on any machine.
     :param num_steps: maximum number of steps of each search, by default 200; if it is given, there is no time limit.
@@ -181,8 +185,7 @@ class RegressionFit(TableFit):
     :param units: mean and standard deviation of y or of log y, and which of the two is modelled.
     :param predictor: the function that predicts: ``function``, or one with other noise that also uses the rows near each input.
     :param num_given: number of rows that the function is given.
-    :param atoms: values of y with probabilities of their own, and the classification of all rows; ``None`` if there are none.
-        Everything else is of the rows at other values.
+    :param atoms: the fit of the probabilities of values that recur, or ``None``; all else is of the rows at other values.
     """
 
     units: Units
@@ -275,11 +278,8 @@ class RegressionFit(TableFit):
         if isinstance(self.predictor, NeighborFunction):
             with jax.enable_x64(True):
                 arrays = describe_function(self.predictor.f, self._recipe(self.found.near), "near")
-        atoms = None
-        if self.atoms is not None:
-            atoms, of_atoms = self.atoms.described()
-            arrays |= of_atoms
-        return {"units": list(self.units), "num_given": self.num_given, "atoms": atoms}, arrays
+        atoms, of_atoms = (None, {}) if self.atoms is None else self.atoms.described()
+        return {"units": list(self.units), "num_given": self.num_given, "atoms": atoms}, arrays | of_atoms
 
     @classmethod
     def _with_more(cls, common: dict[str, Any], more: dict[str, Any], arrays: Arrays) -> RegressionFit:
