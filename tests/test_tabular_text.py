@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from numpyro_orthgp.tabular.columns import MOST_LEVELS, Columns, read_table
-from numpyro_orthgp.tabular.rows import observed_numbers
+from numpyro_orthgp.tabular.rows import observed_counts, observed_numbers
 from numpyro_orthgp.tabular.serving import numbers_of, standardized
 
 pd = pytest.importorskip("pandas")
@@ -151,6 +151,11 @@ def test_numbers_that_may_mean_missing_are_said(code, rng):
         learned(pd.DataFrame({"x": x, "b": np.arange(50.0)}))
     with pytest.warns(UserWarning, match="`y` " + match):
         observed_numbers(x, 50)
+
+
+def test_counts_that_may_mean_missing_are_said():
+    with pytest.warns(UserWarning, match="`y` is 999 in 2 rows, far from all other numbers, 0 to 4. .* make it NaN"):
+        observed_counts(np.array([0, 1, 2, 3, 4, 999] * 2), 12)
 
 
 def test_numbers_that_are_no_codes(rng, recwarn):

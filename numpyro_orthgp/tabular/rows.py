@@ -132,6 +132,7 @@ def observed_counts(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarra
     values = _numbers("y", values, "Labels are for ogp.classification.")
     seen = ~np.isnan(values)
     counts = values[seen]
+    warn_of_codes("`y`", counts)
     if len(counts) < LEAST_ROWS:
         raise ValueError(f"At least {LEAST_ROWS} counts are needed; got {len(counts)}.")
     if (counts < 0).any():
