@@ -11,7 +11,8 @@ import pytest
 from numpyro_orthgp.tabular.columns import MOST_LEVELS, Columns, read_table
 from numpyro_orthgp.tabular.importance import importance_of
 from numpyro_orthgp.tabular.labels import Labels
-from numpyro_orthgp.tabular.predictions import CountPredictions, Predictions
+from numpyro_orthgp.tabular.predicted_counts import CountPredictions
+from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_counts, observed_numbers, order_of, positive_column
 from numpyro_orthgp.tabular.starts import relevance, shorter, starts
 from numpyro_orthgp.tabular.units import Units, rounding_of

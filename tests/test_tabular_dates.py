@@ -125,6 +125,25 @@ def test_durations_are_numbers_of_days(dtype):
     np.testing.assert_array_equal(read_table(pd.DataFrame({"d": column})).values[0], [0.5, np.nan, 3.0])
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+def test_times_of_several_zones_are_said(as_text, recwarn):
+    """Their clocks do not show what came first: 8:00 in Tokyo is before 1:00 in Lima."""
+    hours = pd.date_range("2024-01-01", periods=40, freq="h")
+    times = [
+        h.to_pydatetime().replace(tzinfo=timezone(timedelta(hours=(0, 9, -5.5)[i % 3]))) for i, h in enumerate(hours)
+    ]
+    column = pd.Series([t.isoformat() for t in times] if as_text else times, dtype=object)
+    learned(pd.DataFrame({"t": column}))
+    (said,) = recwarn.list
+    assert "several zones, from -5.5 to +9 hours from universal time" in str(said.message)
+    assert "pandas.to_datetime(table['t'], utc=True)" in str(said.message)
+    recwarn.clear()
+    summer = [t.replace(tzinfo=timezone(timedelta(hours=1 + i // 20))) for i, t in enumerate(times)]
+    for one_zone in (summer, [t.isoformat() for t in summer], hours.tz_localize("Europe/Berlin")):
+        learned(pd.DataFrame({"t": pd.Series(one_zone)}))
+    assert not recwarn.list
+
+
 def test_what_is_no_date(recwarn):
     """Codes and other text stay categories, and columns keep their kind."""
     for text in (["2020-13-01"] * 2, ["2020-01-01", "today"], ["20200101"] * 2, [None, None]):

@@ -18,12 +18,12 @@ from numpyro_orthgp.tabular import latent
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.classification import sharpened
 from numpyro_orthgp.tabular.columns import read_table
-from numpyro_orthgp.tabular.counts import one_rate
+from numpyro_orthgp.tabular.families import one_rate
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.latent import LEAST_STEPS, USUAL_STEPS, LatentSearch
 from numpyro_orthgp.tabular.models import classification_model
 from numpyro_orthgp.tabular.pace import Pace
-from numpyro_orthgp.tabular.predictions import CountPredictions
+from numpyro_orthgp.tabular.predicted_counts import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, order_of_classes, positive_column
 from numpyro_orthgp.tabular.stages import Stage
 from numpyro_orthgp.tabular.strays import NONE
@@ -282,8 +282,9 @@ def test_poisson_counts_stay_poisson():
 def test_one_rate_is_the_most_likely(rng):
     expected = rng.uniform(1, 5, 4000)
     y = rng.negative_binomial(2.0, 2.0 / (2.0 + 3.0 * expected))
-    rate, k = one_rate(y, expected)
+    rate, k, zeros = one_rate(y, expected)
     np.testing.assert_allclose([rate, k], [3.0, 2.0], rtol=0.1)
+    assert zeros == 0
 
 
 @pytest.mark.parametrize(

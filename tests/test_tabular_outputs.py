@@ -16,10 +16,11 @@ from scipy import stats
 import numpyro_orthgp as ogp
 from numpyro_orthgp.tabular import renewal, stored
 from numpyro_orthgp.tabular.classification import shares_of, sharpened
-from numpyro_orthgp.tabular.counts import is_overdispersed
+from numpyro_orthgp.tabular.families import is_better, may_have_more_zeros, one_rate, predictions, zeros_at
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.latent import LatentSearch, settled
-from numpyro_orthgp.tabular.predictions import CountPredictions, Predictions
+from numpyro_orthgp.tabular.predicted_counts import CountPredictions
+from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_counts
 from numpyro_orthgp.tabular.stages import Stage
 
@@ -311,7 +312,7 @@ def test_few_held_out_rows_miss_the_far_ones(num_held, gain, by_bound, expected)
     """Of 135 rows with many zeros the bound gained by the wider counts, but 15 held-out rows did not: it lost half a nat a row."""
     stage = Stage(100, 10, "", 500.0, "", 1, -2.0, np.nan, 1.0)
     wide = stage._replace(loss=500.0 - by_bound, held_out=-2.0 + gain / num_held if num_held else np.nan)
-    assert is_overdispersed(wide, stage, num_held) == expected
+    assert is_better(wide, stage, num_held) == expected
 
 
 def test_the_exposure_of_new_rows_is_asked_for(X):
@@ -324,6 +325,67 @@ def test_the_exposure_of_new_rows_is_asked_for(X):
         warnings.simplefilter("error")
         np.testing.assert_array_equal(fit.predict(X, 1.0).mean, p.mean)
         ogp.counts(X, y, **SMALL).predict(X)
+
+
+def test_counts_of_rows_that_may_have_none(tmp_path):
+    """Where half of the rows cannot have events, negative binomial counts were too wide for the others."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(700, 2))
+    y = np.where(rng.random(700) < stats.norm.cdf(2 * X[:, 1]), 0, rng.poisson(20 * np.exp(0.3 * X[:, 0])))
+    fit = ogp.counts(X[:300], y[:300], M=8, num_steps=60)
+    assert fit.overdispersed and fit.zero_inflated and "zero by themselves in 5" in str(fit)
+    p, new = fit.predict(X[300:]), y[300:]
+    assert p.log_density(new).mean() > -2.0  # -3.0 by negative binomial counts
+    lower, upper = p.interval(0.5)
+    assert upper[X[300:, 1] > 1.5].max() == 0 and (lower[X[300:, 1] < -1.5] > 0).all()
+    assert fit.importance()["x1"] > 0.5  # which says nothing about the rate
+    fit.save(tmp_path / "fit.npz")
+    np.testing.assert_array_equal(ogp.load(tmp_path / "fit.npz").predict(X).quantile(0.9), fit.predict(X).quantile(0.9))
+    with jax.enable_x64(True):
+        served = fit.export().call(X[300:], np.ones(400))
+    np.testing.assert_allclose([served["mean"], served["sd"]], [p.mean, p.sd], rtol=1e-9)
+
+
+@pytest.mark.parametrize("k", [np.inf, 2.0])
+def test_probabilities_of_additional_zeros(k):
+    zeros, y = np.array([0.0, 0.3, 0.999]), np.arange(400.0)
+    plain = predictions(
+        {} if np.isinf(k) else {"concentration": np.array(k)}, np.arange(3) / 2, np.array([0.4, 0.1, 0.3])
+    )
+    p = replace(plain, extra_zeros=zeros)
+    for i in range(3):
+        one = {"log_mean": np.repeat(p.log_mean[i], 400), "log_sd": np.repeat(p.log_sd[i], 400)}
+        each = np.exp(replace(p, **one, extra_zeros=zeros[i]).log_density(y))
+        counts = np.exp(replace(plain, **one).log_density(y))
+        np.testing.assert_allclose(each, (1 - zeros[i]) * counts + zeros[i] * (y == 0), rtol=1e-9, atol=1e-300)
+        np.testing.assert_allclose(np.cumsum(each), replace(p, **one, extra_zeros=zeros[i]).cdf(y), atol=2e-4)
+        np.testing.assert_allclose(each @ y, p.mean[i], rtol=1e-4)
+        np.testing.assert_allclose(np.sqrt(each @ y**2 - (each @ y) ** 2), p.sd[i], rtol=1e-3)
+    assert p.quantile(0.99)[2] == 0 and (p.quantile(0.99)[:2] > 0).all()
+
+
+def test_one_rate_with_additional_zeros(rng):
+    expected = rng.uniform(1, 5, 4000)
+    y = np.where(rng.random(4000) < 0.4, 0, rng.negative_binomial(2.0, 2.0 / (2.0 + 3.0 * expected)))
+    np.testing.assert_allclose(one_rate(y, expected, gated=True), [3.0, 2.0, 0.4], rtol=0.1)
+    assert may_have_more_zeros(y, {"concentration": np.array(0.5)})
+    assert not may_have_more_zeros(y + 1, {"concentration": np.array(0.5)})
+    assert not may_have_more_zeros(y, {"concentration": np.array(50.0)})  # nearly Poisson
+
+
+def test_zeros_by_themselves_have_probabilities_also_far_away():
+    values = {"gate": np.array(1.0), "gate_slope": np.array([2.0, 0.0])}
+    X = np.array([[0.0, 5.0], [-0.5, 1.0], [1e6, 0.0], [-1e6, 0.0]])
+    p = zeros_at(values, X)
+    np.testing.assert_allclose(p[:2], [scipy.special.expit(1.0), 0.5], rtol=2e-3)
+    assert 0 < p[3] < 1e-6 and 1 - 1e-6 < p[2] < 1 and zeros_at({}, X) == 0
+
+
+def test_large_counts_are_not_taken_for_regular_ones(X):
+    """Poisson counts of a billion were so unlikely that more regular ones, whose probabilities have a least value, seemed right."""
+    y = 10**9 * np.random.default_rng(0).poisson(3 * np.exp(X[:, 0] / 2))
+    fit = ogp.counts(X, y, **SMALL)
+    assert fit.overdispersed and fit.predict(X).log_density(y).mean() > -25  # it was less than minus a million
 
 
 @pytest.mark.parametrize("y", [np.array([True, False] * 6), np.array([True, None, *[False] * 10], object)])

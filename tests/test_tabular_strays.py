@@ -10,7 +10,8 @@ from scipy import integrate, stats
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp.tabular.mixtures import Mixture
-from numpyro_orthgp.tabular.predictions import CountPredictions, Predictions
+from numpyro_orthgp.tabular.predicted_counts import CountPredictions
+from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.strays import StrayCounts, StrayNumbers, weight_of
 
 LOC, SCALE = np.array([0.3, 2.0, -1.0]), np.array([0.1, 0.5, 0.02])

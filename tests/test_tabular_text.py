@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from fractions import Fraction
 
 import jax
 import numpy as np
 import pytest
 
 from numpyro_orthgp.tabular.columns import MOST_LEVELS, Columns, read_table
+from numpyro_orthgp.tabular.rows import observed_counts, observed_numbers
 from numpyro_orthgp.tabular.serving import numbers_of, standardized
 
 pd = pytest.importorskip("pandas")
@@ -109,3 +111,73 @@ def test_ranges_are_categories():
     assert sorted(columns.names) == ["age=(0, 20]", "age=(20, 50]", "age=(50, 80]"]
     np.testing.assert_array_equal(columns.encode(read_table(new)), X[:2])
     np.testing.assert_array_equal(learned(pd.DataFrame({"age": pd.arrays.IntervalArray(old["age"])}))[1], X)
+
+
+@pytest.mark.parametrize("form", ["${:,.2f}", "{:.1f}%", "{:.1f} kg", "{:.3f}€"])
+def test_text_that_is_numbers_with_signs_or_units_is_said(form, rng):
+    """Without a word it would be names of rows, or levels without an order."""
+    text = [form.format(v) for v in rng.uniform(900, 9000, 60)]
+    match = r"60 of whose 60 different entries are numbers with signs or units.*str\.replace\('\[\^-\.0-9\]', '', regex"
+    with pytest.warns(UserWarning, match=match):
+        learned(pd.DataFrame({"price": text, "b": np.arange(60.0)}))
+
+
+def test_names_and_codes_are_no_numbers_with_units(rng, recwarn):
+    for text in ([f"{i}{'abcdefgh'[i % 8]}" for i in range(60)], [f"id {i}" for i in range(60)]):
+        learned(pd.DataFrame({"code": text, "b": np.arange(60.0)}))
+    assert not recwarn.list
+
+
+def test_levels_that_differ_only_in_how_they_are_written_are_said(recwarn):
+    colours = ["red", "Red", "RED", "blue", "green"] * 6
+    learned(pd.DataFrame({"a": np.arange(30.0), "colour": colours}))
+    (said,) = recwarn.list
+    assert "column 'colour' differ only in upper and lower case, and count as two, the first of 2 such pairs" in str(
+        said.message
+    )
+    recwarn.clear()
+    learned(pd.DataFrame({"a": np.arange(30.0), "grade": ["a", "A", "b"] * 10}))  # letters
+    learned(pd.DataFrame({"a": np.arange(30.0), "name": [f"{'aA'[i % 2]}b{i // 2}" for i in range(30)]}))  # in one row
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("code", [-999.0, 9999.0, -9.0])
+def test_numbers_that_may_mean_missing_are_said(code, rng):
+    """A temperature of -999 leaves the others equal."""
+    x = rng.uniform(0, 5, 50)
+    x[:3] = code
+    match = f"is {code:g} in 3 rows, far from all other numbers, .* make it NaN"
+    with pytest.warns(UserWarning, match="Column 'x' of `X` " + match):
+        learned(pd.DataFrame({"x": x, "b": np.arange(50.0)}))
+    with pytest.warns(UserWarning, match="`y` " + match):
+        observed_numbers(x, 50)
+
+
+def test_counts_that_may_mean_missing_are_said():
+    with pytest.warns(UserWarning, match="`y` is 999 in 2 rows, far from all other numbers, 0 to 4. .* make it NaN"):
+        observed_counts(np.array([0, 1, 2, 3, 4, 999] * 2), 12)
+
+
+def test_numbers_that_are_no_codes(rng, recwarn):
+    ages, prices = rng.integers(20, 99, 300).astype(float), rng.uniform(0, 500, 300)
+    ages[:5], prices[0], prices[1:3] = 99, 999, 731
+    for x in (ages, prices, np.array([0.0, 9.0] * 20), np.array([1.0, 2.0, 9.0] * 20)):
+        observed_numbers(x, len(x))
+    assert not recwarn.list
+
+
+def test_fractions_are_numbers_and_complex_ones_are_refused():
+    table = pd.DataFrame({"a": [Fraction(i, 3) for i in range(12)]})
+    np.testing.assert_allclose(read_table(table).values[0], np.arange(12) / 3)
+    with pytest.raises(TypeError, match=r"Column 'a' of `X` holds complex numbers\. Pass real and imaginary parts"):
+        read_table(pd.DataFrame({"a": pd.Series([1 + 2j, 3.0, None] * 4, dtype=object)}))
+
+
+def test_truth_values_as_numbers_are_said():
+    with pytest.warns(UserWarning, match=r"`y` holds truth values.*the numbers 0 and 1.*use ogp\.classification"):
+        observed_numbers(np.array([True, False] * 6), 12)
+
+
+def test_several_outputs_are_refused():
+    with pytest.raises(ValueError, match=r"shape \(12,\).*got \(12, 2\)\. Fit each of its columns by itself"):
+        observed_numbers(np.ones((12, 2)), 12)

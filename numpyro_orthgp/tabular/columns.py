@@ -22,7 +22,7 @@ import numpy as np
 
 from numpyro_orthgp.tabular.dates import as_days, dates_in_text, periods_in, places
 from numpyro_orthgp.tabular.level_means import LEAST_OF_LEVEL, LevelMeans, by_frequency, level_means
-from numpyro_orthgp.tabular.meanings import is_number, warn_of_meanings
+from numpyro_orthgp.tabular.meanings import is_number, warn_of_alike, warn_of_codes, warn_of_meanings
 from numpyro_orthgp.tabular.rows import mean_and_sd, warn_of_rounded
 from numpyro_orthgp.tabular.tables import Table, level_of, read_table
 from numpyro_orthgp.tabular.warps import Warp, warp_of
@@ -72,6 +72,7 @@ class Column:
             levels, counts, codes = by_frequency(values)
             if len(levels) > MOST_LEVELS:
                 warn_of_meanings(name, levels)
+            warn_of_alike(name, [level for level, num in zip(levels, counts, strict=True) if num >= LEAST_OF_LEVEL])
             two = len(levels) == 2 and (codes >= 0).all()  # one column tells them apart
             most = 1 if two else MOST_LEVELS
             if len(levels) > MOST_LEVELS:
@@ -81,6 +82,7 @@ class Column:
         if not len(known):
             return cls(name, (), seen=())
         warn_of_rounded(f"Column {name!r} of `X`", known)
+        warn_of_codes(f"Column {name!r} of `X`", known)
         median = float(np.median(known))
         filled = np.where(np.isfinite(values), values, median)
         mean, spread = mean_and_sd(filled)

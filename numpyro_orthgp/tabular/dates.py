@@ -7,6 +7,7 @@ what recurs is also predicted for dates after those of training. Times are those
 from __future__ import annotations
 
 import re
+import warnings
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -22,14 +23,16 @@ __all__ = [
     "places",
     "read_dates",
     "start_of",
+    "warn_of_zones",
 ]
 
 PERIODS = {"time of day": 1.0, "day of the week": 7.0, "time of year": 365.2425}  # lengths in days
 LEAST_PERIODS = 2  # that dates must cover
 DENSE, SHARE = 0.1, 1 / 3  # quantile of the distances between dates that must be below this share of a period
 DATES, DURATIONS = date | np.datetime64, timedelta | np.timedelta64
+MOST_SUMMER = 1.0  # hours that a zone moves its clocks by
 UNIT, DAY = "datetime64[us]", np.timedelta64(1, "D")
-TEXT = re.compile(r"(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?)(?:Z|[+-]\d\d:?\d\d)?")  # ISO 8601
+TEXT = re.compile(r"(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?)(Z|[+-]\d\d:?\d\d)?")  # ISO 8601
 
 
 def read_dates(values: Any) -> np.ndarray:
@@ -72,6 +75,32 @@ def dates_in_text(values: np.ndarray) -> np.ndarray | None:
         return None
 
 
+def warn_of_zones(name: str, values: np.ndarray) -> None:
+    """Warn of times of several zones in one column, as their clocks do not show what came first. Summer time is no other zone.
+
+    :param values: dates, or text that is dates, in an array of objects; other arrays have one zone.
+    """
+    offsets = {_offset(v) for v in values} if values.dtype == object else set()
+    hours = sorted(h for h in offsets if h is not None)
+    if hours and hours[-1] - hours[0] > MOST_SUMMER:
+        warnings.warn(
+            f"Column {name!r} of `X` holds times of several zones, from {hours[0]:+g} to {hours[-1]:+g} hours from universal time, "
+            f"and all are taken as their clocks show. Convert them to one zone: pandas.to_datetime(table[{name!r}], utc=True).",
+            stacklevel=2,
+        )
+
+
+def _offset(value: Any) -> float | None:
+    """Hours from universal time; None if the zone is not told."""
+    if isinstance(value, datetime):
+        offset = value.utcoffset()
+        return None if offset is None else offset.total_seconds() / 3600
+    zone = match[2] if isinstance(value, str) and (match := TEXT.fullmatch(value)) else None
+    if zone is None or zone == "Z":
+        return None if zone is None else 0.0
+    return float(zone[0] + "1") * (int(zone[1:3]) + int(zone[-2:]) / 60)
+
+
 def as_durations(values: Any) -> np.ndarray:
     """Durations of any kind, None where missing, in days."""
     return np.asarray(values, "timedelta64[us]") / DAY
@@ -88,6 +117,7 @@ def as_days(name: str, values: np.ndarray) -> np.ndarray:
         if found is None:
             bad = next(v for v in known if dates_in_text(np.array([v], object)) is None)
             raise TypeError(f"Column {name!r} of `X` was dates in training, and holds {bad!r} now, which is no date.")
+        warn_of_zones(name, values)
         values = found
     elif values.dtype.kind != "M":
         known = values[np.isfinite(values)]

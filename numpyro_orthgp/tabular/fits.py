@@ -137,11 +137,12 @@ class TableFit(ABC):
         exceed one. For correlated columns the fitted function decides, not the data.
         """
 
-        def mean(X: np.ndarray) -> np.ndarray:
-            return moments(self.function, X)[0]
-
         with jax.enable_x64(True):
-            return importance_of(mean, self.X, self.columns)
+            return importance_of(self._mean_at, self.X, self.columns)
+
+    def _mean_at(self, X: np.ndarray) -> np.ndarray:
+        """Means of the function at standardized rows, shape (N,) or (N, P)."""
+        return moments(self.function, X)[0]
 
     def check(self, **options: Any) -> Report:
         """The page of :func:`numpyro_orthgp.check` for the underlying model. Its data include the held-out rows.
@@ -168,6 +169,9 @@ class TableFit(ABC):
         :param path: path of the file, preferably with suffix ``.npz``.
         :raises ValueError: if the file cannot be written, or the fit's function was replaced by one that cannot be described.
         """
+        write_fit(path, *self._described())
+
+    def _described(self) -> tuple[dict[str, Any], Arrays]:
         found, found_arrays = describe_found(self.found)
         more, more_arrays = self._more()
         with jax.enable_x64(True):
@@ -176,7 +180,7 @@ class TableFit(ABC):
         common["num_rows"] = self.num_rows
         columns = describe_columns(self.columns)
         description = {"kind": self.kind, "common": common, "columns": columns, "found": found, "more": more}
-        write_fit(path, description, {"X": self.X, "y": self.y, **found_arrays, **more_arrays, **function})
+        return description, {"X": self.X, "y": self.y, **found_arrays, **more_arrays, **function}
 
     @classmethod
     def _restored(cls, description: dict[str, Any], arrays: Arrays) -> TableFit:
@@ -212,15 +216,24 @@ class TableFit(ABC):
         labels it returns ``probabilities``, for counts ``mean`` and ``sd``. For numbers it returns ``mean``, ``sd``,
         ``function_sd``, ``loc`` and ``scale``: a new output is ``loc + scale * e``, or its exponential if ``fit.units.is_log``.
         For the quantile at ``level``, put ``fit.found.errors.quantile(level)`` in the place of e; ``predict`` also
-        allows for rows unlike those seen.
+        allows for rows unlike those seen. If y has atoms, ``atoms`` are their probabilities, and e is of the others.
 
         :param platforms: platforms such as ``("cpu", "cuda")``; by default the current one.
         """
 
         def program(X: Array, *more: Array) -> dict[str, Array]:
-            return self._program(standardized(self.columns, X), *more)
+            return self._program_of_table(X, *more)
 
-        return exported(program, len(self.columns.columns), self.num_more, platforms)
+        return exported(program, self._num_columns, self.num_more, platforms)
+
+    @property
+    def _num_columns(self) -> int:
+        """Number of columns of the array for an exported program."""
+        return len(self.columns.columns)
+
+    def _program_of_table(self, X: Array, *more: Array) -> dict[str, Array]:
+        """Outputs of an exported program, from the array of :meth:`as_array`."""
+        return self._program(standardized(self.columns, X), *more)
 
     def __str__(self) -> str:
         found, X = self.found, self.X

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import unicodedata
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from numpyro_orthgp.tabular.meanings import alike
 from numpyro_orthgp.tabular.rows import LEAST_ROWS, is_missing, one_column, series_of
 
 __all__ = ["Labels", "categories_of"]
@@ -127,35 +126,9 @@ def _of_one_type(values: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def _without_spaces(label: str) -> str:
-    return "".join(label.split())
-
-
-def _as_seen(label: str) -> str:
-    """Without signs that are not seen, and what can be written in several ways in one of them."""
-    seen = "".join(c for c in unicodedata.normalize("NFKC", label) if unicodedata.category(c) not in ("Cc", "Cf"))
-    return _without_spaces(seen)
-
-
-ALIKE: dict[str, Callable[[str], str]] = {
-    "spaces": _without_spaces,
-    "signs that look alike or are not seen": _as_seen,
-    "upper and lower case": lambda label: _as_seen(label).casefold(),
-}
-
-
 def _warn_of_alike(classes: np.ndarray) -> None:
-    labels = [label for label in classes.tolist() if isinstance(label, str)]
-    for what, key in ALIKE.items():
-        if what.endswith("case") and max(map(len, labels), default=0) < 2:  # letters
-            continue
-        alike: dict[str, str] = {}
-        for label in labels:
-            if (other := alike.setdefault(key(label), label)) != label:
-                warnings.warn(
-                    f"Labels {other!a} and {label!a} differ only in {what}, and count as two classes.", stacklevel=2
-                )
-        labels = list(alike.values())
+    for what, label, other in alike([label for label in classes.tolist() if isinstance(label, str)]):
+        warnings.warn(f"Labels {label!a} and {other!a} differ only in {what}, and count as two classes.", stacklevel=2)
 
 
 def _warn_of_missing(classes: np.ndarray) -> None:

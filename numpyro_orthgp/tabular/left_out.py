@@ -23,13 +23,14 @@ from numpyro_orthgp.tabular.search import Rows, Searched, Searches, everything, 
 from numpyro_orthgp.tabular.stages import CLEARLY, FOLDS, MOST_POINTS, Found, Stage
 from numpyro_orthgp.tabular.units import Outputs
 
-__all__ = ["LeftOut", "calibrate", "finish", "folds", "left_out"]
+__all__ = ["LeftOut", "calibrate", "calibration_words", "finish", "folds", "left_out"]
 
 MOST_WORK = 1e10  # largest N M^2 of the last step, which has no gradient
 STEP, MOST_CHANGES = 1.4, 6  # factors of the noise
 SEARCHES_LEFT_OUT = 0.15  # least share of the time for rows that are left out
 OF_Y_ALONE = 0.1  # least standard deviation within the distribution of y alone: values that recur are no peaks of it
-LEARNED = 0.8  # share of the time until which hyperparameters of neighbours are learned
+LEARNED = 0.8  # share of the time until which hyperparameters are learned: those of rows left out, and of neighbours
+WITH_NEIGHBORS = 3  # times as long as without, for the first predictions with them
 FEW_NEIGHBORS = 32  # rows near an input, by the model's hyperparameters
 POINTS = 100  # inducing points beside many neighbours
 FOLD_POINTS = 400  # most inducing points of a search for rows that are left out
@@ -60,12 +61,14 @@ class LeftOut(NamedTuple):
 
 
 class Climbed(NamedTuple):
-    """The best factor of the noise; the value by which it was chosen; log density and distances of left-out rows."""
+    """The best factor of the noise; the value by which it was chosen; log density and distances of left-out rows; how long the
+    first predictions took."""
 
     factor: float
     value: float
     score: float
     distances: np.ndarray
+    seconds: float
 
 
 class Calibrated(NamedTuple):
@@ -142,10 +145,10 @@ def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched
     num_points = points_of_all(last.num_points, rows.num, searches.num_held, grows)
     if rows.num < FEW:
         values = searched(searches, rows, values, last.num_points)
-    searches.budget = searches.budget.renewed(SEARCHES_LEFT_OUT)
+    whole, searches.budget = searches.budget, searches.budget.part(LEARNED).renewed(SEARCHES_LEFT_OUT)
     parts = left_out(searches, outputs, values, last, num_points)
-    own = [] if searches.are_few else of_neighbors(parts[0], searches.budget.part(LEARNED))
-    values, near, score, found = calibrate(parts, values, searches.budget, own)
+    own = [] if searches.are_few else of_neighbors(parts[0], searches.budget)
+    values, near, score, found = calibrate(parts, values, whole, own)
     alone = np.concatenate([part.y_new for part in parts])
     errors, flat = distribution_of(found), fit_mixture(alone, OF_Y_ALONE) if len(alone) >= LEAST_ERRORS else STANDARD
     baseline = float(STANDARD.log_density(alone).mean())
@@ -199,7 +202,8 @@ def calibrate(parts: list[LeftOut], found: Values, budget: Budget, own: Sequence
     """Calibrate on left-out rows: change the noise, or use neighbours, if this clearly predicts the rows better.
 
     Posterior modes underestimate the noise if rows are few or outputs have heavy tails. If there are fewer inducing points than
-    rows, the rows near an input may add information. With them, what the points miss no longer counts as noise.
+    rows, the rows near an input may add information. With them, what the points miss no longer counts as noise. Each step is taken
+    if there is time for it.
 
     :param found: hyperparameters that the searches found.
     :param own: the same rows with hyperparameters learned for predictions with neighbours, or none.
@@ -207,17 +211,20 @@ def calibrate(parts: list[LeftOut], found: Values, budget: Budget, own: Sequence
     least = parts[0].rounding
 
     def climb(parts: Sequence[LeftOut], num_neighbors: int, judge: Judge, *steps: float) -> Climbed:
+        begin = budget.spent
         score, distances = scored(parts, 1.0, num_neighbors)
-        best = Climbed(1.0, judge(score, distances), score, distances)
+        seconds = took = budget.spent - begin
+        best = Climbed(1.0, judge(score, distances), score, distances, seconds)
         for step in steps:
-            for i in range(MOST_CHANGES):
-                if i and not budget.allows(0.0):
+            for _ in range(MOST_CHANGES):
+                if not budget.allows(2 * took):  # and the fit of all rows still is to come
                     break
-                factor = best.factor * step
+                factor, begin = best.factor * step, budget.spent
                 score, distances = scored(parts, factor, num_neighbors)
+                took = min(took, budget.spent - begin)  # the first ones compile
                 if (value := judge(score, distances)) < best.value + CLEARLY:
                     break
-                best = Climbed(factor, value, score, distances)
+                best = Climbed(factor, value, score, distances, seconds)
             if best.factor != 1:
                 break  # the other way leads back to where this one began
         return best
@@ -227,7 +234,7 @@ def calibrate(parts: list[LeftOut], found: Values, budget: Budget, own: Sequence
     best = best._replace(value=with_errors(best.score, best.distances))
     of_model = parts if any(len(part.Z) < part.rows.num for part in parts) else []
     for tried, num_neighbors in ((own, NEIGHBORS), (of_model, FEW_NEIGHBORS)):
-        if tried and near is None:
+        if tried and near is None and (tried is own or budget.allows(WITH_NEIGHBORS * best.seconds)):
             new = climb(tried, num_neighbors, with_errors, 1 / STEP, STEP)
             if new.value > best.value + CLEARLY:
                 of_near = with_noise(own[0].values if tried is own else found, new.factor, least)
@@ -243,3 +250,32 @@ def with_errors(score: float, z: np.ndarray) -> float:
     """
     errors = distribution_of(z)
     return score + len(z) * gain(errors, z) - 0.5 * np.log(len(z)) * errors.num_parameters
+
+
+def calibration_words(found: Found, stray: float, part: str = "") -> list[str]:
+    """How predictions differ from the model's, in words.
+
+    :param stray: weight of rows that are unlike all others.
+    :param part: of which rows near ones are, if not of all.
+    """
+    lines = []
+    if found.near is not None:
+        near = found.near
+        own = ", with hyperparameters learned for this" if near.own else ""
+        lines.append(
+            f"predictions also use the {near.num_neighbors} rows nearest to each input{part}{own}, and noise {near.noise:.3g}:"
+            "\n  rows left out were clearly better with them"
+        )
+    if not found.errors.is_standard:
+        half, most = np.diff(found.errors.quantile(np.array([[0.25, 0.75], [0.025, 0.975]])))[:, 0] / 2
+        num = len(found.errors.weights)
+        lines.append(
+            f"new outputs: as rows left out, by {num} normal distribution{'s' * (num > 1)}; half of the errors are within"
+            f"\n  {half:.2g} predicted standard deviations and 95 % within {most:.2g} (for one: 0.67 and 1.96)"
+        )
+    if stray:
+        once = round(1 / stray)
+        lines.append(
+            f"one new output in {once} is taken to have nothing to do with the inputs, as no row seen rules that out"
+        )
+    return lines

@@ -1,11 +1,17 @@
-"""Warnings of text that means something else: numbers, and dates of other forms than ISO 8601, are categories if they are text."""
+"""Warnings of entries that mean something else than they are taken for: text that is numbers or dates of other forms than ISO 8601,
+levels that differ only in how they are written, and numbers that stand for missing entries."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
 
-__all__ = ["is_number", "warn_of_meanings"]
+import numpy as np
+
+__all__ = ["alike", "is_number", "warn_of_alike", "warn_of_codes", "warn_of_meanings"]
 
 MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 DATE = re.compile(
@@ -13,6 +19,10 @@ DATE = re.compile(
     re.IGNORECASE,
 )
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
+QUANTITY = re.compile(
+    r"([$€£¥₹]?) ?[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)? ?(%|‰|[$€£¥₹]|[a-zµ°²³/]{1,8})?", re.IGNORECASE
+)
+CODES = tuple(sign * (10.0**digits - 1) for digits in range(1, 7) for sign in (-1, 1))  # 9, 99, ... for what is missing
 
 
 def _is_date(text: str) -> bool:
@@ -27,15 +37,28 @@ def is_number(text: str) -> bool:
     return True
 
 
+def _is_quantity(levels: list[str]) -> Callable[[str], bool]:
+    """Whether text is a number with the sign or unit that most of the levels have."""
+    units = [None if (match := QUANTITY.fullmatch(level)) is None else match.groups() for level in levels]
+    most = Counter(unit for unit in units if unit is not None).most_common(1)
+    known = {level for level, unit in zip(levels, units, strict=True) if most and unit == most[0][0]}
+    return known.__contains__
+
+
 def warn_of_meanings(name: str, levels: list[str]) -> None:
     """Warn if nearly all entries of a column of text are numbers or dates."""
     column = f"table[{name!r}]"
-    meanings = [
+    meanings: list[tuple[str, Callable[[str], bool], str]] = [
         ("numbers", is_number, f"If it is a number, convert it: pandas.to_numeric({column}, errors='coerce')."),
         (
             "numbers with a decimal comma",
             lambda text: DECIMAL_COMMA.fullmatch(text) is not None,
             f"If it is a number, convert it: {column}.str.replace('.', '').str.replace(',', '.').astype(float).",
+        ),
+        (
+            "numbers with signs or units",
+            _is_quantity(levels),
+            f"If it is a number, take these away: pandas.to_numeric({column}.str.replace('[^-.0-9]', '', regex=True)).",
         ),
         (
             "dates",
@@ -53,3 +76,63 @@ def warn_of_meanings(name: str, levels: list[str]) -> None:
                 stacklevel=2,
             )
             return
+
+
+def _without_spaces(label: str) -> str:
+    return "".join(label.split())
+
+
+def _as_seen(label: str) -> str:
+    """Without signs that are not seen, and what can be written in several ways in one of them."""
+    seen = "".join(c for c in unicodedata.normalize("NFKC", label) if unicodedata.category(c) not in ("Cc", "Cf"))
+    return _without_spaces(seen)
+
+
+ALIKE: dict[str, Callable[[str], str]] = {
+    "spaces": _without_spaces,
+    "signs that look alike or are not seen": _as_seen,
+    "upper and lower case": lambda label: _as_seen(label).casefold(),
+}
+
+
+def alike(labels: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Pairs of labels that are written in two ways, each with what they differ in."""
+    for what, key in ALIKE.items():
+        if what.endswith("case") and max(map(len, labels), default=0) < 2:  # letters
+            continue
+        found: dict[str, str] = {}
+        for label in labels:
+            if (other := found.setdefault(key(label), label)) != label:
+                yield what, other, label
+        labels = list(found.values())
+
+
+def warn_of_alike(name: str, levels: list[str]) -> None:
+    """Warn once of levels of a column that are written in two ways."""
+    pairs = list(alike(levels))
+    if pairs:
+        what, level, other = pairs[0]
+        more = f", the first of {len(pairs)} such pairs" if len(pairs) > 1 else ""
+        warnings.warn(
+            f"Levels {level!a} and {other!a} of column {name!r} differ only in {what}, and count as two{more}. If they are the "
+            "same, write them in one way.",
+            stacklevel=2,
+        )
+
+
+def warn_of_codes(name: str, numbers: np.ndarray) -> None:
+    """Warn of -999, 9999 and the like if they recur and are further from all other numbers than these are from each other.
+
+    :param numbers: without missing ones, shape (N,).
+    """
+    values, counts = np.unique(numbers, return_counts=True)
+    if len(values) < 4:
+        return
+    for end, others in ((0, values[1:]), (-1, values[:-1])):
+        code = float(values[end])
+        if code in CODES and counts[end] > 1 and abs(code - others[end]) > np.ptp(others):
+            warnings.warn(
+                f"{name} is {code:g} in {counts[end]} rows, far from all other numbers, {others[0]:g} to {others[-1]:g}. If that "
+                "stands for a missing entry, make it NaN.",
+                stacklevel=2,
+            )

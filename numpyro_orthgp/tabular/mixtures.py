@@ -20,6 +20,7 @@ ROUNDS, SETTLED = 300, 0.01  # rounds of expectation maximization, and nats that
 NARROWEST = (
     0.05  # quantile of the distances from the median that bounds scales from below: else one may sit on a single row
 )
+HALVINGS = 60  # of the interval in which a quantile lies
 STARTS = (0.1, 0.3)  # quantiles of these distances at which the narrowest component starts
 
 
@@ -55,11 +56,12 @@ class Mixture:
         )  # the mixture's quantile is between those of its components
         if len(self.weights) == 1:
             return np.asarray(each[..., 0])
-        found = [
-            scipy.optimize.brentq(lambda z, p=p: float(self.cdf(z)) - p, low - 1e-9, high + 1e-9, xtol=1e-12)
-            for p, low, high in zip(level.ravel(), each.min(-1).ravel(), each.max(-1).ravel(), strict=True)
-        ]
-        return np.reshape(found, np.shape(level))
+        low, high = each.min(-1), each.max(-1)
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            is_below = self.cdf(middle) < level
+            low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
+        return np.asarray(0.5 * (low + high))
 
     @property
     def num_parameters(self) -> int:

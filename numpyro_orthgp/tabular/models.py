@@ -17,7 +17,9 @@ from numpyro_orthgp.kernels import Kernel
 from numpyro_orthgp.primitives import gp
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["classification_model", "counts_model", "covariance", "regression_model"]
+__all__ = ["classification_model", "counts_model", "covariance", "extra_zeros", "regression_model"]
+
+MOST_LOGIT = 15.0  # of additional zeros
 
 
 def log_normal(mode: Any, spread: float) -> dist.Distribution:
@@ -76,6 +78,16 @@ def classification_model(
         numpyro.sample("y", y_given, obs=y)
 
 
+def extra_zeros(X: Any, gate: Any, slope: Any, xp: Any = jnp) -> Any:
+    """Probabilities of additional zeros, shape (N,): those whose logit is gate + X slope, and neither 0 nor 1 for far rows.
+
+    :param X: standardized columns, shape (N, D).
+    :param xp: ``numpy`` or ``jax.numpy``.
+    """
+    logit = MOST_LOGIT * xp.tanh((gate + X @ slope) / MOST_LOGIT)
+    return 0.5 * (1 + xp.tanh(logit / 2))
+
+
 def counts_model(
     X: Array,
     y: Array | None = None,
@@ -83,6 +95,7 @@ def counts_model(
     *,
     Z: Array,
     overdispersed: bool,
+    zero_inflated: bool = False,
     regularity: float = 1.0,
     num_rows: int | None = None,
 ) -> None:
@@ -93,17 +106,23 @@ def counts_model(
     :param expected: counts at the mean rate, the exposure times this rate, shape (N,) or a scalar.
     :param Z: inducing points, shape (M, D).
     :param overdispersed: whether counts are negative binomial instead of Poisson.
+    :param zero_inflated: whether there are additional zeros, with a probability whose logit is linear in the columns.
     :param regularity: power of the likelihood. Counts with so many times less variance than Poisson ones say so much more.
     :param num_rows: N, if X is a batch.
     """
     offset = numpyro.sample("offset", dist.Normal(0.0, 2.0))
     f = gp("f", covariance(X.shape[1]), Z)
     concentration = numpyro.sample("concentration", log_normal(3.0, 1.5)) if overdispersed else None
+    if zero_inflated:
+        gate = numpyro.sample("gate", dist.Normal(-1.0, 2.0))
+        gate_slope = numpyro.sample("gate_slope", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("rows", num_rows or len(X), subsample_size=len(X)):
         marginals = f(X) + offset
         if concentration is None:
             y_given = likelihoods.Poisson(marginals, expected)
         else:
             y_given = likelihoods.NegativeBinomial(marginals, concentration, expected)
+        if zero_inflated:
+            y_given = likelihoods.ZeroInflated(y_given, extra_zeros(X, gate, gate_slope))
         with numpyro.handlers.scale(scale=regularity):
             numpyro.sample("y", y_given, obs=y)

@@ -1,23 +1,21 @@
-"""Predictions of numbers, labels and counts, in the user's units."""
+"""Predictions of numbers and labels, in the user's units."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy
 
-from numpyro_orthgp.tabular import renewal
+from numpyro_orthgp.tabular.atoms import Atoms
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.mixtures import STANDARD, Mixture, moments_of
 from numpyro_orthgp.tabular.rows import as_floats, one_column
-from numpyro_orthgp.tabular.strays import NONE, StrayNumbers, Strays
+from numpyro_orthgp.tabular.strays import NONE, StrayNumbers
 
-__all__ = ["ClassPredictions", "CountPredictions", "Predictions"]
+__all__ = ["ClassPredictions", "Ordered", "Predictions", "checked_levels", "checked_outputs"]
 
 
 def table_of(columns: dict[str, Any], like: Any, index: Any) -> Any:
@@ -50,7 +48,7 @@ def checked_outputs(y: Any, num: int, index: Any) -> np.ndarray:
     return one_column(y, num, index=index)
 
 
-class _Ordered(ABC):
+class Ordered(ABC):
     """Predictions of ordered outputs."""
 
     mean: np.ndarray
@@ -80,8 +78,11 @@ class _Ordered(ABC):
 
 
 @dataclass(frozen=True)
-class Predictions(_Ordered):
+class Predictions(Ordered):
     """Distributions of new outputs, one for each row: that of ``loc + scale e``, or of its exponential if ``is_log``.
+
+    If y has atoms, single values such as zero with a probability of their own, this is the distribution of other outputs. Log
+    densities are log probabilities at the atoms.
 
     Densities, probabilities and quantiles allow for strays, which ``mean`` and ``sd`` leave out.
 
@@ -92,6 +93,7 @@ class Predictions(_Ordered):
     :param errors: the distribution of e: standard normal, or a mixture of normal distributions.
     :param is_log: whether log y was modelled.
     :param strays: rows that are unlike those seen.
+    :param atoms: values with probabilities of their own, or ``None``.
     """
 
     loc: np.ndarray
@@ -102,6 +104,7 @@ class Predictions(_Ordered):
     errors: Mixture = STANDARD
     is_log: bool = False
     strays: StrayNumbers = NONE
+    atoms: Atoms | None = None
 
     @property
     def mean(self) -> np.ndarray:  # type: ignore[override]
@@ -115,7 +118,8 @@ class Predictions(_Ordered):
 
     @cached_property
     def _moments(self) -> tuple[Any, Any]:
-        return moments_of(self.errors, self.loc, self.scale, self.is_log)
+        found = moments_of(self.errors, self.loc, self.scale, self.is_log)
+        return found if self.atoms is None else self.atoms.mixed_moments(*found)
 
     def quantile(self, level: Any) -> np.ndarray:
         """Quantiles of new outputs, shape (N,), or (N, K) for K levels.
@@ -123,27 +127,40 @@ class Predictions(_Ordered):
         :raises ValueError: if levels are not between 0 and 1.
         """
         level = checked_levels(level)
+        if self.atoms is None:
+            return self._quantile_of_others(level)
+        alone = replace(self, atoms=None)
+        below = [alone.cdf(np.full(len(self.loc), value)) for value in self.atoms.values]
+        return self.atoms.mixed_quantile(below, self._quantile_of_others, level)
+
+    def _quantile_of_others(self, level: np.ndarray) -> np.ndarray:
+        """
+        :param level: a scalar, or shape (K,) or (N, K).
+        """
         loc, scale = (self.loc, self.scale) if level.ndim == 0 else (self.loc[:, None], self.scale[:, None])
         found = loc + scale * self.errors.quantile(level)
         found = self.strays.mixed_quantile(lambda y: self.errors.cdf((y - loc) / scale), found, level)
         return np.asarray(np.exp(found) if self.is_log else found)
 
     def cdf(self, y: Any) -> np.ndarray:
-        """The probability of an output below y for each row, shape (N,). It is uniform at observed y if predictions are calibrated.
+        """The probability of an output of at most y for each row, shape (N,). It is uniform at observed y if predictions are
+        calibrated and y has no atoms.
 
         :raises ValueError: for another shape.
         """
         values, _ = self._modelled(y)
-        return self.strays.mixed_cdf(self.errors.cdf((values - self.loc) / self.scale), values)
+        found = self.strays.mixed_cdf(self.errors.cdf((values - self.loc) / self.scale), values)
+        return found if self.atoms is None else self.atoms.mixed_cdf(found, as_floats("y", np.asarray(y)))
 
     def log_density(self, y: Any) -> np.ndarray:
-        """Log densities of observed outputs, in nats and in the units of y, shape (N,).
+        """Log densities of observed outputs, in nats and in the units of y, shape (N,); log probabilities at atoms of y.
 
         :raises ValueError: for another shape.
         """
         values, slope = self._modelled(y)
         found = self.errors.log_density((values - self.loc) / self.scale) - np.log(self.scale)
-        return self.strays.mixed_log_density(found, values) + slope
+        found = self.strays.mixed_log_density(found, values) + slope
+        return found if self.atoms is None else self.atoms.mixed_log_density(found, as_floats("y", np.asarray(y)))
 
     def _modelled(self, y: Any) -> tuple[np.ndarray, np.ndarray | float]:
         """Outputs or their logarithms, and the log derivative of these with respect to y."""
@@ -194,142 +211,3 @@ class ClassPredictions:
             f"P({label})": p for label, p in zip(self.classes.tolist(), self.probabilities.T, strict=True)
         }
         return table_of(columns, self.like, self.index)
-
-
-NODES = np.linspace(-6.0, 6.0, 401)  # standard deviations of the log rate, for distribution functions
-WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
-MOST_STEP = 16  # every 16th node suffices for the normal distribution itself
-NARROW = 2 * (NODES[1] - NODES[0])  # width of a distribution given the rate, below which there are too few nodes
-ROWS_AT_ONCE = 2048
-MOST_SURE = 2.0**53  # counts above are no longer told apart
-
-
-@dataclass(frozen=True)
-class CountPredictions(_Ordered):
-    """Distributions of new counts, one for each row: Poisson or negative binomial with a normal log rate, or of events that come at
-    more regular times (``renewal``).
-
-    Probabilities and quantiles allow for strays, which ``mean`` and ``sd`` leave out.
-
-    :param log_mean: mean of the logarithm of the rate times the exposure, shape (N,).
-    :param log_sd: its standard deviation, shape (N,).
-    :param concentration: k of the negative binomial distribution; infinite for Poisson.
-    :param index: labels of the rows, if the user's table has them.
-    :param densities: maps ``log_mean``, ``log_sd`` and y to log probabilities of counts, if ``regularity`` is 1.
-    :param strays: rows that are unlike those seen.
-    :param regularity: above 1 for counts that vary less than Poisson ones.
-    """
-
-    log_mean: np.ndarray
-    log_sd: np.ndarray
-    concentration: float
-    densities: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-    index: Any = None
-    like: Any = None
-    strays: Strays = NONE
-    regularity: float = 1.0
-
-    @property
-    def mean(self) -> np.ndarray:  # type: ignore[override]
-        """Expected counts, shape (N,); infinite beyond float64."""
-        with np.errstate(over="ignore"):
-            return np.exp(self.log_mean + self.log_sd**2 / 2)
-
-    @property
-    def sd(self) -> np.ndarray:  # type: ignore[override]
-        """Standard deviations of new counts, shape (N,); infinite beyond float64."""
-        # mean + mean^2 (spread + (1 + spread) / k), spread = exp(v) - 1, in logarithms: a mean may be zero in float64.
-        variance, k = self.log_sd**2, self.concentration
-        log_mean = self.log_mean + variance / 2
-        with np.errstate(divide="ignore", over="ignore"):
-            log_given = np.log(renewal.variance(np.exp(log_mean), self.regularity)) if self.regularity > 1 else log_mean
-            log_spread = variance + np.log(-np.expm1(-variance))
-            log_more = np.logaddexp(log_spread, variance - np.log(k))
-            return np.exp(0.5 * np.logaddexp(log_given, 2 * log_mean + log_more))
-
-    def cdf(self, y: Any) -> np.ndarray:
-        """The probability of at most y for each row, shape (N,).
-
-        :raises ValueError: for another shape.
-        """
-        y = as_floats("y", checked_outputs(y, len(self.log_mean), self.index))
-        parts = [slice(first, first + ROWS_AT_ONCE) for first in range(0, len(y), ROWS_AT_ONCE)]
-        found = np.concatenate([self._cdf(y[part], self.log_mean[part], self.log_sd[part]) for part in parts])
-        return self.strays.mixed_cdf(found, y)
-
-    def _cdf(self, y: np.ndarray, log_mean: np.ndarray, log_sd: np.ndarray) -> np.ndarray:
-        k, count, log_sd = self.concentration, np.floor(np.maximum(y, 0)), np.maximum(log_sd, 1e-9)
-        # As a function of the node, the probability given the rate falls within this width.
-        width = np.sqrt(renewal.arrival(count, self.regularity)[1] + 1 / k) / log_sd
-        found = np.empty(len(y))
-        narrow = (width < NARROW) | ((self.regularity > 1) & (count > renewal.MANY))
-        for part, method in ((narrow, self._cdf_by_gammas), (~narrow, self._cdf_by_nodes)):
-            if part.any():
-                found[part] = method(count[part], log_mean[part], log_sd[part], width[part])
-        return np.where(y < 0, 0.0, found)
-
-    def _cdf_by_nodes(
-        self, count: np.ndarray, log_mean: np.ndarray, log_sd: np.ndarray, width: np.ndarray
-    ) -> np.ndarray:
-        """By equidistant nodes, of which half the width is close enough: the error falls as exp(-2 pi^2 (width / distance)^2)."""
-        k, least = self.concentration, np.fmin.reduce(width, initial=np.inf)
-        step = int(np.clip(0.5 * least / (NODES[1] - NODES[0]), 1, MOST_STEP))
-        nodes, weights = NODES[::step], WEIGHTS[::step] / WEIGHTS[::step].sum()
-        count = count[:, None]
-        with np.errstate(over="ignore"):
-            rate = np.exp(log_mean[:, None] + log_sd[:, None] * nodes)
-        if self.regularity > 1:
-            given = renewal.cdf(count, rate, self.regularity)
-        elif np.isinf(k):
-            given = scipy.special.pdtr(count, rate)
-        else:
-            given = scipy.special.betainc(k, count + 1, k / (k + rate))
-        return np.asarray(given @ weights)
-
-    def _cdf_by_gammas(self, count: np.ndarray, log_mean: np.ndarray, log_sd: np.ndarray, _: np.ndarray) -> np.ndarray:
-        """At most y events occur at a rate below G(y + 1), or k G(y + 1) / G(k), with G(a) of a gamma distribution. Its logarithm
-        is nearly normal beside the wider one of the rate, or for many events."""
-        k, a = self.concentration, count + 1
-        if self.regularity > 1:
-            mean, variance = renewal.arrival(count, self.regularity)
-            loc = np.log(mean) - variance / 2
-        else:
-            loc, variance = scipy.special.digamma(a), scipy.special.polygamma(1, a)
-        if not np.isinf(k):
-            loc, variance = loc + np.log(k) - scipy.special.digamma(k), variance + scipy.special.polygamma(1, k)
-        return np.asarray(scipy.special.ndtr((loc - log_mean) / np.sqrt(log_sd**2 + variance)))
-
-    def quantile(self, level: Any) -> np.ndarray:
-        """Quantiles of new counts, shape (N,), or (N, K) for K levels: the smallest count not exceeded with probability ``level``.
-
-        :raises ValueError: if levels are not between 0 and 1.
-        """
-        level = checked_levels(level)
-        found = [self._quantile(each) for each in np.atleast_1d(level)]
-        return found[0] if level.ndim == 0 else np.stack(found, -1)
-
-    def _quantile(self, level: float) -> np.ndarray:
-        """Bisection between -1 and a count that is large enough, until there is no number between, whole or of float64."""
-        lower, upper = np.full(len(self.log_mean), -1.0), np.ceil(np.minimum(self.mean + self.sd, MOST_SURE))
-        while (short := self.cdf(upper) < level).any():
-            with np.errstate(over="ignore"):
-                lower, upper = np.where(short, upper, lower), np.where(short, 2 * upper + 1, upper)
-        while ((lower < (middle := np.floor(lower + (upper - lower) / 2))) & (middle < upper)).any():
-            enough = self.cdf(middle) >= level
-            lower, upper = np.where(enough, lower, middle), np.where(enough, middle, upper)
-        return upper
-
-    def log_density(self, y: Any) -> np.ndarray:
-        """Log probabilities of observed counts, in nats, shape (N,).
-
-        :raises ValueError: for another shape, or if y is not a count.
-        """
-        counts = as_floats("y", checked_outputs(y, len(self.log_mean), self.index))
-        if not ((counts >= 0) & (counts < np.inf) & (counts == np.round(counts))).all():
-            raise ValueError("`y` must hold counts: whole numbers that are not negative.")
-        if self.regularity > 1:
-            alone = replace(self, strays=NONE)
-            found = np.log(np.maximum(alone.cdf(counts) - alone.cdf(counts - 1), np.finfo(float).tiny))
-        else:
-            found = self.densities(self.log_mean, self.log_sd, counts)
-        return self.strays.mixed_log_density(found, counts)

@@ -11,25 +11,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.collapsed.blocks import RowSums
 from numpyro_orthgp.diagnostics import Report
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.neighbors import NeighborFunction
+from numpyro_orthgp.tabular.atoms import atoms_of
 from numpyro_orthgp.tabular.blocks import moments
 from numpyro_orthgp.tabular.budget import Budget
+from numpyro_orthgp.tabular.classification import classification
 from numpyro_orthgp.tabular.columns import Columns, read_table
 from numpyro_orthgp.tabular.files import Arrays, describe_function, function_from
 from numpyro_orthgp.tabular.fits import TableFit
-from numpyro_orthgp.tabular.left_out import finish
+from numpyro_orthgp.tabular.fitted_atoms import AtomsFit
+from numpyro_orthgp.tabular.left_out import calibration_words, finish
 from numpyro_orthgp.tabular.mixtures import STANDARD, moments_of
 from numpyro_orthgp.tabular.models import regression_model
 from numpyro_orthgp.tabular.near import Near
 from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_numbers, order_of
-from numpyro_orthgp.tabular.search import MANY_HELD, Rows, everything, function_of, new_guide, predictor_of, search
+from numpyro_orthgp.tabular.search import MANY_HELD, Rows, everything, function_of, functions_of, new_guide, search
 from numpyro_orthgp.tabular.serving import moments_at
-from numpyro_orthgp.tabular.stages import FOLDS, Found
+from numpyro_orthgp.tabular.stages import FOLDS
 from numpyro_orthgp.tabular.stored import PART, all_rows, part_of, table_of
 from numpyro_orthgp.tabular.strays import NONE, StrayNumbers, weight_of
 from numpyro_orthgp.tabular.units import Units, may_be_logarithms
@@ -37,6 +39,7 @@ from numpyro_orthgp.types import Array
 
 __all__ = ["RegressionFit", "regression"]
 
+OF_ATOMS = 0.4  # share of the time for their probabilities
 PASS = 0.25  # least share of the time for all rows, where the searches see a part of them
 
 
@@ -85,6 +88,10 @@ def regression(
     some step were rounded to it, so the noise is at least that of rounding. If the distribution of y alone predicts better, by
     normal distributions and by mixtures, the fit returns it, and the page says so.
 
+    **Values that recur.** If a twentieth of the rows or more have one value, such as 0, five times as many as have any other, its
+    probability is from :func:`~numpyro_orthgp.classification` of all rows (``numpyro_orthgp/tabular/atoms.py``), and all else is of
+    the other rows.
+
     **Next steps.** ``SVI`` and ``NUTS`` take ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments``. The model is a few
     public lines, to copy and change.
 
@@ -97,7 +104,7 @@ def regression(
 
     :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,), in memory or on disk.
     :param y: numbers, shape (N,); NaN where missing.
-    :param time: time limit in seconds, of which searches take three quarters at most; None for no limit. A running search stops
+    :param time: time limit in seconds, of which searches take two thirds at most; None for no limit. A running search stops
         within a step. Compilation is not interrupted, so a fit may take some seconds more.
     :param M: number of inducing points. It is used at once, without a time limit: the same fit on any machine.
     :param num_steps: maximum number of steps of each search, by default 200; if it is given, there is no time limit.
@@ -115,6 +122,10 @@ def regression(
     budget = Budget.of(time, M, num_steps)
     seed, table = check_integer("seed", seed, 0), table_of(X)
     known, seen = observed_numbers(y, table.num_rows, table.index)
+    if len(values := atoms_of(known)):
+        outputs = np.full(len(seen), np.nan)
+        outputs[seen] = known
+        return with_atoms(X, outputs, values, budget, {"M": M, "num_steps": num_steps, "seed": seed})
     part, of_part = part_of(table, seen, seed, PART)
     used = table.rows(part)
     outputs = known[of_part]
@@ -144,17 +155,19 @@ def regression(
     return RegressionFit(columns, found, rows.X, rows.y, f, *fixed, units, predictor, num_given)
 
 
-def functions_of(
-    found: Found, rows: Rows, sums: RowSums | None = None
-) -> tuple[GPFunction, GPFunction | NeighborFunction]:
-    """The model's function and the one that predicts, given the rows, or given those in ``sums``."""
-    near = found.near
-    f = function_of(found.values, rows, found.Z) if sums is None else sums.function()
-    if near is None:
-        return f, f
-    if sums is None or near.own:
-        return f, predictor_of(near, rows)
-    return f, near.given(sums.function(near.noise / float(found.values["noise"])), rows.X, rows.y)
+def with_atoms(X: Any, y: np.ndarray, values: np.ndarray, budget: Budget, options: dict[str, Any]) -> RegressionFit:
+    """A fit of the rows that are at no atom, with a classification of all rows.
+
+    :param y: outputs, shape (N,); NaN where missing.
+    :param values: the atoms, in order, shape (K,).
+    """
+    place = np.minimum(np.searchsorted(values, y), len(values) - 1)
+    at = values[place] == y
+    classes = np.where(np.isnan(y), np.nan, np.where(at, place, len(values)))
+    of_atoms = classification(X, classes, time=budget.part(OF_ATOMS).seconds, **options)
+    left = None if budget.seconds is None else max(budget.left, (1 - OF_ATOMS) * budget.seconds / 2)
+    fit = regression(X, np.where(at, np.nan, y), time=left, **options)
+    return replace(fit, atoms=AtomsFit(values, of_atoms), num_dropped=of_atoms.num_dropped, budget=budget.words())
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,11 +185,13 @@ class RegressionFit(TableFit):
     :param units: mean and standard deviation of y or of log y, and which of the two is modelled.
     :param predictor: the function that predicts: ``function``, or one with other noise that also uses the rows near each input.
     :param num_given: number of rows that the function is given.
+    :param atoms: the fit of the probabilities of values that recur, or ``None``; all else is of the rows at other values.
     """
 
     units: Units
     predictor: GPFunction | NeighborFunction
     num_given: int
+    atoms: AtomsFit | None = None
 
     kind = "regression"
     title = "Gaussian-process regression"
@@ -219,7 +234,8 @@ class RegressionFit(TableFit):
         with jax.enable_x64(True):
             mean, variance = moments(self.predictor, self.columns.encode(table))
         given = self._distribution(mean, variance)
-        return Predictions(*given, table.index, table.like, self.found.errors, self.units.is_log, self.strays)
+        atoms = None if self.atoms is None else self.atoms.at(X)
+        return Predictions(*given, table.index, table.like, self.found.errors, self.units.is_log, self.strays, atoms)
 
     def check(self, **options: Any) -> Report:
         """As for every fit, without advice on tails and neighbours that the predictions already have.
@@ -262,12 +278,14 @@ class RegressionFit(TableFit):
         if isinstance(self.predictor, NeighborFunction):
             with jax.enable_x64(True):
                 arrays = describe_function(self.predictor.f, self._recipe(self.found.near), "near")
-        return {"units": list(self.units), "num_given": self.num_given}, arrays
+        atoms, of_atoms = (None, {}) if self.atoms is None else self.atoms.described()
+        return {"units": list(self.units), "num_given": self.num_given, "atoms": atoms}, arrays | of_atoms
 
     @classmethod
     def _with_more(cls, common: dict[str, Any], more: dict[str, Any], arrays: Arrays) -> RegressionFit:
         units, num_given = Units(*more["units"]), more["num_given"]
-        return cls(**common, units=units, predictor=common["function"], num_given=num_given)
+        atoms = None if more["atoms"] is None else AtomsFit.restored(more["atoms"], arrays)
+        return cls(**common, units=units, predictor=common["function"], num_given=num_given, atoms=atoms)
 
     def _with_functions(self, arrays: Arrays) -> RegressionFit:
         f: GPFunction = function_from(arrays, self._recipe())
@@ -287,7 +305,35 @@ class RegressionFit(TableFit):
             f"  scale {v['scale']:.3g}, slope {v['slope']:.3g}, noise {v['noise']:.3g} ({unit})",
         ]
 
+    def importance(self) -> dict[str, float]:
+        """As for every fit; with atoms, for each column the larger share: of the function, or of their probabilities."""
+        found = super().importance()
+        if self.atoms is not None:
+            others = self.atoms.fit.importance()
+            found = {name: max(share, others[name]) for name, share in found.items()}
+        return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+    def as_array(self, X: Any) -> np.ndarray:
+        """As for every fit; with atoms, their fit's array stands beside that of the others, shape (N, twice the columns)."""
+        own = super().as_array(X)
+        return own if self.atoms is None else np.hstack([own, self.atoms.fit.as_array(X)])
+
+    @property
+    def _num_columns(self) -> int:
+        return super()._num_columns * (1 if self.atoms is None else 2)
+
+    def _program_of_table(self, X: Array, *more: Array) -> dict[str, Array]:
+        found = super()._program_of_table(X[:, : len(self.columns.columns)])
+        if self.atoms is None:
+            return found
+        atoms = self.atoms.of_program(X[:, len(self.columns.columns) :])
+        mean, sd = atoms.mixed_moments(found["mean"], found["sd"])
+        return found | {"mean": mean, "sd": sd, "atoms": atoms.probabilities}
+
     def _part_words(self) -> list[str]:
+        return ([] if self.atoms is None else [self.atoms.words()]) + self._given_words()
+
+    def _given_words(self) -> list[str]:
         if self.found.is_mean:
             return super()._part_words()
         whole = self.num_given == self.num_rows
@@ -299,24 +345,5 @@ class RegressionFit(TableFit):
         return "all rows, left out a fifth at a time" if few else super()._left_out_words()
 
     def _prediction_words(self) -> list[str]:
-        found, lines = self.found, []
-        if found.near is not None:
-            near, part = found.near, f" among {len(self.X)} rows" if len(self.X) < self.num_rows else ""
-            own = ", with hyperparameters learned for this" if near.own else ""
-            lines.append(
-                f"predictions also use the {near.num_neighbors} rows nearest to each input{part}{own}, and noise {near.noise:.3g}:"
-                "\n  rows left out were clearly better with them"
-            )
-        if not found.errors.is_standard:
-            half, most = np.diff(found.errors.quantile(np.array([[0.25, 0.75], [0.025, 0.975]])))[:, 0] / 2
-            num = len(found.errors.weights)
-            lines.append(
-                f"new outputs: as rows left out, by {num} normal distribution{'s' * (num > 1)}; half of the errors are within"
-                f"\n  {half:.2g} predicted standard deviations and 95 % within {most:.2g} (for one: 0.67 and 1.96)"
-            )
-        if self.strays.weight:
-            once = round(1 / self.strays.weight)
-            lines.append(
-                f"one new output in {once} is taken to have nothing to do with the inputs, as no row seen rules that out"
-            )
-        return lines
+        part = f" among {len(self.X)} rows" if len(self.X) < self.num_rows else ""
+        return calibration_words(self.found, self.strays.weight, part)

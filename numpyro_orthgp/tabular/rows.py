@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_orthgp.foreign import as_numpy
+from numpyro_orthgp.tabular.meanings import warn_of_codes
 from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = [
@@ -38,7 +39,10 @@ def one_column(y: Any, num_rows: int, name: str = "y", index: Any = None) -> np.
         values = np.array(y, object)  # NumPy writes numbers and NaN among text as text
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.shape != (num_rows,):
-        raise ValueError(f"`{name}` must have shape ({num_rows},), one entry for each row of X; got {values.shape}.")
+        several = " Fit each of its columns by itself." if values.ndim == 2 and len(values) == num_rows else ""
+        raise ValueError(
+            f"`{name}` must have shape ({num_rows},), one entry for each row of X; got {values.shape}.{several}"
+        )
     _check_labels_of_rows(name, getattr(y, "index", None), index)
     return values
 
@@ -91,10 +95,16 @@ def observed_numbers(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarr
     :raises ValueError: for infinite, constant or too few outputs.
     """
     values = one_column(y, num_rows, index=index)
+    if _is_of_truth(values):
+        warnings.warn(
+            "`y` holds truth values, which are taken for the numbers 0 and 1. For the probability of each use ogp.classification.",
+            stacklevel=3,
+        )
     values = _numbers("y", values, "Labels are for ogp.classification.")
     seen = ~np.isnan(values)
     if seen.sum() < LEAST_ROWS:
         raise ValueError(f"At least {LEAST_ROWS} outputs are needed; got {int(seen.sum())}.")
+    warn_of_codes("`y`", values[seen])
     if np.ptp(values[seen]) == 0:
         raise ValueError(f"All outputs are {values[seen][0]:g}: there is nothing to learn.")
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -114,7 +124,7 @@ def observed_counts(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarra
     :raises ValueError: if numbers are not counts, are too few, or are all zero.
     """
     values = one_column(y, num_rows, index=index)
-    if values.dtype.kind == "b" or {type(v) for v in values if not is_missing(v)} <= {bool, np.bool_}:
+    if _is_of_truth(values):
         warnings.warn(
             "`y` holds truth values, which are taken for counts of 0 and 1. For the probability of each use ogp.classification.",
             stacklevel=3,
@@ -122,6 +132,7 @@ def observed_counts(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarra
     values = _numbers("y", values, "Labels are for ogp.classification.")
     seen = ~np.isnan(values)
     counts = values[seen]
+    warn_of_codes("`y`", counts)
     if len(counts) < LEAST_ROWS:
         raise ValueError(f"At least {LEAST_ROWS} counts are needed; got {len(counts)}.")
     if (counts < 0).any():
@@ -137,6 +148,10 @@ def observed_counts(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarra
     if not counts.any():
         raise ValueError("All counts are 0: there is nothing to learn.")
     return counts, seen
+
+
+def _is_of_truth(values: np.ndarray) -> bool:
+    return values.dtype.kind == "b" or {type(v) for v in values if not is_missing(v)} <= {bool, np.bool_}
 
 
 def positive_column(name: str, values: Any, num_rows: int, index: Any = None) -> np.ndarray:

@@ -23,6 +23,7 @@ from numpyro.infer import Trace_ELBO, init_to_feasible
 from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_orthgp.collapsed import CollapsedGP
+from numpyro_orthgp.collapsed.blocks import RowSums
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.neighbors import NeighborFunction
 from numpyro_orthgp.math.compiled import quick_jit
@@ -37,6 +38,7 @@ from numpyro_orthgp.tabular.stages import (
     FOLDS,
     LEAST_ROWS,
     ROWS_PER_POINT,
+    Found,
     Stage,
     while_it_pays,
 )
@@ -46,13 +48,14 @@ from numpyro_orthgp.training import FitResult, fit_lbfgs
 from numpyro_orthgp.training.objective import OfArguments
 
 __all__ = [
-    "MANY_HELD", "Rows", "Searched", "Searches", "everything", "function_of", "new_guide", "predictor_of", "search",
+    "MANY_HELD", "Rows", "Searched", "Searches", "everything", "function_of", "functions_of", "new_guide",
+    "predictor_of", "search",
 ]  # fmt: skip
 
 MANY_HELD = 500  # held-out rows that suffice for the distribution of errors
 TOLERANCE = 0.05  # tolerance of a search, nats
 TAKEN_FOR_NOISE = 0.9  # noise above which a further search starts from shorter lengthscales
-SEARCHES = 0.75  # share of the time for the searches
+SEARCHES = 2 / 3  # share of the time for the searches
 SEARCHES_OF_MANY = 0.5  # the same for many rows, which are learned from once more
 
 
@@ -89,6 +92,19 @@ def predictor_of(near: Near, rows: Rows) -> NeighborFunction:
     """The function for predictions that also use the rows nearest to each input."""
     seen = slice(None) if rows.observed is None else rows.observed
     return near.given(function_of(near.values, rows, near.Z), rows.X[seen], rows.y[seen])
+
+
+def functions_of(
+    found: Found, rows: Rows, sums: RowSums | None = None
+) -> tuple[GPFunction, GPFunction | NeighborFunction]:
+    """The model's function and the one that predicts, given the rows, or given those in ``sums``."""
+    near = found.near
+    f = function_of(found.values, rows, found.Z) if sums is None else sums.function()
+    if near is None:
+        return f, f
+    if sums is None or near.own:
+        return f, predictor_of(near, rows)
+    return f, near.given(sums.function(near.noise / float(found.values["noise"])), rows.X, rows.y)
 
 
 def _arrays(values: Values, rows: Rows) -> tuple[Any, Any]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.foreign import as_numpy, filled
-from numpyro_orthgp.tabular.dates import DATES, DURATIONS, as_durations, read_dates, start_of
+from numpyro_orthgp.tabular.dates import DATES, DURATIONS, as_durations, read_dates, start_of, warn_of_zones
 from numpyro_orthgp.tabular.rows import is_missing
 from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = ["Table", "level_of", "read_table"]
 
-NUMBERS = bool | int | float | Decimal | np.number | np.bool_
+NUMBERS = Real | Decimal | np.number | np.bool_
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _column(name: str, column: Any) -> np.ndarray:
         column = column.dt.replace_time_zone(None)
     kind = getattr(column.dtype, "kind", "O")  # of pandas, whatever holds the numbers: arrow's "double", sparse ones
     if kind == "c":
-        raise TypeError(f"Column {name!r} of `X` holds complex numbers. Pass real and imaginary parts as columns.")
+        raise _complex(name)
     of_ranges = dtype.startswith("interval")
     if kind in "biuf" or (not of_ranges and dtype.lower().startswith(("int", "uint", "float", "bool", "decimal"))):
         values = np.asarray(column.to_numpy())
@@ -100,10 +101,13 @@ def _column(name: str, column: Any) -> np.ndarray:
     if values.dtype.kind in "mM":
         return read_dates(values) if values.dtype.kind == "M" else as_durations(values)
     values = np.array([None if is_missing(v) else start_of(v) for v in values], object)
+    if any(isinstance(v, complex | np.complexfloating) for v in values):
+        raise _complex(name)
     if _holds_only(values, bool | np.bool_) or (dtype == "object" and _holds_only(values, NUMBERS)):
         return np.array([_number(v) for v in values])
     for kinds, read in ((DATES, read_dates), (DURATIONS, as_durations)):
         if _holds_only(values, kinds):
+            warn_of_zones(name, values)
             return read(values)
     strange = [v for v in values if not (v is None or isinstance(v, str | np.generic | NUMBERS))]
     if strange and not (of_ranges or dtype == "category"):
@@ -111,6 +115,10 @@ def _column(name: str, column: Any) -> np.ndarray:
             f"Column {name!r} of `X` holds {type(strange[0]).__name__}; columns are numbers, dates, text or categories."
         )
     return np.array([None if v is None else level_of(v) for v in values], object)
+
+
+def _complex(name: str) -> TypeError:
+    return TypeError(f"Column {name!r} of `X` holds complex numbers. Pass real and imaginary parts as columns.")
 
 
 def _holds_only(values: np.ndarray, kinds: Any) -> bool:
