@@ -92,6 +92,31 @@ def test_before_any_inference(infer):
         infer(with_parameter)
 
 
+class Distance(ogp.likelihoods.ExpectedLikelihood):
+    """A class of the user's."""
+
+    def __init__(self, marginals, centred):
+        self.centred = centred
+        super().__init__(marginals)
+
+    def conditional(self, f):
+        return dist.Normal(f - f.mean(-1, keepdims=True) if self.centred else f, 0.3)
+
+
+def test_classes_of_users_are_looked_at_too():
+    def of(centred, rows):
+        with numpyro.handlers.seed(rng_seed=0):
+            return Distance(ogp.gp("f", kernels.RBF(1.0), X[::2])(rows), centred)
+
+    many = jnp.linspace(0.0, 5.0, 5000)[:, None]
+    for rows in (X, many):
+        assert of(False, rows).batch_shape == (len(rows),)
+        with pytest.raises(
+            ValueError, match="`conditional` of Distance makes the distribution of one row depend on f at"
+        ):
+            of(True, rows)
+
+
 def test_sums_of_functions_of_one_part_each():
     def of(F):
         steps = [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)]

@@ -32,6 +32,10 @@ def test_atoms_are_values_that_recur_beside_others_that_do_not(rng):
         rng.poisson(2.0, 400),
     ):
         assert not len(atoms_of(y.astype(float)))
+    rare = np.where(
+        np.arange(400) < 320, 0.0, np.where(np.arange(400) < 336, 1.0, x)
+    )  # 4 % of all, and 20 % of the others
+    assert atoms_of(rare).tolist() == [0, 1] and not len(atoms_of(rare[rare == x]))
     assert not len(atoms_of(np.where(some, 0.0, x)[:30]))  # too few others
     assert not len(atoms_of(np.where(np.arange(400) < 12, 0.0, x)))  # too few at zero
 

@@ -37,6 +37,7 @@ from numpyro_orthgp.functions.frozen import frozen
 from numpyro_orthgp.guides.own_draws import TwoWays, own_draws
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.likelihoods.mixture import Mixture
+from numpyro_orthgp.math.dependence import reached
 from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.primitives.messages import MESSAGE, belief_of, site_of
 from numpyro_orthgp.types import Array
@@ -77,11 +78,13 @@ def plugged_of(subject: Subject, gps: Sequence[str]) -> dict[str, tuple[str, ...
 def _slopes(subject: Subject, gps: Sequence[str], left: frozenset[int]) -> tuple[list[_Number], np.ndarray, np.ndarray]:
     """All numbers, their derivatives with respect to the move of each gp, and those of nodes with respect to all other values.
 
+    In most models the graph of the program shows that they are zero, or allowed. Then nothing is compiled.
+
     :param left: see ``functions/frozen.py``.
     """
     looked_at: list[_Number] = []
 
-    def numbers(steps: Array, step: Array) -> tuple[list[Array], list[Array]]:
+    def numbers(steps: list[Array], step: Array) -> tuple[list[Array], list[Array]]:
         model = _Moved(subject.model, dict(zip(gps, steps, strict=True)), step, left)
 
         def look(sites: Trace, functions: Any) -> tuple[list[Array], list[Array]]:
@@ -91,7 +94,12 @@ def _slopes(subject: Subject, gps: Sequence[str], left: frozenset[int]) -> tuple
         return replace(subject, model=model).measure(look)
 
     # Not at the fit itself: where means are zero, products of them have no derivative.
-    start = jnp.full(len(gps), 0.5), jnp.zeros(())
+    start = [jnp.asarray(0.5)] * len(gps), jnp.zeros(())
+    marks = [frozenset([mark]) for mark in (*gps, None)]
+    found = reached(jax.make_jaxpr(numbers)(*start).jaxpr, marks)
+    of_numbers, nodes_by = found[: len(looked_at)], found[len(looked_at) :]
+    if all(by <= {*number.own, None} for number, by in zip(looked_at, of_numbers, strict=True)) and not any(nodes_by):
+        return looked_at, np.zeros((len(looked_at), len(gps))), np.zeros(len(nodes_by))
     values, nodes = run_kept(jax.jacrev(numbers, (0, 1)), *start)
     slopes, of_nodes = [by_gp for by_gp, _ in values], [by_other for _, by_other in nodes]
     return looked_at, np.nan_to_num(slopes), np.nan_to_num(of_nodes)  # NaN tells nothing

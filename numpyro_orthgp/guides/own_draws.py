@@ -42,6 +42,7 @@ from numpyro_orthgp.gaussians.family import Value
 from numpyro_orthgp.guides.additive import interactions, moves_of, with_stand_ins
 from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
+from numpyro_orthgp.math.dependence import reached
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, site_of
 from numpyro_orthgp.types import Array
 
@@ -64,9 +65,6 @@ SEVERAL_ROWS = (
     "their mean, a difference or a running sum. These rows are independent of each other, and values of one function are not, so "
     "the loss is no bound. Leave .independent() out: rows of f(X).sample() are of one function."
 )
-
-# Calls, whose inner programs have the inputs and outputs of the call. In other operations each output depends on each input.
-_CALLS = ("jit", "pjit", "closed_call", "checkpoint", "custom_jvp_call", "custom_vjp_call", "scan")
 
 
 class TwoWays(NamedTuple):
@@ -136,8 +134,8 @@ def own_draws(model: Callable[..., Any], args: Any, kwargs: Any) -> list[TwoWays
         closed = jax.make_jaxpr(lambda steps: run(dict(zip(shapes, steps, strict=True))))(zeros)
     except Exception:  # the model needs values, or has the fault that its first run will report
         return []
-    reached = iter(_reached(closed.jaxpr, [frozenset([mark]) for mark in shapes]))
-    of_arrays = [[next(reached) for _ in range(site.num + site.has_density)] for site in looked_at]
+    marks = iter(reached(closed.jaxpr, [frozenset([mark]) for mark in shapes]))
+    of_arrays = [[next(marks) for _ in range(site.num + site.has_density)] for site in looked_at]
     reaches = [frozenset().union(*marks) for marks in of_arrays]
     program = closed, shapes, functions, looked_at
     return list(_pairs(functions, looked_at, reaches, partial(_needed_jointly, *program), partial(_is_apart, *program)))
@@ -307,40 +305,3 @@ def _arrays_of(message: Mapping[str, Any]) -> list[Array]:
 
 def _is_marginals(leaf: Any) -> bool:
     return isinstance(leaf, Marginals)
-
-
-def _reached(jaxpr: core.Jaxpr, given: Sequence[frozenset[Any]]) -> list[frozenset[Any]]:
-    """The marks of the inputs on which each output depends."""
-    marks = dict(zip(jaxpr.invars, given, strict=True))
-
-    def of(atom: Any) -> frozenset[Any]:
-        return frozenset() if isinstance(atom, core.Literal) else marks.get(atom, frozenset())
-
-    for eqn in jaxpr.eqns:
-        marks |= zip(eqn.outvars, _through(eqn, [of(atom) for atom in eqn.invars]), strict=True)
-    return [of(atom) for atom in jaxpr.outvars]
-
-
-def _carry_of(scan: Any, step: core.Jaxpr) -> tuple[int, int]:
-    """Position of the first carry among the inputs, and the number of carries. Whatever JAX calls them, scanned inputs and results
-    have an axis more than those of a step, and constants and carries, in this order, do not."""
-    same = [
-        [a.aval.shape == b.aval.shape for a, b in zip(*pair, strict=True)]
-        for pair in ((scan.invars, step.invars), (scan.outvars, step.outvars))
-    ]
-    return sum(same[0]) - sum(same[1]), sum(same[1])
-
-
-def _through(eqn: Any, given: list[frozenset[Any]]) -> list[frozenset[Any]]:
-    everything: frozenset[Any] = frozenset().union(*given)
-    inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-    if not everything or inner is None or eqn.primitive.name not in _CALLS:
-        return [everything] * len(eqn.outvars)
-    inner = getattr(inner, "jaxpr", inner)
-    found = _reached(inner, given)
-    if eqn.primitive.name == "scan":
-        first, num = _carry_of(eqn, inner)
-        carried = [before | after for before, after in zip(given[first : first + num], found[:num], strict=True)]
-        if carried != given[first : first + num]:
-            return _through(eqn, [*given[:first], *carried, *given[first + num :]])
-    return found

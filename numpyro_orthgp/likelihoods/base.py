@@ -36,6 +36,7 @@ from numpyro_orthgp.likelihoods.integrators import (
     usual,
 )
 from numpyro_orthgp.likelihoods.masks import ToldOfMasks, refuse_groups
+from numpyro_orthgp.likelihoods.rows import refuse_several_rows
 from numpyro_orthgp.likelihoods.wrapped import (
     MASK,
     check_observed,
@@ -61,15 +62,8 @@ _MOST_AXES = 8  # of enumeration, in front of the axes of f
 
 # Methods of subclasses in which parameters are aligned with points, and points with nodes.
 _BROADCASTING = {
-    "conditional",
-    "expected_log_density",
-    "log_density",
-    "log_predictive",
-    "log_prob",
-    "mean",
-    "probs",
-    "variance",
-}
+    "conditional", "expected_log_density", "log_density", "log_predictive", "log_prob", "mean", "probs", "variance",
+}  # fmt: skip
 
 
 class ExpectedLikelihood(ToldOfMasks):
@@ -114,6 +108,7 @@ class ExpectedLikelihood(ToldOfMasks):
         self.integrator = integrator or usual(dim, self._few_nodes_suffice)
         self.rng_key = None if isinstance(self.integrator, GaussHermite) else prng_key()
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
+        refuse_several_rows(self)
 
     def _power(self, batch: tuple[int, ...]) -> Array | None:
         """Weights below one that ``handlers.scale`` gives: powers of the density of y, not of what the residual costs."""

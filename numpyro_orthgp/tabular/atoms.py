@@ -19,26 +19,33 @@ import numpy as np
 
 __all__ = ["Atoms", "atoms_of"]
 
-SHARE, TIMES, LEAST = (
-    0.05,
-    5,
-    10,
-)  # share of the rows at an atom, times the most frequent other value, and number of rows
+# Share of the rows at an atom, times the most frequent other value, and number of rows.
+SHARE, TIMES, LEAST = 0.05, 5, 10
 OTHERS = 40  # rows at no atom, and half as many different values
 
 
 def atoms_of(y: np.ndarray) -> np.ndarray:
     """The atoms among numbers, in order, shape (K,). Rounded numbers have none: their values recur as often as their neighbours.
 
+    Numbers at no atom have none themselves.
+
     :param y: shape (N,).
     """
+    found = [y[:0]]
+    while len(new := _most_frequent(y)):
+        found.append(new)
+        y = y[~np.isin(y, new)]
+    return np.sort(np.concatenate(found))
+
+
+def _most_frequent(y: np.ndarray) -> np.ndarray:
     values, counts = np.unique(y, return_counts=True)
     order = np.argsort(-counts)
     most = int(np.sum(counts >= max(SHARE * len(y), LEAST)))
     for num in range(min(most, len(values) - OTHERS // 2), 0, -1):  # so many, if all recur more than the next one
         others = counts[order[num:]]
         if others.sum() >= OTHERS and counts[order[num - 1]] >= TIMES * others[0]:
-            return np.sort(values[order[:num]])
+            return np.asarray(values[order[:num]])
     return values[:0]
 
 
