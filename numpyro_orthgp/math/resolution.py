@@ -76,7 +76,7 @@ def coarse_columns(array: np.ndarray) -> list[Coarse]:
 
 
 def warn_of_coarse_inputs(name: str, X: Any) -> None:
-    """Warn of inputs that a function is asked at, or fitted to, without :func:`~numpyro_orthgp.fit`, if their values are known."""
+    """Warn of inputs of a model, or of a bound, without :func:`~numpyro_orthgp.fit`, if their values are known."""
     if not is_concrete(X) or not getattr(X, "is_fully_addressable", True):  # those of several processes are not here
         return
     found = coarse_columns(np.asarray(X)[:FEW_ROWS])
