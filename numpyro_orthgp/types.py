@@ -11,15 +11,17 @@ float32 inputs.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 from jax.typing import ArrayLike
 
-__all__ = ["Array", "ArrayLike", "KernelLike", "PRNGKey"]
+__all__ = ["Array", "ArrayLike", "KernelLike", "NumPoints", "PRNGKey"]
 
 Array = jax.Array
 PRNGKey = jax.Array
+# Gauss-Hermite nodes per column; None is the usual rule, and "many" one to compare it with.
+NumPoints = int | Literal["many"] | None
 
 
 @runtime_checkable

@@ -22,12 +22,12 @@ from numpyro_orthgp.functions.prior import expect_covariances
 from numpyro_orthgp.functions.projection import Block, project, residual_variance
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
-from numpyro_orthgp.kernels.expectations import NumPoints, psi0
+from numpyro_orthgp.kernels.expectations import psi0
 from numpyro_orthgp.math.blocks import sum_blocks
 from numpyro_orthgp.math.grouped import cut_groups, gram_of_groups
 from numpyro_orthgp.math.linalg import join
 from numpyro_orthgp.math.products import PRECISION
-from numpyro_orthgp.types import Array, ArrayLike
+from numpyro_orthgp.types import Array, ArrayLike, NumPoints
 
 __all__ = ["Prior", "Rows", "project_inputs", "sum_over_points", "without_orthogonal"]
 

@@ -36,14 +36,13 @@ from numpyro_orthgp.functions.prior import Expectations, expect_covariances
 from numpyro_orthgp.functions.projection import Block
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
-from numpyro_orthgp.kernels.expectations import NumPoints
 from numpyro_orthgp.kernels.terms import terms
 from numpyro_orthgp.math.compiled import is_within_program, one_program
 from numpyro_orthgp.math.grouped import Grouping, gram_of_groups
 from numpyro_orthgp.math.linalg import join
 from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.math.ranks import broadcasting
-from numpyro_orthgp.types import Array, PRNGKey
+from numpyro_orthgp.types import Array, NumPoints, PRNGKey
 
 __all__ = ["REMEDY", "TOO_MUCH", "AveragedMarginals", "Nodes", "average", "nodes_miss", "nodes_of", "words_of_nodes"]
 

@@ -24,13 +24,13 @@ from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.inducing.rows import Rows, covariance_of_rows, covariance_with_rows, scale_of_rows, variance_of_rows
 from numpyro_orthgp.kernels.base import Kernel, ours
-from numpyro_orthgp.kernels.expectations import NumPoints, psi0, psi1, psi2
+from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
 from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
 from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale, join, join_blocks, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION, diagonal, matmul, transpose
-from numpyro_orthgp.types import Array, ArrayLike, KernelLike
+from numpyro_orthgp.types import Array, ArrayLike, KernelLike, NumPoints
 
 __all__ = [
     "Expectations",

@@ -43,7 +43,6 @@ points, the same in every call, give two or three digits. ``num_points`` asks fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -55,16 +54,12 @@ from numpyro_orthgp.kernels.terms import Term, add, terms
 from numpyro_orthgp.kernels.white import White
 from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.math.quadrature import dense_about_zero, gauss_hermite, quasi_normal
-from numpyro_orthgp.types import Array, ArrayLike, KernelLike
+from numpyro_orthgp.types import Array, ArrayLike, KernelLike, NumPoints
 
 __all__ = [
-    "NumPoints", "between_rows", "by_quadrature", "covariances", "equal_columns", "gram_of_nodes", "prepare", "psi0", "psi1",
+    "between_rows", "by_quadrature", "covariances", "equal_columns", "gram_of_nodes", "prepare", "psi0", "psi1",
     "psi2",
 ]  # fmt: skip
-
-NumPoints = (
-    int | Literal["many"] | None
-)  # Gauss-Hermite nodes per column; None: the usual rule; "many": one to compare it with
 
 _MAX_TENSOR_NODES = 4096
 # Per column, by the number of columns, and how far they go; of Sobol points beyond.

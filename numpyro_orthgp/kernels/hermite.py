@@ -34,7 +34,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.kernels.expectations import (
-    NumPoints,
     by_quadrature,
     covariances,
     equal_columns,
@@ -43,7 +42,7 @@ from numpyro_orthgp.kernels.expectations import (
 )
 from numpyro_orthgp.kernels.terms import Term
 from numpyro_orthgp.math.products import PRECISION
-from numpyro_orthgp.types import Array, ArrayLike, KernelLike
+from numpyro_orthgp.types import Array, ArrayLike, KernelLike, NumPoints
 
 __all__ = ["hermite_factors", "whitened_spread"]
 

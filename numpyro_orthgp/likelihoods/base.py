@@ -85,11 +85,14 @@ class ExpectedLikelihood(ToldOfMasks):
     integrates_function = True  # a likelihood of this package, see `is_expected`
     sees_several = False  # whether one y sees f at several inputs, which need joint draws
     moments_suffice = False  # whether the expectation needs only mean and variance of f, for any distribution of f
+    _of_users = False  # whether a user has written the distribution of y given f
     _few_nodes_suffice = False  # in a fit, for many functions
     cdf = icdf = no_cdf
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "conditional" in vars(cls) and "_of_users" not in vars(cls):
+            cls._of_users = not cls.__module__.startswith(__name__.partition(".")[0] + ".")
         for name in _BROADCASTING & vars(cls).keys():
             value: Any = vars(cls)[name]
             getter = value.fget if isinstance(value, property) else None
@@ -108,7 +111,8 @@ class ExpectedLikelihood(ToldOfMasks):
         self.integrator = integrator or usual(dim, self._few_nodes_suffice)
         self.rng_key = None if isinstance(self.integrator, GaussHermite) else prng_key()
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        refuse_several_rows(self)
+        if self._of_users:
+            refuse_several_rows(self)
 
     def _power(self, batch: tuple[int, ...]) -> Array | None:
         """Weights below one that ``handlers.scale`` gives: powers of the density of y, not of what the residual costs."""

@@ -43,6 +43,7 @@ class Likelihood(ExpectedLikelihood):
     """
 
     pytree_data_fields: tuple[str, ...] = ("fn",)
+    _of_users = True
 
     def __init__(
         self,

@@ -24,17 +24,13 @@ __all__ = ["refuse_several_rows"]
 _FEW, _MANY = 4, 64  # rows of which each is compared with each
 _LARGE = 4096  # rows from which only few are
 
-_PACKAGE = __name__.partition(".")[0]
-
 
 def refuse_several_rows(likelihood: Any) -> None:
     """
     :raises ValueError: if the distribution of one row depends on f at several rows.
     """
     fn = getattr(likelihood, "fn", None)
-    if model_running() is None or (fn is None and _is_ours(type(likelihood).conditional)):
-        return
-    if likelihood.lead or likelihood.sees_several or not _sees_several_rows(likelihood, fn):
+    if model_running() is None or likelihood.lead or likelihood.sees_several or not _sees_several_rows(likelihood, fn):
         return
     what = f"`conditional` of {type(likelihood).__name__} makes the distribution of one row"
     if fn is not None:
@@ -44,10 +40,6 @@ def refuse_several_rows(likelihood: Any) -> None:
         "expectation would be wrong. Draw f, and give y a distribution of NumPyro: dist.Normal(jnp.cumsum(f(X).sample()), s). "
         "Where it is linear in f, f(Average(nodes, weights)) needs no draw."
     )
-
-
-def _is_ours(function: Any) -> bool:
-    return str(getattr(function, "__module__", "")).partition(".")[0] == _PACKAGE
 
 
 def _sees_several_rows(likelihood: Any, fn: Any) -> bool:
