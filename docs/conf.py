@@ -46,7 +46,10 @@ nitpick_ignore_regex = [
         "py:class",
         r"numpyro_orthgp\.(kernels\.components\.Component|kernels\.random_features\.(Factor|Term)|kernels\.terms\.Term|functions\.sites\.Names|math\.grouped\.Grouping)",
     ),
-    ("py:class", r"numpyro_orthgp\.(math\.compiled\._F|functions\.mean_only\.MeanShift|tabular\.labels\.Labels)"),
+    (
+        "py:class",
+        r"numpyro_orthgp\.(math\.compiled\._F|functions\.mean_only\.MeanShift|tabular\.(labels\.Labels|atoms\.Atoms))",
+    ),
     ("py:class", r"numpyro_orthgp\.(inducing\.tasks\.Chosen|training\.result\.Fitted|training\.lazy_rows\.LazyRows)"),
 ]
 

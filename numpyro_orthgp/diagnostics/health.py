@@ -77,7 +77,7 @@ class FunctionHealth:
         the whole mean; NaN without inputs.
     :param num_distinct: number of distinct inputs; ``None`` without inputs.
     :param rounding: the largest relative error of the standard deviation at an input that is rounding
-        (:func:`~numpyro_orthgp.functions.rounding.rounding_of`), roughly; NaN without inputs, or if q is a draw.
+        (``functions/rounding.py``), roughly; NaN without inputs, or if q is a draw.
     :param dtype: of the function.
     """
 

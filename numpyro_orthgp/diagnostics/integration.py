@@ -79,7 +79,7 @@ def integration_errors(subject: Subject) -> dict[str, IntegrationError]:
 
 def averaging_errors(subject: Subject) -> dict[str, float]:
     """What nodes over uncertain inputs miss, by name of the output, for outputs whose averages have no closed form: in units of the
-    prior's standard deviation (:func:`~numpyro_orthgp.functions.expected.nodes_miss`)."""
+    prior's standard deviation (``nodes_miss`` in ``functions/expected.py``)."""
 
     def collect(sites: Trace, functions: Any) -> dict[str, Array]:
         beneath = {output.name: _averaged(sites[output.site]["fn"]) for output in subject.layout.outputs}

@@ -12,7 +12,7 @@ tightened form, whose v of each point (Titsias 2025, App. B.5), or V of each gro
 not depend on x.
 
 **Nodes.** Kernels whose expectations have no closed form are evaluated at nodes, and where inputs are known to less than some
-lengthscales or periods, these may be too few. `nodes_miss` compares with many more nodes: ``f.expected`` warns, and
+lengthscales or periods, these may be too few. ``nodes_miss`` compares with many more nodes: ``f.expected`` warns, and
 :func:`~numpyro_orthgp.check` says it of a fit.
 
 At the best q(u) the bound equals the collapsed one, loose or tight, up to rounding. Other likelihoods refuse these moments. Mixing
@@ -60,7 +60,7 @@ _SMALLEST_SEEN = 50.0
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """What nodes averaged: arguments of :func:`nodes_miss`, which :func:`~numpyro_orthgp.check` calls."""
+    """What nodes averaged: arguments of ``nodes_miss``, which :func:`~numpyro_orthgp.check` calls."""
 
     kernel: Any
     features: tuple[Feature, ...]

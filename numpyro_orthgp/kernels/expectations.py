@@ -32,7 +32,7 @@ kernels are not smooth, or vary within an input's standard deviation. If that is
 2e-4 for `Matern12` and 1e-5 for `Matern32`, at ten lengthscales by 2e-3. For `Periodic` with a lengthscale of one they are off
 by 2e-5 if it is 0.3 periods, by 5e-3 at one period (1e-6 in one column), and by 0.06 at three (2e-3). In more columns 1024 Sobol
 points, the same in every call, give two or three digits. ``num_points`` asks for a tensor Gauss-Hermite rule, while
-``num_points ** D <= 4096``. :func:`~numpyro_orthgp.functions.expected.nodes_miss` compares with many more nodes.
+``num_points ** D <= 4096``. ``nodes_miss`` in ``functions/expected.py`` compares with many more nodes.
 
 **References:**
 

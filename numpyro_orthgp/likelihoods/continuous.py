@@ -34,7 +34,7 @@ class StudentT(ExpectedLikelihood):
     r"""y = f(x) + Student-t noise: robust to outliers.
 
     The expectation is that of :math:`\log(1 + (y - f)^2 / (\nu s^2))`, which is known to nine digits however narrow the noise is
-    beside the posterior of f (:func:`~numpyro_orthgp.likelihoods.special.expected_log1p_square`).
+    beside the posterior of f (``expected_log1p_square`` in ``likelihoods/special.py``).
 
     :param marginals: f(X), shape (B,) or (B, P).
     :param df: degrees of freedom; broadcasts to f(X).
