@@ -9,21 +9,21 @@ from numpyro_orthgp.math.dependence import reached
 
 
 def scanned(a, b, c):
-    """The carry of ``b`` takes up ``a`` in the second step only."""
+    """What the carry holds of ``a`` reaches its last part in the second step only."""
 
     def step(carry, row):
-        first, second = carry
-        return (first, second + first), row * c
+        first, second, third = carry
+        return (first, second + first, third + second), row * c
 
-    (first, second), rows = lax.scan(step, (a, b), jnp.arange(3.0))
-    return first, second, rows
+    carry, rows = lax.scan(step, (a, b, 0.0), jnp.arange(3.0))
+    return *carry, rows
 
 
 PROGRAMS = {
     "arithmetic": (lambda a, b, c: (a + b, c, 2.0), ["ab", "c", ""]),
     "calls": (jax.jit(lambda a, b, c: (jnp.sin(a), b * c)), ["a", "bc"]),
     "checkpoints": (lambda a, b, c: jax.checkpoint(lambda x, y: (x * x, y))(a, b), ["a", "b"]),
-    "rows": (scanned, ["a", "ab", "c"]),
+    "rows": (scanned, ["a", "ab", "ab", "c"]),
     "branches, of which all count": (lambda a, b, c: lax.cond(a > 0, lambda: b, lambda: c), ["abc"]),
 }
 
