@@ -96,10 +96,9 @@ def _slopes(subject: Subject, gps: Sequence[str], left: frozenset[int]) -> tuple
     # Not at the fit itself: where means are zero, products of them have no derivative.
     start = [jnp.asarray(0.5)] * len(gps), jnp.zeros(())
     marks = [frozenset([mark]) for mark in (*gps, None)]
-    found = reached(jax.make_jaxpr(numbers)(*start).jaxpr, marks)
-    of_numbers, nodes_by = found[: len(looked_at)], found[len(looked_at) :]
-    if all(by <= {*number.own, None} for number, by in zip(looked_at, of_numbers, strict=True)) and not any(nodes_by):
-        return looked_at, np.zeros((len(looked_at), len(gps))), np.zeros(len(nodes_by))
+    found = reached(jax.make_jaxpr(numbers)(*start).jaxpr, marks)  # draws too, which are constants for derivatives only
+    if all(by <= {*number.own, None} for number, by in zip(looked_at, found, strict=False)):
+        return looked_at, np.zeros((len(looked_at), len(gps))), np.zeros(0)
     values, nodes = run_kept(jax.jacrev(numbers, (0, 1)), *start)
     slopes, of_nodes = [by_gp for by_gp, _ in values], [by_other for _, by_other in nodes]
     return looked_at, np.nan_to_num(slopes), np.nan_to_num(of_nodes)  # NaN tells nothing
