@@ -6,7 +6,7 @@ Made-up data, 8 inputs and an output in float32, are written to each kind of fil
 the file's pages, "warm" the same again. "read" is rows a second of batches alone, "fit" of a fit of an SVGP, from the end of its
 first call to the device to the end of its last. The loop on the device draws its rows there and takes the same steps, the best of
 three. Of single rows a two-hundredth is read cold, since an epoch of them would soon have the file in memory; of grain's too, as
-they are slow.
+they are slow. The sparse matrix has the same numbers, none of which is zero.
 """
 
 from __future__ import annotations
@@ -106,6 +106,10 @@ def opened(folder: Path, kind: str) -> Any:
         group = zarr.open_group(folder / "data.zarr", mode="r")
         return group["X"], group["y"]
     maps = tuple(np.load(folder / f"{k}.npy", mmap_mode="r") for k in "Xy")
+    if kind == "sparse":
+        from scipy.sparse import csr_array
+
+        return csr_array(maps[0]), np.array(maps[1])
     return tuple(np.array(a) for a in maps) if kind == "in memory" else maps
 
 
@@ -158,6 +162,7 @@ def grain_stream(folder: Path, batch: int) -> Stream:
 KINDS: list[tuple[str, str, Blocks | None, bool]] = [
     ("NumPy, single rows", "in memory", None, False),
     ("NumPy, blocks", "in memory", Blocks(), False),
+    ("scipy.sparse, blocks", "sparse", None, False),
     ("memmap, single rows", "memmap", None, True),
     ("memmap, blocks", "memmap", Blocks(), True),
     ("h5py, blocks", "h5py", None, True),

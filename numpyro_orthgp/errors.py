@@ -195,6 +195,8 @@ def _refuse_rounded(name: str, x: Any) -> None:
 
 def _to_numbers(name: str, x: Any) -> str:
     """What makes numbers of what JAX has no arrays for."""
+    if hasattr(x, "toarray"):
+        return f"A sparse matrix is not one: pass {name}.toarray()."
     if getattr(getattr(x, "dtype", None), "kind", "") in ("m", "M"):
         return f"Times need a start and a unit: ({name} - {name}.min()) / np.timedelta64(1, 'D') has days."
     return (

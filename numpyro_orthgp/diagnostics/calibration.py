@@ -22,7 +22,7 @@ from numpyro_orthgp.diagnostics.layout import Layout, Trace, output_key
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.sites import are_classes, censored_of, mask_of, predictive_draw
 from numpyro_orthgp.likelihoods.base import log_predictive
-from numpyro_orthgp.training.columns import is_lazy, rows_of
+from numpyro_orthgp.training.columns import in_memory
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["LEVELS", "Calibration", "calibrate", "with_held_out"]
@@ -71,7 +71,7 @@ def with_held_out(
     :param held_out: a tuple of positional arguments, or a dict of arguments by name.
     :raises TypeError: if it is neither, or the model has no such arguments.
     """
-    held_out = jax.tree.map(lambda a: rows_of(a) if is_lazy(a) else a, held_out)
+    held_out = in_memory(held_out)
     if isinstance(held_out, tuple):
         return held_out + args[len(held_out) :], kwargs
     if not isinstance(held_out, Mapping):

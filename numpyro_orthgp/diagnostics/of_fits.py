@@ -16,6 +16,7 @@ from numpyro_orthgp.diagnostics.importance import khat
 from numpyro_orthgp.diagnostics.prediction import Prediction, predict
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.guides import posterior
+from numpyro_orthgp.training.columns import in_memory
 from numpyro_orthgp.training.result import Fitted, answer_with
 
 __all__ = ["MOST_ROWS"]
@@ -53,6 +54,7 @@ def _to_arviz(fit: Fitted, params: dict[str, Any], **options: Any) -> Any:
 def _predict(
     fit: Fitted, params: dict[str, Any], args: tuple[Any, ...], num_samples: int, rng_key: Any, given: dict[str, Any]
 ) -> dict[str, Prediction]:
+    args, given = in_memory((args, given))
     args, known = _complete(fit, args, fit.constants | given)
     try:
         return predict(fit.model, fit.guide, params, args, known, num_samples, rng_key)

@@ -14,6 +14,7 @@ from numpyro_orthgp.foreign import as_numpy, filled
 from numpyro_orthgp.tabular.dates import DATES, DURATIONS, as_durations, read_dates, start_of, warn_of_zones
 from numpyro_orthgp.tabular.rows import is_missing
 from numpyro_orthgp.training.columns import is_lazy, rows_of
+from numpyro_orthgp.training.sparse import is_sparse
 
 __all__ = ["Table", "level_of", "read_table"]
 
@@ -58,7 +59,7 @@ def read_table(X: Any) -> Table:
         values = tuple(_column(name, X[key]) for name, key in zip(names, X.columns, strict=True))
         table = Table(tuple(names), values, getattr(X, "index", None), type(X))
     else:
-        X = rows_of(X) if is_lazy(X) else as_numpy("X", X)
+        X = rows_of(X) if is_lazy(X) and not is_sparse(X) else as_numpy("X", X)
         if remedy := "collect" if hasattr(X, "collect") else "toarray" if hasattr(X, "toarray") else "":
             what = "lazy" if remedy == "collect" else "sparse"
             raise TypeError(

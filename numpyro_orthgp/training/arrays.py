@@ -64,11 +64,6 @@ def as_array(name: str, leaf: Any) -> Any:
 
 
 def _way_to_array(leaf: Any) -> str:
-    if hasattr(leaf, "toarray"):
-        return (
-            "Sparse matrices are not read: pass .toarray(), or batches of it, training.Stream(lambda: ((X[i : i + B].toarray(), "
-            "y[i : i + B]) for i in range(0, N, B)), N)."
-        )
     if hasattr(leaf, "collect"):
         return "Collect it, or write it to a file (sink_parquet) and pass training.columns(file, ...)."
     if hasattr(leaf, "keys"):

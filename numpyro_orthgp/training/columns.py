@@ -1,7 +1,7 @@
-"""Lazy arrays, read only where rows are needed: h5py datasets, zarr arrays, columns of parquet and arrow tables.
+"""Lazy arrays, read only where rows are needed: h5py datasets, zarr arrays, columns of parquet and arrow tables, sparse matrices.
 
-An array is lazy if it has ``chunks``, as in h5py, zarr and dask. It also needs ``shape``, ``dtype`` and slices of rows. Slices
-are fast to read, so batches of lazy arrays come from block shuffles (``training/orders.py``).
+An array is lazy if it is sparse (``training/sparse.py``) or has ``chunks``, as in h5py, zarr and dask, beside ``shape``, ``dtype``
+and slices of rows. Slices are fast to read, so batches of lazy arrays come from block shuffles (``training/orders.py``).
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from numpyro_orthgp.foreign import as_numpy
+from numpyro_orthgp.training.sparse import SparseRows, is_sparse
 
-__all__ = ["Column", "columns", "default_blocks", "is_lazy", "rows_of"]
+__all__ = ["Column", "columns", "default_blocks", "in_memory", "is_lazy", "rows_of"]
 
 BLOCK_BYTES = 2**20  # of all arrays together
 HELD, HELD_BYTES = 64, 2**27
@@ -34,17 +36,18 @@ def is_lazy(leaf: Any) -> bool:
         raise ValueError(
             "A dataset of h5py is closed. Keep its file open as long as the fit and its result are in use."
         )
-    return all(hasattr(leaf, name) for name in ("chunks", "shape", "dtype"))
+    return is_sparse(leaf) or all(hasattr(leaf, name) for name in ("chunks", "shape", "dtype"))
 
 
 class Column:
     """An array that is read only in slices of rows.
 
-    :param leaf: an array of h5py, zarr or another library, with ``shape``, ``dtype``, ``chunks`` and slices.
+    :param leaf: an array of h5py, zarr or another library, with ``shape``, ``dtype``, ``chunks`` and slices, or a sparse matrix.
     """
 
     def __init__(self, leaf: Any) -> None:
-        self.leaf = leaf
+        leaf = SparseRows(leaf) if is_sparse(leaf) else leaf
+        self.leaf: Any = leaf
         self.shape, self.dtype = tuple(leaf.shape), np.dtype(leaf.dtype)
         if any(n != n for n in self.shape):  # dask's, where rows were picked
             raise ValueError("The number of rows of an array is not known: call its compute_chunk_sizes() first.")
@@ -156,6 +159,11 @@ def rows_of(leaf: Any, rows: Any = None) -> np.ndarray:
     # Reads few slices, each about as long as the rows stored together, and takes the wanted rows from each.
     pieces = np.split(rows, np.flatnonzero(np.diff(rows // max(column.chunk, 1024))) + 1)
     return np.concatenate([column[int(p[0]) : int(p[-1]) + 1][p - p[0]] for p in pieces])
+
+
+def in_memory(tree: Any) -> Any:
+    """All arrays of a tree, lazy ones read as a whole."""
+    return jax.tree.map(lambda leaf: rows_of(leaf) if is_lazy(leaf) else leaf, tree)
 
 
 def default_blocks(arrays: Sequence[Any], size: int | None, held: int | None, group_size: int = 1) -> tuple[int, int]:
