@@ -3,10 +3,11 @@
     XLA_FLAGS=--xla_force_host_platform_device_count=64 python -m benchmarks.collectives
 
 Programs are compiled for simulated devices of a CPU and nothing is run. Rows are shared out, the state is on every device, as
-``fit(..., mesh=...)`` has them; float32. Told of each, for one device of D: collectives of a step and the bytes of their results
-(calls within loops of known length count as often as the loop runs); products of matrices in GFLOP, of them those that D devices do
-all alike, which is what the division by D leaves; factors of small matrices by LAPACK, which the products do not hold; temporary
-memory. Other compilers may merge collectives, which changes their number and not the bytes.
+``fit(..., mesh=...)`` has them, but for one program in which devices share functions (``layout=``); float32. Told of each, for one
+device of D: collectives of a step and the bytes of their results (calls within loops of known length count as often as the loop
+runs); products of matrices in GFLOP, of them those that D devices do all alike, which is what the division by D leaves; factors of
+small matrices by LAPACK, which the products do not hold; temporary memory. Other compilers may merge collectives, which changes
+their number and not the bytes.
 
 The second table is arithmetic with these counts and with the assumptions that it prints: nothing in it was run. What all devices do
 alike is taken from an H200, where a step of M = 1024 takes 1.85 ms at B = 1024 and one of 256 0.41 ms (docs/guide/accelerators.md).
@@ -34,6 +35,7 @@ import numpyro_orthgp as ogp
 from benchmarks.peers import ours, problem
 from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.training.batches import Batch
+from numpyro_orthgp.training.layout import layout_of_state
 from numpyro_orthgp.training.lazy_rows import rows_of, sharding_of
 from numpyro_orthgp.training.orders import ROUNDS, permuted
 from numpyro_orthgp.training.steps import update_of
@@ -241,6 +243,33 @@ def gplvm(mesh: Mesh, num: int, batch: int, num_inducing: int = 64) -> Counts:
     )
 
 
+def functions(mesh: Mesh, shared: bool, num_inducing: int, batch: int, num_latents: int = 64) -> Counts:
+    """A step of many functions, each with points and lengthscales of its own.
+
+    :param shared: whether devices share the functions, and what belongs to them, in place of rows.
+    """
+    num, shape = 2**20, (num_latents, num_inducing, DIM)
+    Z = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+
+    def model(X: Any, Y: Any) -> None:
+        lengthscale = numpyro.param("lengthscale", jnp.ones((num_latents, DIM)))
+        f = ogp.gp("f", kernels.RBF(lengthscale), numpyro.param("Z", Z), num_latents=num_latents)
+        with numpyro.plate("data", num, subsample_size=len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.5).to_event(1), obs=Y)
+
+    svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO())
+    X, Y = (jax.ShapeDtypeStruct((batch, n), np.float32) for n in (DIM, num_latents))
+    state = svi.init(jax.random.PRNGKey(0), *(jnp.zeros(a.shape, a.dtype) for a in (X, Y)))
+    own = Mesh(mesh.devices.ravel(), ("functions",)) if shared else mesh
+    everywhere = NamedSharding(own, PartitionSpec())
+    layout = {name: PartitionSpec("functions") for name in ("f.*", "lengthscale", "Z")} if shared else None
+    of_state = layout_of_state(svi, state, layout, everywhere)
+    of_state = of_state if shared else jax.tree.map(lambda _: everywhere, state)
+    of_rows = Batch((everywhere, everywhere), everywhere) if shared else Batch((rows_on(own, 2),) * 2, rows_on(own))
+    rows = Batch((X, Y), jax.ShapeDtypeStruct((batch,), np.int32))
+    return counts(update_of(svi, num, num, {}, everywhere), (state, rows), (of_state, of_rows), (of_state, everywhere))
+
+
 def exchange(mesh: Mesh, batch: int) -> Counts:
     """The rows of a batch of ``training.Local``, each device being a process."""
     shapes = (mesh.size, batch, DIM), (mesh.size, batch)
@@ -263,6 +292,9 @@ def cases(sizes: list[int], batches: list[int], num: int) -> Iterator[Case]:
     B = batches[len(batches) // 2]
     yield Case(f"GP-LVM 64, N = {num}, B = {B}", lambda mesh: gplvm(mesh, num, B))
     yield Case(f"training.Local, B = {B}", lambda mesh: exchange(mesh, B))
+    for shared in (False, True):
+        name = f"64 functions of {M} own points, {'functions' if shared else 'rows'} shared out, B = {batches[0]}"
+        yield Case(name, lambda mesh, shared=shared: functions(mesh, shared, M, batches[0]))
 
 
 def order_rate() -> float:

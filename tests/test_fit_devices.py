@@ -11,11 +11,13 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
+import optax
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp.training.devices import Devices
+from numpyro_orthgp.training.layout import layout_of_state
 from tests.fitting import KEY, assert_close, data, make
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +65,67 @@ path = sys.argv[1]
 fit(mesh=row, checkpoint=path, num_steps=20)
 assert_same_bits(tuple(fit(mesh=row, checkpoint=path)), tuple(fit(mesh=row)))
 print("same losses on 4 devices")
+"""
+
+LAYOUT = """
+from jax.sharding import PartitionSpec as P
+from numpyro_orthgp import kernels, likelihoods
+import numpyro
+assert len(jax.devices()) == 4
+rng = np.random.default_rng(0)
+X, Y = rng.normal(size=(48, 2)), rng.normal(size=(48, 4))
+layout = {"f.*": P("functions"), "lengthscale": P("functions"), "Z": P("functions")}
+
+def model(X, Y=None, *, Z, N):
+    Z = numpyro.param("Z", Z) if Z.ndim == 3 else Z
+    lengthscale = numpyro.param("lengthscale", jnp.ones((4, 2)))
+    f = ogp.gp("f", kernels.Matern52(lengthscale), Z, num_latents=4)
+    with numpyro.plate("data", N, subsample_size=len(X)):
+        numpyro.sample("y", likelihoods.Gaussian(f(X), 0.3).to_event(1), obs=Y)
+
+def problem(own=True):
+    Z = jnp.asarray(rng.normal(size=(4, 5, 2)))
+    guide = ogp.AutoSparseGP(model, residual="tight")
+    return lambda: (make(None, TraceMeanField_ELBO(), model, guide), (X, Y), {"Z": Z if own else Z[0], "N": 48})
+
+for own, square in ((True, (2, 2)), (True, (1, 4)), (True, (4, 1)), (False, (2, 2))):
+    mesh = jax.make_mesh(square, ("data", "functions"))
+    of, spec = problem(own), layout if own else {k: v for k, v in layout.items() if k != "Z"}
+    one, many = fit(of), fit(of, mesh=mesh, layout=spec)
+    assert_close(tuple(many[:3]), tuple(one[:3]), rtol=1e-9)
+    assert all(len(x.sharding.device_set) == 1 for x in jax.tree.leaves((many.params, many.state)))
+assert one.losses[-8:].mean() < one.losses[:8].mean()
+
+# What a step returns lies as it should, the optimizer's moments too.
+seen, put = [], ogp.training.devices.Devices.put_state
+ogp.training.devices.Devices.put_state = lambda self, state: seen.append(put(self, state)) or seen[-1]
+path, of, mesh = sys.argv[1], problem(), jax.make_mesh((2, 2), ("data", "functions"))
+shared = {"mesh": mesh, "layout": layout}
+fit(of, **shared, checkpoint=path, num_steps=20)
+assert_same_bits(tuple(fit(of, **shared, checkpoint=path)), tuple(fit(of, **shared)))
+for state in seen:
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    divided = [x for p, x in leaves if any(getattr(k, "key", "").startswith("f.u0") for k in p)]
+    assert len(divided) == 6 and all(x.sharding.spec == P("functions") for x in divided), divided
+assert len(seen) == 3
+# Rows are divided by the other axis alone.
+fit(of, mesh=jax.make_mesh((1, 4), ("data", "functions")), layout=layout, batch_size=7, num_steps=2)
+
+for wrong, message in (
+    ({"layout": {"g.*": P("functions")}, "mesh": mesh}, "names 'g.*', which is no parameter that has so many axes"),
+    ({"layout": {"f.*": P("f")}, "mesh": mesh}, "names the axis 'f'; the axes of `mesh` are 'data', 'functions'"),
+    ({"layout": {"f.*": P(None, "functions")}, "mesh": mesh}, "of shape (4, 5), by P(None, 'functions'): 2 devices cannot share 5"),
+    ({"layout": layout}, "`layout` needs `mesh`, of devices of one process"),
+    ({"layout": {"f.*": "functions"}, "mesh": mesh}, "`layout` must map names of parameters to jax.sharding.PartitionSpec"),
+    ({**shared, "batch_size": 7}, "must be a multiple of the 2 devices"),
+):
+    try:
+        fit(of, **wrong)
+    except (TypeError, ValueError) as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(message)
+print("functions on two devices each")
 """
 
 # Before anything else touches a device.
@@ -170,6 +233,17 @@ def test_four_devices(tmp_path):
     assert_said(start(START + FOUR, 4, tmp_path / "run.npz"), "same losses on 4 devices")
 
 
+def test_devices_share_functions(tmp_path):
+    assert_said(start(START + LAYOUT, 4, tmp_path / "run.npz"), "functions on two devices each")
+
+
+def test_tables_of_rows_have_a_layout_of_their_own():
+    svi = SimpleNamespace(optim=ogp.lazy_rows(optax.adam(0.1)))
+    everywhere = NamedSharding(Mesh(np.asarray(jax.devices()[:1]), ("data",)), PartitionSpec())
+    with pytest.raises(ValueError, match="`layout` does not go with lazy_rows"):
+        layout_of_state(svi, {}, {"f.*": PartitionSpec("data")}, everywhere)
+
+
 @pytest.mark.parametrize("option", ["", pytest.param("--slow", marks=pytest.mark.slow)])
 def test_two_processes(tmp_path, option):
     folders = run_in_two(TWO, tmp_path, option, "same losses in two processes")
@@ -194,6 +268,6 @@ def test_a_mesh_of_one_device_is_that_device():
 def test_batches_that_devices_cannot_share_are_refused(batch_size, is_full, message):
     devices = Devices(None)
     devices.check_shares(batch_size, is_full)
-    devices.mesh = SimpleNamespace(size=4)
+    devices.mesh, devices.axes = SimpleNamespace(shape={"data": 4}), ("data",)
     with pytest.raises(ValueError, match=message):
         devices.check_shares(batch_size, is_full)

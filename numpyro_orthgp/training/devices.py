@@ -21,26 +21,30 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from numpyro_orthgp.math.digest import from_host, to_host
+from numpyro_orthgp.training.layout import Layout, axes_of_rows, check_layout, layout_of_state
 
 __all__ = ["Devices", "gathered", "together"]
 
 
 class Devices:
-    """The default device, or a mesh. All axes of the mesh divide the rows of a batch, and each device has a copy of the state.
+    """The default device, or a mesh. Its axes divide the rows of a batch, and each device has a copy of the state.
 
     :param mesh: ``None`` for the default device.
     :param by_process: whether each process has its own rows.
+    :param layout: which parameters are divided instead, along axes that do not divide rows (``training/layout.py``).
     :raises TypeError: if ``mesh`` is something else.
     :raises ValueError: if a process has its own rows but no device.
     """
 
-    def __init__(self, mesh: Mesh | None, by_process: bool = False) -> None:
+    def __init__(self, mesh: Mesh | None, by_process: bool = False, layout: Layout | None = None) -> None:
         if not (mesh is None or isinstance(mesh, Mesh)):
             raise TypeError(f"`mesh` must be a jax.sharding.Mesh; got {type(mesh).__name__}.")
         # Axes are `Auto`: models are written for arrays without explicit sharding.
         self.mesh = mesh and Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
         if by_process:
             self.mesh = _by_process(mesh)
+        check_layout(layout, mesh)
+        self.layout, self.axes = layout, () if self.mesh is None else axes_of_rows(self.mesh, layout)
         self.was_interrupted = False
         self.is_distributed = mesh is not None and len({d.process_index for d in mesh.devices.flat}) > 1
         # Layout of a state: one sharding, or a tree of them. With several processes, each has the whole state for its own use.
@@ -53,13 +57,12 @@ class Devices:
         :param is_full: whether a batch is all the data.
         :raises ValueError: if they cannot.
         """
-        if self.mesh is not None and batch_size % self.mesh.size:
+        num = 1 if self.mesh is None else int(np.prod([self.mesh.shape[axis] for axis in self.axes]))
+        if batch_size % num:
             got = f"all N = {batch_size} rows" if is_full else batch_size
-            fits = batch_size // self.mesh.size * self.mesh.size
+            fits = batch_size // num * num
             hint = f"Use {fits}." if fits and not is_full else "Leave some rows out, or use minibatches."
-            raise ValueError(
-                f"`batch_size` must be a multiple of the {self.mesh.size} devices of `mesh`; got {got}. {hint}"
-            )
+            raise ValueError(f"`batch_size` must be a multiple of the {num} devices of `mesh`; got {got}. {hint}")
 
     @property
     def replicated(self) -> NamedSharding | None:
@@ -70,8 +73,13 @@ class Devices:
         """An array that is sharded by rows along ``axis``. ``read`` is called only for the rows of this process."""
         if self.mesh is None:
             return jnp.asarray(read((slice(None),) * len(shape)), dtype)
-        spec = PartitionSpec(*[None] * axis, self.mesh.axis_names)
+        spec = PartitionSpec(*[None] * axis, self.axes)
         return jax.make_array_from_callback(shape, NamedSharding(self.mesh, spec), read)
+
+    def lay_out(self, svi: Any, state: Any) -> None:
+        """Decide where the parts of states like this one lie."""
+        if not self.is_distributed:
+            self.of_state = layout_of_state(svi, state, self.layout, self.replicated)
 
     def put_state(self, state: Any) -> Any:
         """The state, copied to every device, or sharded as ``of_state`` says."""

@@ -19,7 +19,8 @@ from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.fingerprint import fingerprint, sample_of
 from numpyro_orthgp.training.groups import check_groups
-from numpyro_orthgp.training.lazy_rows import bytes_of_tables, rows_of, sharding_of
+from numpyro_orthgp.training.layout import Layout
+from numpyro_orthgp.training.lazy_rows import bytes_of_tables, rows_of
 from numpyro_orthgp.training.local import Feed, Local, Shards
 from numpyro_orthgp.training.orders import Blocks
 from numpyro_orthgp.training.plan import Plan
@@ -55,6 +56,7 @@ def fit(
     checkpoint_every: int = 1000,
     resume: bool | Literal["anyway"] = True,
     mesh: Mesh | None = None,
+    layout: Layout | None = None,
     callback: Callable[[Progress], Any] | None = None,
     **kwargs: Any,
 ) -> FitResult:
@@ -91,11 +93,11 @@ def fit(
     ``KeyboardInterrupt``, which ``callback`` may also raise) returns the best state so far and leaves a checkpoint of the last.
 
     **Several devices.** With ``mesh``, each batch is divided among all devices of the mesh, along all its axes, and every device
-    has a copy of the state. Losses are the same up to rounding. After ``jax.distributed.initialize()`` the devices may belong to
-    several processes. Each process calls ``fit`` with the same arguments and reads only its share of the rows, or has its own rows
-    (:class:`~numpyro_orthgp.training.Local`). The first process writes checkpoints, and sends the content of its file to the
-    others. Results are ordinary arrays in every process. Ctrl-C in one process, or an error in its reader, metric or callback,
-    ends all processes after the call to the device.
+    has a copy of the state, unless ``layout`` divides parameters along some of the axes. Losses are the same up to rounding. After
+    ``jax.distributed.initialize()`` the devices may belong to several processes. Each process calls ``fit`` with the same arguments
+    and reads only its share of the rows, or has its own rows (:class:`~numpyro_orthgp.training.Local`). The first process writes
+    checkpoints, and sends the content of its file to the others. Results are ordinary arrays in every process. Ctrl-C in one
+    process, or an error in its reader, metric or callback, ends all processes after the call to the device.
 
     >>> import jax.numpy as jnp, numpyro, optax
     >>> from jax.random import PRNGKey
@@ -142,6 +144,8 @@ def fit(
     :param resume: ``False`` starts again and overwrites the file. "anyway" continues from a file of another problem, if all shapes
         are equal: other data, a changed model, or a newer JAX.
     :param mesh: devices that share each batch; their number must divide ``batch_size``, or N without one.
+    :param layout: parameters that devices share out: a ``jax.sharding.PartitionSpec`` for each name or pattern of names, such as
+        ``{"f.*": PartitionSpec("functions")}``. Axes of ``mesh`` in these do not divide rows.
     :param callback: called with a :class:`~numpyro_orthgp.training.Progress` after each call to the device.
     :param kwargs: further keyword arguments of model and guide, unchanged: constants of a step.
         If the model has an argument with one of the names above, use ``functools.partial``.
@@ -154,7 +158,7 @@ def fit(
     """
     check_types(svi, early_stopping, callback, init_params, init_state, resume)
     data = data.data if isinstance(data, Local) and len(data.lengths) == 1 else data
-    devices, how = Devices(mesh, isinstance(data, Local)), (batch_size, group_size, num_groups, shuffle)
+    devices, how = Devices(mesh, isinstance(data, Local), layout), (batch_size, group_size, num_groups, shuffle)
     batches = _batches(data, seed_of(rng_key), how, checkpoint is not None, devices)
     check_groups(svi, batches)
     warn_of_coarse(batches.names, batches.arrays, batches.dtypes)
@@ -164,7 +168,7 @@ def fit(
     window = (early_stopping and early_stopping.every) or default_window(batches.num_rows, batches.batch_size)
     with rows_of(svi, stands_for, batches.batch_size), one_thread():
         state = start_of(svi, rng_key, batches, init_params, init_state, kwargs)
-    devices.of_state = devices.replicated if devices.is_distributed else sharding_of(svi, state, devices.replicated)
+    devices.lay_out(svi, state)
     keeper = None
     if checkpoint is not None:
         rules: dict[str, Any] = {"stands_for": stands_for, "window": window, "starts": init_state is None}
