@@ -461,6 +461,8 @@ def test_preconditioning_leaves_values_and_other_gradients_alone(rng):
 
 def test_mistakes_are_named(labels):
     X, y, Z = labels
+    with pytest.raises(TypeError, match=r"`others` must be an optimizer.*got float"):
+        ogp.natural_gradient(0.1, optax.adam(0.1))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"`learning_rate` must be positive; got 0"):
         ogp.natural_gradient(optax.adam(0.1), 0)
     with pytest.raises(ValueError, match=r"`ramp_up` must be a number of steps.*got -1"):

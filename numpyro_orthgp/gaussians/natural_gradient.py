@@ -137,14 +137,14 @@ def natural_gradient(
     2. Salimbeni, Eleftheriadis, Hensman. Natural Gradients in Practice. 2018.
     3. Salimbeni, Cheng, Boots, Deisenroth. Orthogonally Decoupled Variational Gaussian Processes. 2018. Eqs. 16-17.
     """
-    if not callable(learning_rate):
-        inspect(_refuse_not_positive, learning_rate)
-    if ramp_up < 0:
-        raise ValueError(f"`ramp_up` must be a number of steps, 0 for none; got {ramp_up}.")
     optimizers = [
         as_optax("others", others),
         as_optax("mean_only", optax.identity() if mean_only is None else mean_only),
     ]
+    if not callable(learning_rate):
+        inspect(_refuse_not_positive, learning_rate)
+    if ramp_up < 0:
+        raise ValueError(f"`ramp_up` must be a number of steps, 0 for none; got {ramp_up}.")
 
     def split(tree: dict[str, Any], gaussians: list[_Gaussian]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parameters for ``others`` and those for ``mean_only``."""
