@@ -425,7 +425,7 @@ def test_arrays_that_are_sparse_lazy_or_of_half_precision():
         observed_numbers(sparse.csr_array(np.eye(3)), 3)
     np.testing.assert_array_equal(read_table(jnp.array([[1.5], [2.5]], jnp.bfloat16)).values[0], [1.5, 2.5])
     with pytest.raises(ValueError, match="Column 'a' of `X` has infinite entries"):
-        read_table(pd.DataFrame({"a": np.array([10**400, 1], object)}))
+        read_table(pd.DataFrame({"a": pd.Series([10**400, 1], dtype=object)}))
 
 
 def test_tables_of_polars_that_are_not_collected():
