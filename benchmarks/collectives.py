@@ -308,7 +308,7 @@ def order_rate() -> float:
     return len(index) / min(times)
 
 
-PARTS = ("order", "order, Local", "reading", "to device", "products", "alike", "all-reduce", "Local's rows")
+PARTS = ("order", "order, Local", "reading", "to device", "products", "repeated", "all-reduce", "Local's rows")
 
 
 def extrapolated(found: dict[tuple[int, int], Counts], rate: float) -> Iterator[tuple[str, ...]]:
@@ -394,7 +394,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[int, Counts]]:
                 )  # fmt: skip
 
     print(f"JAX {jax.__version__}, compiled for simulated devices of a {jax.devices()[0].platform}\n")
-    table(("program", "devices", "collectives", "MB", "GFLOP", "alike", "factors", "memory, MB"), lines())
+    table(("program", "devices", "collectives", "MB", "GFLOP", "repeated", "factors", "memory, MB"), lines())
     print("\nAssumed: " + "; ".join(f"{k} {v:g}" for k, v in ASSUMED.items()) + ".\n")
     rate = order_rate()
     print(f"Measured: {rate / 1e6:.2g} million numbers of rows a second of a computed order, one thread.\n")

@@ -725,7 +725,7 @@ def test_the_page_of_a_good_fit(sets):
     share = "unexplained share of the prior variance at 12 inputs"
     for part in ("f.u0", share, "k-hat = ", "held out, 12 of y", "95 %", "NUTS: not run"):
         assert part in page, part
-    assert max(map(len, page.splitlines())) <= 132
+    assert max(map(len, page.splitlines())) <= 96
 
 
 def test_percent():

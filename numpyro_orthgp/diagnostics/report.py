@@ -28,7 +28,7 @@ from numpyro_orthgp.guides.own_draws import TwoWays
 
 __all__ = ["Report"]
 
-WIDTH = 120
+WIDTH = 96  # columns that a page of the documentation, or a terminal beside an editor, has room for
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Report:
             sections.append(_nuts(self.nuts))
         advice = [_bullet(line) for line in self.advice] or [f"  no problem was found{self._unseen()}"]
         sections.append(["What to do", *advice])
-        return "\n\n".join("\n".join(section) for section in sections)
+        return "\n\n".join("\n".join(map(_fold, section)) for section in sections)
 
     def _unseen(self) -> str:
         """What nothing on the page has looked at, if that is the guide itself."""
@@ -225,4 +225,19 @@ def _moments(loc: np.ndarray, scale: np.ndarray) -> str:
 
 
 def _bullet(line: str) -> str:
-    return textwrap.fill(line, WIDTH, initial_indent="  * ", subsequent_indent="    ", break_on_hyphens=False)
+    return _fill(line, "  * ", "    ")
+
+
+def _fold(line: str) -> str:
+    """A sentence on lines of ``WIDTH`` columns. Rows of tables, which have runs of spaces, stay in one piece."""
+    if len(line) <= WIDTH or "\n" in line or "  " in line.strip():
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    return _fill(line.lstrip(), indent, f"{indent}  ")
+
+
+def _fill(line: str, first: str, later: str) -> str:
+    page = textwrap.TextWrapper(
+        WIDTH, initial_indent=first, subsequent_indent=later, break_on_hyphens=False, break_long_words=False
+    )
+    return page.fill(line)

@@ -53,4 +53,4 @@ class AtomsFit(NamedTuple):
             if found.is_mean
             else f"classification, {len(found.Z)} inducing points"
         )
-        return f"y is {shown} of {self.fit.num_rows} rows, with probabilities by {how}; this page is of the others"
+        return f"y is {shown} of {self.fit.num_rows} rows, with probabilities by {how}\n  all that follows is of the other rows"

@@ -276,6 +276,6 @@ def calibration_words(found: Found, stray: float, part: str = "") -> list[str]:
     if stray:
         once = round(1 / stray)
         lines.append(
-            f"one new output in {once} is taken to have nothing to do with the inputs, as no row seen rules that out"
+            f"one new output in {once} is taken to have nothing to do with the inputs,\n  as no row seen rules that out"
         )
     return lines
