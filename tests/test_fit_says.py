@@ -254,7 +254,7 @@ def test_check_counts_distinct_rows_as_the_model_sees_them():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         svi, result = start(X, y)
-    report = ogp.check(model, svi.guide, result.params, X, y, num_samples=25)
+        report = ogp.check(model, svi.guide, result.params, X, y, num_samples=25)
     assert report.functions["f"].num_distinct == 235 and "at 500 inputs (235 distinct): median" in str(report)
     [advice] = [line for line in report.advice if "distinct" in line]
     assert advice.startswith("X: 500 rows hold 235 distinct values") and "Subtract an offset" in advice
