@@ -299,6 +299,12 @@ def test_censored_distributions_of_numpyro_are_refused_with_a_way_out(wrapper):
     y, censored = jnp.linspace(-1.0, 2.0, 5), jnp.arange(5) % 2 == 0
     with pytest.raises(NotImplementedError, match=r"Gaussian has no cdf.*numpyro_orthgp\.Likelihood.*RightCensored"):
         wrapper(likelihoods.Gaussian(M, 0.5), censored).log_prob(y)
+    with numpyro.handlers.seed(rng_seed=0):  # whose marginals know the function, with arrays of other shapes
+        f = ogp.gp("f", kernels.RBF(1.0), jnp.arange(3.0)[:, None])
+        fn = likelihoods.Gaussian(f(y[:, None]), 0.5)
+        for each, flags in ((fn, censored), (fn.to_event(1), False)):
+            with pytest.raises(NotImplementedError, match=r"Gaussian has no cdf.*numpyro_orthgp\.Likelihood"):
+                wrapper(each, flags)
     whole = ogp.Likelihood(M, lambda f: wrapper(dist.Normal(f, 0.5), censored))
     nodes, weights = np.polynomial.hermite_e.hermegauss(50)
     f = np.asarray(M.mean)[:, None] + np.sqrt(np.asarray(M.variance))[:, None] * nodes
