@@ -876,3 +876,34 @@ def test_moments_of_functions_are_those_of_marginals():
     for name in ("mean", "covariance"):
         with pytest.raises(AttributeError, match=rf"GPFunction has no `{name}`\. It is a function.*f\(X\)\.mean"):
             getattr(FITTED, name)(X)
+
+
+def test_columns_of_a_table_in_another_order():
+    """Silently, each lengthscale was that of another column."""
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": np.linspace(0, 1, 12), "b": np.linspace(3, 1, 12)}, dtype="float32")
+
+    def program(X, y):
+        f = ogp.gp("f", kernels.RBF(jnp.array([0.3, 2.0])), table[::3])
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
+
+    svi = svi_of(program)
+    params = svi.get_params(svi.init(KEY, table, y))
+    f = ogp.posterior(program, svi.guide, params, table, y)["f"]
+    for at in (f, pickle.loads(pickle.dumps(f)), f.diagonalized()):
+        with pytest.raises(ValueError, match=r"columns b, a, and one before it.* order a, b\..*Pass X\[\['a', 'b'\]\]"):
+            at(table[["b", "a"]])
+    swapped = f(table[["b", "a"]].to_numpy())
+    renamed = f(table[["b", "a"]].set_axis(["c", "d"], axis=1))
+    assert_allclose(swapped.variance, renamed.variance)
+    assert_allclose(f(table.iloc[:3]).mean, f(table.to_numpy()[:3]).mean)
+    assert f.joint(table).mean.shape == (12,)
+    result = ogp.fit(svi, KEY, (table, y), num_steps=2, progress_bar=False)
+    for use in (
+        lambda: result.predict(table[["b", "a"]]),
+        lambda: result.check(held_out=(table[["b", "a"]], y)),
+    ):
+        with pytest.raises(ValueError, match=r"columns b, a, and one before it.* order a, b"):
+            use()
+    assert result.predict(table, num_samples=4)["y"].mean.shape == (12,)

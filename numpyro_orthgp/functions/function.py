@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
+from numpyro_orthgp.foreign import refuse_other_order
 from numpyro_orthgp.functions.draws import Joint, JointInRun, draw_process, in_run, paths_of
 from numpyro_orthgp.functions.expected import AveragedMarginals, average, nodes_of
 from numpyro_orthgp.functions.groups import covariance_of_groups, moments_of_groups
@@ -276,7 +277,8 @@ class GPFunction(NoArray):
         return paths_of(self, rng_key, num, num_features)
 
     def checked(self, X: Any) -> Array:
-        """Inputs as an array; they are refused if they do not match the inducing variables."""
+        """Inputs as an array; they are refused if they do not match the inducing variables, or tables of earlier calls."""
+        refuse_other_order(X, {} if self.names is None else self.names.whole.tables)
         dim, dtype = self._kind
         X = check_same_dtype("X", check_inputs("X", X, dim=dim), dtype)
         if model_running() is not None:  # predictions at few rows would take half as long again

@@ -204,6 +204,7 @@ class Names:
         self.drawn = False  # whether something has been drawn given the run's inducing variables
         self.by_rows: list[DrawByRows] = []
         self._columns: tuple[int, ...] = ()
+        self.tables: dict[frozenset[str], list[str]] = {}  # columns of tables that it was called at
         self.whole = self
         if (running := model_running()) is not None:
             running._numpyro_orthgp_names = {*getattr(running, "_numpyro_orthgp_names", ()), id(self)}
