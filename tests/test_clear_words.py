@@ -66,6 +66,17 @@ def test_one_output_in_each_row():
     assert_allclose(likelihoods.Poisson(picked).log_prob(y), each[rows, task], rtol=1e-10)
 
 
+def test_a_function_that_several_outputs_share():
+    for key in ((slice(None), None), (..., None)):
+        with pytest.raises(
+            TypeError, match=r"share one function: stack\(\[f\(X\)\]\) @ jnp\.ones\(\(1, P\)\), plus off"
+        ):
+            M[key]
+    shared = ogp.stack([M]) @ jnp.ones((1, 3)) + jnp.arange(3.0)
+    assert_allclose(shared.mean, M.mean[:, None] + jnp.arange(3.0))
+    assert_allclose(shared.variance, jnp.stack([M.variance] * 3, 1), rtol=1e-6)
+
+
 def test_centres_of_tasks_are_no_tasks():
     rng = np.random.default_rng(0)
     X = np.stack([rng.normal(size=30), rng.integers(0, 3, 30)], 1)
