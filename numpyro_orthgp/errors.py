@@ -321,9 +321,11 @@ def check_columns(key: Any, shape: tuple[int, ...]) -> np.ndarray:
     every_row = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], (slice, type(...)))
     if len(shape) != 2 or not every_row or key[0] not in (..., slice(None)):
         long = " For one output in each row (task[i] in row i, long format): f(Tasks(X, task)), or f(Tasks(X, task, W)) with @ W."
+        if shared := isinstance(key, tuple) and any(k is None for k in key):
+            long = " For P outputs that share one function: stack([f(X)]) @ jnp.ones((1, P)), plus offsets (P,)."
         raise TypeError(
             f"f(X)[..., p] picks outputs of an f(X) of shape (B, P) and nothing else; got the key {_shown(key)} for shape {shape}. "
-            f"For other inputs index X: f(X[rows]).{long if len(shape) == 2 and isinstance(key, tuple) else ''}"
+            f"For other inputs index X: f(X[rows]).{long if shared or (len(shape) == 2 and isinstance(key, tuple)) else ''}"
         )
     P, p = shape[1], key[1]
     if not is_concrete(p):

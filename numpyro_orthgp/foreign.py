@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["as_jax", "as_numpy", "as_outputs", "filled", "without_mask"]
+__all__ = ["as_jax", "as_numpy", "as_outputs", "filled", "refuse_other_order", "without_mask"]
 
 _BUFFERS = (memoryview, array.array)
 _OF_NUMPY = (np.ndarray, np.generic, *_BUFFERS)
@@ -95,3 +95,19 @@ def as_outputs(name: str, y: Any, remedy: str) -> jax.Array:
                 "unit, or use 64 bits (numpyro.enable_x64())."
             )
     return as_jax(y)
+
+
+def refuse_other_order(X: Any, tables: dict[frozenset[str], list[str]]) -> None:
+    """Refuse a table with the columns of an earlier one in another order: a kernel reads columns by their place.
+
+    :param tables: columns of earlier tables, by their set; those of X are added.
+    :raises ValueError: with the two orders.
+    """
+    columns = [str(column) for column in getattr(X, "columns", ())]
+    known = tables.setdefault(frozenset(columns), columns)
+    if known != columns:
+        raise ValueError(
+            f"A table has the columns {', '.join(columns)}, and one before it had them in the order {', '.join(known)}. Kernels "
+            f"read columns by their place, so a lengthscale would be that of another column. Pass X[{known}], or an array if you "
+            "mean it."
+        )

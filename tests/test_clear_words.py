@@ -66,6 +66,17 @@ def test_one_output_in_each_row():
     assert_allclose(likelihoods.Poisson(picked).log_prob(y), each[rows, task], rtol=1e-10)
 
 
+def test_a_function_that_several_outputs_share():
+    for key in ((slice(None), None), (..., None)):
+        with pytest.raises(
+            TypeError, match=r"share one function: stack\(\[f\(X\)\]\) @ jnp\.ones\(\(1, P\)\), plus off"
+        ):
+            M[key]
+    shared = ogp.stack([M]) @ jnp.ones((1, 3)) + jnp.arange(3.0)
+    assert_allclose(shared.mean, M.mean[:, None] + jnp.arange(3.0))
+    assert_allclose(shared.variance, jnp.stack([M.variance] * 3, 1), rtol=1e-6)
+
+
 def test_centres_of_tasks_are_no_tasks():
     rng = np.random.default_rng(0)
     X = np.stack([rng.normal(size=30), rng.integers(0, 3, 30)], 1)
@@ -146,7 +157,7 @@ def svi_of(model, guide=ogp.AutoSparseGP, **options):
 def test_a_fit_without_observations(guide, fit):
     steps = {"num_steps": 3, "progress_bar": False} if fit is ogp.fit else {"num_steps": 3}
     words = r"observes nothing.*\(f\.u0.*numpyro\.sample\(\.\.\., obs=y\)"
-    if fit is ogp.fit_lbfgs and guide is AutoNormal:  # the guide starts before the fit looks for observations
+    if guide is AutoNormal:  # which starts before the fit looks for observations
         words = r"the likelihood Gaussian of numpyro_orthgp is not observed.*Pass observations, obs=y"
     with pytest.raises(ValueError, match=words):
         fit(svi_of(regression, guide), KEY, (X8,), **steps)
@@ -299,6 +310,12 @@ def test_censored_distributions_of_numpyro_are_refused_with_a_way_out(wrapper):
     y, censored = jnp.linspace(-1.0, 2.0, 5), jnp.arange(5) % 2 == 0
     with pytest.raises(NotImplementedError, match=r"Gaussian has no cdf.*numpyro_orthgp\.Likelihood.*RightCensored"):
         wrapper(likelihoods.Gaussian(M, 0.5), censored).log_prob(y)
+    with numpyro.handlers.seed(rng_seed=0):  # whose marginals know the function, with arrays of other shapes
+        f = ogp.gp("f", kernels.RBF(1.0), jnp.arange(3.0)[:, None])
+        fn = likelihoods.Gaussian(f(y[:, None]), 0.5)
+        for each, flags in ((fn, censored), (fn.to_event(1), False)):
+            with pytest.raises(NotImplementedError, match=r"Gaussian has no cdf.*numpyro_orthgp\.Likelihood"):
+                wrapper(each, flags)
     whole = ogp.Likelihood(M, lambda f: wrapper(dist.Normal(f, 0.5), censored))
     nodes, weights = np.polynomial.hermite_e.hermegauss(50)
     f = np.asarray(M.mean)[:, None] + np.sqrt(np.asarray(M.variance))[:, None] * nodes

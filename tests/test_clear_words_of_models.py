@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -740,3 +741,169 @@ def test_a_factor_of_one_number_in_a_plate():
         warnings.simplefilter("error")
         each = ogp.fit(factor(lambda densities: densities), KEY, (X, y), **options).losses
     assert_allclose(summed, 12 * each, rtol=1e-6)
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("guide", [AutoNormal, AutoDelta])
+def test_sites_in_branches_under_guides_of_numpyro(guide, before):
+    """Silently, an ELBO of -283 for a guide that had learned nothing; sites of scan are handed on."""
+
+    def program(X, y, branch=True):
+        f = ogp.gp("f", kernels.RBF(0.3), Z) if before else None
+        if branch:
+            w = cond(y[0] < 9.0, *[lambda _: numpyro.sample("w", dist.Normal(0.0, 1.0))] * 2, None)
+        else:
+            w, _ = scan(lambda w, _: (numpyro.sample("w", dist.Normal(w, 1.0)), None), 0.0, jnp.arange(2))
+            w = cond(
+                y[0] < 9.0, lambda w: numpyro.deterministic("v", w), lambda w: 2 * numpyro.deterministic("v", w), w
+            )
+        f = f or ogp.gp("f", kernels.RBF(0.3), Z)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X) + w, 0.1), obs=y)
+
+    svi = SVI(program, guide(program), optax.adam(0.01), Trace_ELBO())
+    with pytest.raises(ValueError, match=r"`w` is in a branch of numpyro's cond.*before the cond, and use its value"):
+        svi.init(KEY, X, y)
+    svi = SVI(program, whole := guide(program), optax.adam(0.01), Trace_ELBO())
+    svi.init(KEY, X, y, branch=False)
+    pickle.dumps(whole.prototype_trace["f.u0"]["fn"])
+
+
+def rows_of(likelihood, plates, y):
+    def program(X, y=y):
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+        with ExitStack() as stack:
+            for plate in plates:
+                stack.enter_context(numpyro.plate(*plate[:2], **plate[2]))
+            numpyro.sample("y", likelihood(f, X), obs=y)
+
+    return program
+
+
+PICKS = ("data", 12, {"subsample_size": 4})
+TWO = jnp.ones((1, 2))
+
+
+@pytest.mark.parametrize(
+    "likelihood, plates, came, fix",
+    [
+        (ours, [PICKS], r"\(12,\).*plate 'data'.* 4 rows at dim=-1", r"f\(X\[rows\]\) and obs=y\[rows\]"),
+        (lambda f, X: ours(f, X).to_event(0), [PICKS], r"\(12,\).* 4 rows", r"f\(X\[rows\]\)"),
+        (ours, [("data", 7, {})], r"\(12,\).* 7 rows", r"numpyro\.plate\('data', len\(X\)\).*N=len\(X_new\)"),
+        (
+            lambda f, X: likelihoods.Gaussian(ogp.stack([f(X)]) @ TWO, 0.1),
+            [("data", 12, {})],
+            r"\(12, 2\).* 12 rows at dim=-1",
+            r"likelihood\.to_event\(1\)",
+        ),
+        (
+            lambda f, X: likelihoods.Gaussian(ogp.stack([f(X)]) @ TWO, 0.1).to_event(1),
+            [PICKS],
+            r"\(12,\).*'data'.* 4 rows",
+            r"f\(X\[rows\]\)",
+        ),
+        (
+            lambda f, X: likelihoods.Gaussian(ogp.stack([f(X)]) @ TWO, 0.1),
+            [("outputs", 2, {"dim": -1}), ("data", 12, {"subsample_size": 4, "dim": -2})],
+            r"\(12, 2\).*'data'.* 4 rows at dim=-2",
+            r"f\(X\[rows\]\)",
+        ),
+    ],
+    ids=["minibatch", "no event", "more rows", "no to_event", "event", "two plates"],
+)
+def test_other_rows_than_those_of_a_plate(likelihood, plates, came, fix):
+    program = rows_of(likelihood, plates, y)
+    for run in (
+        lambda: start(program),
+        lambda: start(program, guide=AutoNormal(program)),
+        lambda: Predictive(program, num_samples=2)(KEY, X, None),
+    ):
+        with pytest.raises(ValueError, match=rf"The likelihood has batch shape {came}.*{fix}"):
+            run()
+
+
+def test_rows_that_a_plate_does_not_count():
+    """As many rows as a plate has that subsamples, but in an event, which the plate repeats; and one row for all."""
+    program = rows_of(lambda f, X: ours(f, X).to_event(1), [PICKS], jnp.stack([y] * 4))
+    once = rows_of(lambda f, X: ours(f, X).to_event(1), [], y)
+    svi, other = (SVI(p, ogp.AutoSparseGP(p), optax.adam(0.01), TraceMeanField_ELBO()) for p in (program, once))
+    at_prior = [s.evaluate(s.init(KEY, X), X) for s in (svi, other)]
+    assert_allclose(at_prior[0], 12 * at_prior[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("handwritten", [True, False])
+def test_parameters_of_the_model_named_like_those_of_the_guide(handwritten):
+    """Silently, both were one number."""
+
+    def program(X, y):
+        level = numpyro.param("f.u0_loc", jnp.zeros(len(Z)))
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X) + level[0], 0.1), obs=y)
+
+    said = pytest.raises(
+        ValueError, match=r"parameter `f\.u0_loc` has the name of a parameter of the guide.*another name"
+    )
+    if not handwritten:
+        with said:
+            start(program)
+        return
+
+    def guide(X, y):
+        ogp.gp_posterior("f", len(Z))
+
+    svi = SVI(program, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    with said:
+        ogp.posterior(program, guide, svi.get_params(svi.init(KEY, X, y)), X, y)
+
+
+@pytest.mark.parametrize("name", ["f_residual_scale", "x_loc"])
+def test_other_parameters_named_like_those_of_the_guide(name):
+    def program(X, y):
+        own = numpyro.param(name, jnp.ones((len(X), 1) if name == "x_loc" else ()))
+        x = ogp.latent_inputs("x", len(X), 1)
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Poisson(f(x) * own.ravel()[0]), obs=jnp.ones(12, int))
+
+    with pytest.raises(ValueError, match=rf"parameter `{name}` has the name of a parameter of the guide"):
+        start(program, guide=ogp.AutoSparseGP(program, residual="tight"))
+    encoder = {"x": lambda X, y: (X, 0.1 * jnp.ones_like(X))}
+    start(program, guide=ogp.AutoSparseGP(program, latents=encoder))  # which declares neither
+
+
+def test_moments_of_functions_are_those_of_marginals():
+    for name in ("mean", "covariance"):
+        with pytest.raises(AttributeError, match=rf"GPFunction has no `{name}`\. It is a function.*f\(X\)\.mean"):
+            getattr(FITTED, name)(X)
+
+
+def test_columns_of_a_table_in_another_order():
+    """Silently, each lengthscale was that of another column."""
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": np.linspace(0, 1, 12), "b": np.linspace(3, 1, 12)}, dtype="float32")
+
+    def program(X, y):
+        f = ogp.gp("f", kernels.RBF(jnp.array([0.3, 2.0])), table[::3])
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1), obs=y)
+
+    svi = svi_of(program)
+    params = svi.get_params(svi.init(KEY, table, y))
+    f = ogp.posterior(program, svi.guide, params, table, y)["f"]
+    for at in (f, pickle.loads(pickle.dumps(f)), f.diagonalized()):
+        with pytest.raises(ValueError, match=r"columns b, a, and one before it.* order a, b\..*Pass X\[\['a', 'b'\]\]"):
+            at(table[["b", "a"]])
+    swapped = f(table[["b", "a"]].to_numpy())
+    renamed = f(table[["b", "a"]].set_axis(["c", "d"], axis=1))
+    assert_allclose(swapped.variance, renamed.variance)
+    assert_allclose(f(table.iloc[:3]).mean, f(table.to_numpy()[:3]).mean)
+    assert f.joint(table).mean.shape == (12,)
+    result = ogp.fit(svi, KEY, (table, y), num_steps=2, progress_bar=False)
+    for use in (
+        lambda: result.predict(table[["b", "a"]]),
+        lambda: result.check(held_out=(table[["b", "a"]], y)),
+    ):
+        with pytest.raises(ValueError, match=r"columns b, a, and one before it.* order a, b"):
+            use()
+    assert result.predict(table, num_samples=4)["y"].mean.shape == (12,)

@@ -195,7 +195,7 @@ def _shares(f: GPFunction, X: Rows) -> tuple[Array, Array, Array]:
         # Where the prior has no variance, there is nothing left to explain.
         parts = [jnp.where(prior > 0, jnp.sum(Ai**2, -2) / prior, float(i == 0)) for i, Ai in enumerate(A)]
         shares = jnp.stack(parts, -2)
-        mean, own = f.mean([as_feature(X)], A), replace(f, shift=None).mean([as_feature(X)], A)
+        mean, own = f.mean_from([as_feature(X)], A), replace(f, shift=None).mean_from([as_feature(X)], A)
         return jnp.moveaxis(shares, -1, 0).swapaxes(1, -1), mean.T, (mean - own).T, rounding_of(f, X, A).T
 
     parts = X.parts if isinstance(X, Concatenated) else (X,)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import jax
 import numpy as np
 
 from numpyro_orthgp.diagnostics.check import check
@@ -15,6 +16,7 @@ from numpyro_orthgp.diagnostics.convert import to_arviz
 from numpyro_orthgp.diagnostics.importance import khat
 from numpyro_orthgp.diagnostics.prediction import Prediction, predict
 from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.foreign import refuse_other_order
 from numpyro_orthgp.guides import posterior
 from numpyro_orthgp.training.columns import in_memory
 from numpyro_orthgp.training.result import Fitted, answer_with
@@ -37,6 +39,7 @@ def _check(fit: Fitted, params: dict[str, Any], num_rows: int | None, **options:
     rows: Any = None if everything else np.arange(wanted) * fit.num_rows // wanted
     if fit.is_part:
         rows = slice(min(wanted, fit.batch_size))
+    _refuse_other_order(fit, options.get("held_out"))
     args, known = fit.arguments(rows)
     return check(fit.model, fit.guide, params, *args, **(known | options))
 
@@ -54,6 +57,7 @@ def _to_arviz(fit: Fitted, params: dict[str, Any], **options: Any) -> Any:
 def _predict(
     fit: Fitted, params: dict[str, Any], args: tuple[Any, ...], num_samples: int, rng_key: Any, given: dict[str, Any]
 ) -> dict[str, Prediction]:
+    _refuse_other_order(fit, (args, given))
     args, given = in_memory((args, given))
     args, known = _complete(fit, args, fit.constants | given)
     try:
@@ -66,6 +70,16 @@ def _predict(
             f"`predict` got {rows} rows, but the fit had N = {fit.num_rows}, and a plate of that size cannot hold them. Pass the "
             f"new size under the model's name for it: result.predict(X_new, N={rows}); or predict in parts. NumPyro says: {error}"
         ) from error
+
+
+def _refuse_other_order(fit: Fitted, new: Any) -> None:
+    """
+    :param new: arguments of the model.
+    :raises ValueError: if one is a table with the columns of the fit's in another order.
+    """
+    tables: dict[frozenset[str], list[str]] = {}
+    for leaf in jax.tree.leaves((fit.data, new), is_leaf=lambda x: isinstance(x, list)):  # of many numbers, perhaps
+        refuse_other_order(leaf, tables)
 
 
 def _complete(fit: Fitted, args: tuple[Any, ...], known: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
+from numpyro_orthgp.foreign import refuse_other_order
 from numpyro_orthgp.functions.draws import Joint, JointInRun, draw_process, in_run, paths_of
 from numpyro_orthgp.functions.expected import AveragedMarginals, average, nodes_of
 from numpyro_orthgp.functions.groups import covariance_of_groups, moments_of_groups
@@ -212,7 +213,7 @@ class GPFunction(NoArray):
         A = self.project(X)
         L = root_given(self.kernel, self.features, self.blocks, self.beliefs, X, A)
         # NumPyro's own check of the factor would take twenty programs.
-        mean, L = self.mean([as_feature(X)], A), self._per_latent(L, event_dim=2)
+        mean, L = self.mean_from([as_feature(X)], A), self._per_latent(L, event_dim=2)
         return Joint(mean, scale_tril=L, validate_args=False)
 
     def _at_values(self) -> GPFunction:
@@ -276,7 +277,8 @@ class GPFunction(NoArray):
         return paths_of(self, rng_key, num, num_features)
 
     def checked(self, X: Any) -> Array:
-        """Inputs as an array; they are refused if they do not match the inducing variables."""
+        """Inputs as an array; they are refused if they do not match the inducing variables, or tables of earlier calls."""
+        refuse_other_order(X, {} if self.names is None else self.names.whole.tables)
         dim, dtype = self._kind
         X = check_same_dtype("X", check_inputs("X", X, dim=dim), dtype)
         if model_running() is not None:  # predictions at few rows would take half as long again
@@ -307,7 +309,7 @@ class GPFunction(NoArray):
         """The projections A_i(X) on each set, shapes (..., M_i, B); see :mod:`numpyro_orthgp.functions.projection`."""
         return project(self.blocks, [covariance_with_rows(self.kernel, s, X) for s in self.features])
 
-    def mean(self, features: Sequence[Feature], A: Sequence[Array]) -> Array:
+    def mean_from(self, features: Sequence[Feature], A: Sequence[Array]) -> Array:
         """Mean of variables with projections A, shape (..., B); for inputs X, features are ``[InducingPoints(X)]``."""
         return sum(
             (combine(q.loc, Ai) for q, Ai in zip(self._without_shift(), A, strict=True)), start=self._shift_at(features)
@@ -325,7 +327,7 @@ class GPFunction(NoArray):
             return jnp.zeros((), self.features[0].dtype)
         return join(weigh_points(self.kernel, features, self.shift.points, self.shift.weights), -1, event_dim=1)
 
-    def covariance(self, K: Array, A: Sequence[Array]) -> Array:
+    def covariance_from(self, K: Array, A: Sequence[Array]) -> Array:
         """Covariance of variables with prior covariance K and projections A, shape (..., B, B)."""
         covariance = residual_covariance(K, A, A)
         for q, Ai in zip(self.beliefs, A, strict=True):

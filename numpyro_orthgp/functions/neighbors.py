@@ -204,7 +204,7 @@ class NeighborFunction:
         A = f.project(rows) if known is None else tuple(map(partial(_with_near, near), f.project(X), known))
         residual = clip_rounding(f.kernel(rows) - sum(jnp.sum(Ai**2, -2) for Ai in A))
         D = covariance_of_groups(f.kernel, rows, gram_of_groups(A, size), residual)
-        mean = cut_groups(f.mean([InducingPoints(rows)], A), size)
+        mean = cut_groups(f.mean_from([InducingPoints(rows)], A), size)
         y, root = (jnp.moveaxis(a[near], -1, 0) if a.ndim == 2 else a[near] for a in (self.y, self.precision_root))
 
         near_rows = D[..., 1:, 1:]

@@ -76,7 +76,7 @@ def draw_grouped(f: GPFunction, X: Array, rng_key: PRNGKey, num: int = 1, *, joi
     A = f.project(flat)
     batch = () if P is None else (P,)
     keys = jax.random.split(rng_key, len(A) + 1)
-    mean = f.mean([InducingPoints(flat)], A)
+    mean = f.mean_from([InducingPoints(flat)], A)
     for key, q, Ai in zip(keys[1:], f.beliefs, A, strict=True):
         W = q.spread(Ai)
         if W is not None:

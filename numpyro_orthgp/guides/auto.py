@@ -35,6 +35,7 @@ from numpyro_orthgp.guides.hyper import PointsAndEffects, started_at_medians
 from numpyro_orthgp.guides.looking import look, looked_at, start_apart
 from numpyro_orthgp.guides.missing import refuse_mean_field, refuse_replaced, refuse_unobserved, sample_missing
 from numpyro_orthgp.guides.own_draws import refuse_own_draws
+from numpyro_orthgp.guides.parameters import refuse_own_names
 from numpyro_orthgp.guides.summaries import Summaries
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
 from numpyro_orthgp.likelihoods.wrapped import refuse_outer_product
@@ -142,6 +143,7 @@ class AutoSparseGP(Summaries):
         refuse_mean_field(self._enumerated)
         with handlers.trace() as emitted:
             self._sample_latents(*args, **kwargs)
+            refuse_own_names(emitted, self.prototype_trace or {})
             if self._missing:
                 sample_missing(self.model, dict(emitted), args, kwargs)
         return {name: site["value"] for name, site in emitted.items() if site["type"] == "sample"}
@@ -251,13 +253,11 @@ class AutoSparseGP(Summaries):
                 "AutoSparseGP found no gp(), orthogonal() or latent_inputs() in the model. Use a NumPyro autoguide (CollapsedGP "
                 "needs no other), or declare f = gp(name, kernel, Z)."
             )
-        for name in self.latents:
-            check_option("latents key", name, list(self._inputs))
-        for option in ("covariance", "residual", "group_size", "num_groups", "natural", "init_scale"):
-            value = getattr(self, option)
-            if isinstance(value, Mapping):
-                for name in value:
-                    check_option(f"{option} key", name, list(self._gps))
+        of_gps = ("covariance", "residual", "group_size", "num_groups", "natural", "init_scale")
+        for option in ("latents", *of_gps):
+            value, names = getattr(self, option), list(self._inputs if option == "latents" else self._gps)
+            for name in value if isinstance(value, Mapping) else ():
+                check_option(f"{option} key", name, names)
 
     def _sample_latents(self, *args: Any, **kwargs: Any) -> None:
         if self._preparing and not (self._hyper_is_new() and is_concrete(jnp.zeros(()))):

@@ -23,6 +23,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_orthgp.functions.callers import in_control_flow, is_calling
 from numpyro_orthgp.guides.handlers import OutputsByRow, hidden_by_mask
 from numpyro_orthgp.likelihoods.base import is_expected
+from numpyro_orthgp.primitives.branches import IN_A_BRANCH
 
 __all__ = ["NoBranches", "refuse_mean_field", "refuse_replaced", "refuse_unobserved", "sample_missing"]
 
@@ -58,10 +59,7 @@ class NoBranches(Messenger):
                 "prefix='s'), ...)."
             )
         if in_control_flow("cond"):
-            raise ValueError(
-                f"`{msg['name']}` is in a branch of numpyro's cond, which does not hand on what a guide draws: the loss would not "
-                "belong to it. Declare the site before the cond, and use its value in the branches."
-            )
+            raise ValueError(IN_A_BRANCH.format(name=msg["name"]))
 
 
 def sample_missing(model: Callable[..., Any], emitted: dict[str, Any], args: Any, kwargs: Any) -> None:

@@ -20,9 +20,11 @@ from numpyro.primitives import Messenger
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.errors import check_params, is_concrete
 from numpyro_orthgp.gaussians.constraints import Natural
-from numpyro_orthgp.primitives.messages import site_of
+from numpyro_orthgp.primitives.messages import MESSAGE, Belief, InputBelief, site_of
 
-__all__ = ["Checked", "check_guide_sites", "check_model_params", "refuse_lists", "warn_of_other_guide"]
+__all__ = [
+    "Checked", "check_guide_sites", "check_model_params", "refuse_lists", "refuse_own_names", "warn_of_other_guide",
+]  # fmt: skip
 
 Trace = Mapping[str, Mapping[str, Any]]
 
@@ -80,6 +82,24 @@ def refuse_lists(params: Mapping[str, Any]) -> None:
                 f"`params[{name!r}]` is a list of numbers, as JSON keeps them, and a parameter is an array: "
                 "{name: jnp.asarray(value) for name, value in params.items()}."
             )
+
+
+def refuse_own_names(of_guide: Trace, of_model: Trace) -> None:
+    """Refuse parameters of the model with the name of a parameter of one of our Gaussians: NumPyro would take them for one.
+
+    :param of_guide, of_model: sites by name.
+    :raises ValueError: with the name.
+    """
+    for name, site in of_guide.items():
+        belief = site.get("infer", {}).get(MESSAGE)
+        own = f"{name}_", f"{name.rpartition('.u')[0]}_residual_scale" if isinstance(belief, Belief) else f"{name}_"
+        if isinstance(belief, Belief | InputBelief):
+            for other, of in of_model.items():
+                if of["type"] == of_guide.get(other, site)["type"] == "param" and other.startswith(own):
+                    raise ValueError(
+                        f"The model's parameter `{other}` has the name of a parameter of the guide, of the Gaussian of `{name}`: "
+                        "both would be one and the same number. Give it another name."
+                    )
 
 
 def check_guide_sites(sites: Trace, params: Mapping[str, Any], guide: Any) -> None:

@@ -15,7 +15,13 @@ from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.asking import Answers, Asking
 from numpyro_orthgp.guides.handlers import EvenRows, OutputsByRow, hidden_by_mask
-from numpyro_orthgp.guides.parameters import Checked, check_guide_sites, check_model_params, warn_of_other_guide
+from numpyro_orthgp.guides.parameters import (
+    Checked,
+    check_guide_sites,
+    check_model_params,
+    refuse_own_names,
+    warn_of_other_guide,
+)
 from numpyro_orthgp.likelihoods.base import is_expected
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, is_enumerated, site_of
 from numpyro_orthgp.types import PRNGKey
@@ -145,6 +151,7 @@ def fitted_trace(
                 return run(inputs=False)
 
         sites, functions = run()
+    refuse_own_names(guide_trace, sites)
     _check_known(sites, guide_trace, params)
     check_model_params(sites, guide_trace, params, guided=guide is not None)
     _check_sizes(sites)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 
 from numpyro_orthgp.errors import Unobserved, inspect
 from numpyro_orthgp.functions.arithmetic import broadcasts
 from numpyro_orthgp.functions.callers import is_latent_of_guide
+from numpyro_orthgp.functions.sites import refuse_other_rows
+from numpyro_orthgp.likelihoods.wrapped import no_cdf
 from numpyro_orthgp.types import Array
 
 __all__ = [
-    "FRACTION", "INCREASING", "OPEN_FRACTION", "POSITIVE", "WHOLE", "Allowed", "check_allowed", "check_broadcasts",
-    "check_censored", "moment_of", "real", "refused_as_latent", "signs",
+    "FRACTION", "INCREASING", "OPEN_FRACTION", "POSITIVE", "WHOLE", "Allowed", "ToldOfCallers", "check_allowed",
+    "check_broadcasts", "check_censored", "moment_of", "real", "refused_as_latent", "signs",
 ]  # fmt: skip
 
 
@@ -133,3 +137,16 @@ def refused_as_latent(support: Callable[[Any], Any]) -> property:
         return support(self)
 
     return property(refused)
+
+
+class ToldOfCallers(dist.Distribution):
+    """A distribution of rows that knows who asks for its batch shape: what follows would fail in words of JAX."""
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        asking = sys._getframe(1)
+        if asking.f_code is numpyro.plate.process_message.__code__:
+            refuse_other_rows(self._batch_shape)
+        if asking.f_globals.get("__name__") == "numpyro.distributions.censored":
+            no_cdf(self, 0.0)
+        return self._batch_shape

@@ -20,7 +20,7 @@ from numpyro_orthgp.functions.arithmetic import outputs_first
 from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import states_may_differ
-from numpyro_orthgp.likelihoods.checks import refused_as_latent
+from numpyro_orthgp.likelihoods.checks import ToldOfCallers, refused_as_latent
 from numpyro_orthgp.math.grouped import scale_groups
 
 __all__ = ["ToldOfMasks", "refuse_enumerated_groups", "refuse_groups"]
@@ -41,7 +41,7 @@ _REAL_OF_GROUPS = _RealOfGroups()
 biject_to.register(_RealOfGroups, lambda _: biject_to(constraints.real))
 
 
-class ToldOfMasks(dist.Distribution):
+class ToldOfMasks(ToldOfCallers):
     """A likelihood that is told of masks if its function's residual is tightened in groups of rows."""
 
     marginals: Marginals
@@ -62,7 +62,9 @@ class ToldOfMasks(dist.Distribution):
 
     def to_event(self, reinterpreted_batch_ndims: int | None = None) -> dist.Distribution:
         num = len(self.batch_shape) if reinterpreted_batch_ndims is None else reinterpreted_batch_ndims
-        return super().to_event(num) if num == 0 or self.marginals.groups is None else _Together(self, num)
+        if num == 0:
+            return self
+        return _Events(self, num) if self.marginals.groups is None else _Together(self, num)
 
     def expand(self, batch_shape: tuple[int, ...]) -> dist.Distribution:
         if self.marginals.groups is not None and tuple(batch_shape) != self.batch_shape:
@@ -125,6 +127,10 @@ def refuse_enumerated_groups() -> None:
         )
 
 
+class _Events(ToldOfCallers, dist.Independent):
+    """``to_event`` of a likelihood."""
+
+
 class _Told(dist.MaskedDistribution):
     """A mask that the wrapped likelihood knows of. It handles further masks too."""
 
@@ -137,7 +143,7 @@ class _Told(dist.MaskedDistribution):
         )
 
 
-class _Together(dist.Independent):
+class _Together(_Events):
     """``to_event`` of a likelihood that must know of masks."""
 
     def mask(self, mask: Any) -> dist.Distribution:

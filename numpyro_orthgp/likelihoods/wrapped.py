@@ -40,9 +40,9 @@ def no_cdf(self: Any, value: ArrayLike) -> Array:
     :raises NotImplementedError: always. The log of an average of probabilities, which NumPyro would make of it, is no bound.
     """
     raise NotImplementedError(
-        f"{type(self).__name__} has no cdf: f is integrated out of log densities. For censored or truncated outputs integrate over "
-        "the whole: numpyro_orthgp.Likelihood(f(X), lambda f: dist.RightCensoredDistribution(dist.Normal(f, scale), censored)); "
-        "Weibull, Gamma, LogNormal and Exponential take `censored`."
+        f"{type(unwrap(self)[0]).__name__} has no cdf: f is integrated out of log densities. For censored or truncated outputs "
+        "integrate over the whole: numpyro_orthgp.Likelihood(f(X), lambda f: dist.RightCensoredDistribution(dist.Normal(f, scale), "
+        "censored)); Weibull, Gamma, LogNormal and Exponential take `censored`."
     )
 
 

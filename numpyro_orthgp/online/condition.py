@@ -202,7 +202,7 @@ def _grow(f: GPFunction, points: Sequence[Array], X: Array, jitter: float) -> _G
     row = [s.covariance(f.kernel, new) for s in features]
     blocks = extend(f.blocks, row, jitter)
     A, loc, shift = project(blocks, row), jnp.zeros(len(X), X.dtype), f.shift
-    mean = f.mean([new], A[:-1])
+    mean = f.mean_from([new], A[:-1])
     if shift is not None:
         # The effect of mean-only points in the new set's directions becomes the mean of its variables.
         loc = project_shift(f.kernel, features, blocks, shift.points, shift.weights)[-1]

@@ -32,7 +32,7 @@ def moments_at(f: GPFunction, features: Sequence[Feature]) -> tuple[Array, Array
     """Mean, shape (..., M), and covariance, shape (..., M, M), of all inducing variables together, without jitter."""
     A = project_sets(f, features)
     K = join([_covariance(f, s, features) for s in features], -2, event_dim=2)
-    return f.mean(features, A), f.covariance(K, A)
+    return f.mean_from(features, A), f.covariance_from(K, A)
 
 
 def noise_of(blocks: Sequence[Block], features: Sequence[Feature]) -> Array:

@@ -130,7 +130,7 @@ def _compress(
     f: GPFunction, features: tuple[Feature, ...], jitter: float
 ) -> tuple[tuple[Block, ...], tuple[Full, ...]]:
     blocks = decompose_sets(f.kernel, features, jitter)
-    mean = f.mean(features, project_sets(f, features))[..., None]
+    mean = f.mean_from(features, project_sets(f, features))[..., None]
     root = root_at(f, features, noise_of(blocks, features))
     batch = () if f.num_latents is None else (f.num_latents,)
     beliefs = []

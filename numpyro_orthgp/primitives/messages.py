@@ -27,9 +27,9 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_orthgp.functions.callers import in_control_flow, is_calling, is_starting
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.gaussians.distributions import WhitenedPrior
 from numpyro_orthgp.gaussians.family import Value, Whitened
 from numpyro_orthgp.math.grouped import Grouping
+from numpyro_orthgp.primitives.branches import PriorInModel
 from numpyro_orthgp.types import Array
 
 __all__ = [
@@ -250,7 +250,7 @@ def inducing_site(name: str, site: Site) -> dict[str, Any]:
 
     :raises ValueError: inside a plate.
     """
-    message = sample_and_read(name, WhitenedPrior(site.shape, site.dtype), site)
+    message = sample_and_read(name, PriorInModel(site.shape, site.dtype), site)
     if message["type"] == "deterministic":
         message["value"] = jnp.asarray(message["value"], site.dtype)
     if message["cond_indep_stack"]:
