@@ -338,10 +338,9 @@ def check_columns(key: Any, shape: tuple[int, ...]) -> np.ndarray:
         raise TypeError(f"In f(X)[..., p] p must be an integer, a slice or a list of integers; got {p!r}.")
     if ((columns < -P) | (columns >= P)).any():
         raise IndexError(f"In f(X)[..., p] p must lie in 0..{P - 1} for f(X) of shape {shape}; got {p}.")
-    columns = columns % P
-    if not 0 < columns.size == len(np.unique(columns)):
+    if not 0 < columns.size == len(np.unique(columns % P)):
         raise ValueError(f"In f(X)[..., p] p must pick at least one output, and none twice; got {p}.")
-    return columns
+    return columns % P
 
 
 def _shown(key: Any) -> str:
