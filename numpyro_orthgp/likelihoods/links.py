@@ -16,19 +16,24 @@ __all__ = ["POSITIVE_LINKS", "PROBABILITY_LINKS", "PositiveLink", "ProbabilityLi
 
 
 class ProbabilityLink(NamedTuple):
-    """p(f), with log p and log(1 - p) that are precise for small and large f of either sign."""
+    """p(f), with log p and log(1 - p) that are precise for small and large f of either sign.
+
+    :param width: the scale on which they bend, at zero.
+    """
 
     p: Callable[[Array], Array]
     not_p: Callable[[Array], Array]
     log_p: Callable[[Array], Array]
     log_not_p: Callable[[Array], Array]
+    width: float
 
 
 class PositiveLink(NamedTuple):
-    """A positive function of f and its logarithm."""
+    """A positive function of f, its logarithm and its inverse."""
 
     value: Callable[[Array], Array]
     log: Callable[[Array], Array]
+    inverse: Callable[[Array], Array]
 
 
 def _rate(f: Array) -> Array:
@@ -49,15 +54,18 @@ def _log_softplus(f: Array) -> Array:
 
 PROBABILITY_LINKS = {
     "logit": ProbabilityLink(
-        jax.nn.sigmoid, lambda f: jax.nn.sigmoid(-f), jax.nn.log_sigmoid, lambda f: jax.nn.log_sigmoid(-f)
+        jax.nn.sigmoid, lambda f: jax.nn.sigmoid(-f), jax.nn.log_sigmoid, lambda f: jax.nn.log_sigmoid(-f), 2.0
     ),
-    "probit": ProbabilityLink(ndtr, lambda f: ndtr(-f), log_ndtr, lambda f: log_ndtr(-f)),
+    "probit": ProbabilityLink(ndtr, lambda f: ndtr(-f), log_ndtr, lambda f: log_ndtr(-f), 2.0),
     "cloglog": ProbabilityLink(
-        lambda f: -jnp.expm1(-_rate(f)), lambda f: jnp.exp(-_rate(f)), _log_cloglog, lambda f: -jnp.exp(f)
+        lambda f: -jnp.expm1(-_rate(f)), lambda f: jnp.exp(-_rate(f)), _log_cloglog, lambda f: -jnp.exp(f), 1.5
     ),
 }
 
-POSITIVE_LINKS = {"exp": PositiveLink(jnp.exp, lambda f: f), "softplus": PositiveLink(jax.nn.softplus, _log_softplus)}
+POSITIVE_LINKS = {
+    "exp": PositiveLink(jnp.exp, lambda f: f, jnp.log),
+    "softplus": PositiveLink(jax.nn.softplus, _log_softplus, lambda rate: rate + log1mexp(rate)),
+}
 
 
 def squared_distances(link: ProbabilityLink, p: Array, not_p: Array) -> Callable[[Array], Array]:
