@@ -16,7 +16,7 @@ from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expe
 from numpyro_orthgp.likelihoods.checks import FRACTION, real
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS, PositiveLink
 from numpyro_orthgp.likelihoods.softplus import softplus_gap
-from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, branches, log_binomial, stirling
+from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, branches, expm1, log_binomial, stirling
 from numpyro_orthgp.likelihoods.trials import Binomial
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -30,7 +30,7 @@ def log_poisson(log_rate: Array, extra: ArrayLike, y: Array) -> Array:
     log_y = jnp.log(y)
     d = log_rate - log_y
     top = -log_y / 2 - LOG_ROOT_TWO_PI - stirling(y, log_y)
-    return jnp.where(some, y * (d - jnp.expm1(d + extra)) + top, -jnp.exp(d + extra))
+    return jnp.where(some, y * (d - expm1(d + extra)) + top, -jnp.exp(d + extra))
 
 
 def log_negative_binomial(log_mean: Array, extra: ArrayLike, k: Array, y: Array) -> Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtr
 
-from numpyro_orthgp.likelihoods.special import branches, log1mexp, log_ndtr
+from numpyro_orthgp.likelihoods.special import branches, expm1, log1mexp, log_ndtr
 from numpyro_orthgp.types import Array
 
 __all__ = ["POSITIVE_LINKS", "PROBABILITY_LINKS", "PositiveLink", "ProbabilityLink", "squared_distances"]
@@ -25,7 +25,7 @@ class ProbabilityLink(NamedTuple):
     not_p: Callable[[Array], Array]
     log_p: Callable[[Array], Array]
     log_not_p: Callable[[Array], Array]
-    width: float
+    width: float = 2.0
 
 
 class PositiveLink(NamedTuple):
@@ -58,7 +58,7 @@ PROBABILITY_LINKS = {
     ),
     "probit": ProbabilityLink(ndtr, lambda f: ndtr(-f), log_ndtr, lambda f: log_ndtr(-f), 2.0),
     "cloglog": ProbabilityLink(
-        lambda f: -jnp.expm1(-_rate(f)), lambda f: jnp.exp(-_rate(f)), _log_cloglog, lambda f: -jnp.exp(f), 1.5
+        lambda f: -expm1(-_rate(f)), lambda f: jnp.exp(-_rate(f)), _log_cloglog, lambda f: -jnp.exp(f), 1.5
     ),
 }
 

@@ -21,7 +21,14 @@ from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expe
 from numpyro_orthgp.likelihoods.checks import check_censored
 from numpyro_orthgp.likelihoods.gaussian import Gaussian
 from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS
-from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, log_gamma_spread, log_gammaincc, log_ndtr, stirling
+from numpyro_orthgp.likelihoods.special import (
+    LOG_ROOT_TWO_PI,
+    expm1,
+    log_gamma_spread,
+    log_gammaincc,
+    log_ndtr,
+    stirling,
+)
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Exponential", "Gamma", "LogNormal", "SurvivalLikelihood", "Weibull"]
@@ -247,7 +254,7 @@ class Gamma(SurvivalLikelihood):
         k, log_y = self.concentration, jnp.log(y)
         log_k = jnp.log(k)
         d = log_y - f - log_k
-        return k * (d - jnp.expm1(d + extra)) + log_k / 2 - LOG_ROOT_TWO_PI - stirling(k, log_k) - log_y
+        return k * (d - expm1(d + extra)) + log_k / 2 - LOG_ROOT_TWO_PI - stirling(k, log_k) - log_y
 
     @property
     def standard_moments(self) -> tuple[Array, Array]:
