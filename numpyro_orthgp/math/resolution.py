@@ -17,7 +17,7 @@ FEW_ROWS = 2**14  # rows read from disk for the check
 FAR = 4  # magnitude over range. Nearer to zero a shift gains nothing
 FEW = 4  # dtype units between typical neighbours
 
-OFFSET = 1e-5  # rounding of a mean, in standard deviations, from which on it is said
+OFFSET = 8e-6  # rounding of a mean, in standard deviations, from which on it is said
 
 REMEDY = (
     "Subtract an offset and divide by a scale in NumPy's float64, before JAX casts them: X = (X - X.mean(0)) / X.std(0). Or use "
