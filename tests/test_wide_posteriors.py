@@ -258,3 +258,10 @@ def test_nodes_that_are_asked_for_are_taken_and_the_report_knows_those_that_are_
     assert integration._probe(probit, y).num_points == NUM_ABOUT_BENDS
     dense = jax.jit(lambda fn, y: integration._dense(fn, y, 1))(probit, y)
     assert_allclose(probit.log_prob(y), dense, rtol=1e-4)
+
+
+def test_derivatives_of_a_compiled_expectation_add_no_axes():
+    """Of those who refuse it: the rule of the derivative runs after the likelihood has returned."""
+    with jax.numpy_rank_promotion("raise"):
+        gradient = jax.grad(lambda v: jax.jit(softplus_gap)(jnp.ones(3), v).sum())(jnp.ones(3))
+    assert_allclose(gradient, jax.grad(lambda v: softplus_gap(jnp.ones(3), v).sum())(jnp.ones(3)))

@@ -24,6 +24,7 @@ import scipy.special
 from numpyro_orthgp.likelihoods.special import branches
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import gauss_hermite
+from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array
 
 __all__ = ["expected_sigmoid", "softplus_gap"]
@@ -35,6 +36,7 @@ _NARROW, _NODES, _POWERS = 0.25, 14, 10  # of small variances: the largest, node
 _ROOT_TWO_PI = math.sqrt(2 * math.pi)
 
 
+@broadcasting
 def softplus_gap(mean: Array, variance: Array) -> Array:
     r"""E[softplus(f)] - softplus(E[f]) for :math:`f \sim N(m, v)`, with all digits also where it is small.
 
@@ -63,6 +65,7 @@ def expected_sigmoid(mean: Array, variance: Array) -> Array:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+@broadcasting  # also where it is differentiated later
 def _expected(first: int, last: int, mean: Array, variance: Array) -> tuple[Array, ...]:
     """Expectations of the derivatives of softplus from the order ``first`` to ``last``."""
     n = _TERMS[mean.dtype.itemsize]
