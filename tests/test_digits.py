@@ -94,6 +94,32 @@ def test_inputs_far_from_zero_are_said_without_fit():
         numpyro.handlers.seed(lambda X: ogp.gp("f", kernel, near[::4])(X), 0)(far)
 
 
+def test_outputs_far_from_the_mean_of_the_prior_are_said():
+    """The posterior mean was off by a standard deviation at an offset of 1000, without a word."""
+    near, kernel = jnp.asarray(X[:, None], jnp.float32), kernels.RBF(jnp.float32(1.0))
+    y = np.sin(X) + 1000
+
+    def posterior(y, **options):
+        return ogp.CollapsedGP(kernel, near, near[::4], jnp.float32(0.1), **options).posterior(
+            jnp.asarray(y, jnp.float32)
+        )
+
+    with pytest.warns(
+        UserWarning, match=r"`y`: the mean is 1e\+03 from that of the prior, .* in float32 rounding may move"
+    ):
+        posterior(y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        posterior(y - 1000 + 3)
+        posterior(np.full(40, 1000.0))
+        posterior(y, loc=jnp.float32(1000))
+        posterior(np.where(X > X[3], 0, y), observed=jnp.asarray((X > X[3])[:, None]))
+        jax.jit(posterior)(jnp.asarray(y, jnp.float32))
+        ogp.CollapsedGP(kernels.RBF(1.0), jnp.asarray(X[:, None]), jnp.asarray(X[::4, None]), 0.1).posterior(
+            jnp.asarray(y)
+        )
+
+
 @pytest.mark.parametrize("collapsed", [True, False])
 def test_a_point_is_not_said_to_be_without_problems(collapsed):
     """Nothing compares it with the posterior; and where q(u) is a point, intervals of f are too narrow."""

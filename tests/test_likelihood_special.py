@@ -617,3 +617,19 @@ def test_zeros_in_excess_and_the_complementary_log_log_have_derivatives_where_ra
     m = ogp.Marginals(jnp.full(2, 20.0), jnp.full(2, 400.0), jnp.zeros(2))
     slope = jax.grad(lambda f: likelihoods.Bernoulli(ogp.Marginals(f, m.explained, m.residual), "cloglog").mean.sum())
     assert jnp.isfinite(slope(m.mean)).all()
+
+
+def test_the_slope_of_an_exponential_that_is_far_below_one() -> None:
+    """JAX's derivative of expm1 adds one again: of rates e^-16 of the count it was off by 9 % in float32."""
+
+    def log_prob(mean, variance):
+        m = ogp.Marginals(mean, variance, jnp.zeros_like(mean))
+        return likelihoods.Poisson(m).log_prob(jnp.full(4, 100)).sum()
+
+    mean = np.log(100) - np.array([12.0, 14.0, 16.0, 17.0])
+    found = jax.grad(log_prob, 1)(jnp.asarray(mean, jnp.float32), jnp.full(4, 0.1, jnp.float32))
+    assert_allclose(found, -np.exp(mean + 0.05) / 2, rtol=1e-5)
+    assert_allclose(jax.grad(special.expm1)(jnp.float32(-30.0)), np.exp(-30), rtol=1e-6)
+    for x in (-1.0, -1e-3, 0.0, 2.0):
+        assert_allclose(special.expm1(x + jnp.zeros(())), np.expm1(x), rtol=1e-15)
+        assert_allclose(jax.grad(special.expm1)(x), np.exp(x), rtol=1e-15)

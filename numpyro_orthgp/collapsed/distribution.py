@@ -30,7 +30,7 @@ from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
 from numpyro_orthgp.math.products import diagonal, matmul
-from numpyro_orthgp.math.resolution import warn_of_coarse_inputs
+from numpyro_orthgp.math.resolution import warn_of_coarse_inputs, warn_of_offset
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike, PRNGKey
 
 __all__ = ["CollapsedGP"]
@@ -300,6 +300,7 @@ class CollapsedGP(dist.Distribution):
 
     def _checked(self, value: ArrayLike) -> Array:
         y = checks.check_outputs(value, self.event_shape[0], self.num_outputs, self.observed)
+        warn_of_offset("`y`", (y if y.ndim == 2 else y[:, None]) - self._columns(self.loc), self.observed)
         D = y.shape[1] if y.ndim == 2 else 1
         for q in self.orthogonal or ():
             if q.loc.shape[:-1] not in ((), (D,)) or (q.loc.ndim == 1 and D > 1):

@@ -156,19 +156,19 @@ def _expected(fn: Any, y: Array, rule: Any = None) -> Array:
     if isinstance(fn, Mixture):
         values = _expected(fn.components, fn._repeated(y), rule)
         return values.reshape(*fn.log_weights.shape, *values.shape[1:]).mean(1)
-    return _with_rule(fn, rule).expected_log_density(y)
+    return _with_rule(fn, rule, y).expected_log_density(y)
 
 
-def _with_rule(fn: ExpectedLikelihood, rule: Any) -> ExpectedLikelihood:
+def _with_rule(fn: ExpectedLikelihood, rule: Any, y: Array) -> ExpectedLikelihood:
     if rule is None:
         return fn
     fn = copy.copy(fn)
     if isinstance(fn.integrator, GaussHermite):
         if isinstance(rule, _Probe):
-            rule.num_points = fn.integrator.num_points
+            rule.num_points = fn._num_nodes(y)
         fn.integrator = rule
     if isinstance(inner := getattr(fn, "likelihood", None), ExpectedLikelihood):  # of what it wraps
-        fn.likelihood = _with_rule(inner, rule)
+        fn.likelihood = _with_rule(inner, rule, y)
     return fn
 
 

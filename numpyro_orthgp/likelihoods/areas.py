@@ -90,7 +90,7 @@ class PoissonOfSum(_RateOfSum):
     :param marginals: f(X), shape (B Q,), the Q inputs of one y consecutive; f(X) + offset if the log rate has an offset at each
         input.
     :param weights: w >= 0, the size of each node (people, area, time), shape (B, Q) or (Q,); zero if a row has fewer nodes.
-    :param link: "exp" or "softplus". For "softplus", expectations at a node use 20 Gauss-Hermite nodes.
+    :param link: "exp" or "softplus". For "softplus", expectations at a node are by nodes about its bend.
     :param integrator: default 64 quasi-Monte Carlo points.
     :param by_marginals: whether a fit uses the bound of means and variances.
     :raises TypeError: for another integrator.
@@ -175,7 +175,7 @@ class BinomialOfAverage(OfSum):
     :param marginals: f(X), shape (B Q,), the Q inputs of one y consecutive.
     :param weights: w >= 0, shares of the nodes, shape (B, Q) or (Q,).
     :param total_count: number of trials in each area, shape () or (B,).
-    :param link: "logit", "probit" or "cloglog". Expectations at a node use 20 Gauss-Hermite nodes.
+    :param link: "logit", "probit" or "cloglog". Expectations at a node are by nodes about the bend of the link.
     :param integrator: default 64 quasi-Monte Carlo points.
     :param by_marginals: whether a fit uses the bound of means and variances.
     :raises TypeError, ValueError: as :class:`PoissonOfSum`; if a concrete ``total_count`` is negative or not whole.

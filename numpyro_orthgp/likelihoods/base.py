@@ -7,7 +7,6 @@ there is a closed form, its expectation (``expected_log_density``).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax.scipy.special import logsumexp
 
 from numpyro_orthgp.errors import inspect, is_concrete
 from numpyro_orthgp.foreign import as_outputs
@@ -29,13 +27,12 @@ from numpyro_orthgp.likelihoods.integrators import (
     Integrator,
     MonteCarlo,
     QuasiMonteCarlo,
-    by_blocks,
     expectation,
-    for_predictions,
     log_expectation,
     usual,
 )
-from numpyro_orthgp.likelihoods.masks import ToldOfMasks, refuse_groups
+from numpyro_orthgp.likelihoods.masks import refuse_groups
+from numpyro_orthgp.likelihoods.nodes import AtNodes
 from numpyro_orthgp.likelihoods.rows import refuse_several_rows
 from numpyro_orthgp.likelihoods.wrapped import (
     MASK,
@@ -66,7 +63,7 @@ _BROADCASTING = {
 }  # fmt: skip
 
 
-class ExpectedLikelihood(ToldOfMasks):
+class ExpectedLikelihood(AtNodes):
     r"""A distribution over y whose ``log_prob`` is :math:`E_{q(f)}[\log p(y \mid f)]`, minus the cost of tightening.
 
     The batch shape is that of ``conditional(f)``. It is (B,) if y depends on one latent function, or jointly on P of them. It is
@@ -74,9 +71,9 @@ class ExpectedLikelihood(ToldOfMasks):
     discrete site that NumPyro enumerates, the enumeration axes come first.
 
     :param marginals: f(X).
-    :param integrator: the rule for integrals without a closed form. The default is 20 Gauss-Hermite nodes per latent function for
-        one or two functions, and quasi-Monte Carlo for more: 128 points in a fit, 2048 in predictions. See :meth:`log_predictive`
-        for predictive densities.
+    :param integrator: the rule for integrals without a closed form. The default is nodes about the bends of log p(y | f) where the
+        likelihood knows them, else 20 Gauss-Hermite nodes per latent function for one or two functions, and quasi-Monte Carlo for
+        more: 128 points in a fit, 2048 in predictions. See :meth:`log_predictive` for predictive densities.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -266,55 +263,6 @@ class ExpectedLikelihood(ToldOfMasks):
     def _charged(self, cost: Array) -> Array:
         """A cost that weights below one, which are outside of it, leave what it is."""
         return cost if self.power is None else cost / self.power
-
-    @broadcasting
-    def _values(self, y: Array | None = None) -> tuple[Array, Array]:
-        """Latent values at the integration nodes, shape (S,) + that of f, and the weights of the nodes, shape (S,).
-
-        If ``y`` has leading sample axes, the values have axes of size one there.
-        """
-        m = self.marginals
-        dim = m.num_latents if self.mixes else None
-        batch = m.own_shape[:1] if self.mixes else m.own_shape
-        nodes, weights = self.integrator.nodes(self.rng_key, batch, dim, m.mean.dtype)
-        return self._at(nodes, y, line=False), weights
-
-    def _line(self, y: Array | None = None) -> tuple[Array, Array]:
-        """One-dimensional standard-normal nodes for each point, shape (S, B) or (S, 1), aligned as in ``_values``."""
-        m = self.marginals
-        nodes, weights = self.integrator.nodes(self.rng_key, m.own_shape[:1], None, m.mean.dtype)
-        return self._aligned(nodes, y), weights
-
-    @broadcasting
-    def _average(self, value: Callable[[Array], Array], y: Array | None = None, *, line: bool = False) -> Array:
-        """E_q(f)[value(f)] for predictions, at nodes that all points share. ``value`` takes latent values with one leading axis.
-
-        :param line: whether ``value`` is a function of one-dimensional standard-normal nodes for each point, not of latent values.
-        """
-        nodes, weights = self._shared_nodes(line)
-        return by_blocks(lambda x, w: expectation(w, value(self._at(x, y, line))), nodes, weights).sum(0)
-
-    @broadcasting
-    def _log_average(self, log_value: Callable[[Array], Array], y: Array | None = None, *, line: bool = False) -> Array:
-        """log E_q(f)[exp(log_value(f))], as in ``_average``."""
-        nodes, weights = self._shared_nodes(line)
-        parts = by_blocks(lambda x, w: log_expectation(w, log_value(self._at(x, y, line))), nodes, weights)
-        return logsumexp(parts, axis=0)
-
-    def _shared_nodes(self, line: bool) -> tuple[Array, Array]:
-        m, rule = self.marginals, for_predictions(self.integrator) if self.by_default else self.integrator
-        mixes = self.mixes and not line
-        axes = 1 if mixes or line else len(m.own_shape)
-        return rule.shared_nodes(axes, m.num_latents if mixes else None, m.mean.dtype)
-
-    def _at(self, nodes: Array, y: Array | None, line: bool) -> Array:
-        m, nodes = self.marginals, self._aligned(nodes, y)
-        return nodes if line else m._at(nodes) if self.mixes else m.mean + safe_sqrt(m.variance) * nodes
-
-    def _aligned(self, nodes: Array, y: Array | None) -> Array:
-        """Nodes (S, B), (S, B, P) or (S, B, L), with axes of size one for sample and enumeration axes."""
-        samples = 0 if y is None else y.ndim - len(self.batch_shape) - len(self.event_shape)
-        return nodes.reshape(nodes.shape[:1] + (1,) * (self.lead + max(samples, 0)) + nodes.shape[1:])
 
     def _check_not_stacked(self) -> None:
         # `vmap` stacks every array of a distribution. Arrays with fewer axes than f, such as a noise, would get the wrong axis.

@@ -17,6 +17,7 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import enumerating
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import INCREASING, OPEN_FRACTION
+from numpyro_orthgp.likelihoods.softplus import expected_sigmoid, softplus_gap
 from numpyro_orthgp.likelihoods.special import (
     LOG_ROOT_TWO_PI,
     log1mexp,
@@ -25,7 +26,7 @@ from numpyro_orthgp.likelihoods.special import (
     standardize,
 )
 from numpyro_orthgp.math.linalg import safe_sqrt
-from numpyro_orthgp.math.quadrature import rising_edge
+from numpyro_orthgp.math.quadrature import log_normal_expectation, rising_edge
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Categorical", "Ordinal"]
@@ -46,7 +47,7 @@ class Ordinal(ExpectedLikelihood):
     :param cutpoints: shape (K,), increasing, in units of f. The noise of f has scale 1.
     :param link: "probit": F is the standard normal distribution function, and ``log_predictive`` and ``probs`` have closed forms.
         "logit": F is the logistic function.
-    :param integrator: default 20 Gauss-Hermite nodes.
+    :param integrator: default for "logit" a closed form, for "probit" nodes about the cutpoints on either side of y.
     :raises ValueError: for another link; if ``cutpoints`` is not a vector, or is concrete and not increasing.
     """
 
@@ -77,6 +78,20 @@ class Ordinal(ExpectedLikelihood):
     def log_density(self, f: Array, y: Array) -> Array:
         return self._log_density(f, y, 1.0)
 
+    def expected_log_density(self, y: Array) -> Array:
+        if self.link != "logit" or not self.by_default:
+            return super().expected_log_density(y)
+        m = self.marginals
+        first, last, upper, lower = self._sides(y)
+        below, above = (softplus_gap(x, m.variance) for x in (upper - m.mean, m.mean - lower))
+        return self.log_density(m.mean, y) - jnp.where(last, 0, below) - jnp.where(first, 0, above)
+
+    def _bends(self, y: Array | None) -> tuple[ArrayLike, ArrayLike, ArrayLike] | None:
+        if y is None:
+            return None
+        first, last, upper, lower = self._sides(y)
+        return jnp.where(first, upper, lower), jnp.where(last, lower, upper), 2.0
+
     def log_predictive(self, value: ArrayLike) -> Array:
         if self.link != "probit":
             return super().log_predictive(value)
@@ -85,16 +100,20 @@ class Ordinal(ExpectedLikelihood):
 
     def _log_density(self, f: Array, y: Array, scale: ArrayLike) -> Array:
         """log(F((upper - f) / scale) - F((lower - f) / scale)) with the cutpoints on either side of y."""
-        k, c = y.astype(int), self.cutpoints
-        K = c.shape[-1]
-        first, last = k == 0, k == K
-        upper, lower = (_entry(c, at) for at in (jnp.minimum(k, K - 1), jnp.maximum(k - 1, 0)))
+        first, last, upper, lower = self._sides(y)
         below, above, width = (upper - f) / scale, (f - lower) / scale, (upper - lower) / scale
         if self.link == "probit":
             return log_ndtr_difference(jnp.where(last, above, below), width, first | last)
         # F(a) - F(b) = F(a) F(-b) (1 - exp(b - a)) for the logistic function
         sides = jnp.where(last, 0, log_sigmoid(below)) + jnp.where(first, 0, log_sigmoid(above))
         return sides + jnp.where(first | last, 0, log1mexp(jnp.where(first | last, 1, width)))
+
+    def _sides(self, y: Array) -> tuple[Array, Array, Array, Array]:
+        """Whether y is the first or the last class, and the cutpoints above and below it, the same if it is."""
+        k, c = y.astype(int), self.cutpoints
+        K = c.shape[-1]
+        upper, lower = (_entry(c, at) for at in (jnp.minimum(k, K - 1), jnp.maximum(k - 1, 0)))
+        return k == 0, k == K, upper, lower
 
     @property
     def support(self) -> Any:
@@ -186,18 +205,39 @@ class Categorical(ExpectedLikelihood):
         return super().log_density(f, y.astype(int))  # NumPyro takes no labels like 2.0
 
     def expected_log_density(self, y: Array) -> Array:
+        if self._two:
+            m, v = self._difference(y)
+            return -softplus_gap(m, v) - jax.nn.softplus(m)
         if self.link == "softmax":
             return super().expected_log_density(y)
         p = self._probability_of_largest(y, None if self.about_step else self._line(y))
         return p * jnp.log(self._robust(1.0, self.epsilon)) + (1 - p) * jnp.log(self._robust(0.0, self.epsilon))
 
     def log_predictive(self, value: ArrayLike) -> Array:
+        if self._two:
+            m, v = self._difference(self._checked(value))
+            return log_normal_expectation(lambda t: log_sigmoid(-m - safe_sqrt(v) * t), m.shape, m.dtype)
         if self.link == "softmax":
             return super().log_predictive(value)
         y = self._checked(value)
         nodes, weights = self._shared_nodes(line=True)
         rule = None if self.about_step else (self._aligned(nodes, y), weights)
         return jnp.log(self._robust(self._probability_of_largest(y, rule), self.epsilon))
+
+    @property
+    def _two(self) -> bool:
+        """Whether everything depends on the difference of two functions."""
+        return self.link == "softmax" and self.by_default and self.marginals.shape[-1] == 2
+
+    def _difference(self, y: Array) -> tuple[Array, Array]:
+        """Mean and variance of the other class's function minus that of class y."""
+        m = self.marginals
+        mean = m.mean[..., 1] - m.mean[..., 0]
+        variance = m.variance.sum(-1)
+        if m.mixing is not None:
+            variance = (m.latent_variance * (m.mixing[..., 1] - m.mixing[..., 0]) ** 2).sum(-1)
+        mean, variance, y = jnp.broadcast_arrays(mean, variance, y.astype(int))
+        return jnp.where(y == 0, mean, -mean), variance
 
     def _robust(self, p: ArrayLike, epsilon: Array) -> Array:
         """The probability of a class whose function is the largest with probability p."""
@@ -243,6 +283,9 @@ class Categorical(ExpectedLikelihood):
             every = jnp.arange(self.marginals.shape[-1])
             every = jnp.broadcast_to(every.reshape(-1, *(1,) * len(self.batch_shape)), (len(every), *self.batch_shape))
             return jnp.moveaxis(jnp.exp(jax.lax.map(self.log_predictive, every)), 0, -1)
+        if self._two:
+            m, v = self._difference(jnp.zeros((), int))
+            return jnp.stack([expected_sigmoid(-m, v), expected_sigmoid(m, v)], -1)
         return self._average(lambda f: jax.nn.softmax(f, axis=-1))
 
     @property

@@ -230,7 +230,7 @@ class Beta(ExpectedLikelihood):
     :param concentration: c > 0, in pseudo-observations; broadcasts to f(X). The variance given f is
         :math:`\mu (1 - \mu) / (1 + c)`.
     :param link: maps f to the mean: "logit", "probit" or "cloglog".
-    :param integrator: default 20 Gauss-Hermite nodes.
+    :param integrator: default nodes about the bend of the link.
     :raises ValueError: for another link, or if a concrete ``concentration`` is not positive.
     """
 
@@ -264,6 +264,10 @@ class Beta(ExpectedLikelihood):
         tilted = log_tilted(a, b, log_p, log_not_p, log_y, log_rest)
         remainder = stirling(c, log_c) - stirling(a, log_c + log_p) - stirling(b, log_c + log_not_p)
         return tilted + (log_c + log_p + log_not_p) / 2 - LOG_ROOT_TWO_PI + remainder - log_y - log_rest
+
+    def _bends(self, y: Array | None) -> tuple[float, float, ArrayLike]:
+        # The parameters reach one where the mean, or one minus it, is one over c.
+        return 0.0, 0.0, PROBABILITY_LINKS[self.link].width + jnp.log1p(self.concentration) / 3
 
     def _rounded(self, y: Array, dtype: Any) -> Array:
         finfo = jnp.finfo(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import FRACTION, real
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS, PositiveLink
-from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, branches, log_binomial, stirling
+from numpyro_orthgp.likelihoods.softplus import softplus_gap
+from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, branches, expm1, log_binomial, stirling
 from numpyro_orthgp.likelihoods.trials import Binomial
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -28,7 +30,7 @@ def log_poisson(log_rate: Array, extra: ArrayLike, y: Array) -> Array:
     log_y = jnp.log(y)
     d = log_rate - log_y
     top = -log_y / 2 - LOG_ROOT_TWO_PI - stirling(y, log_y)
-    return jnp.where(some, y * (d - jnp.expm1(d + extra)) + top, -jnp.exp(d + extra))
+    return jnp.where(some, y * (d - expm1(d + extra)) + top, -jnp.exp(d + extra))
 
 
 def log_negative_binomial(log_mean: Array, extra: ArrayLike, k: Array, y: Array) -> Array:
@@ -71,11 +73,24 @@ class _Rate(ExpectedLikelihood):
     def support(self) -> Any:
         return constraints.nonnegative_integer
 
+    def _bends(self, y: Array | None) -> tuple[ArrayLike, ArrayLike, ArrayLike] | None:
+        return None if self.link == "exp" else (0.0, 0.0, 2.0)
+
+    def _place_of_zeros(self, level: Array) -> Array:
+        """Where -log p(0 | f) is ``level``."""
+        return self._link.inverse(self._rate_of_zeros(level) / self.exposure)
+
+    def _rate_of_zeros(self, level: Array) -> Array:
+        return level
+
     @property
     def mean(self) -> Array:
         """Expected counts, shape of f(X)."""
         if self.link == "exp":
             return self.exposure * jnp.exp(self.marginals.mean + self.marginals.variance / 2)
+        if self.by_default:
+            m = self.marginals
+            return self.exposure * (nn.softplus(m.mean) + softplus_gap(m.mean, m.variance))
         return self._average(self._rate)
 
 
@@ -87,7 +102,7 @@ class Poisson(_Rate):
     :param marginals: f(X), shape (B,) or (B, P).
     :param exposure: c > 0, such as time, area or population; the rate is proportional to it. It broadcasts to f(X).
     :param link: "exp", or "softplus", which grows only linearly.
-    :param integrator: for "softplus", by default 20 Gauss-Hermite nodes; for ``log_predictive``, by default nodes around the peak.
+    :param integrator: for "softplus", by default nodes about its bend; for ``log_predictive``, by default nodes around the peak.
     :raises ValueError: for another link, or if a concrete ``exposure`` is not positive.
     """
 
@@ -128,7 +143,7 @@ class NegativeBinomial(_Rate):
     :param concentration: k > 0; broadcasts to f(X). The larger it is, the closer to :class:`Poisson`.
     :param exposure: c > 0, such as time, area or population; the mean is proportional to it. It broadcasts to f(X).
     :param link: "exp" or "softplus".
-    :param integrator: default 20 Gauss-Hermite nodes.
+    :param integrator: default for "exp" a closed form, for "softplus" nodes about its bend.
     :raises ValueError: for another link, or if a concrete ``concentration`` or ``exposure`` is not positive.
     """
 
@@ -152,6 +167,22 @@ class NegativeBinomial(_Rate):
 
     def log_density(self, f: Array, y: Array) -> Array:
         return log_negative_binomial(self._log_rate(f), 0, self.concentration, real(y, f.dtype))
+
+    def expected_log_density(self, y: Array) -> Array:
+        if self.link != "exp" or not self.by_default:
+            return super().expected_log_density(y)
+        # softplus of the log odds is the only part that is not linear in f
+        m, k = self.marginals, self.concentration
+        gap = softplus_gap(self._log_rate(m.mean) - jnp.log(k), m.variance)
+        return self.log_density(m.mean, y) - (real(y, m.mean.dtype) + k) * gap
+
+    def _bends(self, y: Array | None) -> tuple[ArrayLike, ArrayLike, ArrayLike] | None:
+        place = self._link.inverse(self.concentration / self.exposure)
+        return (place, place, 2.0) if self.link == "exp" else (jnp.minimum(place, 0), 0.0, 2.0)
+
+    def _rate_of_zeros(self, level: Array) -> Array:
+        k = self.concentration
+        return k * jnp.expm1(level / k)
 
     @property
     def variance(self) -> Array:
@@ -217,6 +248,14 @@ class ZeroInflated(ExpectedLikelihood):
         f, weights = self._values(y)
         zero = expectation(weights, self._log_zero(self.likelihood.log_density(f, jnp.zeros_like(y))))
         return jnp.where(y == 0, zero, jnp.log1p(-self.gate) + self.likelihood.expected_log_density(y))
+
+    def _bends(self, y: Array | None) -> tuple[ArrayLike, ArrayLike, ArrayLike] | None:
+        # Where the wrapped likelihood's probability of zero bends, and where it falls below the gate.
+        inner, dtype = self.likelihood, self.marginals.mean.dtype
+        most = -math.log(jnp.finfo(dtype).tiny)
+        falls = inner._place_of_zeros(jnp.clip(-jnp.log(jnp.asarray(self.gate, dtype)), 1, most))
+        found = inner._bends(y)
+        return falls if found is None else jnp.minimum(found[0], falls), falls, 1.0
 
     def _log_zero(self, log_p: Array) -> Array:
         """log(gate + (1 - gate) p). At gate 0 it has a derivative if log p is not below -30."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -22,12 +23,16 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, GaussHermite, Integrator, expectation
 from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS
 from numpyro_orthgp.likelihoods.masks import refuse_enumerated_groups
-from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI
+from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, branches
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.quadrature import log_normal_expectation
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Gaussian", "HeteroskedasticGaussian"]
+
+
+# Coefficients of 1 / log(1 + x)^2 - (1 + x) / x^2, highest first.
+_SERIES = (407 / 172_800, -9829 / 3_628_800, 19 / 6048, -221 / 60_480, 1 / 240, -1 / 240, 0, 1 / 12)
 
 
 class Gaussian(ExpectedLikelihood):
@@ -153,7 +158,7 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
 
     :param marginals: f(X) of shape (B, 2): ``stack([f(X), g(X)])``, a gp with ``num_latents=2``, or mixed latent functions.
     :param link: "exp" or "softplus", from g to the standard deviation of the noise, in units of y.
-    :param integrator: default 20 Gauss-Hermite nodes for g; for ``log_predictive``, nodes around the peak of the integrand.
+    :param integrator: default nodes about the bend of the link for g; for ``log_predictive``, around the peak.
     :raises ValueError: for another link, or if f(X) does not have shape (B, 2).
     """
 
@@ -181,14 +186,28 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
 
     def expected_log_density(self, y: Array) -> Array:
         if self.link == "exp":
-            (m_f, m_g), (v_f, v_g), c = self._moments
-            square = (y - m_f + 2 * c) ** 2 + v_f
-            return -LOG_ROOT_TWO_PI - m_g - square * jnp.exp(2 * (v_g - m_g)) / 2
+            return -LOG_ROOT_TWO_PI - self._bent[0] - self._squares_over_power(y, 2) / 2
         nodes, weights = self._line(y)
         mean, variance, g = self._given_noise(nodes)
-        link = POSITIVE_LINKS[self.link]
-        fit = ((y - mean) ** 2 + variance) / (2 * link.value(g) ** 2)
-        return expectation(weights, -LOG_ROOT_TWO_PI - link.log(g) - fit)
+        square, link = (y - mean) ** 2 + variance, POSITIVE_LINKS[self.link]
+        if not self.by_default:
+            return expectation(weights, -LOG_ROOT_TWO_PI - link.log(g) - square / (2 * link.value(g) ** 2))
+        # The part that grows exponentially comes from far below the nodes, and has a closed form.
+        growth = self._squares_over_power(y, 2) + self._squares_over_power(y, 1)
+        return expectation(weights, -LOG_ROOT_TWO_PI - link.log(g) - square * _bounded_part(g) / 2) - growth / 2
+
+    def _squares_over_power(self, y: Array, power: int) -> Array:
+        """E[(y - f)^2 exp(-power g)]."""
+        (m_f, m_g), (v_f, v_g), c = self._moments
+        return ((y - m_f + power * c) ** 2 + v_f) * jnp.exp(power * (power * v_g / 2 - m_g))
+
+    def _bends(self, y: Array | None) -> tuple[float, float, float]:
+        return 0.0, 0.0, 2.0
+
+    @property
+    def _bent(self) -> tuple[Array, Array]:
+        (_, m_g), (_, v_g), _ = self._moments
+        return m_g, safe_sqrt(v_g)
 
     def log_predictive(self, value: ArrayLike) -> Array:
         y = self._checked(value)
@@ -234,3 +253,11 @@ class HeteroskedasticGaussian(ExpectedLikelihood):
         s_g = safe_sqrt(v_g)
         slope = c / jnp.where(s_g > 0, s_g, 1)  # no covariance with a constant
         return m_f + slope * nodes, jnp.maximum(v_f - slope**2, 0), m_g + s_g * nodes
+
+
+def _bounded_part(g: Array) -> Array:
+    """1 / softplus(g)^2 - exp(-2 g) - exp(-g), between 0 and 1/12."""
+    # Of x = exp(g) it is 1 / log(1 + x)^2 - (1 + x) / x^2; the two cancel for small x, which have the series.
+    small, low, rest = branches(g, -3.0)
+    near = jnp.polyval(jnp.asarray(_SERIES, g.dtype), jnp.exp(low))
+    return jnp.where(small, near, 1 / jax.nn.softplus(rest) ** 2 - (1 + jnp.exp(-rest)) * jnp.exp(-rest))

@@ -106,14 +106,20 @@ def for_predictions(rule: Integrator) -> Integrator:
 
 
 def expectation(weights: Array, values: Array) -> Array:
-    """The weighted sum over the leading axis of nodes, in the dtype of f (NumPyro's values may have its default dtype)."""
-    return jnp.tensordot(weights, values.astype(weights.dtype), 1)
+    """The weighted sum over the leading axis of nodes, in the dtype of f (NumPyro's values may have its default dtype).
+
+    :param weights: shape (S,), or that of ``values`` if each point has nodes of its own.
+    """
+    values = values.astype(weights.dtype)
+    return jnp.tensordot(weights, values, 1) if weights.ndim == 1 else (weights * values).sum(0)
 
 
 def log_expectation(weights: Array, log_values: Array) -> Array:
     """log of the weighted sum of exp(log_values) over the leading axis of nodes."""
     # Weights enter as logarithms: in float32 their products with small densities would underflow.
-    log_weights = jnp.log(weights).reshape((-1,) + (1,) * (log_values.ndim - 1))
+    log_weights = jnp.log(weights)
+    if weights.ndim == 1:
+        log_weights = log_weights.reshape((-1,) + (1,) * (log_values.ndim - 1))
     return logsumexp(log_values.astype(weights.dtype) + log_weights, axis=0)
 
 

@@ -9,26 +9,31 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtr
 
-from numpyro_orthgp.likelihoods.special import branches, log1mexp, log_ndtr
+from numpyro_orthgp.likelihoods.special import branches, expm1, log1mexp, log_ndtr
 from numpyro_orthgp.types import Array
 
 __all__ = ["POSITIVE_LINKS", "PROBABILITY_LINKS", "PositiveLink", "ProbabilityLink", "squared_distances"]
 
 
 class ProbabilityLink(NamedTuple):
-    """p(f), with log p and log(1 - p) that are precise for small and large f of either sign."""
+    """p(f), with log p and log(1 - p) that are precise for small and large f of either sign.
+
+    :param width: the scale on which they bend, at zero.
+    """
 
     p: Callable[[Array], Array]
     not_p: Callable[[Array], Array]
     log_p: Callable[[Array], Array]
     log_not_p: Callable[[Array], Array]
+    width: float = 2.0
 
 
 class PositiveLink(NamedTuple):
-    """A positive function of f and its logarithm."""
+    """A positive function of f, its logarithm and its inverse."""
 
     value: Callable[[Array], Array]
     log: Callable[[Array], Array]
+    inverse: Callable[[Array], Array]
 
 
 def _rate(f: Array) -> Array:
@@ -49,15 +54,18 @@ def _log_softplus(f: Array) -> Array:
 
 PROBABILITY_LINKS = {
     "logit": ProbabilityLink(
-        jax.nn.sigmoid, lambda f: jax.nn.sigmoid(-f), jax.nn.log_sigmoid, lambda f: jax.nn.log_sigmoid(-f)
+        jax.nn.sigmoid, lambda f: jax.nn.sigmoid(-f), jax.nn.log_sigmoid, lambda f: jax.nn.log_sigmoid(-f), 2.0
     ),
-    "probit": ProbabilityLink(ndtr, lambda f: ndtr(-f), log_ndtr, lambda f: log_ndtr(-f)),
+    "probit": ProbabilityLink(ndtr, lambda f: ndtr(-f), log_ndtr, lambda f: log_ndtr(-f), 2.0),
     "cloglog": ProbabilityLink(
-        lambda f: -jnp.expm1(-_rate(f)), lambda f: jnp.exp(-_rate(f)), _log_cloglog, lambda f: -jnp.exp(f)
+        lambda f: -expm1(-_rate(f)), lambda f: jnp.exp(-_rate(f)), _log_cloglog, lambda f: -jnp.exp(f), 1.5
     ),
 }
 
-POSITIVE_LINKS = {"exp": PositiveLink(jnp.exp, lambda f: f), "softplus": PositiveLink(jax.nn.softplus, _log_softplus)}
+POSITIVE_LINKS = {
+    "exp": PositiveLink(jnp.exp, lambda f: f, jnp.log),
+    "softplus": PositiveLink(jax.nn.softplus, _log_softplus, lambda rate: rate + log1mexp(rate)),
+}
 
 
 def squared_distances(link: ProbabilityLink, p: Array, not_p: Array) -> Callable[[Array], Array]:

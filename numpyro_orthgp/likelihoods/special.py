@@ -13,7 +13,7 @@ from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = [
-    "binomial_top", "branches", "expected_log1p_square", "folded_mean", "log1mexp", "log_binomial", "log_gamma_spread",
+    "binomial_top", "branches", "expected_log1p_square", "expm1", "folded_mean", "log1mexp", "log_binomial", "log_gamma_spread",
     "log_gammaincc", "log_half_laplace", "log_ndtr", "log_ndtr_difference", "log_ndtr_scaled", "log_rising", "log_tilted",
     "positive_part_mean", "standardize", "stirling",
 ]  # fmt: skip
@@ -60,6 +60,12 @@ def branches(x: Array, at: ArrayLike) -> tuple[Array, Array, Array]:
     """
     below = x < at
     return below, jnp.where(below, x, at), jnp.where(below, at, x)
+
+
+def expm1(x: Array) -> Array:
+    """exp(x) - 1. JAX's derivative adds one to the value again, which leaves no digits of exp(x) far below zero."""
+    below, low, near = branches(x, -1.0)
+    return jnp.where(below, jnp.exp(low) - 1, jnp.expm1(near))
 
 
 def _log_mills(x: Array) -> Array:

@@ -37,12 +37,12 @@ from numpyro_orthgp.likelihoods.checks import Allowed, real
 from numpyro_orthgp.likelihoods.integrators import FOR_PREDICTIONS, by_blocks, log_expectation
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.products import PRECISION
-from numpyro_orthgp.math.quadrature import gauss_hermite
+from numpyro_orthgp.math.quadrature import about_bends
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["OfSum"]
 
-_NODES = 20  # of the one-dimensional rule for E[log g(f)] and E[g(f)], which are smooth
+_WIDTH = 2.0  # on which g(f) and log g(f) bend, at zero
 _RULE = QuasiMonteCarlo(64)  # in a fit, for each area
 
 
@@ -122,10 +122,9 @@ class OfSum(ExpectedLikelihood):
 
     def _at_nodes(self, function: Any) -> Array:
         """E[function(f)] at each input, by a one-dimensional rule, shape (..., B Q)."""
-        m = self.marginals
-        nodes, weights = (jnp.asarray(a, m.mean.dtype) for a in gauss_hermite(_NODES, 1))
-        nodes = nodes.reshape((-1,) + (1,) * m.mean.ndim)
-        return expectation(weights, function(m.mean + safe_sqrt(m.variance) * nodes))
+        m, scale = self.marginals, safe_sqrt(self.marginals.variance)
+        nodes, weights = about_bends(m.mean, scale, 0.0, 0.0, _WIDTH)
+        return expectation(weights, function(m.mean + scale * nodes))
 
     @abstractmethod
     def _bound(self, y: Array) -> Array:

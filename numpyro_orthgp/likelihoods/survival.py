@@ -7,6 +7,7 @@ longer than y. The survival function :math:`S(y \mid f) = P(\text{time} > y)` th
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Any
 
@@ -19,10 +20,21 @@ from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import check_censored
 from numpyro_orthgp.likelihoods.gaussian import Gaussian
-from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, log_gamma_spread, log_gammaincc, log_ndtr, stirling
+from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS
+from numpyro_orthgp.likelihoods.special import (
+    LOG_ROOT_TWO_PI,
+    expm1,
+    log_gamma_spread,
+    log_gammaincc,
+    log_ndtr,
+    stirling,
+)
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Exponential", "Gamma", "LogNormal", "SurvivalLikelihood", "Weibull"]
+
+
+_WIDE = 0.25  # variance of f from which on what grows as exp(-f) is integrated apart
 
 
 class SurvivalLikelihood(ExpectedLikelihood):
@@ -191,7 +203,7 @@ class Gamma(SurvivalLikelihood):
     :param marginals: f(X), shape (B,) or (B, P); :math:`k e^f` is the mean of y.
     :param concentration: k > 0; broadcasts to f(X).
     :param censored: boolean, broadcasts to f(X): where True, y is a lower bound of the time.
-    :param integrator: for censored times, by default 20 Gauss-Hermite nodes; for ``log_predictive``, nodes around the peak.
+    :param integrator: for censored times, by default nodes about the bend of log S; for ``log_predictive``, nodes around the peak.
     :raises ValueError: if a concrete ``concentration`` is not positive, or ``censored`` does not broadcast.
     :raises TypeError: if ``censored`` is not boolean.
     """
@@ -216,6 +228,24 @@ class Gamma(SurvivalLikelihood):
     def log_survival(self, f: Array, y: Array) -> Array:
         return log_gammaincc(*jnp.broadcast_arrays(self.concentration, jnp.log(y) - f))
 
+    def expected_log_survival(self, y: Array) -> Array:
+        if not self.by_default:
+            return super().expected_log_survival(y)
+        # It falls as -y exp(-f), whose expectation is known, and for a wide q comes from far below the nodes.
+        m, log_y = self.marginals, jnp.log(y)
+        f, weights = self._values(y)
+        wide = m.variance > _WIDE
+        most = math.log(jnp.finfo(m.mean.dtype).max) / 2  # as far as `log_gammaincc` goes
+        growth = jnp.where(wide, jnp.exp(jnp.where(wide, jnp.minimum(log_y - f, most), 0)), 0)
+        rest = expectation(weights, self.log_survival(f, y) + growth)
+        return rest - jnp.where(wide, jnp.exp(jnp.where(wide, log_y - m.mean + m.variance / 2, 0)), 0)
+
+    def _bends(self, y: Array | None) -> tuple[ArrayLike, ArrayLike, ArrayLike] | None:
+        if y is None:
+            return None
+        place = jnp.log(y) - jnp.log(self.concentration)
+        return place, place, 2 / (1 + jnp.sqrt(self.concentration) / 8)
+
     def expected_log_event(self, y: Array) -> Array:
         return self._log_event(self.marginals.mean, y, self.marginals.variance / 2)
 
@@ -224,7 +254,7 @@ class Gamma(SurvivalLikelihood):
         k, log_y = self.concentration, jnp.log(y)
         log_k = jnp.log(k)
         d = log_y - f - log_k
-        return k * (d - jnp.expm1(d + extra)) + log_k / 2 - LOG_ROOT_TWO_PI - stirling(k, log_k) - log_y
+        return k * (d - expm1(d + extra)) + log_k / 2 - LOG_ROOT_TWO_PI - stirling(k, log_k) - log_y
 
     @property
     def standard_moments(self) -> tuple[Array, Array]:
@@ -241,7 +271,7 @@ class LogNormal(SurvivalLikelihood):
     :param scale: s > 0, the standard deviation of log y; broadcasts to f(X).
     :param censored: boolean, broadcasts to f(X): where True, y is a lower bound of the time. With it, a tightened residual uses
         the v that the guide learns.
-    :param integrator: for censored times; default 20 Gauss-Hermite nodes.
+    :param integrator: for censored times; default nodes about the bend of log S.
     :raises ValueError: if a concrete ``scale`` is not positive, or ``censored`` does not broadcast.
     :raises TypeError: if ``censored`` is not boolean.
     """
@@ -279,6 +309,9 @@ class LogNormal(SurvivalLikelihood):
 
     def log_survival(self, f: Array, y: Array) -> Array:
         return log_ndtr((f - jnp.log(y)) / self.scale)
+
+    def _bends(self, y: Array | None) -> tuple[ArrayLike, ArrayLike, ArrayLike] | None:
+        return None if y is None else (jnp.log(y), jnp.log(y), PROBABILITY_LINKS["probit"].width * self.scale)
 
     def expected_log_event(self, y: Array) -> Array:
         return self._logarithm.expected_log_density(jnp.log(y)) - jnp.log(y)

@@ -6,13 +6,14 @@ from abc import abstractmethod
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import ndtr
+from jax.scipy.special import ndtr, ndtri
 
 from numpyro_orthgp.errors import check_option
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator, expectation
 from numpyro_orthgp.likelihoods.checks import WHOLE, real, signs
-from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS, ProbabilityLink, squared_distances
+from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS, PROBABILITY_LINKS, ProbabilityLink, squared_distances
+from numpyro_orthgp.likelihoods.softplus import expected_sigmoid, softplus_gap
 from numpyro_orthgp.likelihoods.special import binomial_top, log_binomial, log_ndtr
 from numpyro_orthgp.types import Array, ArrayLike
 
@@ -51,9 +52,13 @@ class _Trials(ExpectedLikelihood):
         return log_binomial(*self._outcomes(y), *self._log_probabilities(f, y))
 
     def expected_log_density(self, y: Array) -> Array:
+        successes, failures = self._outcomes(y)
+        if self.link == "logit" and self.by_default:
+            # softplus is the only part of log p that is not linear in f
+            gap = softplus_gap(self.marginals.mean, self.marginals.variance)
+            return self.log_density(self.marginals.mean, y) - (successes + failures) * gap
         if self.link != "cloglog":
             return super().expected_log_density(y)
-        successes, failures = self._outcomes(y)
         # Relative to the value where p is the share of successes: large counts would cancel against the number of arrangements.
         log_share, log_other, top = binomial_top(successes, failures)
         f, weights = self._values(y)
@@ -61,9 +66,15 @@ class _Trials(ExpectedLikelihood):
         rate = jnp.exp(jnp.where(failures > 0, self.marginals.mean + self.marginals.variance / 2, 0))
         return successes * excess - failures * (rate + log_other) + top
 
+    def _bends(self, y: Array | None) -> tuple[float, float, float]:
+        return 0.0, 0.0, self._link.width
+
     @property
     def _probabilities(self) -> tuple[Array, Array]:
         """E_q(f)[p(f)] and E_q(f)[1 - p(f)], shape of f(X)."""
+        if self.link == "logit" and self.by_default:
+            m, v = self.marginals.mean, self.marginals.variance
+            return expected_sigmoid(m, v), expected_sigmoid(-m, v)
         if self.link == "probit":
             return ndtr(self._probit_argument), ndtr(-self._probit_argument)
         return self._average(self._link.p), self._average(self._link.not_p)
@@ -88,7 +99,7 @@ class Bernoulli(_Trials):
     :param link: "logit", "probit" or "cloglog" (whether a count with rate :math:`e^f` is above zero). With "probit", ``mean`` and
         ``log_predictive`` have the closed form :math:`\Phi(m / \sqrt{1 + v})`. With "cloglog", the expectation for y = 0 has the
         closed form :math:`-e^{m + v / 2}`.
-    :param integrator: default 20 Gauss-Hermite nodes.
+    :param integrator: default for "logit" a closed form, else nodes about the bend of the link.
     :raises ValueError: for another link.
     """
 
@@ -137,7 +148,7 @@ class Binomial(_Trials):
     :param marginals: f(X), shape (B,) or (B, P).
     :param total_count: number of trials; broadcasts to f(X).
     :param link: "logit", "probit" or "cloglog". With "cloglog" the failures' part of the expectation has a closed form.
-    :param integrator: default 20 Gauss-Hermite nodes.
+    :param integrator: default for "logit" a closed form, else nodes about the bend of the link.
     :raises ValueError: for another link, or if a concrete ``total_count`` is negative or not a whole number.
     """
 
@@ -162,6 +173,13 @@ class Binomial(_Trials):
     def _outcomes(self, y: Array) -> tuple[Array, Array]:
         y = real(y, self.marginals.mean.dtype)
         return y, self.total_count - y
+
+    def _place_of_zeros(self, level: Array) -> Array:
+        """Where -log p(0 | f) is ``level``."""
+        level = level / jnp.maximum(self.total_count, 1)
+        if self.link == "probit":
+            return -ndtri(jnp.exp(-level))
+        return jnp.log(level) if self.link == "cloglog" else POSITIVE_LINKS["softplus"].inverse(level)
 
     @property
     def mean(self) -> Array:

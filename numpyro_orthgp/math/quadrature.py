@@ -1,7 +1,9 @@
 """Nodes and weights for expectations under standard normal distributions.
 
-**Narrow integrands.** Expectations of log p(y | f) are smooth, and 20 Gauss-Hermite nodes do. Where they are not, as with a
-kink, ``check`` measures what the nodes miss, beside thousands of them. Densities are not smooth: p(y | f) of a large count, or
+**Narrow integrands.** Expectations of log p(y | f) are smooth on the scale of the likelihood, where 20 Gauss-Hermite nodes do if q
+is no wider than that. A q ten times as wide has all its nodes on either side of the bends of log p. Where bends are known, nodes
+are dense about them (:func:`about_bends`). Where they are not, as with a user's kink, ``check`` measures what the nodes miss,
+beside thousands of them. Densities are not smooth: p(y | f) of a large count, or
 the step of the robust-max where one function is far better known than another, passes between such nodes. So predictive
 densities with one function, and the robust-max, have trapezoidal rules in u for t = t0 + w sinh(u) about the peak or the step,
 with nodes that are constants for derivatives. An ``integrator`` that is given is taken as it is.
@@ -20,10 +22,11 @@ import scipy
 from jax import lax
 from jax.scipy.special import log_ndtr, ndtri
 
-from numpyro_orthgp.types import Array, PRNGKey
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = [
-    "dense_about_zero", "gauss_hermite", "log_normal_expectation", "quasi_normal", "rising_edge", "sobol_normal",
+    "NUM_ABOUT_BENDS", "about_bends", "dense_about_zero", "gauss_hermite", "log_normal_expectation", "quasi_normal",
+    "rising_edge", "sobol_normal",
 ]  # fmt: skip
 
 # Of the rule with nodes about a peak: where the peak may be, how far nodes go beyond it and the origin, and how narrow it may be
@@ -36,6 +39,12 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 # Of the rule about a rising edge: where a step begins to count, as a share of how far nodes go; the width of the dense nodes, in
 # standard deviations of the step; numbers of Newton's steps and of nodes.
 _BEGIN, _WIDTH, _NEWTON, _NODES = 0.8, 3.0, 8, 112
+
+
+# Of the rule about bends: nodes, how far they go, how far off bends count, and from where on distances between nodes grow no
+# more; in standard deviations.
+NUM_ABOUT_BENDS = 24
+_END, _FAR_OFF, _EVEN, _FINEST = 6.0, 8.0, 2.5, 3e-7
 
 
 @functools.lru_cache(maxsize=64)
@@ -68,6 +77,51 @@ def dense_about_zero(num_points: int, reach: float, dim: int = 1) -> tuple[np.nd
     u = np.linspace(-np.arcsinh(reach), np.arcsinh(reach), num_points)
     x, w = np.sinh(u), np.cosh(u) * np.exp(-(np.sinh(u) ** 2) / 2)
     return _tensor(x, w / w.sum(), dim)
+
+
+def about_bends(mean: Array, scale: Array, first: ArrayLike, last: ArrayLike, width: ArrayLike) -> tuple[Array, Array]:
+    r"""Nodes and weights for expectations of a function that bends at some places only, however wide the normal distribution is.
+
+    The trapezoidal rule in u for :math:`t = p + \kappa \operatorname{asinh}\big(\tfrac{\omega}{\kappa} x(u)\big)`, where
+    :math:`x = \tanh u \sqrt{\cosh^2 u + d^2}` is half the way between the inverses of :math:`\operatorname{asinh}(x \pm d)`. So
+    distances are about :math:`\omega` where the function bends, grow with the distance from there, and are even where they are as
+    wide as the normal density needs. If that is so everywhere the nodes are those of Gauss and Hermite.
+
+    :param mean, scale: of the normal distribution.
+    :param first, last: the first and the last place at which the function bends; they broadcast against ``mean``.
+    :param width: the scale on which it does.
+    :return: standard-normal t, and weights that sum to one, with an axis of nodes in front. They are constants for derivatives.
+    """
+    one, dtype = first is last, mean.dtype
+    mean, scale, first, last, width = (
+        lax.stop_gradient(jnp.asarray(x, dtype)) for x in jnp.broadcast_arrays(mean, scale, first, last, width)
+    )
+    scale = jnp.maximum(scale, jnp.finfo(dtype).tiny)
+    low, high = (jnp.clip((x - mean) / scale, -_FAR_OFF, _FAR_OFF) for x in (first, last))
+    share = jnp.clip(width / scale / _EVEN, _FINEST, 1)
+    p, d = (low + high) / 2, jnp.sinh((high - low) / 2 / _EVEN) / share
+
+    def place(t: float) -> Array:
+        x = jnp.sinh((t - p) / _EVEN) / share
+        return jnp.arcsinh(x) if one else (jnp.arcsinh(x + d) + jnp.arcsinh(x - d)) / 2
+
+    start, end = place(-_END), place(_END)
+    u = start + (end - start) * jnp.linspace(0, 1, NUM_ABOUT_BENDS, dtype=dtype).reshape(-1, *(1,) * mean.ndim)
+    up = jnp.exp(u)
+    down = 1 / up
+    cosh = (up + down) / 2
+    root = cosh if one else jnp.sqrt(cosh**2 + d**2)
+    x = (up - down) / 2 if one else (up - down) / (up + down) * root
+    slope = cosh if one else (cosh**2 + (d / cosh) ** 2) / root
+    y = share * x
+    length = jnp.sqrt(1 + y**2)
+    t = p + _EVEN * jnp.sign(y) * jnp.log(jnp.abs(y) + length)
+    weights = jnp.exp(-(t**2) / 2) * slope / length
+    nodes, masses = (
+        jnp.asarray(a.reshape(u.shape[0], *(1,) * mean.ndim), dtype) for a in gauss_hermite(NUM_ABOUT_BENDS)
+    )
+    narrow = share == 1
+    return jnp.where(narrow, nodes, t), jnp.where(narrow, masses, weights / weights.sum(0))
 
 
 def _tensor(x: np.ndarray, w: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,12 +10,14 @@ import numpy as np
 
 from numpyro_orthgp.errors import is_concrete
 
-__all__ = ["REMEDY", "Coarse", "coarse_columns", "warn_of_coarse", "warn_of_coarse_inputs"]
+__all__ = ["REMEDY", "Coarse", "coarse_columns", "warn_of_coarse", "warn_of_coarse_inputs", "warn_of_offset"]
 
 MAX_ROWS = 2**20  # that are checked
 FEW_ROWS = 2**14  # rows read from disk for the check
 FAR = 4  # magnitude over range. Nearer to zero a shift gains nothing
 FEW = 4  # dtype units between typical neighbours
+
+OFFSET = 8e-6  # rounding of a mean, in standard deviations, from which on it is said
 
 REMEDY = (
     "Subtract an offset and divide by a scale in NumPy's float64, before JAX casts them: X = (X - X.mean(0)) / X.std(0). Or use "
@@ -82,6 +84,33 @@ def warn_of_coarse_inputs(name: str, X: Any) -> None:
     found = coarse_columns(np.asarray(X)[:FEW_ROWS])
     if found:
         warnings.warn(f"{found[0].words(f'`{name}`', X.dtype)}. {REMEDY}", UserWarning, stacklevel=4)
+
+
+def warn_of_offset(name: str, y: Any, observed: Any = None) -> None:
+    """Warn of outputs that lie many standard deviations from the prior's mean in a dtype with few digits, if values are known.
+
+    A posterior mean is a difference of sums as large as they are, so it would have few digits of what varies.
+
+    :param y: less the prior's mean, shape (N, D).
+    :param observed: which outputs count, of a shape that broadcasts to it.
+    """
+    if not (is_concrete(y) and is_concrete(observed)) or not getattr(y, "is_fully_addressable", True):
+        return
+    values = np.asarray(y)[:FEW_ROWS].astype(float)
+    if observed is not None:
+        values = np.where(np.broadcast_to(np.asarray(observed)[:FEW_ROWS], values.shape), values, np.nan)
+    for column in values.T:
+        seen = column[np.isfinite(column)]
+        mean, sd = (abs(seen.mean()), seen.std()) if seen.size > 1 else (0.0, 1.0)
+        if sd > 0 and np.finfo(y.dtype).eps * mean > OFFSET * sd:
+            warnings.warn(
+                f"{name}: the mean is {mean:.3g} from that of the prior, {mean / sd:.2g} standard deviations of the outputs, so in "
+                f"{y.dtype} rounding may move the posterior by as much as its uncertainty. Subtract the mean before the fit: "
+                "y = y - y.mean(). Or use 64-bit floats (numpyro.enable_x64()).",
+                UserWarning,
+                stacklevel=5,
+            )
+            return
 
 
 def warn_of_coarse(names: Sequence[str], arrays: Sequence[Any], dtypes: Sequence[Any]) -> None:

@@ -1,0 +1,111 @@
+"""Latent values at the nodes of an integral over q(f), in fits and in predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jax.scipy.special import logsumexp
+
+from numpyro_orthgp.likelihoods.integrators import (
+    GaussHermite,
+    by_blocks,
+    expectation,
+    for_predictions,
+    log_expectation,
+)
+from numpyro_orthgp.likelihoods.masks import ToldOfMasks
+from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.math.quadrature import NUM_ABOUT_BENDS, about_bends
+from numpyro_orthgp.math.ranks import broadcasting
+from numpyro_orthgp.types import Array, ArrayLike
+
+__all__ = ["AtNodes"]
+
+
+class AtNodes(ToldOfMasks):
+    """A likelihood that integrates at nodes: of its ``integrator``, or by default about the bends of its log density."""
+
+    integrator: Any
+    rng_key: Any
+    by_default: bool
+    mixes: bool
+    lead: int
+
+    @broadcasting
+    def _values(self, y: Array | None = None) -> tuple[Array, Array]:
+        """Latent values at the integration nodes, shape (S,) + that of f, and weights, shape (S,) or that of the values.
+
+        If ``y`` has leading sample axes, the values have axes there too, at least of size one.
+        """
+        m = self.marginals
+        if (own := self._about_bends(y)) is not None:
+            return m.mean + safe_sqrt(m.variance) * own[0], own[1]
+        dim = m.num_latents if self.mixes else None
+        batch = m.own_shape[:1] if self.mixes else m.own_shape
+        nodes, weights = self.integrator.nodes(self.rng_key, batch, dim, m.mean.dtype)
+        return self._at(nodes, y, line=False), weights
+
+    def _line(self, y: Array | None = None) -> tuple[Array, Array]:
+        """One-dimensional standard-normal nodes for each point, shape (S, B) or (S, 1), aligned as in ``_values``."""
+        m = self.marginals
+        if (own := self._about_bends(y)) is not None:
+            return own
+        nodes, weights = self.integrator.nodes(self.rng_key, m.own_shape[:1], None, m.mean.dtype)
+        return self._aligned(nodes, y), weights
+
+    @broadcasting
+    def _average(self, value: Callable[[Array], Array], y: Array | None = None, *, line: bool = False) -> Array:
+        """E_q(f)[value(f)] for predictions, at nodes that do not depend on other points.
+
+        :param value: takes latent values with one leading axis.
+        :param line: whether ``value`` is a function of one-dimensional standard-normal nodes for each point, not of latent values.
+        """
+        if (own := self._about_bends(y)) is not None:
+            return expectation(own[1], value(own[0] if line else self._values(y)[0]))
+        nodes, weights = self._shared_nodes(line)
+        return by_blocks(lambda x, w: expectation(w, value(self._at(x, y, line))), nodes, weights).sum(0)
+
+    @broadcasting
+    def _log_average(self, log_value: Callable[[Array], Array], y: Array | None = None, *, line: bool = False) -> Array:
+        """log E_q(f)[exp(log_value(f))], as in ``_average``."""
+        nodes, weights = self._shared_nodes(line)
+        parts = by_blocks(lambda x, w: log_expectation(w, log_value(self._at(x, y, line))), nodes, weights)
+        return logsumexp(parts, axis=0)
+
+    def _bends(self, y: Array | None) -> tuple[ArrayLike, ArrayLike, ArrayLike] | None:
+        """The first and the last place of f at which log p(y | f), or without ``y`` a moment given f, bends, and on which scale.
+
+        :return: ``None`` if that is not known; then nodes are those of Gauss and Hermite.
+        """
+        return None
+
+    def _about_bends(self, y: Array | None) -> tuple[Array, Array] | None:
+        """Standard-normal nodes of each point and their weights, both of shape (S, ...), if no ``integrator`` was given."""
+        bends = self._bends(y) if self.by_default and isinstance(self.integrator, GaussHermite) else None
+        return None if bends is None else about_bends(*self._bent, *bends)
+
+    @property
+    def _bent(self) -> tuple[Array, Array]:
+        """Mean and standard deviation of the latent values that are integrated over."""
+        return self.marginals.mean, safe_sqrt(self.marginals.variance)
+
+    def _num_nodes(self, y: Array) -> int:
+        """How many nodes the expectations of a fit have, for each latent function that a point mixes."""
+        num: int = self.integrator.num_points if self._about_bends(y) is None else NUM_ABOUT_BENDS
+        return num
+
+    def _shared_nodes(self, line: bool) -> tuple[Array, Array]:
+        m, rule = self.marginals, for_predictions(self.integrator) if self.by_default else self.integrator
+        mixes = self.mixes and not line
+        axes = 1 if mixes or line else len(m.own_shape)
+        return rule.shared_nodes(axes, m.num_latents if mixes else None, m.mean.dtype)
+
+    def _at(self, nodes: Array, y: Array | None, line: bool) -> Array:
+        m, nodes = self.marginals, self._aligned(nodes, y)
+        return nodes if line else m._at(nodes) if self.mixes else m.mean + safe_sqrt(m.variance) * nodes
+
+    def _aligned(self, nodes: Array, y: Array | None) -> Array:
+        """Nodes (S, B), (S, B, P) or (S, B, L), with axes of size one for sample and enumeration axes."""
+        samples = 0 if y is None else y.ndim - len(self.batch_shape) - len(self.event_shape)
+        return nodes.reshape(nodes.shape[:1] + (1,) * (self.lead + max(samples, 0)) + nodes.shape[1:])
