@@ -1,12 +1,12 @@
 """GPflow as its tutorials have it: the notebooks in ``doc/sphinx/notebooks`` of its source, commit 81fe1fb. Float64, its default.
 
-Numbers, at most 2000 rows. ``getting_started/basic_usage``: GPR with SquaredExponential, Scipy (L-BFGS-B).
+Numbers, at most 5000 rows. ``getting_started/basic_usage``: GPR with SquaredExponential, Scipy (L-BFGS-B).
 Numbers, more rows. ``advanced/gps_for_big_data``, "Stochastic Variational Inference for scalability with SVGP": SVGP with
     SquaredExponential, the first 50 rows as inducing points that are not learned, Adam, batches of 100, 20,000 iterations.
 Two classes, at most 2000 rows. ``getting_started/classification_and_other_data_distributions``: VGP with SquaredExponential,
     Bernoulli, Scipy. It ends after 1000 iterations at most, as in the tutorial of more classes; else it may take many thousands.
 Two classes, more rows. The tutorial of more numbers, with Bernoulli.
-More classes, at most 5000 rows. ``advanced/multiclass_classification``: SVGP with Matern32 + White(0.01), MultiClass with
+More classes, at most 2000 rows. ``advanced/multiclass_classification``: SVGP with Matern32 + White(0.01), MultiClass with
     RobustMax, every fifth row as an inducing point that is not learned, a diagonal covariance, Scipy, 1000 iterations at most.
 More classes and rows. The kernel and likelihood of that one, trained as that of more numbers.
 
@@ -21,7 +21,7 @@ import tensorflow as tf
 import tf_keras
 from gpflow import kernels, likelihoods, models
 
-MOST, MOST_LABELS = 2000, 5000
+MOST, MOST_LABELS = 5000, 2000
 FEW, BATCH, STEPS = 50, 100, 20_000
 MOST_ITERATIONS = 1000
 BLOCK = 1000
@@ -61,7 +61,7 @@ def numbers(X, y):
 
 
 def two_classes(X, y):
-    if len(y) > MOST:
+    if len(y) > MOST_LABELS:
         return one_function(X, y, likelihoods.Bernoulli())
     model = models.VGP((X, y), kernel=kernels.SquaredExponential(), likelihood=likelihoods.Bernoulli())
     train_whole(model, model.training_loss)

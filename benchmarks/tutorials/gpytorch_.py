@@ -1,6 +1,6 @@
 """GPyTorch as its tutorials have it: the notebooks in ``examples`` of its source, version 1.15.2. Float32, torch's default.
 
-Numbers, at most 2000 rows. ``01_Exact_GPs/Simple_GP_Regression``: ExactGP with ConstantMean and ScaleKernel(RBFKernel()),
+Numbers, at most 5000 rows. ``01_Exact_GPs/Simple_GP_Regression``: ExactGP with ConstantMean and ScaleKernel(RBFKernel()),
     Adam(0.1), 50 iterations; predictions with fast_pred_var.
 Numbers, more rows. ``04_Variational_and_Approximate_GPs/SVGP_Regression_CUDA``, "Stochastic Variational GP Regression": the same
     mean and kernel, VariationalStrategy with the first 500 rows as inducing points that are learned,
@@ -26,7 +26,7 @@ import torch
 from gpytorch import kernels, likelihoods, means, mlls, variational
 from gpytorch.distributions import MultivariateNormal
 
-MOST, MOST_LABELS = 2000, 5000
+MOST, MOST_OF_TWO = 5000, 2000
 BATCH = 1024
 
 
@@ -106,7 +106,7 @@ def numbers(X, y, X_test):
 
 def two_classes(X, y, X_test):
     likelihood = likelihoods.BernoulliLikelihood()
-    if len(y) <= MOST:
+    if len(y) <= MOST_OF_TWO:
         model = Approximate(X, variational.UnwhitenedVariationalStrategy, learn=False)
         train_whole(model, likelihood, mlls.VariationalELBO(likelihood, model, y.numel()), X, y)
     else:
@@ -147,7 +147,7 @@ def main(given, found):
     elif (num_classes := int(arrays["num_classes"])) == 2:
         result = two_classes(X, arrays["y"].float(), X_test)
     else:
-        fit = exact_classes if len(X) <= MOST_LABELS else many_classes
+        fit = exact_classes if len(X) <= MOST else many_classes
         result = fit(X, arrays["y"].long(), X_test, num_classes)
     np.savez(found, **{name: value.double().numpy() for name, value in result.items()})
 
