@@ -1,8 +1,9 @@
-"""Labels and counts by one call and by scikit-learn's estimators, for benchmarks/no_choices.py."""
+"""Labels and counts by one call, by scikit-learn's estimators and by other libraries' tutorials, for benchmarks/no_choices.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +17,12 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from scipy import stats
 
 import numpyro_orthgp as ogp
-from benchmarks.splits import Split
+from benchmarks import tutorials
+from benchmarks.scores import LEVELS, Scores
+from benchmarks.splits import Split, standardized_columns
 from numpyro_orthgp import init, kernels, likelihoods
 
-__all__ = ["COUNTS", "LABELS", "classes_line", "count_line", "of_classes", "of_counts"]
+__all__ = ["COUNTS", "LABELS", "classes_scores", "count_scores", "labels_by_tutorial", "of_classes", "of_counts"]
 
 LABELS = ("wdbc", "banana", "waveform", "wine_quality_white", "ringnorm", "magic", "letter", "adult")
 COUNTS = ("nyc_bicycle",)
@@ -35,11 +38,11 @@ class Probabilities(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Means and log probabilities of the test counts; whether these are in intervals of 50, 80 and 95 %, if there are any."""
+    """Means and log probabilities of the test counts, shape (N,); whether they are in intervals, shape (3, N), if there are any."""
 
     mean: np.ndarray
     log_density: np.ndarray
-    inside: tuple[float, ...] = ()
+    inside: np.ndarray | None = None
 
 
 def _linear(model: Any, data: Split) -> Any:
@@ -68,9 +71,7 @@ def labels_by_recipe(smooth: Any, own_scales: bool, optimizer: Any, **guided: An
     """100 points that are learned, 1000 steps, float32: the recipes of getting started and README for numbers."""
 
     def fit(data: Split, budget: float) -> Probabilities:
-        shift, scale = data.X.mean(0), data.X.std(0)
-        used = scale > 0
-        X, X_test = (jnp.asarray(((a - shift) / scale)[:, used], jnp.float32) for a in (data.X, data.X_test))
+        X, X_test = (jnp.asarray(a, jnp.float32) for a in standardized_columns(data.X, data.X_test))
         classes, y = np.unique(data.y, return_inverse=True)
         Z = init.kmeans(random.PRNGKey(0), X, min(100, len(y)))
         kwargs = {"N": len(y), "Z": Z, "smooth": smooth, "num_scales": X.shape[1] if own_scales else 1}
@@ -82,6 +83,18 @@ def labels_by_recipe(smooth: Any, own_scales: bool, optimizer: Any, **guided: An
         f = jax.jit(lambda p: ogp.posterior(labels_model, guide, p, X[:2], jnp.asarray(y[:2]), **kwargs)["f"])(params)
         found = np.concatenate([_probabilities(f, X_test[i : i + BLOCK]) for i in range(0, len(X_test), BLOCK)])
         return Probabilities(found, classes)
+
+    return fit
+
+
+def labels_by_tutorial(python: str, script: Path) -> Callable[..., Probabilities]:
+    """See :mod:`benchmarks.tutorials`."""
+
+    def fit(data: Split, budget: float) -> Probabilities:
+        X, X_test = standardized_columns(data.X, data.X_test)
+        classes, y = np.unique(data.y, return_inverse=True)
+        found = tutorials.follow(python, script, X=X, y=y, X_test=X_test, num_classes=len(classes))
+        return Probabilities(found["probabilities"], classes)
 
     return fit
 
@@ -115,8 +128,8 @@ def shares(data: Split, budget: float) -> Probabilities:
 
 def counts_by_call(data: Split, budget: float) -> Rates:
     p = ogp.counts(data.X, data.y, time=budget).predict(data.X_test)
-    ends = [p.interval(level) for level in (0.5, 0.8, 0.95)]
-    inside = tuple(float(np.mean((low <= data.y_test) & (data.y_test <= high))) for low, high in ends)
+    ends = [p.interval(level) for level in LEVELS]
+    inside = np.array([(low <= data.y_test) & (data.y_test <= high) for low, high in ends])
     return Rates(p.mean, p.log_density(data.y_test), inside)
 
 
@@ -154,14 +167,14 @@ of_counts: dict[str, Callable[[Split, float], Any]] = {
 }  # fmt: skip
 
 
-def classes_line(data: Split, found: Probabilities) -> str:
+def classes_scores(data: Split, found: Probabilities) -> Scores:
     position = np.searchsorted(found.classes, data.y_test)
     p = found.of[np.arange(len(position)), position]
-    right = float(np.mean(found.classes[found.of.argmax(-1)] == data.y_test))
-    return f"{np.log(np.maximum(p, LEAST)).mean():10.3f} {right:7.3f}"
+    right = found.classes[found.of.argmax(-1)] == data.y_test
+    return Scores(np.log(np.maximum(p, LEAST)), right, np.empty((0, len(right))), are_labels=True)
 
 
-def count_line(data: Split, found: Rates) -> str:
-    error = np.sqrt(np.mean((data.y_test - found.mean) ** 2)) / data.y.std()
-    shown = " ".join(f"{100 * share:5.1f}" for share in found.inside)
-    return f"{found.log_density.mean():10.3f} {error:7.3f} {shown}".rstrip()
+def count_scores(data: Split, found: Rates) -> Scores:
+    errors = (data.y_test - found.mean) ** 2 / data.y.std() ** 2
+    inside = np.empty((0, len(errors))) if found.inside is None else found.inside
+    return Scores(found.log_density, errors, inside)

@@ -1,6 +1,7 @@
 """One call, `ogp.regression(X, y)`, `ogp.classification` or `ogp.counts`, beside fixed recipes of this library and scikit-learn's.
 
     python -m benchmarks.no_choices --data FOLDER [--sets concrete ...] [--budget 60] [--max-rows N] [--methods ...] [--splits 0 1]
+        [--peer gpytorch=PYTHON] [--peer gpflow=PYTHON]
 
 FOLDER has files such as concrete.npz with arrays X (N, D) and y (N,), and test_mask (N, S) where there are given splits; a tenth of
 the rows is for tests otherwise. Sets without a file are left out. Recipes see standardized columns and outputs, without
@@ -13,14 +14,18 @@ constant columns; the call does that itself. Of numbers:
     L-BFGS          the same by fit_lbfgs, 500 steps at most
     trees           scikit-learn's HistGradientBoostingRegressor; its density is normal, with the spread of a tenth of the rows
     mean            of y, with its standard deviation
+    GPyTorch        that library's tutorials, by the interpreter of an environment that has it (benchmarks/tutorials/gpytorch_.py)
+    GPflow          likewise (benchmarks/tutorials/gpflow_.py)
 
 Adam and L-BFGS see 5000 rows at most. Printed: seconds with compilation, mean log density of test outputs where y has standard
-deviation 1, RMSE, and the share of them in intervals of 50, 80 and 95 %.
+deviation 1, RMSE, and the share of them in intervals of 50, 80 and 95 %. Of several splits a last line has the test rows of all
+splits together, and their number. A peer without an interpreter is left out; one that fails says why.
 
 Of labels and counts (benchmarks/labels_and_counts.py): the call, for labels the first two recipes, HistGradientBoosting,
-LogisticRegression or PoissonRegressor on standardized columns ("linear"), and the shares of the classes or the mean count
-("mean"). Printed: mean log probability of test labels and the share of the most probable ones that are right; mean log
-probability of test counts and RMSE over their standard deviation, and for the call the share of counts in its intervals.
+LogisticRegression or PoissonRegressor on standardized columns ("linear"), the shares of the classes or the mean count ("mean"),
+and for labels GPyTorch and GPflow, whose tutorials do not cover such counts. Printed: mean log probability of test labels and the
+share of the most probable ones that are right; mean log probability of test counts and RMSE over their standard deviation, and for
+the call the share of counts in its intervals.
 """
 
 from __future__ import annotations
@@ -43,8 +48,18 @@ from numpyro.infer.autoguide import AutoDelta
 from scipy import stats
 
 import numpyro_orthgp as ogp
-from benchmarks.labels_and_counts import COUNTS, LABELS, classes_line, count_line, of_classes, of_counts
-from benchmarks.splits import Split, load
+from benchmarks import tutorials
+from benchmarks.labels_and_counts import (
+    COUNTS,
+    LABELS,
+    classes_scores,
+    count_scores,
+    labels_by_tutorial,
+    of_classes,
+    of_counts,
+)
+from benchmarks.scores import LEVELS, Scores, together
+from benchmarks.splits import Split, load, standardized_columns
 from numpyro_orthgp import init, kernels, likelihoods
 
 SETS = (
@@ -93,9 +108,7 @@ def standardized(
 ) -> Callable[[Split, float], Predicted]:
     def method(data: Split, budget: float) -> Predicted:
         X, y = data.X[:most], data.y[:most]
-        used = X.std(0) > 0
-        shift, scale = X.mean(0)[used], X.std(0)[used]
-        columns = [jnp.asarray((a[:, used] - shift) / scale, dtype) for a in (X, data.X_test)]
+        columns = [jnp.asarray(a, dtype) for a in standardized_columns(X, data.X_test)]
         found = fit(columns[0], jnp.asarray((y - y.mean()) / y.std(), dtype), columns[1])
         return Predicted(y.mean() + y.std() * np.asarray(found.mean), y.std() * np.asarray(found.scale))
 
@@ -163,6 +176,16 @@ def _predicted(f: Any, X_test: Any, noise: Any) -> Predicted:
     return Predicted(*moments(f, X_test))
 
 
+def by_tutorial(python: str, script: Path) -> Callable[[Split, float], Predicted]:
+    """See :mod:`benchmarks.tutorials`."""
+
+    def fit(X: Any, y: Any, X_test: Any) -> Predicted:
+        found = tutorials.follow(python, script, X=X, y=y, X_test=X_test)
+        return Predicted(found["mean"], found["scale"])
+
+    return standardized(fit, None, jnp.float64)
+
+
 METHODS: dict[str, Callable[[Split, float], Any]] = {
     "one call": one_call,
     "getting started": standardized(getting_started, None, jnp.float32),
@@ -178,23 +201,29 @@ METHODS: dict[str, Callable[[Split, float], Any]] = {
 # ---------------------------------------------------------------- table
 
 
-def line(data: Split, predicted: Any) -> str:
+def scores(data: Split, predicted: Any) -> Scores:
     scale = data.y.std()
-    score = float(np.mean(predicted.log_density(data.y_test))) + np.log(scale)
-    error = float(np.sqrt(np.mean((data.y_test - predicted.mean) ** 2))) / scale
     away = np.abs(predicted.cdf(data.y_test) - 0.5)
-    inside = [float(np.mean(away < level / 2)) for level in (0.5, 0.8, 0.95)]
-    return f"{score:10.3f} {error:7.3f} " + " ".join(f"{100 * share:5.1f}" for share in inside)
+    return Scores(
+        predicted.log_density(data.y_test) + np.log(scale),
+        ((data.y_test - predicted.mean) / scale) ** 2,
+        np.array([away < level / 2 for level in LEVELS]),
+    )
 
 
-def task_of(name: str) -> tuple[dict[str, Callable[[Split, float], Any]], Callable[[Split, Any], str]]:
-    if name in LABELS:
-        return of_classes, classes_line
-    return (of_counts, count_line) if name in COUNTS else (METHODS, line)
+def task_of(
+    name: str, pythons: dict[str, str]
+) -> tuple[dict[str, Callable[[Split, float], Any]], Callable[[Split, Any], Scores]]:
+    """Methods for a set, and what its test rows say of their predictions."""
+    if name in COUNTS:
+        return of_counts, count_scores
+    methods, follows = (of_classes, labels_by_tutorial) if name in LABELS else (METHODS, by_tutorial)
+    peers = {peer: follows(python, tutorials.SCRIPTS[peer]) for peer, python in pythons.items()}
+    return methods | peers, classes_scores if name in LABELS else scores
 
 
 def main(argv: list[str] | None = None) -> None:
-    every = list(dict.fromkeys([*METHODS, *of_classes, *of_counts]))
+    every = list(dict.fromkeys([*METHODS, *of_classes, *of_counts, *tutorials.SCRIPTS]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of npz files with arrays X and y")
     parser.add_argument("--sets", nargs="+", default=[*SETS, *LABELS, *COUNTS])
@@ -202,23 +231,51 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--budget", type=float, default=60.0, help="seconds, of the one call")
     parser.add_argument("--max-rows", type=int, help="to train with")
     parser.add_argument("--splits", type=int, nargs="+", default=[0])
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="gpytorch or gpflow")
     args = parser.parse_args(argv)
+    pythons = pythons_of(args.peer, parser)
     jax.config.update("jax_enable_x64", True)
-    inside = " ".join(f"{level:>5s}" for level in ("50 %", "80 %", "95 %"))
+    inside = " ".join(f"{f'{100 * level:.0f} %':>5s}" for level in LEVELS)
     print("RMSE / right: of numbers and counts over their standard deviation; of labels the share that is right")
     print(f"{'set':18s} {'split':>5s} {'rows':>6s} {'method':16s} {'seconds':>7s} {'log p':>10s} {'RMSE':>7s} {inside}")
+    for peer in sorted(set(args.methods) & set(tutorials.SCRIPTS) - set(pythons)):
+        print(f"{peer}: no --peer, left out")
     for name in args.sets:
         if not (args.data / f"{name}.npz").exists():
             print(f"{name}: no file, left out")
             continue
-        methods, words = task_of(name)
-        for split in args.splits:
-            data = load(args.data / f"{name}.npz", split, args.max_rows)
-            for method in (m for m in args.methods if m in methods):
-                begin = time.perf_counter()
-                row = words(data, methods[method](data, args.budget))
-                seconds = time.perf_counter() - begin
-                print(f"{name:18s} {split:5d} {len(data.y):6d} {method:16s} {seconds:7.1f} {row}", flush=True)
+        run(name, args, pythons)
+
+
+def pythons_of(given: list[str], parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Interpreters by the name of the library, from words such as ``gpflow=PYTHON``."""
+    known = {peer.lower(): peer for peer in tutorials.SCRIPTS}
+    pairs = [word.partition("=")[::2] for word in given]
+    if unknown := [name for name, python in pairs if name not in known or not python]:
+        parser.error(f"--peer takes NAME=PYTHON with a name of {', '.join(known)}; got {', '.join(unknown)}")
+    return {known[name]: python for name, python in pairs}
+
+
+def run(name: str, args: argparse.Namespace, pythons: dict[str, str]) -> None:
+    """Print a line for each split and method, and one for all splits if there are several."""
+    methods, scored = task_of(name, pythons)
+    used = {method: methods[method] for method in args.methods if method in methods}
+    found: dict[str, list[Scores]] = {method: [] for method in used}
+    for split in args.splits:
+        data = load(args.data / f"{name}.npz", split, args.max_rows)
+        for method, predict in used.items():
+            begin = time.perf_counter()
+            try:
+                found[method].append(scored(data, predict(data, args.budget)))
+                row = str(found[method][-1])
+            except tutorials.PeerFailed as reason:
+                row = f" failed: {reason}"
+            seconds = time.perf_counter() - begin
+            print(f"{name:18s} {split:5d} {len(data.y):6d} {method:16s} {seconds:7.1f} {row}", flush=True)
+    for method, rows in found.items():
+        if len(rows) > 1:
+            every = together(rows)
+            print(f"{name:18s} {'all':>5s} {every.num:6d} {method:16s} {'':7s} {every}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rows of a file to train with and to test."""
+"""Rows of a file to train with and to test, and their columns without choices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Split", "load"]
+__all__ = ["Split", "load", "standardized_columns"]
 
 
 class Split(NamedTuple):
@@ -28,3 +28,10 @@ def load(path: Path, split: int, max_rows: int | None) -> Split:
         test = file["test_mask"][:, split] if "test_mask" in file else rng.permutation(len(y)) < len(y) // 10
     train = rng.permutation(np.flatnonzero(~test))[:max_rows]
     return Split(X[train], y[train], X[test], y[test])
+
+
+def standardized_columns(X: np.ndarray, X_test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both with mean zero and standard deviation one in ``X``, without its constant columns."""
+    used = X.std(0) > 0
+    shift, scale = X.mean(0)[used], X.std(0)[used]
+    return (X[:, used] - shift) / scale, (X_test[:, used] - shift) / scale

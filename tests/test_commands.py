@@ -29,7 +29,7 @@ SHORT = {
     "groups": "--num-data 60 --num-inducing 6 --neighbors 5 --steps 2 --sets bike --group-sizes 4",
     "lbfgs": "--num-inducing 8 --steps 4 --max-rows 60 --sets airfoil",
     "medium_regression": "--num-data 60 --num-inducing 6 --steps 2 --sets bike",
-    "no_choices": "--sets airfoil wdbc nyc_bicycle --max-rows 60 --budget 1 --methods 'one call' trees linear mean",
+    "no_choices": "--sets airfoil wdbc nyc_bicycle --max-rows 60 --budget 1 --methods 'one call' trees linear mean GPyTorch",
     "natural_gradients": "--num-data 100 --num-inducing 8 --batch-size 20 --steps 4 --natural-steps 4",
     "oil_flow": "--dims 2 --num-inducing 6 --steps 40 --batch 20",
     "peers": "--tasks step --sizes 8 --batch-size 20 --rounds 1 --blocks 1 --seconds 0.01",
