@@ -265,3 +265,20 @@ def test_derivatives_of_a_compiled_expectation_add_no_axes():
     with jax.numpy_rank_promotion("raise"):
         gradient = jax.grad(lambda v: jax.jit(softplus_gap)(jnp.ones(3), v).sum())(jnp.ones(3))
     assert_allclose(gradient, jax.grad(lambda v: softplus_gap(jnp.ones(3), v).sum())(jnp.ones(3)))
+
+
+# ---------------------------------------------------------------- classes of users
+
+
+@pytest.mark.parametrize(
+    "base", [likelihoods.Bernoulli, likelihoods.Poisson, likelihoods.StudentT, likelihoods.ZeroInflated]
+)
+@pytest.mark.parametrize("name", ["log_density", "conditional"])
+def test_a_class_with_another_density_does_not_inherit_formulas(base, name):
+    with pytest.raises(
+        TypeError, match=rf"Mine changes `{name}` of {base.__name__}, whose expectations.*Derive the class"
+    ):
+        type("Mine", (base,), {name: lambda self, f, *y: f})
+    kept = type("Mine", (base,), {name: lambda self, f, *y: f, "expected_log_density": lambda self, y: y})
+    assert issubclass(kept, base) and issubclass(type("Other", (base,), {}), base)
+    type("General", (likelihoods.Likelihood,), {name: lambda self, f, *y: f})

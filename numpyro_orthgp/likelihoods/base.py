@@ -88,6 +88,7 @@ class ExpectedLikelihood(AtNodes):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        _refuse_formulas_of_another(cls)
         if "conditional" in vars(cls) and "_of_users" not in vars(cls):
             cls._of_users = not cls.__module__.startswith(__name__.partition(".")[0] + ".")
         for name in _BROADCASTING & vars(cls).keys():
@@ -290,6 +291,26 @@ class ExpectedLikelihood(AtNodes):
             raise ValueError(f"`{name}` must have shape {shape} to match the likelihood; got {y.shape}.{hint}")
         if mask is not False:
             inspect(partial(refuse_outside, type(self).__name__, name), self.support, y, mask)
+
+
+def _refuse_formulas_of_another(cls: type[ExpectedLikelihood]) -> None:
+    """
+    :raises TypeError: if a user's class changes the density of a likelihood of this package, and keeps what belongs to the old one.
+    """
+    package = __name__.partition(".")[0] + "."
+    above = next(base for base in cls.__mro__[1:] if base.__module__.startswith(package))
+    changed = sorted({"conditional", "log_density"} & vars(cls).keys())
+    if not changed or cls.__module__.startswith(package) or "expected_log_density" in vars(cls):
+        return
+    if any(
+        getattr(above, n) is not getattr(ExpectedLikelihood, n)
+        for n in ("expected_log_density", "log_predictive", "_bends")
+    ):
+        raise TypeError(
+            f"{cls.__name__} changes `{changed[0]}` of {above.__name__}, whose expectations and predictions are made for its own "
+            "density. Derive the class from ExpectedLikelihood, or write Likelihood(f(X), fn); or define `expected_log_density` "
+            "and `log_predictive` too."
+        )
 
 
 def _without_ones(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
