@@ -267,6 +267,26 @@ def test_derivatives_of_a_compiled_expectation_add_no_axes():
     assert_allclose(gradient, jax.grad(lambda v: softplus_gap(jnp.ones(3), v).sum())(jnp.ones(3)))
 
 
+@pytest.mark.parametrize("num", [3, NUM_ABOUT_BENDS])
+@pytest.mark.parametrize(
+    "build, y",
+    [
+        (lambda m: likelihoods.Beta(m, 5.0), [0.2, 0.7]),
+        (lambda m: likelihoods.Bernoulli(m, "probit"), [0, 1]),
+        (lambda m: likelihoods.Poisson(m, link="softplus"), [0, 4]),
+        (lambda m: likelihoods.ZeroInflated(likelihoods.Poisson(m), 0.3), [0, 4]),
+    ],
+    ids=["beta", "probit", "softplus", "zeros"],
+)
+def test_draws_of_outputs_have_nodes_in_an_axis_of_their_own(build, y, num):
+    """Also where there are as many rows as nodes, so that another alignment would not fail."""
+    m = ogp.Marginals(jnp.linspace(-3, 3, num), jnp.full(num, 9.0), jnp.zeros(num))
+    likelihood, draws = build(m), jnp.resize(jnp.asarray(y), (5, 2, num))
+    for density in (likelihood.log_prob, likelihood.log_predictive):
+        alone = [[density(draw) for draw in pair] for pair in draws]
+        assert_allclose(density(draws), alone, rtol=1e-5)
+
+
 # ---------------------------------------------------------------- classes of users
 
 

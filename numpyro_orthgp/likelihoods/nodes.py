@@ -83,7 +83,12 @@ class AtNodes(ToldOfMasks):
     def _about_bends(self, y: Array | None) -> tuple[Array, Array] | None:
         """Standard-normal nodes of each point and their weights, both of shape (S, ...), if no ``integrator`` was given."""
         bends = self._bends(y) if self.by_default and isinstance(self.integrator, GaussHermite) else None
-        return None if bends is None else about_bends(*self._bent, *bends)
+        if bends is None:
+            return None
+        nodes, weights = about_bends(*self._bent, *bends)
+        missing = 1 + len(self.batch_shape) + self._sample_axes(y) - nodes.ndim
+        shape = nodes.shape[:1] + (1,) * max(missing, 0) + nodes.shape[1:]
+        return nodes.reshape(shape), weights.reshape(shape)
 
     @property
     def _bent(self) -> tuple[Array, Array]:
@@ -107,5 +112,8 @@ class AtNodes(ToldOfMasks):
 
     def _aligned(self, nodes: Array, y: Array | None) -> Array:
         """Nodes (S, B), (S, B, P) or (S, B, L), with axes of size one for sample and enumeration axes."""
-        samples = 0 if y is None else y.ndim - len(self.batch_shape) - len(self.event_shape)
-        return nodes.reshape(nodes.shape[:1] + (1,) * (self.lead + max(samples, 0)) + nodes.shape[1:])
+        return nodes.reshape(nodes.shape[:1] + (1,) * (self.lead + self._sample_axes(y)) + nodes.shape[1:])
+
+    def _sample_axes(self, y: Array | None) -> int:
+        """How many axes y has in front of those of the likelihood."""
+        return 0 if y is None else max(y.ndim - len(self.batch_shape) - len(self.event_shape), 0)
