@@ -108,7 +108,7 @@ def warn_of_offset(name: str, y: Any, observed: Any = None) -> None:
                 f"{y.dtype} rounding may move the posterior by as much as its uncertainty. Subtract the mean before the fit: "
                 "y = y - y.mean(). Or use 64-bit floats (numpyro.enable_x64()).",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
             return
 
