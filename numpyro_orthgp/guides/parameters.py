@@ -87,7 +87,8 @@ def refuse_lists(params: Mapping[str, Any]) -> None:
 def refuse_own_names(of_guide: Trace, of_model: Trace) -> None:
     """Refuse parameters of the model with the name of a parameter of one of our Gaussians: NumPyro would take them for one.
 
-    :param of_guide, of_model: sites by name.
+    :param of_guide: sites of the guide by name.
+    :param of_model: sites of the model by name.
     :raises ValueError: with the name.
     """
     for name, site in of_guide.items():

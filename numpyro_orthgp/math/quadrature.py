@@ -87,8 +87,10 @@ def about_bends(mean: Array, scale: Array, first: ArrayLike, last: ArrayLike, wi
     distances are about :math:`\omega` where the function bends, grow with the distance from there, and are even where they are as
     wide as the normal density needs. If that is so everywhere the nodes are those of Gauss and Hermite.
 
-    :param mean, scale: of the normal distribution.
-    :param first, last: the first and the last place at which the function bends; they broadcast against ``mean``.
+    :param mean: mean of the normal distribution.
+    :param scale: its standard deviation.
+    :param first: the first place at which the function bends; it broadcasts against ``mean``.
+    :param last: the last such place.
     :param width: the scale on which it does.
     :return: standard-normal t, and weights that sum to one, with an axis of nodes in front. They are constants for derivatives.
     """
