@@ -163,8 +163,8 @@ assert_close(tuple(result[:3]), tuple(one[:3]), rtol=1e-10)
 assert_close(fit(mesh=mesh, batch_size=None).losses, fit(batch_size=None).losses, rtol=1e-10)
 np.take = spy
 assert_same_bits(fit(mesh=mesh, num_steps=10, steps_per_call=5).losses, result.losses[:10])
-# Two calls, two arrays, two devices of this process: a quarter of a batch for each.
-assert read == [(5, 2)] * 8
+# The first batch, to start from. Then two calls, two arrays, two devices of this process: a quarter of a batch for each.
+assert read == [(8,)] * 2 + [(5, 2)] * 8, read
 blocks = {"shuffle": ogp.training.Blocks(10, 2), "num_steps": 10}
 assert_close(fit(mesh=mesh, **blocks).losses, fit(**blocks).losses, rtol=1e-10)
 stream = lambda: (make(), ogp.training.Stream([tuple(a[i : i + 8] for a in data(48)) for i in range(0, 48, 8)], 48), {})
