@@ -913,6 +913,37 @@ def test_sparse_matrices_give_the_rows_that_they_hold(form):
         ogp.init.kmeans(KEY, held, 4)
 
 
+def test_a_large_sparse_matrix_is_known_by_all_of_its_rows(monkeypatch):
+    """No file tells that one was changed, so a checkpoint must not go by a sample."""
+    sparse = pytest.importorskip("scipy.sparse")
+    monkeypatch.setattr(digest, "LARGE", 100)
+    monkeypatch.setattr(digest, "SLICE", 4)
+    monkeypatch.setattr(digest, "ROWS", 8)
+    held = sparse.csr_array(X)
+    known = digest.digest_of_data(as_array("X", held), float)
+    for row in range(N):
+        changed = X.copy()
+        changed[row] += 1
+        assert digest.digest_of_data(as_array("X", sparse.csr_array(changed)), float) != known
+
+
+def test_a_fit_of_a_sparse_matrix_predicts_and_is_checked_at_others():
+    sparse = pytest.importorskip("scipy.sparse")
+
+    def model(X, y=None, *, N):
+        f = ogp.gp("f", ogp.kernels.RBF(1.0), jnp.asarray(data()[0][:4]))
+        with numpyro.plate("data", N, subsample_size=len(X)):
+            numpyro.sample("y", ogp.likelihoods.Gaussian(f(X), 0.3), obs=y)
+
+    svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.01), Trace_ELBO())
+    X, y = data()
+    new = sparse.csc_array(X[:6])
+    result = ogp.fit(svi, KEY, (sparse.csr_array(X), y), batch_size=10, num_steps=4, N=N, progress_bar=False)
+    assert_same_bits(result.predict(new)["y"].mean, result.predict(X[:6])["y"].mean)
+    reports = [result.check(held_out=(held, y[:6]), num_samples=25) for held in (new, X[:6])]
+    assert str(reports[0]) == str(reports[1])
+
+
 def test_files_of_a_table_follow_each_other(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     for i, rows in enumerate((slice(0, 20), slice(20, 27), slice(27, 50))):

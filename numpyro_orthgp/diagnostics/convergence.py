@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Convergence", "convergence_of"]
+__all__ = ["FEWEST", "Convergence", "convergence_of"]
 
 SHARE = 10  # the last tenth of the steps is compared with the tenth before it
+FEWEST = 2 * SHARE  # losses that can be compared so
 CLEAR = 3.0  # standard errors
 SURE = 5.0  # of the lowest of several
 
@@ -63,8 +64,8 @@ def convergence_of(losses: Any) -> Convergence:
     :raises ValueError: if the shape is another, or there are fewer than 20 losses.
     """
     values = np.asarray(losses, float)
-    if values.ndim != 1 or len(values) < 2 * SHARE:
-        raise ValueError(f"`losses` must have shape (num_steps,), at least {2 * SHARE} of them; got {values.shape}.")
+    if values.ndim != 1 or len(values) < FEWEST:
+        raise ValueError(f"`losses` must have shape (num_steps,), at least {FEWEST} of them; got {values.shape}.")
     num = len(values) // SHARE
     not_finite = int((~np.isfinite(values[-2 * num :])).sum())
     if not_finite:

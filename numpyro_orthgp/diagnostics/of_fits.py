@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from numpyro_orthgp.diagnostics.check import check
+from numpyro_orthgp.diagnostics.convergence import FEWEST
 from numpyro_orthgp.diagnostics.convert import to_arviz
 from numpyro_orthgp.diagnostics.importance import khat
 from numpyro_orthgp.diagnostics.prediction import Prediction, predict
@@ -40,6 +41,8 @@ def _check(fit: Fitted, params: dict[str, Any], num_rows: int | None, **options:
     if fit.is_part:
         rows = slice(min(wanted, fit.batch_size))
     _refuse_other_order(fit, options.get("held_out"))
+    if len(options["losses"]) < FEWEST:  # too few to say whether they still fall
+        options["losses"] = None
     args, known = fit.arguments(rows)
     return check(fit.model, fit.guide, params, *args, **(known | options))
 

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from numpyro.infer.autoguide import AutoGuide
-from numpyro.primitives import _PYRO_STACK
+from numpyro.primitives import _PYRO_STACK, plate
 
 __all__ = [
     "in_control_flow",
@@ -18,6 +18,7 @@ __all__ = [
     "is_starting",
     "looking_ahead",
     "transformation",
+    "who_asks",
     "without_randomness",
 ]
 
@@ -93,6 +94,14 @@ def is_latent_of_guide() -> bool:
             return is_starting()
         frame = frame.f_back
     return False
+
+
+def who_asks() -> str:
+    """Who reads the property that calls this: a "plate" around a site, a "censored" distribution of NumPyro's, or nothing known."""
+    asking: Any = sys._getframe(2)
+    if asking.f_code is plate.process_message.__code__:
+        return "plate"
+    return "censored" if asking.f_globals.get("__name__") == "numpyro.distributions.censored" else ""
 
 
 def transformation() -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 
 from numpyro_orthgp.errors import Unobserved, inspect
 from numpyro_orthgp.functions.arithmetic import broadcasts
-from numpyro_orthgp.functions.callers import is_latent_of_guide
+from numpyro_orthgp.functions.callers import is_latent_of_guide, who_asks
 from numpyro_orthgp.functions.sites import refuse_other_rows
 from numpyro_orthgp.likelihoods.wrapped import no_cdf
 from numpyro_orthgp.types import Array
@@ -144,9 +142,9 @@ class ToldOfCallers(dist.Distribution):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        asking = sys._getframe(1)
-        if asking.f_code is numpyro.plate.process_message.__code__:
+        asking = who_asks()
+        if asking == "plate":
             refuse_other_rows(self._batch_shape)
-        if asking.f_globals.get("__name__") == "numpyro.distributions.censored":
+        if asking == "censored":
             no_cdf(self, 0.0)
         return self._batch_shape

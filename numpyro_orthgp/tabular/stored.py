@@ -20,9 +20,8 @@ from numpyro_orthgp.collapsed.blocks import RowSums, sums_of_blocks
 from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.columns import Columns
 from numpyro_orthgp.tabular.points import Values, kernel_of
-from numpyro_orthgp.tabular.tables import Table, read_table
+from numpyro_orthgp.tabular.tables import Table, read_table, refuse_unread
 from numpyro_orthgp.training.columns import Column, is_lazy, rows_of
-from numpyro_orthgp.training.sparse import is_sparse
 
 __all__ = ["MOST", "PART", "StoredTable", "all_rows", "part_of", "table_of"]
 
@@ -55,10 +54,10 @@ def table_of(X: Any) -> Table | StoredTable:
 
     :raises TypeError, ValueError: as :func:`~numpyro_orthgp.tabular.columns.read_table`.
     """
-    lazy = is_lazy(X) and not is_sparse(X)  # `read_table` refuses a sparse one
-    if lazy:
+    refuse_unread(X)
+    if is_lazy(X):
         Column(X).check_stored("X")
-    if not (lazy or isinstance(X, np.memmap)) or len(X.shape) != 2 or X.shape[0] <= PART:
+    if not (is_lazy(X) or isinstance(X, np.memmap)) or len(X.shape) != 2 or X.shape[0] <= PART:
         return read_table(X)
     read_table(rows_of(X, slice(0, 1)))  # checks its dtype
     return StoredTable(X)

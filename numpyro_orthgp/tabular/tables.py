@@ -14,9 +14,8 @@ from numpyro_orthgp.foreign import as_numpy, filled
 from numpyro_orthgp.tabular.dates import DATES, DURATIONS, as_durations, read_dates, start_of, warn_of_zones
 from numpyro_orthgp.tabular.rows import is_missing
 from numpyro_orthgp.training.columns import is_lazy, rows_of
-from numpyro_orthgp.training.sparse import is_sparse
 
-__all__ = ["Table", "level_of", "read_table"]
+__all__ = ["Table", "level_of", "read_table", "refuse_unread"]
 
 NUMBERS = Real | Decimal | np.number | np.bool_
 
@@ -44,6 +43,15 @@ class Table:
         return Table(self.names, tuple(values[which] for values in self.values), like=self.like)
 
 
+def refuse_unread(X: Any) -> None:
+    """
+    :raises TypeError: for lazy tables and sparse matrices, which may be too large as a whole.
+    """
+    if remedy := "collect" if hasattr(X, "collect") else "toarray" if hasattr(X, "toarray") else "":
+        what = "lazy" if remedy == "collect" else "sparse"
+        raise TypeError(f"`X` must be a table or an array; got {type(X).__name__}, which is {what}. Pass X.{remedy}().")
+
+
 def read_table(X: Any) -> Table:
     """Columns of a pandas, polars or arrow table, or of an array of shape (N,) or (N, D).
 
@@ -59,12 +67,8 @@ def read_table(X: Any) -> Table:
         values = tuple(_column(name, X[key]) for name, key in zip(names, X.columns, strict=True))
         table = Table(tuple(names), values, getattr(X, "index", None), type(X))
     else:
-        X = rows_of(X) if is_lazy(X) and not is_sparse(X) else as_numpy("X", X)
-        if remedy := "collect" if hasattr(X, "collect") else "toarray" if hasattr(X, "toarray") else "":
-            what = "lazy" if remedy == "collect" else "sparse"
-            raise TypeError(
-                f"`X` must be a table or an array; got {type(X).__name__}, which is {what}. Pass X.{remedy}()."
-            )
+        refuse_unread(X)
+        X = rows_of(X) if is_lazy(X) else as_numpy("X", X)
         array = np.asarray(filled(X))
         if array.dtype.kind == "M":
             array = read_dates(array)
