@@ -63,3 +63,12 @@ def test_what_a_sample_cannot_answer(result):
         ValueError, match=r"`shift` has a value for each row of plate 'rows', which holds 100 of its 600"
     ):
         local.check(num_rows=100, losses=None)
+
+
+def test_a_few_steps_say_nothing_of_convergence(result):
+    few = result._replace(losses=result.losses[:5])
+    assert few.check(num_rows=100).convergence is None
+    assert result.check(num_rows=100).convergence is not None
+    assert result.check(num_rows=100, losses=None).convergence is None
+    with pytest.raises(ValueError, match=r"`losses` must have shape \(num_steps,\), at least 20 of them; got \(5,\)"):
+        result.check(num_rows=100, losses=result.losses[:5])

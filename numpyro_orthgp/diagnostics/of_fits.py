@@ -33,7 +33,7 @@ def _posterior(fit: Fitted, params: dict[str, Any], **options: Any) -> Any:
     return posterior(fit.model, fit.guide, params, *args, **(known | options))
 
 
-def _check(fit: Fitted, params: dict[str, Any], num_rows: int | None, **options: Any) -> Any:
+def _check(fit: Fitted, params: dict[str, Any], num_rows: int | None, losses_of_fit: np.ndarray, **options: Any) -> Any:
     wanted = MOST_ROWS if num_rows is None else check_integer("num_rows", num_rows)
     # All of them where every step saw them: a bound that takes no part of its data has no sample either.
     everything = wanted >= fit.num_rows or (num_rows is None and fit.batch_size == fit.num_rows)
@@ -41,8 +41,8 @@ def _check(fit: Fitted, params: dict[str, Any], num_rows: int | None, **options:
     if fit.is_part:
         rows = slice(min(wanted, fit.batch_size))
     _refuse_other_order(fit, options.get("held_out"))
-    if len(options["losses"]) < FEWEST:  # too few to say whether they still fall
-        options["losses"] = None
+    if len(losses_of_fit) >= FEWEST:  # fewer cannot say whether they still fall
+        options.setdefault("losses", losses_of_fit)
     args, known = fit.arguments(rows)
     return check(fit.model, fit.guide, params, *args, **(known | options))
 

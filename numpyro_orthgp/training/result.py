@@ -146,7 +146,7 @@ class FitResult(_Fields):
         :param num_rows: how many rows to use, evenly spread; by default all, but at most 5000. The page says if it used a sample.
         :param options: options of that function, such as ``held_out=(X_test, y_test)``, ``nuts=200``.
         """
-        return self._ask("check", {"num_rows": num_rows, "losses": self.losses, **options})
+        return self._ask("check", {"num_rows": num_rows, "losses_of_fit": self.losses, **options})
 
     def khat(self, **options: Any) -> Any:
         """The Pareto k-hat of the guide: :func:`numpyro_orthgp.khat`."""
