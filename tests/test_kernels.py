@@ -690,3 +690,24 @@ def test_where_squared_distances_overflow(kernel):
     far = np.array([[1e150]])
     for number in jax.jit(jax.value_and_grad(lambda x: kernel(1e-10)(x, 0 * far).sum()))(far):
         assert np.abs(number) < 1e-100
+
+
+@pytest.mark.parametrize(
+    "kernel, word, answer",
+    [
+        (kernels.RBF, "variance", r"The variance is a factor: variance \* RBF\(\.\.\.\)\."),
+        (kernels.Periodic, "outputscale", r"The variance is a factor: variance \* Periodic"),
+        (kernels.Matern32, "lengthscales", r"Write Matern32\(lengthscale\), with shape \(D,\)"),
+        (kernels.Linear, "active_dims", r"Select columns by Linear\(\.\.\.\)\.on\(\[0, 2\]\)"),
+        (kernels.RBF, "lengthscale_prior", r'Draw it in the model: RBF\(numpyro.sample\("lengthscale", prior\)\)'),
+    ],
+)
+def test_arguments_of_other_libraries_are_answered(kernel, word, answer):
+    with pytest.raises(TypeError, match=f"{kernel.__name__} has no argument `{word}`. {answer}"):
+        kernel(**{word: 1.0})
+
+
+def test_kernels_keep_arguments_that_other_libraries_name_alike():
+    assert kernels.Linear(variance=2.0).variance == 2.0
+    with pytest.raises(TypeError, match="unexpected keyword argument 'lengthscales'"):
+        kernels.Linear(lengthscales=1.0)

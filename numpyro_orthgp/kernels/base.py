@@ -14,7 +14,7 @@ import numpy as np
 
 from numpyro_orthgp.closures import Closure, as_pytree
 from numpyro_orthgp.errors import no_function
-from numpyro_orthgp.kernels.foreign import PointByPoint, from_tinygp, introduce
+from numpyro_orthgp.kernels.foreign import PointByPoint, from_tinygp, introduce, refuse_words_of_others
 from numpyro_orthgp.kernels.hyperparameters import (
     check_inputs,
     check_value,
@@ -66,6 +66,7 @@ class Kernel(PointByPoint, abc.ABC):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Kernel:
         introduce(Kernel)
+        refuse_words_of_others(cls, kwargs)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Combines our kernels with tinygp's.
+"""Combines our kernels with tinygp's, and answers arguments that kernels have in other libraries.
 
 ``ours + theirs`` calls our method. ``theirs + ours`` calls tinygp's, which accepts only its own kernels and takes anything else for
 a number. So once tinygp has been imported, our kernels count as instances of its class, and have the two methods that it calls for
@@ -9,12 +9,25 @@ single points. If tinygp makes a sum or product of our kernels, we convert it to
 from __future__ import annotations
 
 import abc
+import inspect
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from numpyro_orthgp.types import Array
 
-__all__ = ["PointByPoint", "from_tinygp", "introduce"]
+__all__ = ["PointByPoint", "from_tinygp", "introduce", "refuse_words_of_others"]
+
+_LENGTHSCALE = "Write {}(lengthscale), with shape (D,) for a lengthscale of each column."
+_VARIANCE = "The variance is a factor: variance * {}(...)."
+_COLUMNS = "Select columns by {}(...).on([0, 2])."
+# Arguments of kernels in GPyTorch, GPflow, GPJax, tinygp and scikit-learn.
+_WORDS = {
+    "variance": _VARIANCE, "outputscale": _VARIANCE, "amplitude": _VARIANCE, "constant_value": _VARIANCE,
+    "lengthscales": _LENGTHSCALE, "length_scale": _LENGTHSCALE, "scale": _LENGTHSCALE, "ard_num_dims": _LENGTHSCALE,
+    "active_dims": _COLUMNS, "n_dims": _COLUMNS,
+    "lengthscale_prior": "Draw it in the model: {}(numpyro.sample(\"lengthscale\", prior)).",
+}  # fmt: skip
 
 
 class PointByPoint:
@@ -54,3 +67,15 @@ def _holds(kernel: Any, base: type) -> bool:
     return any(
         _holds(part, base) for name in ("kernel1", "kernel2") if (part := getattr(kernel, name, None)) is not None
     )
+
+
+def refuse_words_of_others(kernel: type, given: Iterable[str]) -> None:
+    """
+    :param given: names of arguments for ``kernel``.
+    :raises TypeError: if one of them is another library's name for what is written differently here.
+    """
+    for word in _WORDS.keys() & given:
+        own = inspect.signature(kernel.__init__).parameters  # type: ignore[misc]
+        if word not in own and (_WORDS[word] is not _LENGTHSCALE or "lengthscale" in own):
+            name = kernel.__name__
+            raise TypeError(f"{name} has no argument `{word}`. {_WORDS[word].format(name)}")
