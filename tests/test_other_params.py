@@ -140,8 +140,24 @@ def test_scales_of_low_rank_covariances_are_no_diagonal_ones(fitted, other, name
     params = started(fitted(model))
     guide = other(model)
     started(guide)
-    with pytest.warns(UserWarning, match=f"holds {names}, which this guide does not have"):
+    with pytest.raises(ValueError, match=f"holds {names}, which this guide does not have"):
         ogp.posterior(model, guide, params, X)
+
+
+@pytest.mark.parametrize("make", [ours(hyper=autoguide.AutoNormal), autoguide.AutoNormal])
+def test_a_guide_made_anew_draws_what_the_fitted_one_draws(make):
+    guide = make(model)
+    params = started(guide)
+    own, anew = (ogp.posterior(model, g, params, X, Y, rng_key=KEY)["f"](X) for g in (guide, make(model)))
+    assert_allclose(anew.mean, own.mean, rtol=1e-6)
+    assert_allclose(anew.variance, own.variance, rtol=1e-6)
+
+
+def test_a_distribution_of_a_scale_is_no_point():
+    """AutoDelta takes `scale_auto_loc` for the value, of which AutoNormal keeps the logarithm."""
+    params = started(ogp.AutoSparseGP(model, hyper=autoguide.AutoNormal)) | {"scale_auto_loc": jnp.array(0.5)}
+    with pytest.raises(ValueError, match="holds 'scale_auto_scale', which this guide does not have"):
+        ogp.posterior(model, ogp.AutoSparseGP(model), params, X, Y)
 
 
 def test_parameters_of_parts_that_are_left_out_are_no_others():

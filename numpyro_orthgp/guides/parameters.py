@@ -23,7 +23,7 @@ from numpyro_orthgp.gaussians.constraints import Natural
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, InputBelief, site_of
 
 __all__ = [
-    "Checked", "check_guide_sites", "check_model_params", "refuse_lists", "refuse_own_names", "warn_of_other_guide",
+    "Checked", "check_guide_sites", "check_model_params", "refuse_lists", "refuse_other_guide", "refuse_own_names",
 ]  # fmt: skip
 
 Trace = Mapping[str, Mapping[str, Any]]
@@ -155,23 +155,23 @@ def check_model_params(
         )
 
 
-def warn_of_other_guide(guide_sites: Trace, sites: Trace, params: Mapping[str, Any]) -> None:
-    """Warn of parameters that bear the name of a guide's site and that neither guide nor model has, such as ``f.u0_left``.
+def refuse_other_guide(guide_sites: Trace, sites: Trace, params: Mapping[str, Any]) -> None:
+    """Refuse parameters that bear the name of a guide's site and that neither guide nor model has, such as ``f.u0_left``.
 
-    Guides give one name to different things: ``f.u0_scale`` and ``auto_scale`` are only parts of a low-rank covariance.
+    Guides give one name to different things: ``f.u0_scale`` and ``auto_scale`` are only parts of a low-rank covariance, and
+    ``scale_auto_loc`` is a value of AutoDelta and the logarithm of one of AutoNormal.
 
     :param guide_sites, sites: sites of the guide, and of the model.
+    :raises ValueError: with the names.
     """
     drawn = [name for name, site in guide_sites.items() if site["type"] == "sample"]
     stems = tuple(name.removeprefix("_").removesuffix("latent").removesuffix("_") + "_" for name in drawn)
     strange = [n for n in params if n.startswith(stems) and n not in guide_sites and n not in sites]
     if strange:
-        warnings.warn(
+        raise ValueError(
             f"`params` holds {_listed(strange)}, which this guide does not have: are they of another guide, or of another "
             "`covariance` or `hyper`? Others of its names may then mean something else. Give the guide that was fitted, or leave "
-            "these out.",
-            UserWarning,
-            stacklevel=4,
+            "these out."
         )
 
 

@@ -19,8 +19,8 @@ from numpyro_orthgp.guides.parameters import (
     Checked,
     check_guide_sites,
     check_model_params,
+    refuse_other_guide,
     refuse_own_names,
-    warn_of_other_guide,
 )
 from numpyro_orthgp.likelihoods.base import is_expected
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, is_enumerated, site_of
@@ -131,8 +131,10 @@ def fitted_trace(
         if guide is not None:
             is_new = getattr(guide, "prototype_trace", True) is None
             seeded = handlers.seed(guide, guide_key)
-            checked = Checked(seeded, params, guide)
-            guide_trace = handlers.trace(handlers.substitute(checked, params)).get_trace(*args, **kwargs)
+            with_params = handlers.substitute(Checked(seeded, params, guide), params)
+            if is_new:  # its first call takes random keys, and draws other values than later ones
+                with_params(*args, **kwargs)
+            guide_trace = handlers.trace(with_params).get_trace(*args, **kwargs)
             check_guide_sites(guide_trace, params, guide)
             answers = Answers(guide, seeded, params, guide_trace, args, kwargs, laplace=not is_new)
 
@@ -155,7 +157,7 @@ def fitted_trace(
     _check_known(sites, guide_trace, params)
     check_model_params(sites, guide_trace, params, guided=guide is not None)
     _check_sizes(sites)
-    warn_of_other_guide(guide_trace, sites, params)
+    refuse_other_guide(guide_trace, sites, params)
     _warn_of_prior_draws(sites, guide_trace, params, functions)
     return sites, functions
 
