@@ -112,7 +112,7 @@ def test_features_of_classes_that_users_define():
         @register(Cauchy, stationary=True)
         def frequencies(kernel, draw):
             z, s = draw.normals(len(draw.columns), 2)
-            return jnp.sqrt((s**2).sum(-1, keepdims=True)) * z / kernel.lengthscale
+            return jnp.sqrt((s**2).sum(-1, keepdims=True)) * z / jnp.asarray(kernel.lengthscale)
 
         @register(Table)
         def features(kernel, draw):
