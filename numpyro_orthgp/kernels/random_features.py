@@ -253,7 +253,8 @@ def _check_known(kernel: Any) -> None:
         name = name if isinstance(kernel, Function | Closure) else type(kernel).__name__
         raise TypeError(
             f"A path needs random features of every part of the kernel; those of {name} are not known. Known are "
-            f"{known}, and their sums, products, multiples and restrictions to columns. {instead}"
+            f"{known}, and their sums, products, multiples and restrictions to columns. A class of your own becomes known by "
+            f"`{__name__}.register`. {instead}"
         )
 
 
