@@ -206,6 +206,7 @@ def test_pictures(curve, tmp_path):
     plt.close("all")
 
 
+@pytest.mark.slow
 def test_a_likelihood_with_random_nodes(curve):
     """A model's nodes are random. Here the likelihood is made any number of times, and a key for them was refused."""
     f, _, truth = curve
