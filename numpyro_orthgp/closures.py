@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
-from numpyro.primitives import Messenger
+from numpyro.primitives import _PYRO_STACK, Messenger
 
-__all__ = ["Closure", "as_pytree"]
+__all__ = ["Closure", "as_pytree", "in_closure"]
 
 _EMPTY = object()  # a cell without contents
 _JITTED = type(jax.jit(lambda: None))
@@ -93,6 +93,11 @@ class _NoSites(Messenger):
             "before it, and use the value in it: a = numpyro.sample('a', ...), then Likelihood(f(X), lambda f: dist.Normal(a * f, "
             "s))."
         )
+
+
+def in_closure() -> bool:
+    """Whether a :class:`Closure` is running, which may be within a loop of JAX, and whose callers refuse random keys."""
+    return any(isinstance(handler, _NoSites) for handler in _PYRO_STACK)
 
 
 class _Same:

@@ -694,11 +694,9 @@ def test_a_mask_of_all_leaves_no_prior():
     assert Predictive(masked, num_samples=3)(KEY, X)["y"].shape == (3, 12)
     assert_allclose(start(handlers.mask(model, mask=True)), start(model))
     assert_allclose(start(outputs(ours, mask=False)), 0.0, atol=1e-9)
-    for scale in (
-        3.0,
-        0.1,
-    ):  # the likelihood alone: TraceMeanField_ELBO takes the scale of the guide's site for the divergence
-        assert_allclose(start(handlers.scale(model, scale=scale)), scale * start(model))
+    for scale in (3.0, 0.1):
+        scaled = handlers.scale(ogp.AutoSparseGP(model), scale=scale)
+        assert_allclose(start(handlers.scale(model, scale=scale), guide=scaled), scale * start(model))
 
 
 def test_hyperparameters_that_nothing_knows():

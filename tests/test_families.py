@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from numpy.testing import assert_allclose
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp import gaussians, kernels, likelihoods
+from numpyro_orthgp import gaussians, kernels, likelihoods, online
 from numpyro_orthgp.gaussians import Diagonal, Full, LowRank, Shifted, Value, Whitened
 from tests import oracles, problems
 from tests.made_up import Reflected
@@ -216,6 +217,65 @@ class Unregistered(Diagonal):
     """Not a pytree."""
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Kronecker(Whitened):
+    """S = L L' x R R': an option says of which sizes, and no parameter has a constraint."""
+
+    left: jax.Array
+    right: jax.Array
+    name = "kronecker"
+
+    @classmethod
+    def start(cls, shape, scale, sizes):
+        parts = [jnp.broadcast_to(jnp.sqrt(scale) * jnp.eye(n), (*shape[:-1], n, n)) for n in sizes]
+        return cls(jnp.zeros(shape), *parts)
+
+    def spread(self, A):
+        L, R = self.left, self.right
+        W = jnp.einsum("...ia,...jb,...ijn->...abn", L, R, A.reshape(*A.shape[:-2], L.shape[-1], R.shape[-1], -1))
+        return W.reshape(*W.shape[:-3], -1, W.shape[-1])
+
+
+@pytest.mark.parametrize("num_latents", [None, 2])
+def test_a_family_with_options(num_latents):
+    """Its start needs arguments: a fit of one function starts from another; it failed where that asked for axes."""
+    X = jnp.linspace(0.0, 1.0, 9)[:, None]
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(0.3), X[:6], num_latents=num_latents)
+        shape = f(X).shape
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.1).to_event(len(shape) - 1), obs=jnp.ones(shape))
+
+    def svi(natural=False):
+        guide = ogp.AutoSparseGP(model, covariance=partial(Kronecker.start, sizes=(2, 3)), natural=natural)
+        return SVI(model, guide, optax.adam(0.05), TraceMeanField_ELBO())
+
+    first = svi()
+    run = first.run(jax.random.PRNGKey(0), 5, progress_bar=False)
+    f = ogp.posterior(model, first.guide, run.params)["f"]
+    if num_latents is not None:
+        with pytest.raises(TypeError, match=r"Kronecker\.start\(shape, scale\) must work without .* default values"):
+            online.start_from("f", f)
+        return
+    q, again = f.beliefs[0], svi()
+    S = np.kron(*(np.asarray(T @ T.T) for T in (q.left, q.right)))
+    assert_allclose(q.lower_root() @ q.lower_root().T, S, atol=1e-12)
+    state = again.init(jax.random.PRNGKey(1), init_params=online.start_from("f", f))
+    assert_allclose(again.evaluate(state), first.evaluate(run.state), rtol=1e-10)
+    with pytest.raises(ValueError, match="natural steps are not known for the covariance 'kronecker'"):
+        svi(natural=True).init(jax.random.PRNGKey(0))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Optional(Diagonal):
+    """An option as a field."""
+
+    width: int = dataclasses.field(default=2, metadata={"static": True})
+
+
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
@@ -223,6 +283,7 @@ class Unregistered(Diagonal):
         ({"covariance": Value}, ValueError, "must be the name of a family, .* got <class .*Value'>"),
         ({"covariance": lambda shape, scale: jnp.zeros(shape)}, TypeError, "must make members of a family for `f.u0`"),
         ({"covariance": Unregistered}, TypeError, "@jax.tree_util.register_dataclass above .* got Unregistered"),
+        ({"covariance": Optional}, TypeError, r"`width` of Optional is 2 for .*=partial\(Optional\.start, width=2\)"),
         ({"covariance": ["full"]}, ValueError, "must be one name or one per set, 2 here; got 1"),
         (
             {"residual": lambda name, shape, dtype: jnp.full(shape, -0.5, dtype)},

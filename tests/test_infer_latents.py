@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import matplotlib
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 
 matplotlib.use("Agg")
@@ -203,3 +204,17 @@ def test_pictures(curve, tmp_path):
     with pytest.raises(ValueError, match="`labels` must have shape"):
         plots.latent_space(g, points, labels=[1])
     plt.close("all")
+
+
+@pytest.mark.slow
+def test_a_likelihood_with_random_nodes(curve):
+    """A model's nodes are random. Here the likelihood is made any number of times, and a key for them was refused."""
+    f, _, truth = curve
+    y = truth(np.array([[0.4]]))
+
+    def noisy(f):
+        return likelihoods.Likelihood(f, lambda f: dist.Normal(f, NOISE), integrator=likelihoods.QuasiMonteCarlo(64))
+
+    found = ogp.infer_latents(f, y, noisy, num_samples=8, num_starts=1, num_steps=200)
+    np.testing.assert_allclose(found.loc, 0.4, atol=0.1)
+    assert 0.005 < float(found.scale[0, 0]) < 0.1  # about NOISE / |slope of the functions|

@@ -532,6 +532,11 @@ VECTOR = ComposeTransform([StickBreakingTransform()])
             ValueError,
             r"batch shape \(4, 4\); expected \(4,\)",
         ),
+        (
+            of(L.Likelihood, lambda f: dist.Normal(f[..., 0], 1.0)),
+            ValueError,
+            r"batch shape \(\); expected \(4,\)\. Do .*several functions, .* shape \(B, P\): gp\(..., num_latents=P\)",
+        ),
         (of(L.Gaussian, 0.0), ValueError, r"`scale` must be positive; got a value of 0.0"),
         (of(L.Gaussian, [0.1, np.nan, 1, 1]), ValueError, r"`scale` must be positive; got a value of nan"),
         (of(L.StudentT, -1, 1.0), ValueError, r"`df` must be positive; got .* -1.0"),

@@ -170,6 +170,26 @@ def test_labels_condition_to_the_variational_optimum(problem):
     np.testing.assert_allclose(variance, at(best, X[1:]).variance, atol=1e-7)
 
 
+def test_classes_of_three_functions(problem):
+    """Nodes for three functions are random in a model. Here, in a function that runs any number of times, that was refused."""
+    X, _, Zs, qs, _ = problem
+    X, labels = X[:4], jnp.array([0, 2, 1, 1])
+    f = function(Zs[:1], [(np.stack([qs[0][0], -qs[0][0], 0 * qs[0][0]]), np.stack([qs[0][1]] * 3))], num_latents=3)
+
+    def given(rule):
+        with handlers.seed(rng_seed=0):  # whose keys a loop must not use
+            g = condition(
+                f, X, labels, lambda m: likelihoods.Categorical(m, integrator=rule), num_steps=60, step_size=0.7
+            )
+        return at(g, X)
+
+    exact = given(likelihoods.GaussHermite(12))
+    for rule, most in ((None, 0.05), (likelihoods.QuasiMonteCarlo(1024), 0.005)):
+        np.testing.assert_allclose(given(rule).mean, exact.mean, atol=most)
+        np.testing.assert_allclose(given(rule).variance, exact.variance, atol=most)
+    assert np.abs(exact.mean - at(f, X).mean).max() > 0.1
+
+
 MIX = np.array([[1.0, 0.5, 0.5], [0.5, 1.0, 0.5], [0.5, 0.5, 1.0]])
 
 

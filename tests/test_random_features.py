@@ -5,6 +5,9 @@ Second moments are exact for any number of features, so few features and many fu
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +15,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from numpyro_orthgp import kernels
+from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.kernels import patch_features  # noqa: F401  (makes Convolutional known)
-from numpyro_orthgp.kernels.random_features import draw_functions
+from numpyro_orthgp.kernels.random_features import _FEATURES, FREQUENCIES, draw_functions, register
 from tests import oracles
 
 NUM, B, D = 30_000, 5, 3
@@ -74,6 +78,79 @@ SLOW = {"convolutional", "product_with_convolutional", "product_of_sums"}
 def test_moments_are_those_of_the_kernel(name):
     kernel, X = KERNELS[name], inputs()
     assert np.abs(z_scores(draw(kernel, (NUM,))(X), 0, np.asarray(kernel(X, X)))).max() < 5
+
+
+class Cauchy(kernels.Stationary):
+    """1 / (1 + r^2) is the mean of exp(-s r^2) over s ~ Exp(1)."""
+
+    def profile(self, r2):
+        return 1 / (1 + r2)
+
+
+class Table(kernels.Kernel):
+    """A kernel of finite rank that is no function of a difference."""
+
+    root: Any  # (T, R)
+
+    def matrix(self, X1, X2):
+        return self.features(X1) @ self.features(X2).swapaxes(-1, -2)
+
+    def diagonal(self, X):
+        return (self.features(X) ** 2).sum(-1)
+
+    def features(self, X):
+        return jnp.asarray(self.root)[(X[..., 0] > 0).astype(int)]
+
+
+def test_features_of_classes_that_users_define():
+    X, key = inputs(), jax.random.PRNGKey(0)
+    own = 1.3 * Cauchy([0.5, 1.0]).on([2, 0]) + RBF(0.8) * Table(W[:2]).on(1)
+    with pytest.raises(
+        TypeError, match=r"those of Cauchy are not known.*by `numpyro_orthgp\.kernels\.random_features\.register`"
+    ):
+        draw(own, (2,), key)
+    try:
+
+        @register(Cauchy, stationary=True)
+        def frequencies(kernel, draw):
+            z, s = draw.normals(len(draw.columns), 2)
+            return jnp.sqrt((s**2).sum(-1, keepdims=True)) * z / jnp.asarray(kernel.lengthscale)
+
+        @register(Table)
+        def features(kernel, draw):
+            (z,) = draw.normals(W.shape[1])
+            return [Looked(z @ kernel.root.T, int(draw.columns[0]))]
+
+        assert np.abs(z_scores(draw(own, (NUM,), key)(X), 0, np.asarray(own(X, X)))).max() < 5
+    finally:
+        for known in (FREQUENCIES, _FEATURES):
+            for kind in (Cauchy, Table):
+                known.pop(kind, None)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Looked:
+    """Features of `Table`: (..., L, T) values, looked up by the sign of a column."""
+
+    values: Any
+    column: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def width(self):
+        return self.values.shape[-2]
+
+    def __call__(self, X):
+        low, high = self.values[..., None, :, 0], self.values[..., None, :, 1]
+        return jnp.where(X[..., self.column, None] > 0, high, low)
+
+
+def test_a_plain_function_is_named():
+    def gibbs(X1, X2=None):
+        return 1.0
+
+    with pytest.raises(TypeError, match=r"those of <function .*gibbs"):
+        draw(as_pytree(gibbs), (2,))
 
 
 @pytest.mark.parametrize("name", oracles.KERNELS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -10,7 +11,7 @@ import optax
 import pytest
 from jax import random
 from numpyro import handlers
-from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
@@ -140,6 +141,63 @@ def test_what_scales_the_divergence_too_is_no_weight():
         return -float(svi.evaluate(svi.init(KEY)))
 
     np.testing.assert_allclose(scaled(model_of(None)), 0.1 * at_the_prior(None, None), rtol=1e-8)
+
+
+@pytest.mark.parametrize("beta", [0.3, 2.0])
+def test_a_weight_of_the_divergence(beta):
+    """In the guide too it is beta KL; in the model alone NumPyro's objectives left it out, or took it for log p alone."""
+    m, T = np.array([0.7, -0.4]), np.array([[0.5, 0.0], [0.2, 1.3]])
+
+    def model(of_f=beta):
+        with handlers.scale(scale=of_f):
+            f = ogp.gp("f", kernels.RBF(1.0), jnp.asarray(Z))
+        with numpyro.plate("data", N):
+            numpyro.sample("y", likelihoods.Gaussian(f(jnp.asarray(X)), S), obs=jnp.asarray(Y))
+
+    guide, params = ogp.AutoSparseGP(model), {"f.u0_loc": jnp.asarray(m), "f.u0_scale_tril": jnp.asarray(T)}
+    handlers.seed(guide, 0)()
+
+    def loss(guide, *args, objective=TraceMeanField_ELBO):
+        return objective().loss(KEY, params, model, guide, *args)
+
+    A = np.linalg.solve(np.linalg.cholesky(rbf(Z, Z) + 1e-10 * np.eye(2)), rbf(Z, X))
+    mean, variance = A.T @ m, 1 - (A**2).sum(0) + ((T.T @ A) ** 2).sum(0)
+    fits = (-0.5 * np.log(2 * np.pi * S**2) - ((Y - mean) ** 2 + variance) / (2 * S**2)).sum()
+    divergence = (m @ m + (T**2).sum() - 2 - 2 * np.log(np.diag(T)).sum()) / 2
+    scaled = handlers.scale(guide, scale=beta)
+    np.testing.assert_allclose(loss(scaled), beta * divergence - fits, rtol=1e-8)
+    np.testing.assert_allclose(loss(scaled, 1.0), beta * divergence - fits, rtol=1e-8)  # in the guide alone
+    np.testing.assert_allclose(loss(guide, 1.0), divergence - fits, rtol=1e-8)
+    said = rf"`f\.u0` has a scale of {beta} in the model and {{}} in the guide.*handlers\.scale\(guide"
+    for objective in (TraceMeanField_ELBO, Trace_ELBO):
+        with pytest.raises(ValueError, match=said.format("none")):
+            loss(guide, objective=objective)
+    with pytest.raises(ValueError, match=said.format("one of 0.5")):
+        loss(handlers.scale(guide, scale=0.5))
+    assert ogp.posterior(model, guide, params)["f"](jnp.asarray(X)).mean == pytest.approx(mean, rel=1e-8)
+
+
+def test_weights_of_the_divergence_that_are_traced():
+    def model(beta):
+        with handlers.scale(scale=beta):
+            v = ogp.orthogonal("f", jnp.asarray(Z))
+        numpyro.sample(
+            "y", ogp.CollapsedGP(kernels.RBF(1.0), X, [X[::3], jnp.asarray(Z)], S, orthogonal=v), obs=jnp.asarray(Y)
+        )
+
+    guide = ogp.AutoSparseGP(model)
+
+    def loss(guide, beta):
+        svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+        return jax.jit(lambda beta: svi.evaluate(svi.init(KEY, beta), beta))(beta)
+
+    def scaled(beta):
+        with handlers.scale(scale=beta):
+            return guide(beta)
+
+    assert np.isfinite(loss(scaled, 0.5))
+    with pytest.raises(ValueError, match=r"`f\.u1` has a scale in the model and none in the guide"):
+        loss(guide, 0.5)
 
 
 def test_weights_of_a_minibatch():

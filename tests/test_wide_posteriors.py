@@ -301,3 +301,14 @@ def test_a_class_with_another_density_does_not_inherit_formulas(base, name):
     kept = type("Mine", (base,), {name: lambda self, f, *y: f, "expected_log_density": lambda self, y: y})
     assert issubclass(kept, base) and issubclass(type("Other", (base,), {}), base)
     type("General", (likelihoods.Likelihood,), {name: lambda self, f, *y: f})
+
+
+@pytest.mark.parametrize("base", [likelihoods.Gaussian, likelihoods.LogNormal, likelihoods.Transformed])
+def test_an_expectation_that_the_bound_would_not_use(base):
+    """A user's expectation was left out without a word: `log_prob` of these classes has a formula of its own."""
+    own = {"expected_log_density": lambda self, y: y}
+    with pytest.raises(
+        TypeError, match=rf"Mine changes `expected_log_density` of {base.__name__}, .*`log_prob` too, or"
+    ):
+        type("Mine", (base,), own)
+    assert issubclass(type("Mine", (base,), own | {"log_prob": lambda self, y: y}), base)

@@ -1,6 +1,7 @@
 """The variational distribution q: families of Gaussians over whitened inducing variables, their distributions and parameters.
 
 - ``family``: the interface of a family, and the families with full, diagonal, prior and zero covariance.
+- ``checks``: what a user's family makes.
 - ``low_rank``: the family for many inducing variables, if data determine few directions.
 - ``distributions``: q and the prior as NumPyro distributions, and the KL divergence between them.
 - ``constraints``: how parameters of q are stored during optimization.

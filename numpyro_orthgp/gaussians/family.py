@@ -66,6 +66,8 @@ class Whitened:
     def start(cls, shape: tuple[int, ...], scale: Array) -> Whitened:
         """The member that a fit begins with: mean zero, independent variables.
 
+        Options, such as a rank, are further arguments with defaults; ``partial(cls.start, rank=3)`` is then a ``covariance``.
+
         :param shape: shape of ``loc``.
         :param scale: standard deviation of each variable, shape (), in the desired dtype.
         """
@@ -74,7 +76,7 @@ class Whitened:
     def spread(self, A: Array) -> Array | None:
         r"""A matrix :math:`W` with :math:`W^\top W = A^\top S A`, the covariance that q explains at the inputs of ``A``.
 
-        :param A: projections, shape (..., M, B).
+        :param A: projections, shape (..., M, B). If functions share a kernel, it lacks the leading axes of the fields: broadcast.
         :return: shape (..., K, B) for any K of at least M, or ``None`` for a known value, with zero covariance.
         """
         raise NotImplementedError
@@ -103,8 +105,16 @@ class Whitened:
         """Number of axes of a field for a single function."""
         if name == "loc":
             return 1
-        M, dtype = self.loc.shape[-1], self.loc.dtype
-        return getattr(jax.eval_shape(lambda: type(self).start((M,), jnp.ones((), dtype))), name).ndim
+        if self.loc.ndim == 1:
+            return jnp.ndim(getattr(self, name))
+        try:
+            start = jax.eval_shape(lambda: type(self).start(self.loc.shape[-1:], jnp.ones((), self.loc.dtype)))
+        except TypeError as error:
+            raise TypeError(
+                f"With several functions {type(self).__name__}.start(shape, scale) must work without further arguments: it shows "
+                "how many axes the parameters of one have. Give the others default values, or define `event_dim(name)`."
+            ) from error
+        return getattr(start, name).ndim
 
     # ------------------------------------------------------------ what bounds ask
 

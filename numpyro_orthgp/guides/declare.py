@@ -22,6 +22,7 @@ from numpyro.primitives import _PYRO_STACK
 from numpyro_orthgp.errors import check_floating, check_integer, check_option, check_params, inspect, is_concrete
 from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.gaussians import FAMILIES, Whitened
+from numpyro_orthgp.gaussians.checks import check_member
 from numpyro_orthgp.gaussians.constraints import NaturalPart
 from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
 from numpyro_orthgp.likelihoods.base import is_expected
@@ -292,18 +293,8 @@ def _refuse_other_start(name: str, family: type[Whitened]) -> None:
 
 def _declared(name: str, start: Whitened, natural: bool) -> Whitened:
     """Declare the parameters of one q, with initial value ``start``."""
+    check_member(name, start, natural)
     family = type(start)
-    if not isinstance(start, Whitened) or jax.tree_util.all_leaves([start]):
-        raise TypeError(
-            f"`covariance` must make members of a family for `{name}`: of a subclass of numpyro_orthgp.gaussians.Whitened that is "
-            f"a pytree, with @jax.tree_util.register_dataclass above its @dataclass(frozen=True); got {family.__name__}."
-        )
-    # With the prior's covariance the natural gradient is the gradient, so any optimizer will do.
-    if natural and family.constraints and not family.has_natural_step:
-        raise ValueError(
-            f"natural=True: natural steps are not known for the covariance {family.name!r} of `{name}`; use 'full' or 'diagonal', "
-            "or natural=False."
-        )
     _refuse_other_start(name, family)
     values = {}
     for part in family.parts():

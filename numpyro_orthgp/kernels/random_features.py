@@ -50,6 +50,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.closures import Closure
 from numpyro_orthgp.kernels.base import Constant, Function, Named, Product, Restricted, Scaled, Sum
 from numpyro_orthgp.kernels.coregion import Coregion
 from numpyro_orthgp.kernels.dot_product import ArcCosine, Linear, Polynomial
@@ -248,10 +249,12 @@ def _check_known(kernel: Any) -> None:
         )
     if type(kernel) not in FREQUENCIES and type(kernel) not in _FEATURES:
         known = ", ".join(sorted(kind.__name__ for kind in (*FREQUENCIES, *_FEATURES, Constant)))
-        name = kernel.function if isinstance(kernel, Function) else type(kernel).__name__
+        name: Any = kernel.function if isinstance(kernel, Function) else kernel
+        name = name if isinstance(kernel, Function | Closure) else type(kernel).__name__
         raise TypeError(
             f"A path needs random features of every part of the kernel; those of {name} are not known. Known are "
-            f"{known}, and their sums, products, multiples and restrictions to columns. {instead}"
+            f"{known}, and their sums, products, multiples and restrictions to columns. A class of your own becomes known by "
+            f"`{__name__}.register`. {instead}"
         )
 
 
@@ -324,17 +327,19 @@ _FEATURES: dict[type, Rule] = {
 _SINGLE: set[type] = {Linear, Coregion}
 
 
-def register(kind: type, *, single: bool = False) -> Callable[[Rule], Rule]:
-    """Decorator that registers the random features of a kernel class.
+def register(kind: type, *, single: bool = False, stationary: bool = False) -> Callable[[Any], Any]:
+    """Decorator that registers the random features of a kernel class, also of one's own: posterior paths then know them.
 
     The decorated rule maps a kernel and a :class:`Draw` to a list of factors phi_j with
     E[prod_j phi_jl(x) prod_j phi_jl(y)] = k(x, y) for each l. Factors with different l are independent.
 
     :param single: whether a function of this kernel, outside of products, is one feature made of ``draw.num_inner_features``.
+    :param stationary: whether the rule draws frequencies w with E[cos(w' (x - y))] = k(x, y) instead, of shape
+        ``(*draw.shape, len(draw.columns))``.
     """
 
-    def decorate(rule: Rule) -> Rule:
-        _FEATURES[kind] = rule
+    def decorate(rule: Any) -> Any:
+        (FREQUENCIES if stationary else _FEATURES)[kind] = rule
         if single:
             _SINGLE.add(kind)
         return rule

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
+from numpyro_orthgp.closures import in_closure
 from numpyro_orthgp.errors import inspect, is_concrete
 from numpyro_orthgp.foreign import as_outputs
 from numpyro_orthgp.functions.expected import AveragedMarginals
@@ -107,7 +108,8 @@ class ExpectedLikelihood(AtNodes):
         dim = (marginals.num_latents or 1) if self.mixes else 1
         self.by_default = integrator is None
         self.integrator = integrator or usual(dim, self._few_nodes_suffice)
-        self.rng_key = None if isinstance(self.integrator, GaussHermite) else prng_key()
+        # Where a function makes the likelihood any number of times, as in `condition`, its nodes stay the same.
+        self.rng_key = None if isinstance(self.integrator, GaussHermite) or in_closure() else prng_key()
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if self._of_users:
             refuse_several_rows(self)
@@ -131,10 +133,12 @@ class ExpectedLikelihood(AtNodes):
         num = len(batch) - front
         self.mixes = len(own) == 2 and num == 1
         if num < 1 or batch[front:] != own[:num] or (num < len(own) and not self.mixes):
+            single = len(own) == 1
+            expected = f"{own}" if single else f"{own}, or {own[:1]} where y depends on all latent functions"
+            hint = " If y depends on several functions, f(X) needs shape (B, P): gp(..., num_latents=P), or stack([f(X), g(X)])."
             raise ValueError(
-                f"Given f of shape {own}, the likelihood has batch shape {_without_ones(batch, front)}; expected "
-                f"{own}, or {own[:1]} where y depends on all latent functions. Do its other arguments "
-                "broadcast against f?"
+                f"Given f of shape {own}, the likelihood has batch shape {_without_ones(batch, front)}; expected {expected}. Do "
+                f"its other arguments broadcast against f?{hint if single else ''}"
             )
         lead = _without_ones(batch[:front], front)
         self.lead = len(lead)
@@ -295,12 +299,21 @@ class ExpectedLikelihood(AtNodes):
 
 def _refuse_formulas_of_another(cls: type[ExpectedLikelihood]) -> None:
     """
-    :raises TypeError: if a user's class changes the density of a likelihood of this package, and keeps what belongs to the old one.
+    :raises TypeError: if a user's class changes the density of a likelihood of this package, and keeps what belongs to the old one;
+        or if it defines what the likelihood does not use.
     """
     package = __name__.partition(".")[0] + "."
-    above = next(base for base in cls.__mro__[1:] if base.__module__.startswith(package))
+    above: Any = next(base for base in cls.__mro__[1:] if base.__module__.startswith(package))
+    if cls.__module__.startswith(package):
+        return
+    own_bound = above.log_prob is not ExpectedLikelihood.log_prob and "log_prob" not in vars(cls)
+    if own_bound and "expected_log_density" in vars(cls):
+        raise TypeError(
+            f"{cls.__name__} changes `expected_log_density` of {above.__name__}, whose `log_prob` has a formula of its own and "
+            "does not use it. Define `log_prob` too, or derive the class from ExpectedLikelihood."
+        )
     changed = sorted({"conditional", "log_density"} & vars(cls).keys())
-    if not changed or cls.__module__.startswith(package) or "expected_log_density" in vars(cls):
+    if not changed or "expected_log_density" in vars(cls):
         return
     if any(
         getattr(above, n) is not getattr(ExpectedLikelihood, n)

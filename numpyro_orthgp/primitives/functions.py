@@ -7,13 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
-import numpyro.distributions as dist
 from jax import lax
 from numpyro.distributions import constraints
 
-from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.keys import note_where_seeded, prng_key
 from numpyro_orthgp.functions.mean_only import MeanShift, project_shift, weigh_points
@@ -26,6 +23,7 @@ from numpyro_orthgp.gaussians.natural_step import precondition
 from numpyro_orthgp.inducing import Feature, InducingPoints, MeanOnly, as_sets, covariance_of_points
 from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
+from numpyro_orthgp.primitives.divergence import check_divergence
 from numpyro_orthgp.primitives.messages import (
     Site,
     announce,
@@ -107,8 +105,7 @@ def gp(
     beliefs = tuple(known(message) for message in messages)
     # The belief of the first set that has one; earlier sets may be conditioned on.
     belief = next((b for message in messages if (b := belief_of(message)) is not None), None)
-    if belief is not None and not belief.asked:
-        _refuse_no_prior(messages)
+    check_divergence(messages)
     natural = belief is not None and belief.natural
     note_where_seeded()
     full_name = messages[0]["name"].removesuffix("__CF").removesuffix(".u0")  # as `handlers.do` renames it
@@ -128,20 +125,6 @@ def gp(
     )
     announce(full_name, f)
     return f
-
-
-def _refuse_no_prior(messages: Sequence[dict[str, Any]]) -> None:
-    """Refuse a fit without the density of the prior: the less q says, the lower its loss.
-
-    :raises ValueError: within ``handlers.mask(mask=False)``.
-    """
-    for message in messages:
-        fn = message["fn"]
-        if isinstance(fn, dist.MaskedDistribution) and is_concrete(fn._mask) and not np.any(np.asarray(fn._mask)):
-            raise ValueError(
-                f"`{message['name']}` is within handlers.mask(mask=False), so that f has no prior, and the loss may fall without "
-                "end as q becomes wider. Put the mask around the sites of y alone, and declare f = gp(...) outside of it."
-            )
 
 
 def _mean_shift(

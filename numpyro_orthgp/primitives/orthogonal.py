@@ -11,6 +11,7 @@ from typing import Any
 
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature, as_sets
+from numpyro_orthgp.primitives.divergence import check_divergence
 from numpyro_orthgp.primitives.messages import Site, inducing_site, known, refuse_handlers_of_rows
 from numpyro_orthgp.types import ArrayLike
 
@@ -44,4 +45,6 @@ def orthogonal(
         raise ValueError("`orthogonal` takes no MeanOnly points; use gp(...), or a set whose covariance is 'prior'.")
     batch = () if num_latents is None else (num_latents,)
     sites = [Site(i, (*batch, s.num), s.dtype) for i, s in enumerate(features, start=1)]
-    return tuple(known(inducing_site(f"{name}.u{site.position}", site)) for site in sites)
+    messages = [inducing_site(f"{name}.u{site.position}", site) for site in sites]
+    check_divergence(messages)
+    return tuple(map(known, messages))
