@@ -72,15 +72,7 @@ def advise(
                 f"Up to {percent(min(health.rounding, 1))} of the standard deviation of {name} is rounding: the posterior variance "
                 f"there is not far above that of {health.dtype}. Use 64-bit floats (numpyro.enable_x64()), or fewer points."
             )
-        if broken := [s.name for s in health.sets if np.isinf(s.divergence)]:
-            yield (
-                f"The Gaussian of {listed(broken)} is not finite: the fit broke down, and nothing on this page holds. {AT_NAN}"
-            )
-        if drawn := [s.name for s in health.sets if np.isnan(s.divergence)]:
-            yield (
-                f"Of {listed(drawn)} the guide gives one value, not a Gaussian, so standard deviations of {name} lack that of the "
-                "guide: intervals from posterior(...) are too narrow. Take AutoSparseGP(model), or predict with draws of the guide."
-            )
+        yield from _on_gaussians(name, health)
         for s in health.sets:
             yield from _on_factor(s)
     for name, error in integration.items():
@@ -118,6 +110,18 @@ def _on_loss(convergence: Convergence) -> Iterator[str]:
         yield f"The loss is rising: {SMALLER}."
     elif convergence.was_lower:
         yield f"The loss was {convergence.risen:.3g} nats lower earlier in the fit: {SMALLER}."
+
+
+def _on_gaussians(name: str, health: FunctionHealth) -> Iterator[str]:
+    if broken := [s.name for s in health.sets if np.isinf(s.divergence)]:
+        yield (
+            f"The Gaussian of {listed(broken)} is not finite: the fit broke down, and nothing on this page holds. {AT_NAN}"
+        )
+    if drawn := [s.name for s in health.sets if np.isnan(s.divergence)]:
+        yield (
+            f"Of {listed(drawn)} the guide gives one value, not a Gaussian, so standard deviations of {name} lack that of the "
+            "guide: intervals from posterior(...) are too narrow. Take AutoSparseGP(model), or predict with draws of the guide."
+        )
 
 
 def _on_factor(s: SetHealth) -> Iterator[str]:

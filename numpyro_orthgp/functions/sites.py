@@ -70,6 +70,11 @@ def refuse_other_rows(shape: tuple[int, ...]) -> None:
             continue
         if shape[:1] == (picked,) and plate.dim == -1:
             fix = "Its last axis has the outputs of a row: write likelihood.to_event(1)."
+        elif plate.dim == -2 and shape[1:] == (picked,):
+            fix = (
+                f"Rows of f(X) are at dim=-2, its outputs at dim=-1: numpyro.plate({plate.name!r}, {picked}, dim=-1), the plate of "
+                "the rows with dim=-2, and y of shape (rows, outputs)."
+            )
         elif picked < plate.size:
             fix = (
                 f"Give f, y and masks the rows that the plate picks: with numpyro.plate({plate.name!r}, N, subsample_size=...) as "
