@@ -26,9 +26,8 @@ from numpyro.primitives import Messenger
 __all__ = ["ARRAY_OF_ANOTHER_PROGRAM", "Closure", "as_pytree"]
 
 ARRAY_OF_ANOTHER_PROGRAM = (
-    "an array of a JAX program that has ended. The library cannot find this array: it is in a global variable, or was kept from an "
-    "earlier call. Let the function close over the array itself (a local variable, a kernel, a list, a dict, an attribute of an "
-    "object)."
+    "an array of a JAX program that has ended. The library cannot find it: it is in a global variable, or was kept from an earlier "
+    "call. Let the function close over the array itself (a local variable, a kernel, a list, a dict, an attribute of an object)."
 )
 
 _EMPTY = object()  # a cell without contents
@@ -250,25 +249,27 @@ def _put_together(structure: tuple[Any, ...], arrays: Any, made: list[Any]) -> A
     return function
 
 
-def _put_class_together(parts: Sequence[Any], arrays: Any, made: list[Any]) -> type:
-    cls, members = parts[0].value, parts[1]
-    derived = types.new_class(cls.__name__, (cls,))
+def _put_class_together(parts: Sequence[Any], arrays: Any, made: list[Any], place: int | None = None) -> Any:
+    derived: Any = types.new_class(parts[0].value.__name__, (parts[0].value,))
     made.append(derived)
-    for name, part in members:
+    if place is not None:  # that of its object, which its members may hold
+        made[place] = derived.__new__(derived)
+    for name, part in parts[1]:
         setattr(derived, name, _put_together(part, arrays, made))
     return derived
 
 
 def _put_object_together(parts: Sequence[Any], arrays: Any, made: list[Any]) -> Any:
     (of_class, others, traced), place = parts, len(made)
-    made.append(None)  # its own place is before that of its class
-    kind = _put_together(of_class, arrays, made)
-    owner = made[place] = kind.__new__(kind)
-    for name, same in others:
-        object.__setattr__(owner, name, same.value)
-    for name, part in traced:
-        object.__setattr__(owner, name, _put_together(part, arrays, made))
-    return owner
+    made.append(None)  # its place is before that of its class
+    if of_class[0] == "class":
+        _put_class_together(of_class[1:], arrays, made, place)
+    else:
+        kind = _put_together(of_class, arrays, made)
+        made[place] = kind.__new__(kind)
+    for name, part in (*((name, ("other", same)) for name, same in others), *traced):
+        object.__setattr__(made[place], name, _put_together(part, arrays, made))
+    return made[place]
 
 
 def _holds_traced(value: Any, known: dict[int, tuple[Any, bool]]) -> bool:

@@ -139,6 +139,21 @@ def class_attribute(base):
     return Kernel()
 
 
+def of_itself(base):
+    """Its method closes over the object that it belongs to."""
+
+    class Kernel:
+        def __call__(self, A, B=None):
+            return kernel.base(A) if B is None else kernel.base(A, B)
+
+        def __len__(self):
+            return 0
+
+    kernel = Kernel()
+    kernel.base, kernel.size = base, 3
+    return kernel
+
+
 def cached(base):
     once = lru_cache(lambda: base)
     return lambda A, B=None: once()(A) if B is None else once()(A, B)
@@ -159,6 +174,7 @@ KERNELS = {
     "object of a local class": lambda base: local_class(base)(),
     "static method of a local class": lambda base: partial(lambda of, A, B=None: of.one(A, B), local_class(base)),
     "attribute of a local class": class_attribute,
+    "object that its method closes over": of_itself,
     "cached": cached,
     "in a namespace": of_namespace,
     "in a dict without order": of_any_keys,
