@@ -7,14 +7,15 @@ A kernel may be a plain function, and what it closes over may be parameters of a
 
 JAX cannot look into a function. So the function would carry arrays of a traced model out of ``jit``, where they are not valid. Here
 these arrays are found: in the function's closure, in its default arguments, in those of functions that it closes over, and, if they
-are traced, in attributes of objects. A transformation of JAX then returns a function that closes over the transformed arrays.
+are traced, in attributes of objects and in classes that are defined within a function. A transformation of JAX then returns a
+function that closes over the transformed arrays.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -22,10 +23,17 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from numpyro.primitives import _PYRO_STACK, Messenger
 
-__all__ = ["Closure", "as_pytree", "in_closure"]
+__all__ = ["ARRAY_OF_ANOTHER_PROGRAM", "Closure", "as_pytree", "in_closure"]
+
+ARRAY_OF_ANOTHER_PROGRAM = (
+    "an array of a JAX program that has ended. The library cannot find it: it is in a global variable, or was kept from an earlier "
+    "call. Let the function close over the array itself (a local variable, a kernel, a list, a dict, an attribute of an object)."
+)
 
 _EMPTY = object()  # a cell without contents
-_JITTED = type(jax.jit(lambda: None))
+# What may keep arrays of an earlier program.
+_WRAPPING: Any = type(jax.jit(lambda: None)), type(lru_cache(lambda: None))
+_DESCRIPTORS = staticmethod, classmethod, property
 
 
 def as_pytree(function: Callable[..., Any]) -> Any:
@@ -42,9 +50,9 @@ class Closure:
     """A function whose leaves are the JAX arrays that it closes over, in whatever pytrees they are.
 
     NumPy arrays and known integers and booleans (they may be shapes or masks) are not leaves. An object that is no pytree, such as
-    the owner of a method, has leaves only if its attributes hold traced arrays; then a copy of it gets others. Two closures have
-    the same structure if they have the same code, and if all other objects that they close over are equal, or identical if they
-    cannot be compared.
+    the owner of a method, has leaves only if its attributes, or methods of its class, hold traced arrays; then a copy of it gets
+    others, and a class derived from its own. Two closures have the same structure if they have the same code, and if all other
+    objects that they close over are equal, or identical if they cannot be compared.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -57,11 +65,7 @@ class Closure:
             with _NoSites(self.function):
                 return self.function(*args, **kwargs)
         except jax.errors.UnexpectedTracerError as error:
-            raise TypeError(
-                f"{self.function!r} uses an array of a JAX program that has ended. The library cannot find this "
-                "array: it is in a global variable, or was kept from an earlier call. Let the function close over the array "
-                "itself (a local variable, a kernel, a list, a dict, an attribute of an object)."
-            ) from error
+            raise TypeError(f"{self.function!r} uses {ARRAY_OF_ANOTHER_PROGRAM}") from error
 
     def __repr__(self) -> str:
         return repr(self.function)
@@ -137,19 +141,25 @@ def _take_apart(value: Any, arrays: list[Any], seen: dict[int, int]) -> tuple[An
     if isinstance(value, partial):
         parts = value.func, list(value.args), dict(value.keywords)
         return "partial", type(value), *(_take_apart(part, arrays, seen) for part in parts)
-    if isinstance(value, _JITTED):
-        return _take_jitted_apart(value, arrays, seen)
+    if isinstance(value, _WRAPPING):
+        return _take_wrapping_apart(value, arrays, seen)
+    if isinstance(value, _DESCRIPTORS):
+        return "descriptor", type(value), _take_apart(_parts_of(value)[0], arrays, seen)
+    if isinstance(value, type):
+        return _take_class_apart(value, arrays, seen)
     try:
         leaves, tree = jax.tree.flatten(value, is_leaf=_is_function)
-    except (ValueError, TypeError):  # dictionary keys that have no order
-        return "other", _Same(value)
+    except (ValueError, TypeError):
+        if type(value) is not dict:  # of keys that have no order
+            return "other", _Same(value)
+        return "dict", tuple(map(_Same, value)), tuple(_take_apart(part, arrays, seen) for part in value.values())
     if jax.tree_util.treedef_is_leaf(tree):
         return _take_object_apart(value, arrays, seen)
     return "tree", tree, tuple(_take_apart(leaf, arrays, seen) for leaf in leaves)
 
 
-def _take_jitted_apart(value: Any, arrays: list[Any], seen: dict[int, int]) -> tuple[Any, ...]:
-    """The function that was given to ``jax.jit``, if it closes over arrays; a jitted one would keep those of its first program."""
+def _take_wrapping_apart(value: Any, arrays: list[Any], seen: dict[int, int]) -> tuple[Any, ...]:
+    """The function that was given to ``jax.jit`` or ``lru_cache``, if it closes over arrays; these keep those of a first call."""
     of_function, also_seen = list(arrays), dict(seen)
     parts = _take_apart(value.__wrapped__, of_function, also_seen)
     if len(of_function) == len(arrays):
@@ -165,8 +175,9 @@ def _take_function_apart(function: types.FunctionType, arrays: list[Any], seen: 
     seen[id(function)] = len(seen)
     if function.__closure__ is None and function.__defaults__ is None and function.__kwdefaults__ is None:
         return "plain", _Same(function)
-    cells = [_contents(cell) for cell in function.__closure__ or ()]
-    parts = tuple(_take_apart(c, arrays, seen) for c in cells)
+    cells = {n: _contents(c) for n, c in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)}
+    # ``super()`` needs the class itself.
+    parts = tuple(("other", _Same(c)) if n == "__class__" else _take_apart(c, arrays, seen) for n, c in cells.items())
     defaults = _take_apart((function.__defaults__, function.__kwdefaults__), arrays, seen)
     named = _Same((function.__name__, function.__qualname__))
     attributes = tuple((name, _Same(value)) for name, value in function.__dict__.items())
@@ -179,12 +190,25 @@ def _take_object_apart(value: Any, arrays: list[Any], seen: dict[int, int]) -> t
         return "again", seen[id(value)]
     known: dict[int, tuple[Any, bool]] = {}
     attributes = _attributes(value)
-    traced = {name: part for name, part in attributes.items() if _holds_traced(part, known)}
-    if not traced:
+    traced = {name: part for name, part in (attributes or {}).items() if _holds_traced(part, known)}
+    if attributes is None or not (traced or _holds_traced(type(value), known)):
         return "other", _Same(value)
     seen[id(value)] = len(seen)
+    of_class = _take_class_apart(type(value), arrays, seen)
     others = tuple((name, _Same(part)) for name, part in attributes.items() if name not in traced)
-    return "object", type(value), others, tuple((n, _take_apart(part, arrays, seen)) for n, part in traced.items())
+    return "object", of_class, others, tuple((n, _take_apart(part, arrays, seen)) for n, part in traced.items())
+
+
+def _take_class_apart(cls: type, arrays: list[Any], seen: dict[int, int]) -> tuple[Any, ...]:
+    """A class that was defined within a function: those of its members that hold traced arrays."""
+    if id(cls) in seen:
+        return "again", seen[id(cls)]
+    known: dict[int, tuple[Any, bool]] = {}
+    traced = {name: part for name, part in _members(cls).items() if _holds_traced(part, known)}
+    if not traced:
+        return "other", _Same(cls)
+    seen[id(cls)] = len(seen)
+    return "class", _Same(cls), tuple((name, _take_apart(part, arrays, seen)) for name, part in traced.items())
 
 
 def _put_together(structure: tuple[Any, ...], arrays: Any, made: list[Any]) -> Any:
@@ -204,13 +228,14 @@ def _put_together(structure: tuple[Any, ...], arrays: Any, made: list[Any]) -> A
     if kind == "partial":
         func, args, keywords = (_put_together(part, arrays, made) for part in parts[1:])
         return parts[0](func, *args, **keywords)
+    if kind == "descriptor":
+        return parts[0](_put_together(parts[1], arrays, made))
+    if kind == "dict":
+        return {key.value: _put_together(part, arrays, made) for key, part in zip(*parts, strict=True)}
+    if kind == "class":
+        return _put_class_together(parts, arrays, made)
     if kind == "object":
-        owner = object.__new__(parts[0])
-        made.append(owner)
-        values = {name: same.value for name, same in parts[1]}
-        for name, value in (values | {n: _put_together(part, arrays, made) for n, part in parts[2]}).items():
-            object.__setattr__(owner, name, value)
-        return owner
+        return _put_object_together(parts, arrays, made)
     if kind == "tree":
         return jax.tree.unflatten(parts[0], [_put_together(leaf, arrays, made) for leaf in parts[1]])
     code, scope, named, attributes, cells, defaults = parts
@@ -225,6 +250,29 @@ def _put_together(structure: tuple[Any, ...], arrays: Any, made: list[Any]) -> A
     function.__name__, function.__qualname__ = named.value
     function.__dict__.update({name: value.value for name, value in attributes})
     return function
+
+
+def _put_class_together(parts: Sequence[Any], arrays: Any, made: list[Any], place: int | None = None) -> Any:
+    derived: Any = types.new_class(parts[0].value.__name__, (parts[0].value,))
+    made.append(derived)
+    if place is not None:  # that of its object, which its members may hold
+        made[place] = derived.__new__(derived)
+    for name, part in parts[1]:
+        setattr(derived, name, _put_together(part, arrays, made))
+    return derived
+
+
+def _put_object_together(parts: Sequence[Any], arrays: Any, made: list[Any]) -> Any:
+    (of_class, others, traced), place = parts, len(made)
+    made.append(None)  # its place is before that of its class
+    if of_class[0] == "class":
+        _put_class_together(of_class[1:], arrays, made, place)
+    else:
+        kind = _put_together(of_class, arrays, made)
+        made[place] = kind.__new__(kind)
+    for name, part in (*((name, ("other", same)) for name, same in others), *traced):
+        object.__setattr__(made[place], name, _put_together(part, arrays, made))
+    return made[place]
 
 
 def _holds_traced(value: Any, known: dict[int, tuple[Any, bool]]) -> bool:
@@ -257,27 +305,35 @@ def _parts_of(value: Any) -> list[Any]:
         return [value.__func__, value.__self__]
     if isinstance(value, partial):
         return [value.func, value.args, value.keywords]
-    if isinstance(value, _JITTED):
-        return [value.__wrapped__]  # type: ignore[attr-defined]
+    if isinstance(value, _WRAPPING):
+        return [value.__wrapped__]
+    if isinstance(value, _DESCRIPTORS):
+        return [value.fget if isinstance(value, property) else value.__func__]
+    if isinstance(value, type):
+        return list(_members(value).values())
     try:
         leaves, tree = jax.tree.flatten(value, is_leaf=_is_function)
     except (ValueError, TypeError):
-        return []
-    return list(_attributes(value).values()) if jax.tree_util.treedef_is_leaf(tree) else leaves
+        return list(value.values()) if type(value) is dict else []
+    return [*(_attributes(value) or {}).values(), type(value)] if jax.tree_util.treedef_is_leaf(tree) else leaves
 
 
-def _attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an object whose copy can have others; none for what is not made by its attributes alone."""
+def _members(cls: type) -> dict[str, Any]:
+    """What classes that were defined within a function give to their objects."""
+    own = [c for c in reversed(cls.__mro__) if "<locals>" in c.__qualname__]
+    return {name: part for c in own for name, part in vars(c).items() if name not in ("__dict__", "__weakref__")}
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object whose copy can have others; ``None`` for what is not made by its attributes alone."""
     kind = type(value)
-    if isinstance(value, type | types.ModuleType | jax.Array) or kind.__new__ is not object.__new__:
-        return {}
-    slots = [name for cls in kind.__mro__ for name in _names(cls.__dict__.get("__slots__", ()))]
-    names = [*getattr(value, "__dict__", {}), *(name for name in slots if not name.startswith("__"))]
+    is_copied = kind.__new__ is object.__new__ or kind is types.SimpleNamespace
+    if isinstance(value, type | types.ModuleType | jax.Array) or not is_copied:
+        return None
+    slots = [cls.__dict__.get("__slots__", ()) for cls in kind.__mro__]
+    own = [name for names in slots for name in ((names,) if isinstance(names, str) else names)]
+    names = [*getattr(value, "__dict__", {}), *(name for name in own if not name.startswith("__"))]
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
-
-
-def _names(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _contents(cell: types.CellType) -> Any:

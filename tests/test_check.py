@@ -613,6 +613,17 @@ def test_losses_are_looked_at(sets):
     assert report.advice[0].startswith("The loss is not finite")
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gaussian_that_is_not_finite(sets, bad):
+    """Without losses the page said that the guide gives one value, and to take AutoSparseGP, which it was."""
+    X, y, Zs, ((m, S), *others) = sets
+    report = checked(X, y, Zs, [(bad * np.ones_like(m), S), *others])
+    assert report.advice[0].startswith(
+        "The Gaussian of f.u0 is not finite: the fit broke down, and nothing on this page holds."
+    )
+    assert not any("gives one value" in line for line in report.advice)
+
+
 # ---- NUTS
 
 

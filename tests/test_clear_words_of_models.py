@@ -806,8 +806,14 @@ TWO = jnp.ones((1, 2))
             r"\(12, 2\).*'data'.* 4 rows at dim=-2",
             r"f\(X\[rows\]\)",
         ),
+        (
+            lambda f, X: likelihoods.Gaussian(ogp.stack([f(X)]) @ TWO, 0.1),
+            [("outputs", 2, {"dim": -2}), ("data", 12, {"dim": -1})],
+            r"\(12, 2\).*'outputs'.* 2 rows at dim=-2",
+            r"numpyro\.plate\('outputs', 2, dim=-1\), the plate of the rows with dim=-2",
+        ),
     ],
-    ids=["minibatch", "no event", "more rows", "no to_event", "event", "two plates"],
+    ids=["minibatch", "no event", "more rows", "no to_event", "event", "two plates", "plates the other way round"],
 )
 def test_other_rows_than_those_of_a_plate(likelihood, plates, came, fix):
     program = rows_of(likelihood, plates, y)

@@ -358,3 +358,24 @@ def test_an_objective_that_does_not_enumerate():
     svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.1), TraceMeanField_ELBO())
     with pytest.raises(ValueError, match=r"TraceMeanField_ELBO does not sum over `z`.*TraceEnum_ELBO\(\)"):
         svi.evaluate(svi.init(jax.random.PRNGKey(0)))
+
+
+def test_diagnostics_of_sites_that_are_summed_over():
+    """They asked for the guide with which the model was fitted, which it was."""
+    X = jnp.linspace(0.0, 1.0, 4)[:, None]
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(0.5), X)
+        with numpyro.plate("data", 4):
+            z = numpyro.sample("z", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+            numpyro.sample("y", likelihoods.Gaussian(f(X) + z, 0.3), obs=jnp.ones(4))
+
+    guide = ogp.AutoSparseGP(model)
+    svi = SVI(model, guide, optax.adam(0.1), TraceEnum_ELBO())
+    params = svi.get_params(svi.init(jax.random.PRNGKey(0)))
+    for of_fit in (ogp.check, ogp.khat, ogp.to_arviz):
+        with pytest.raises(
+            ValueError, match=r"draws of all latent sites, and NumPyro sums over \['z'\].*infer_discrete=True"
+        ):
+            of_fit(model, guide, params)
+    assert ogp.posterior(model, guide, params)["f"](X).shape == (4,)

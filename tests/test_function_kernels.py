@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from numpy.testing import assert_allclose
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp import init, kernels, likelihoods
 from numpyro_orthgp.closures import Closure
 
 X = jnp.linspace(0.0, 3.0, 12)[:, None]
@@ -94,8 +95,89 @@ def of_a_number(base):
     return lambda A, B=None: variance * one(A) if B is None else variance * one(A, B)
 
 
+def local_class(base):
+    """Its methods close over the kernel, or find it in the class."""
+    parts = {"base": base}
+
+    class Above:
+        def __call__(self, A, B=None):
+            assert self.owned == 3
+            return parts["base"](A) if B is None else self.both(A, B)
+
+        @property
+        def both(self):
+            return parts["base"]
+
+    class Kernel(Above):
+        def __init__(self):
+            self.owned = 3
+
+        def __call__(self, A, B=None):
+            return super().__call__(A, B) if A is None else self.one(A, B)
+
+        @staticmethod
+        def one(A, B):
+            return Kernel.all_of(A) if B is None else parts["base"](A, B)
+
+        @classmethod
+        def all_of(cls, A):
+            return cls.kept(A)
+
+        kept = staticmethod(lambda A: parts["base"](A))
+
+    assert isinstance(Kernel(), Above)
+    return Kernel
+
+
+def class_attribute(base):
+    class Kernel:
+        kept = [base]
+
+        def __call__(self, A, B=None):
+            return self.kept[0](A) if B is None else self.kept[0](A, B)
+
+    return Kernel()
+
+
+def of_itself(base):
+    """Its method closes over the object that it belongs to."""
+
+    class Kernel:
+        def __call__(self, A, B=None):
+            return kernel.base(A) if B is None else kernel.base(A, B)
+
+        def __len__(self):
+            return 0
+
+    kernel = Kernel()
+    kernel.base, kernel.size = base, 3
+    return kernel
+
+
+def cached(base):
+    once = lru_cache(lambda: base)
+    return lambda A, B=None: once()(A) if B is None else once()(A, B)
+
+
+def of_namespace(base):
+    parts = SimpleNamespace(base=base, other=3)
+    return lambda A, B=None: parts.base(A) if B is None else parts.base(A, B)
+
+
+def of_any_keys(base):
+    parts = {1: base, "other": 2}
+    return lambda A, B=None: parts[1](A) if B is None else parts[1](A, B)
+
+
 KERNELS = {
     "closure": plain,
+    "object of a local class": lambda base: local_class(base)(),
+    "static method of a local class": lambda base: partial(lambda of, A, B=None: of.one(A, B), local_class(base)),
+    "attribute of a local class": class_attribute,
+    "object that its method closes over": of_itself,
+    "cached": cached,
+    "in a namespace": of_namespace,
+    "in a dict without order": of_any_keys,
     "jitted": lambda base: jax.jit(plain(base)),
     "jitted partial": lambda base: jax.jit(partial(Owner().matrix, base)),
     "vmapped": lambda base: lambda A, B=None: base(A) if B is None else jax.vmap(lambda a: base(a[None], B)[0])(A),
@@ -230,6 +312,10 @@ def test_an_array_that_is_not_found():
     k = jax.jit(make)(0.7)
     with pytest.raises(TypeError, match=r"uses an array of a JAX program that has ended.*close over the array itself"):
         k(X, X)
+    with pytest.raises(
+        TypeError, match="A kernel, a mean or a likelihood uses an array of a JAX program that has ended"
+    ):
+        init.greedy_variance(k, X, 2)
 
 
 def test_objects_hold_what_they_are_copied_with():

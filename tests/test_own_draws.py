@@ -55,8 +55,15 @@ OWN = {
     "one carry of a loop": lambda f, g: normal(f(X) - scanned((f(X).sample(), g(X).sample()))[0], 0.3),
     "a carry through another one": lambda f, g: normal(f(X) - delayed(f(X).sample()), 0.3),
     "a difference that is observed": lambda f, g: normal(f(X), 0.3),
+    "marginals out of jit": lambda f, g: normal(jax.jit(lambda: f(X))(), jnp.exp(f(X).sample())),
+    "marginals that draw row by row": lambda f, g: normal(f(X).independent(), jnp.exp(f(X).sample())),
+    "marginals that draw row by row, and rows": lambda f, g: normal(f(X).independent(), jnp.exp(rows(f, X))),
+    "marginals made by hand": lambda f, g: normal(twice(f(X)), jnp.exp(f(X).sample())),
+    "marginals of a tree": lambda f, g: normal(jax.tree.map(jnp.negative, f(X)), jnp.exp(f(X).sample())),
 }
 OTHER = {
+    "marginals of another, out of jit": lambda f, g: normal(jax.jit(lambda: f(X))(), jnp.exp(g(X).sample())),
+    "marginals of another, made by hand": lambda f, g: normal(twice(g(X)), jnp.exp(f(X).sample())),
     "marginals alone": lambda f, g: normal(f(X), 0.3),
     "draws alone": lambda f, g: dist.Normal(f(X).sample() - f(BASE).sample()[0], 0.3),
     "a draw of another": lambda f, g: normal(f(X) - g(BASE).sample()[0], 0.3),
@@ -121,8 +128,15 @@ ONCE = {
         two()
     ),
     "the same, row by row": lambda f, g: (lambda h: normal(h[..., 0] + 1, jnp.exp(rows(h[..., 1]))))(two()),
+    "marginals that draw row by row": lambda f, g: (
+        lambda h: normal(h[..., 0].independent(), jnp.exp(h[..., 1].sample()))
+    )(two()),
     "one of a stack beside the other": lambda f, g: normal(ogp.stack([f(X), g(X)])[..., 0], jnp.exp(g(X).sample())),
 }
+
+
+def twice(m):
+    return ogp.Marginals(2 * m.mean, 4 * m.explained, 4 * m.residual)
 
 
 def rows(f, *X):
@@ -150,6 +164,41 @@ def in_factor(of):
 
 def density(values):
     return dist.Normal(values, 0.3).log_prob(y).sum()
+
+
+def expected(m, scale):
+    """The log density of a likelihood, in a factor."""
+    return normal(m, scale).log_prob(y).sum()
+
+
+JOINTLY = {
+    "a scale": lambda f: expected(f(X), jnp.exp(f(X).sample())),
+    "a scale, row by row": lambda f: expected(f(X), jnp.exp(rows(f, X))),
+    "row by row in a loop": lambda f: jax.vmap(lambda x, v, y: normal(f(x[None]), jnp.exp(v)).log_prob(y[None])[0])(
+        X, f(X).sample(), y
+    ).sum(),
+    "a weight": lambda f: jnp.exp(f(BASE).sample()[0]) * expected(f(X), 0.3),
+    "a mixture": lambda f: jnp.logaddexp(expected(f(X), 0.3), density(f(X).sample())),
+    "the same output": lambda f: (lambda h: expected(h[..., 0], jnp.exp(h[..., 0].sample())))(two()),
+}
+APART = {
+    "two likelihoods": lambda f: expected(f(X), 0.3) + expected(2 * f(X), 0.5),
+    "a likelihood and a density of a draw": lambda f: expected(f(X), 0.3) + density(f(X).sample().mean()),
+    "the same, row by row": lambda f: expected(f(X), 0.3) + density(rows(f, X)),
+    "a mixture": lambda f: jnp.logaddexp(expected(f(X), 0.3), expected(f(X), 0.9)),
+    "of another output": lambda f: (lambda h: expected(h[..., 0], jnp.exp(h[..., 1].sample())))(two()),
+}
+
+
+@pytest.mark.parametrize("of", JOINTLY.values(), ids=JOINTLY)
+def test_densities_of_likelihoods_in_a_factor_that_need_draws_of_their_function(of):
+    with pytest.raises(ValueError, match=r"`y` takes f\(X\) of `[fh]` and, beside it, what is computed from a draw"):
+        numpyro.handlers.seed(ogp.AutoSparseGP(partial(in_factor, of)), 0)()
+
+
+@pytest.mark.parametrize("of", APART.values(), ids=APART)
+def test_densities_of_likelihoods_in_a_factor_beside_draws(of):
+    assert "f.u0" in numpyro.handlers.seed(ogp.AutoSparseGP(partial(in_factor, of)), 0)()
 
 
 def by_hand(make, analytic=True):

@@ -37,6 +37,10 @@ MISSED = 0.01  # nats per point that an integral is off
 GAINED = 0.02  # nats per row that near rows would add
 
 
+AT_NAN = (
+    "Take a smaller learning rate, more jitter or float64; ogp.fit stops at the first such step and returns the state before "
+    "it."
+)
 SMALLER = "take a smaller learning rate, or a schedule that ends small (optax.cosine_decay_schedule)"
 
 
@@ -68,11 +72,7 @@ def advise(
                 f"Up to {percent(min(health.rounding, 1))} of the standard deviation of {name} is rounding: the posterior variance "
                 f"there is not far above that of {health.dtype}. Use 64-bit floats (numpyro.enable_x64()), or fewer points."
             )
-        if drawn := [s.name for s in health.sets if np.isnan(s.divergence)]:
-            yield (
-                f"Of {listed(drawn)} the guide gives one value, not a Gaussian, so standard deviations of {name} lack that of the "
-                "guide: intervals from posterior(...) are too narrow. Take AutoSparseGP(model), or predict with draws of the guide."
-            )
+        yield from _on_gaussians(name, health)
         for s in health.sets:
             yield from _on_factor(s)
     for name, error in integration.items():
@@ -103,16 +103,25 @@ def advise(
 
 def _on_loss(convergence: Convergence) -> Iterator[str]:
     if convergence.num_not_finite:
-        yield (
-            "The loss is not finite: do not trust these parameters. Take a smaller learning rate, more jitter or float64; "
-            "ogp.fit stops at the first such step and returns the state before it."
-        )
+        yield f"The loss is not finite: do not trust these parameters. {AT_NAN}"
     if convergence.falling:
         yield "The loss is still falling: take more steps, or a larger learning rate at the start."
     if convergence.rising:
         yield f"The loss is rising: {SMALLER}."
     elif convergence.was_lower:
         yield f"The loss was {convergence.risen:.3g} nats lower earlier in the fit: {SMALLER}."
+
+
+def _on_gaussians(name: str, health: FunctionHealth) -> Iterator[str]:
+    if broken := [s.name for s in health.sets if np.isinf(s.divergence)]:
+        yield (
+            f"The Gaussian of {listed(broken)} is not finite: the fit broke down, and nothing on this page holds. {AT_NAN}"
+        )
+    if drawn := [s.name for s in health.sets if np.isnan(s.divergence)]:
+        yield (
+            f"Of {listed(drawn)} the guide gives one value, not a Gaussian, so standard deviations of {name} lack that of the "
+            "guide: intervals from posterior(...) are too narrow. Take AutoSparseGP(model), or predict with draws of the guide."
+        )
 
 
 def _on_factor(s: SetHealth) -> Iterator[str]:

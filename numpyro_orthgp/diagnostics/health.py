@@ -176,7 +176,10 @@ def _factors(f: GPFunction) -> list[tuple[Array, Array, Array, Array]]:
         scale = jitter_scale(diagonal(K))
         C = conditional_covariance(K, block.before, block.jitter)
         pivots = 1 / (diagonal(block.whitener) ** 2 * scale[..., None])
-        divergence = jnp.asarray(jnp.nan) if q.is_value else q.kl_from_prior()
+        # NaN stands for a set without a Gaussian; that of one with NaN or infinity among its parameters is infinite.
+        divergence = (
+            jnp.asarray(jnp.nan) if q.is_value else jnp.nan_to_num(q.kl_from_prior(), nan=jnp.inf, posinf=jnp.inf)
+        )
         found.append((divergence, pivots, block.jitter.max(-1) / scale, rescue_jitter(C, scale)))
     return found
 

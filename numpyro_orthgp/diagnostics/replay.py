@@ -25,7 +25,7 @@ from numpyro_orthgp.guides.parameters import Checked, check_model_params
 from numpyro_orthgp.likelihoods.base import is_expected, log_predictive
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.math.kept import run_kept
-from numpyro_orthgp.primitives.messages import collected_functions
+from numpyro_orthgp.primitives.messages import collected_functions, is_enumerated
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["Replay", "look", "run"]
@@ -113,6 +113,7 @@ def look(
     """
     shapes = source.shapes
     found: list[Layout] = []
+    enumerated: set[str] = set()
 
     def trace(needed: Collection[str], arrays: Any, params: Any, values: Any) -> Array:
         sites, functions = run(
@@ -123,11 +124,20 @@ def look(
         else:
             check_model_params(sites, shapes, params, guided=False)
         found.append(layout_of(sites, functions, whole, needed))
+        enumerated.update(name for name, site in sites.items() if is_enumerated(site))
         return jnp.zeros(())
 
     jax.eval_shape(partial(trace, ()), arguments.arrays, source.params, shapes)
     missing = set(found[0].latents) - set(shapes)
     unknown = set(shapes) - set(found[0].latents) - set(found[0].hidden) if fitted else set()
+    if summed := sorted(missing & enumerated):
+        raise ValueError(
+            f"Diagnostics need draws of all latent sites, and NumPyro sums over {summed}, which the model marks by "
+            "infer={'enumerate': 'parallel'}. `posterior` and NumPyro's Predictive need none; Predictive(model, guide=guide, "
+            "params=params, num_samples=100, infer_discrete=True) draws them. Where each row has its own, a likelihood that sums "
+            "over it needs no such site: Likelihood(f(X), lambda f: dist.MixtureSameFamily(dist.Categorical(w), "
+            "dist.Normal(f[..., None] + shifts, s)))."
+        )
     if missing or unknown:
         raise ValueError(
             f"The draws do not fit the model: it has sites {sorted(missing)} that were not drawn, and no sites "

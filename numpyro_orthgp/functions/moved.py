@@ -6,41 +6,61 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from jax.extend.core import get_opaque_trace_state
 
 from numpyro_orthgp.types import Array
 
-__all__ = ["DrawByRows", "moved", "moved_draws", "moving"]
+__all__ = ["DrawByRows", "Noted", "moved", "moved_draws", "moving"]
 
-_steps: ContextVar[Mapping[tuple[str, int], Array] | None] = ContextVar("steps", default=None)
+# Draws by name of the gp and number in the run; ``None`` for one within a loop, whose arrays are of the loop.
+Noted = dict[tuple[str, int], Array | None]
+
+
+class _State(NamedTuple):
+    steps: Mapping[Any, Array]
+    noted: Noted
+    instead: Noted
+    trace: Any
+
+
+_state: ContextVar[_State | None] = ContextVar("moved", default=None)
 
 
 @contextmanager
-def moved_draws(steps: Mapping[tuple[str, int], Array]) -> Iterator[None]:
+def moved_draws(steps: Mapping[Any, Array], instead: Noted) -> Iterator[Noted]:
     """Context in which draws row by row, which do not depend on the run's inducing variables, depend on these steps.
 
     Joint draws are not of one function there, so that each row depends on its own inputs only.
 
     :param steps: by name of the gp and number of the draw in the run.
+    :param instead: values to use in place of draws, such as those of a run in which Gaussians have not moved.
+    :return: the draws, before their steps.
     """
-    token = _steps.set(steps)
+    noted: Noted = {}
+    token = _state.set(_State(steps, noted, instead, get_opaque_trace_state()))
     try:
-        yield
+        yield noted
     finally:
-        _steps.reset(token)
+        _state.reset(token)
 
 
 def moved(values: Array, gp: str, number: int) -> Array:
     """A draw row by row, which within :func:`moved_draws` has moved by its step."""
-    step = (_steps.get() or {}).get((gp, number))
+    if (state := _state.get()) is None:
+        return values
+    key = gp, number
+    state.noted[key] = values if get_opaque_trace_state() == state.trace else None
+    instead, step = state.instead.get(key), state.steps.get(key)
+    values = values if instead is None else instead
     return values if step is None else values + step.astype(values.dtype)
 
 
 def moving() -> bool:
     """Whether the model runs within :func:`moved_draws`."""
-    return _steps.get() is not None
+    return _state.get() is not None
 
 
 class DrawByRows(NamedTuple):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro.distributions import Unit
-from numpyro.infer import ELBO
+from numpyro.infer import ELBO, RenyiELBO
 from numpyro.primitives import _PYRO_STACK
 
 from numpyro_orthgp.functions.callers import (
@@ -70,6 +70,11 @@ def refuse_other_rows(shape: tuple[int, ...]) -> None:
             continue
         if shape[:1] == (picked,) and plate.dim == -1:
             fix = "Its last axis has the outputs of a row: write likelihood.to_event(1)."
+        elif plate.dim == -2 and shape[1:] == (picked,):
+            fix = (
+                f"Rows of f(X) are at dim=-2, its outputs at dim=-1: numpyro.plate({plate.name!r}, {picked}, dim=-1), the plate of "
+                "the rows with dim=-2, and y of shape (rows, outputs)."
+            )
         elif picked < plate.size:
             fix = (
                 f"Give f, y and masks the rows that the plate picks: with numpyro.plate({plate.name!r}, N, subsample_size=...) as "
@@ -199,8 +204,9 @@ class Names:
     All instances are equal, so that as static data of a pytree they never cause a recompilation.
     """
 
-    def __init__(self, prefix: str, fitting: bool = False) -> None:
+    def __init__(self, prefix: str, fitting: bool = False, residual: str = "") -> None:
         self.prefix, self.used, self.fitting = prefix, 0, fitting
+        self.residual = residual  # what makes q's residual another than the prior's, in words
         self.drawn = False  # whether something has been drawn given the run's inducing variables
         self.by_rows: list[DrawByRows] = []
         self._columns: tuple[int, ...] = ()
@@ -239,6 +245,11 @@ class Names:
                 f"`{self.prefix}` is drawn in a model of AutoLaplaceApproximation. It takes the curvature of the log density at "
                 "one random key, where the noise of this draw is constant. Use a likelihood of numpyro_orthgp, which integrates "
                 "f out, or AutoSparseGP, whose loss averages over draws."
+            )
+        if self.residual and is_calling(RenyiELBO):
+            raise ValueError(
+                f"`{self.prefix}` is drawn under RenyiELBO, and has {self.residual}: its residual is drawn from q, and RenyiELBO "
+                "weighs latent sites alone, so the loss would be no bound. Leave this out, or take Trace_ELBO."
             )
         kind = transformation() if in_loop() is not None else ""
         if in_control_flow("cond"):  # which seeds its branches anew

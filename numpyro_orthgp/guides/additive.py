@@ -29,7 +29,10 @@ from numpyro_orthgp.functions.moved import DrawByRows
 from numpyro_orthgp.math.interactions import bits, not_additive
 from numpyro_orthgp.types import Array
 
-__all__ = ["Moves", "Steps", "interactions", "moves_of", "with_stand_ins"]
+__all__ = ["GAUSSIAN", "Moves", "Steps", "interactions", "moves_of", "with_stand_ins"]
+
+# ``(gp, GAUSSIAN)`` names the argument that moves the Gaussian of a function, which its marginals follow.
+GAUSSIAN = "gaussian"
 
 # How far each of a program's arguments moves; those left out do not.
 Steps = dict[Any, np.ndarray]
@@ -41,16 +44,16 @@ _MOST_COLUMNS = 8  # functions of a gp that are looked at
 _ROUNDS = 2  # of random steps
 
 
-def moves_of(gp: str, latents: int | None, draws: Sequence[DrawByRows], kinds: tuple[str, str]) -> Iterator[Moves]:
-    """The moves that show which rows a density needs jointly.
+def moves_of(gp: str, latents: int | None, draws: Sequence[DrawByRows], kinds: tuple[str, str, str]) -> Iterator[Moves]:
+    """The moves that show which rows a density needs jointly, or which draws with marginals.
 
     :param gp: name of the function, and of the argument that moves its inducing variables. Draw k is moved by ``(gp, k)``.
     :param latents: P, or ``None`` for a single one.
     :param draws: its draws row by row.
-    :param kinds: what is reported of two draws, and of two rows of one draw.
+    :param kinds: what is reported of marginals and a draw, of two draws, and of two rows of one draw.
     """
     random = np.random.default_rng(0)
-    two, rows = kinds
+    own, two, rows = kinds
     known = latents is not None and all(draw.columns for draw in draws)
     columns: list[int | None] = [*range(latents or 0)][:_MOST_COLUMNS] if known else [None]
     numbers = [np.arange(draw.num_rows) for draw in draws]
@@ -61,6 +64,9 @@ def moves_of(gp: str, latents: int | None, draws: Sequence[DrawByRows], kinds: t
         def where(picked: Callable[[int], Any], moved: Sequence[np.ndarray] = moved) -> Steps:
             return {(gp, k): step * draws[k].rows(picked(k)) for k, step in enumerate(moved)}
 
+        of_gaussian = _of_latent(column, latents, random.choice([-1, 1]) * random.uniform(0.5, 1.5))
+        everything = where(lambda k: np.ones(draws[k].num_rows))
+        yield own, {(gp, GAUSSIAN): of_gaussian}, everything | {gp: of_joint}
         for bit in bits(len(draws) + 1):  # the joint draws are the one with number zero
             picked = where(lambda k, bit=bit: np.full(draws[k].num_rows, (k + 1) >> bit & 1))  # type: ignore[misc]
             others = where(lambda k, bit=bit: np.full(draws[k].num_rows, 1 - ((k + 1) >> bit & 1)))  # type: ignore[misc]

@@ -14,8 +14,12 @@ row, or ``numpyro.factor``, may still be a sum of terms that see one of them eac
 (:mod:`numpyro_orthgp.guides.additive`). Within a user's ``jit`` random numbers stand for its data. Integers, of which some may be
 indices, have nothing that stands for them: there two draws are refused, and rows of one draw are not looked at.
 
-**What is not found.** ``numpyro.factor`` may take marginals, by a likelihood's ``log_prob``, beside draws. Functions side by side,
-once drawn row by row, count as the first one.
+Marginals do not always know their function: behind a user's ``jit``, as ``f(X).independent()``, made by hand, or in the
+``log_prob`` of a likelihood in ``numpyro.factor``. So the Gaussians move, too, by arguments of their own, and draws row by row stay
+where they are. A density that is no sum of a term of the Gaussian and a term of the draws needs both jointly. (Not looked at if
+draws row by row are in a loop, where they cannot be told to stay.)
+
+**What is not found.** Functions side by side, once drawn row by row, count as the first one.
 """
 
 from __future__ import annotations
@@ -37,9 +41,9 @@ from numpyro.primitives import Messenger
 
 from numpyro_orthgp.functions.draws import drawn_columns
 from numpyro_orthgp.functions.marginals import Marginals
-from numpyro_orthgp.functions.moved import moved_draws
+from numpyro_orthgp.functions.moved import Noted, moved_draws
 from numpyro_orthgp.gaussians.family import Value
-from numpyro_orthgp.guides.additive import interactions, moves_of, with_stand_ins
+from numpyro_orthgp.guides.additive import GAUSSIAN, interactions, moves_of, with_stand_ins
 from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.math.dependence import reached
@@ -87,8 +91,8 @@ def refuse_own_draws(
     :param functions: its functions.
     :raises ValueError: if a site takes one of them in two ways.
     """
-    taken = {gp for site in sites.values() for gp in _taken_by(site)}
-    if any(f.names.by_rows or (f.names.drawn and f.names.prefix in taken) for f in functions):
+    takes = any(_may_take_marginals(site) for site in sites.values())
+    if any(f.names.by_rows or (f.names.drawn and takes) for f in functions):
         for site, gp, message in own_draws(model, args, kwargs):
             raise ValueError(message.format(site=f"`{site}`", gp=f"`{gp}`"))
 
@@ -99,31 +103,47 @@ class _Looked(NamedTuple):
     :param own: names of the functions whose marginals it takes, each with the outputs; none, if these are all or not known.
     :param num: number of its arrays among the program's results.
     :param has_density: whether its log density follows them.
+    :param may_take: whether marginals of other functions may be in it, or of these.
     """
 
     site: str
     own: Mapping[str, tuple[int, ...]]
     num: int
     has_density: bool
+    may_take: bool
 
 
 def own_draws(model: Callable[..., Any], args: Any, kwargs: Any) -> list[TwoWays]:
     """The sites that take one function in two ways."""
     functions: dict[str, Any] = {}
     looked_at: list[_Looked] = []
+    in_loops: set[str] = set()  # functions that are drawn row by row there
 
     def run(steps: Mapping[Any, Array]) -> list[Array]:
+        if not any(f.names.by_rows for f in functions.values()):
+            return run_given(steps, {})
+        # Draws are those of Gaussians, and not to move with them.
+        still: Noted = {}
+        run_given({mark: step for mark, step in steps.items() if mark[1:] != (GAUSSIAN,)}, {}, still)
+        in_loops.update(gp for (gp, _), values in still.items() if values is None)
+        return run_given(steps, still)
+
+    def run_given(steps: Mapping[Any, Array], instead: Noted, drawn: Noted | None = None) -> list[Array]:
         seeded = handlers.trace(handlers.seed(model, jax.random.PRNGKey(0)))
         functions.clear()
         looked_at.clear()
         arrays: list[Array] = []
-        with handlers.block(), OutputsByRow(), collected_functions() as found, moved_draws(steps), _Moved(steps):
+        moving = moved_draws(steps, instead)
+        with handlers.block(), OutputsByRow(), collected_functions() as found, moving as noted, _Moved(steps):
             messages = seeded.get_trace(*args, **kwargs)
+            if drawn is not None:
+                drawn.update(noted)
             functions.update(found)
             for name, message in messages.items():
                 if message["type"] == "sample" and site_of(message) is None:
                     leaves, density = _arrays_of(message), _density(message)
-                    looked_at.append(_Looked(name, _taken_by(message), len(leaves), density is not None))
+                    may_take = _may_take_marginals(message)
+                    looked_at.append(_Looked(name, _taken_by(message), len(leaves), density is not None, may_take))
                     arrays.extend(leaves if density is None else [*leaves, density])
         return arrays
 
@@ -134,6 +154,7 @@ def own_draws(model: Callable[..., Any], args: Any, kwargs: Any) -> list[TwoWays
         closed = jax.make_jaxpr(lambda steps: run(dict(zip(shapes, steps, strict=True))))(zeros)
     except Exception:  # the model needs values, or has the fault that its first run will report
         return []
+    looked_at = [site._replace(may_take=site.may_take and not in_loops) for site in looked_at]
     marks = iter(reached(closed.jaxpr, [frozenset([mark]) for mark in shapes]))
     of_arrays = [[next(marks) for _ in range(site.num + site.has_density)] for site in looked_at]
     reaches = [frozenset().union(*marks) for marks in of_arrays]
@@ -142,10 +163,12 @@ def own_draws(model: Callable[..., Any], args: Any, kwargs: Any) -> list[TwoWays
 
 
 def _shapes(functions: Mapping[str, Any]) -> dict[Any, tuple[int, ...]]:
-    """The arguments that move draws given the inducing variables, and each draw row by row, and their shapes."""
+    """The arguments that move draws given the inducing variables, the Gaussians of marginals, and each draw row by row, and
+    their shapes."""
     latents = {gp: () if f.num_latents is None else (f.num_latents, 1) for gp, f in functions.items()}
+    gaussians = {(gp, GAUSSIAN): shape for gp, shape in latents.items()}
     draws = {(gp, k): draw.shape for gp, f in functions.items() for k, draw in enumerate(f.names.by_rows)}
-    return {**latents, **draws}
+    return {**latents, **gaussians, **draws}
 
 
 def _pairs(
@@ -164,9 +187,15 @@ def _pairs(
     for gp, f in functions.items():
         draws = [(gp, k) for k in range(len(f.names.by_rows))]
         rows = [[k for _, k in of.intersection(draws)] for of in reaches]
-        jointly = needed_jointly(gp) if any(rows) else [set()] * len(looked_at)
+        both = [
+            s.may_take and (gp, GAUSSIAN) in of and bool(k or gp in of)
+            for s, of, k in zip(looked_at, reaches, rows, strict=True)
+        ]
+        jointly = needed_jointly(gp) if any(rows) or any(both) else [set()] * len(looked_at)
         for i, site in enumerate(looked_at):
             if gp in site.own and (rows[i] or gp in reaches[i]) and not is_apart(gp, i, rows[i]):
+                yield TwoWays(site.site, gp, OWN_DRAW)
+            elif both[i] and gp not in site.own and jointly is not None and OWN_DRAW in jointly[i]:
                 yield TwoWays(site.site, gp, OWN_DRAW)
             elif jointly is None or not site.has_density:
                 several = [f.names.by_rows[k].columns for k in rows[i]]
@@ -187,7 +216,7 @@ def _needed_jointly(
     if (closed := with_stand_ins(closed)) is None:
         return None
     f = functions[gp]
-    moves = list(moves_of(gp, f.num_latents, f.names.by_rows, (TWO_DRAWS, SEVERAL_ROWS)))
+    moves = list(moves_of(gp, f.num_latents, f.names.by_rows, (OWN_DRAW, TWO_DRAWS, SEVERAL_ROWS)))
     ends = np.cumsum([site.num + site.has_density for site in looked_at])
     evaluate = core.jaxpr_as_fun(closed)
 
@@ -257,7 +286,7 @@ def _density(message: Mapping[str, Any]) -> Array | None:
 
 
 class _Moved(Messenger):
-    """Context in which draws of a gp depend on ``steps``, and its Gaussians and latent sites do not."""
+    """Context in which draws of a gp depend on ``steps``, its Gaussians on others of these, and latent sites do not."""
 
     def __init__(self, steps: Mapping[Any, Array]) -> None:
         super().__init__()
@@ -271,8 +300,10 @@ class _Moved(Messenger):
             msg["value"] = _constant(msg["fn"].support, value)
         elif gp in self.steps:
             msg["value"] = value + self.steps[gp].astype(value.dtype)
-            fixed = Value(jax.random.normal(jax.random.PRNGKey(1), value.shape, value.dtype))
-            msg["infer"] = msg["infer"] | {MESSAGE: Belief(fixed, None, asked=True)}
+            loc = jax.random.normal(jax.random.PRNGKey(1), value.shape, value.dtype)
+            if (step := self.steps.get((gp, GAUSSIAN))) is not None:
+                loc = loc + step.astype(value.dtype)
+            msg["infer"] = msg["infer"] | {MESSAGE: Belief(Value(loc), None, asked=True)}
 
 
 def _constant(support: Any, value: Any) -> Array:
@@ -294,6 +325,12 @@ def _taken_by(message: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
                 if f.names is not None:
                     found.setdefault(f.names.prefix, []).append(columns)
     return {gp: sum(columns, ()) if all(columns) else () for gp, columns in found.items()}
+
+
+def _may_take_marginals(message: Mapping[str, Any]) -> bool:
+    """Whether a site is a likelihood of observations, or ``numpyro.factor``, which may hold one's log density."""
+    observed = message["type"] == "sample" and message["is_observed"]
+    return observed and (isinstance(message["fn"], Unit) or is_expected(message["fn"]))
 
 
 def _arrays_of(message: Mapping[str, Any]) -> list[Array]:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from numpyro_orthgp.closures import ARRAY_OF_ANOTHER_PROGRAM
 from numpyro_orthgp.errors import is_concrete, with_checks
 from numpyro_orthgp.math.compiled import ARRAYS, is_within_program, quick_jit
 from numpyro_orthgp.math.program import Unnamed, exact_digest
@@ -111,7 +112,10 @@ def run_as_one(function: Callable[..., Any], *args: Any) -> Any:
 
 def _run(program: Traced, args: tuple[Any, ...], effort: int) -> Any:
     run = compiled((program.key, effort) if program.key else None, lambda: quick_jit(program.leaves, effort))
-    return jax.tree.unflatten(program.tree, run(program.numbers, *args))
+    try:
+        return jax.tree.unflatten(program.tree, run(program.numbers, *args))
+    except jax.errors.UnexpectedTracerError as error:
+        raise TypeError(f"A kernel, a mean or a likelihood uses {ARRAY_OF_ANOTHER_PROGRAM}") from error
 
 
 def compiled(key: Hashable | None, make: Callable[[], Any]) -> Any:

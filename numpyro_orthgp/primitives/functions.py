@@ -25,6 +25,7 @@ from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.linalg import add_jitter, default_jitter, jitter_scale
 from numpyro_orthgp.primitives.divergence import check_divergence
 from numpyro_orthgp.primitives.messages import (
+    Belief,
     Site,
     announce,
     belief_of,
@@ -119,12 +120,19 @@ def gp(
         grouping=None if belief is None else belief.grouping,
         num_latents=num_latents,
         fitting=belief is not None,
-        names=Names(full_name, belief is not None),
+        names=Names(full_name, belief is not None, _words_of_residual(belief, mean_only)),
         values=tuple(message["value"] for message in messages),
         run=Run(),
     )
     announce(full_name, f)
     return f
+
+
+def _words_of_residual(belief: Belief | None, mean_only: MeanOnly | None) -> str:
+    """What makes the residual of q another than the prior's; nothing, if it is the same."""
+    if belief is not None and belief.residual_scale is not None:
+        return "a tightened residual (residual='tight')"
+    return "" if mean_only is None else "mean-only points (MeanOnly)"
 
 
 def _mean_shift(
