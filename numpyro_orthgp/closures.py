@@ -31,8 +31,7 @@ ARRAY_OF_ANOTHER_PROGRAM = (
 )
 
 _EMPTY = object()  # a cell without contents
-# What may keep arrays of an earlier program.
-_WRAPPING: Any = type(jax.jit(lambda: None)), type(lru_cache(lambda: None))
+_WRAPPING: Any = type(jax.jit(lambda: None)), type(lru_cache(lambda: None))  # may keep arrays of earlier programs
 _DESCRIPTORS = staticmethod, classmethod, property
 
 
@@ -93,9 +92,8 @@ class _NoSites(Messenger):
             return
         what = "asks for a random key" if msg["type"] == "prng_key" else f"declares `{msg['name']}`"
         raise ValueError(
-            f"{self.function!r} {what}. It is called any number of times, so what it draws would be no part of the model. Draw "
-            "before it, and use the value in it: a = numpyro.sample('a', ...), then Likelihood(f(X), lambda f: dist.Normal(a * f, "
-            "s))."
+            f"{self.function!r} {what}. It is called any number of times, so its draws would be no part of the model. Draw before "
+            "it, and use the value in it: a = numpyro.sample('a', ...), then Likelihood(f(X), lambda f: dist.Normal(a * f, s))."
         )
 
 
@@ -110,8 +108,7 @@ class _Same:
     def __init__(self, value: Any) -> None:
         self.value = value
         try:
-            self._hash = hash((type(value), value))
-            self._hashable = True
+            self._hash, self._hashable = hash((type(value), value)), True
         except TypeError:
             self._hash, self._hashable = id(value), False
 
