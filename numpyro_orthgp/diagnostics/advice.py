@@ -27,6 +27,7 @@ __all__ = ["advise"]
 
 IDLE = 0.01  # nats, as for `online.drop_sets`
 MUCH_REPEATED = 0.25  # share of a set's points
+OFFSET = 5e-4  # standard deviations of f that a mean is rounded by; projections make it up to a thousand times as large
 MUCH_LEFT = 0.1  # share of the prior variance that no set explains
 SMALL_V = 0.8
 NARROW, WIDE = 0.7, 1.4  # standard deviations of q over those of NUTS
@@ -67,6 +68,13 @@ def advise(
             yield (
                 f"Up to {percent(min(health.rounding, 1))} of the standard deviation of {name} is rounding: the posterior variance "
                 f"there is not far above that of {health.dtype}. Use 64-bit floats (numpyro.enable_x64()), or fewer points."
+            )
+        far, relative = health.offset
+        if health.dtype and np.finfo(health.dtype).eps * relative > OFFSET:
+            yield (
+                f"{name} is {far:.3g} from the mean of its prior at the data, {relative:.2g} of its standard deviations, so in "
+                f"{health.dtype} rounding may move it by as much as its uncertainty. Subtract the mean of the outputs before the "
+                "fit (y = y - y.mean()), or add a constant to f(X). Or use 64-bit floats (numpyro.enable_x64())."
             )
         if drawn := [s.name for s in health.sets if np.isnan(s.divergence)]:
             yield (
