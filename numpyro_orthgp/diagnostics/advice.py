@@ -64,25 +64,7 @@ def advise(
         yield from advice_on_scales(name, found)
     yield from advice_on_outputs(outputs, functions, scales)
     for name, health in functions.items():
-        if health.rounding > MUCH_ROUNDED:
-            yield (
-                f"Up to {percent(min(health.rounding, 1))} of the standard deviation of {name} is rounding: the posterior variance "
-                f"there is not far above that of {health.dtype}. Use 64-bit floats (numpyro.enable_x64()), or fewer points."
-            )
-        far, relative = health.offset
-        if health.dtype and np.finfo(health.dtype).eps * relative > OFFSET:
-            yield (
-                f"{name} is {far:.3g} from the mean of its prior at the data, {relative:.2g} of its standard deviations, so in "
-                f"{health.dtype} rounding may move it by as much as its uncertainty. Subtract the mean of the outputs before the "
-                "fit (y = y - y.mean()), or add a constant to f(X). Or use 64-bit floats (numpyro.enable_x64())."
-            )
-        if drawn := [s.name for s in health.sets if np.isnan(s.divergence)]:
-            yield (
-                f"Of {listed(drawn)} the guide gives one value, not a Gaussian, so standard deviations of {name} lack that of the "
-                "guide: intervals from posterior(...) are too narrow. Take AutoSparseGP(model), or predict with draws of the guide."
-            )
-        for s in health.sets:
-            yield from _on_factor(s)
+        yield from _on_function(name, health)
     for name, error in integration.items():
         yield from _on_integral(name, error)
     for name, calibration in held_out.items():
@@ -107,6 +89,28 @@ def advise(
                 f"improve predictions by {gain.neighbors:.2g} nats per row."
             )
     yield from _on_weights(khat, held_out, nuts, collapsed)
+
+
+def _on_function(name: str, health: FunctionHealth) -> Iterator[str]:
+    if health.rounding > MUCH_ROUNDED:
+        yield (
+            f"Up to {percent(min(health.rounding, 1))} of the standard deviation of {name} is rounding: the posterior variance "
+            f"there is not far above that of {health.dtype}. Use 64-bit floats (numpyro.enable_x64()), or fewer points."
+        )
+    far, relative = health.offset
+    if health.dtype and np.finfo(health.dtype).eps * relative > OFFSET:
+        yield (
+            f"{name} is {far:.3g} from the mean of its prior at the data, {relative:.2g} of its standard deviations, so in "
+            f"{health.dtype} rounding may move it by as much as its uncertainty. Subtract the mean of the outputs before the "
+            "fit (y = y - y.mean()), or add a constant to f(X). Or use 64-bit floats (numpyro.enable_x64())."
+        )
+    if drawn := [s.name for s in health.sets if np.isnan(s.divergence)]:
+        yield (
+            f"Of {listed(drawn)} the guide gives one value, not a Gaussian, so standard deviations of {name} lack that of the "
+            "guide: intervals from posterior(...) are too narrow. Take AutoSparseGP(model), or predict with draws of the guide."
+        )
+    for s in health.sets:
+        yield from _on_factor(s)
 
 
 def _on_loss(convergence: Convergence) -> Iterator[str]:
