@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
+from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_orthgp as ogp
@@ -118,6 +120,27 @@ def test_outputs_far_from_the_mean_of_the_prior_are_said():
         ogp.CollapsedGP(kernels.RBF(1.0), jnp.asarray(X[:, None]), jnp.asarray(X[::4, None]), 0.1).posterior(
             jnp.asarray(y)
         )
+
+
+def test_check_says_that_a_function_is_far_from_the_mean_of_its_prior():
+    """Outputs at 10,000: only `CollapsedGP` said it. A constant beside f(X) takes the offset off f."""
+    dtype = jnp.float32
+
+    def model(X, y, constant):
+        f = ogp.gp("f", kernels.RBF(jnp.asarray(1.0, dtype)), X[::3])
+        with numpyro.plate("rows", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X) + constant, jnp.asarray(0.1, dtype)), obs=y)
+
+    guide = ogp.AutoSparseGP(model, natural=True)
+    svi = SVI(model, guide, ogp.natural_gradient(optax.adam(0.01), 1.0), TraceMeanField_ELBO())
+
+    def advice(constant):
+        data = jnp.asarray(X[:, None], dtype), jnp.asarray(np.sin(X) + 1e4, dtype), jnp.asarray(constant, dtype)
+        params = svi.run(jax.random.PRNGKey(0), 2, *data, progress_bar=False).params
+        return ogp.check(model, guide, params, *data, num_samples=25).advice
+
+    assert any(line.startswith("f is 9.99e+03 from the mean of its prior at the data") for line in advice(0.0))
+    assert not any("from the mean of its prior" in line for line in advice(1e4))
 
 
 @pytest.mark.parametrize("collapsed", [True, False])

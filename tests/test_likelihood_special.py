@@ -142,6 +142,62 @@ def test_log_gammaincc_is_finite_at_every_scale_of_time():
         assert np.isfinite(value).all() and all(np.isfinite(s).all() for s in slopes)
 
 
+def gradients(make, y, mean, variance, parameter, dtype):
+    """Of the expected log density: its value, and its derivatives by mean, variance and parameter, each for all rows."""
+
+    def one(m, v, p):
+        f = ogp.Marginals(m[None], v[None], jnp.zeros(1, dtype))
+        return make(f, p).expected_log_density(jnp.asarray([y], dtype))[0]
+
+    rows = (jnp.asarray(a, dtype) for a in np.broadcast_arrays(mean, variance, parameter))
+    value, slopes = jax.jit(jax.vmap(jax.value_and_grad(one, (0, 1, 2))))(*rows)
+    return (value, *slopes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gamma_by_its_concentration_beside_a_wide_q(dtype):
+    """It is log y - m - digamma(k), whatever the variance; e^(v / 2) hid it, and made NaN of it in float32."""
+    m, v, k = (
+        a.ravel().astype(dtype) for a in np.meshgrid([-50.0, -8.0, 0.0, 8.0], [1e-6, 9.0, 900.0], [0.3, 1.0, 50.0, 1e4])
+    )
+    slope = gradients(likelihoods.Gamma, 30.0, m, v, k, dtype)[3]
+    expected = np.log(30.0) - m.astype(float) - sp.digamma(k.astype(float))
+    assert_allclose(slope, expected, rtol=1e-9 if dtype is np.float64 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_censored_gamma_far_in_the_tail(dtype):
+    """Far above the mean log S is -x + (k - 1) log x - log Gamma(k) to rounding; in float32 it ended at x = 1e19."""
+    m, k = (a.ravel() for a in np.meshgrid([-50.0, -30.0, -12.0], [0.3, 1.0, 2.5, 50.0]))
+
+    def make(f, k):
+        return likelihoods.Gamma(f, k, jnp.ones(1, bool))
+
+    value, by_mean, _, by_k = gradients(make, 1e6, m, np.full_like(m, 1e-4), k, dtype)
+    tol = 1e-6 if dtype is np.float64 else 2e-5
+    x = 1e6 * np.exp(-m + 5e-5)
+    assert_allclose(value, -x, rtol=tol)
+    assert_allclose(by_mean, x, rtol=tol)
+    assert_allclose(by_k, np.log(1e6) - m - sp.digamma(k), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [lambda f: likelihoods.Poisson(f), lambda f: likelihoods.Binomial(f, 10, "cloglog")],
+    ids=["Poisson", "Binomial"],
+)
+def test_zeros_where_rates_at_nodes_overflow_have_derivatives(inner):
+    """In float32 a rate of e^95 at a node made NaN of derivatives that the gate makes small."""
+
+    def make(f, gate):
+        return likelihoods.ZeroInflated(inner(f), gate)
+
+    given = make, 0.0, np.array([33.0, 35.0]), 100.0, 0.3
+    single, double = (gradients(*given, dtype) for dtype in (np.float32, np.float64))
+    for one, two in zip(single, double, strict=True):
+        assert_allclose(one, two, rtol=2e-4)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_log_rising_does_not_cancel(dtype):
     a, n = (v.ravel() for v in np.meshgrid(np.append(np.logspace(-2, 7, 30), 30.0), [0.0, 1.0, 2.0, 7.0, 40.0]))

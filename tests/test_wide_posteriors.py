@@ -37,11 +37,11 @@ def beta(f):
     return gammaln(9.0) - gammaln(p) - gammaln(q) + (p - 1) * np.log(0.3) + (q - 1) * np.log(0.7)
 
 
-def interval(f):
-    """log(Phi(3 - f) - Phi(-3 - f))."""
+def interval(f, half=3):
+    """log(Phi(half - f) - Phi(-half - f))."""
     x = np.abs(f)
-    far = log_ndtr(3 - x)
-    return far + expm1_log(far - log_ndtr(-3 - x))
+    far = log_ndtr(half - x)
+    return far + expm1_log(far - log_ndtr(-half - x))
 
 
 CLOSED = {  # name: likelihood, y, log p(y | f) up to a constant
@@ -141,6 +141,18 @@ def test_nodes_about_the_bends_of_other_likelihoods(name, dtype):
     value, *slopes = errors(NODES[name], dtype)
     assert (value < tolerance).all(), value
     assert (slopes < 20 * tolerance).all(), slopes
+
+
+@pytest.mark.parametrize("half", [3, 6])
+def test_ordinal_with_cut_points_far_apart(half):
+    """At a spread of one nodes about both cut points were off by 3e-5 and 1e-3: few were where q is."""
+    mean, sd = (a.ravel() for a in np.meshgrid(np.linspace(-7, 7, 15), [1.0, 1.5]))
+    cuts = jnp.array([-half, half], float)
+    value, by_mean, _ = found(lambda m: likelihoods.Ordinal(m, cuts), 1, mean, sd, jnp.float64)
+    truth = np.array([dense(lambda f: interval(f, half), [m], s) for m, s in zip(mean, sd, strict=True)])[..., 0]
+    tolerance = np.where(sd == 1, 1e-9, 5e-6) * (1 + np.abs(truth[:, 0]))
+    assert (np.abs(value - truth[:, 0]) < tolerance).all()
+    assert (np.abs(by_mean - truth[:, 1]) < 20 * tolerance).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

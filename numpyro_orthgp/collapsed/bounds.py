@@ -108,16 +108,18 @@ class Moments(NamedTuple):
 
     :param first: :math:`A`, or its expectation if inputs are uncertain, shape (..., M, B).
     :param residual: (expected) residual variances, shape (..., B).
-    :param second: for uncertain inputs, :math:`E[k_i k_i^\top]` of each point, with :math:`A_i = W k_i`, shape (B, M, M).
+    :param centred: for uncertain inputs, the covariance of :math:`k_i` of each point, with :math:`A_i = W k_i`, shape (B, M, M).
+    :param second: or :math:`E[k_i k_i^\top]`.
     :param whitener: the matrix :math:`W`, shape (M, M).
     :param factors: F, shape (S, B, M): if given, the second moment also contains F F' - R F F' R'.
     :param kept: the matrix R, shape (M, M).
-    :param spread: the covariance of :math:`A_i`, shape (B, M, M), if there is no ``second``.
+    :param spread: the covariance of :math:`A_i`, shape (B, M, M), if there are neither.
     :param groups: the residual's covariance within groups of points, shape (..., n, G, G).
     """
 
     first: Array
     residual: Array
+    centred: Array | None = None
     second: Array | None = None
     whitener: Array | None = None
     factors: Array | None = None
@@ -185,12 +187,13 @@ def _outer(moments: Moments, precision: Array) -> Array:
     if moments.spread is not None:
         spread = jnp.einsum("...b,bmn->...mn", precision, moments.spread, precision=PRECISION)
         return gram(moments.first, precision) + spread
-    if moments.second is None or moments.whitener is None:
+    uncertain = moments.second if moments.centred is None else moments.centred
+    if uncertain is None or moments.whitener is None:
         return gram(moments.first, precision)
-    outer = jnp.einsum("...b,bmn->...mn", precision, moments.second, precision=PRECISION)
+    outer = jnp.einsum("...b,bmn->...mn", precision, uncertain, precision=PRECISION)
     outer = matmul(matmul(moments.whitener, outer), moments.whitener.T)
     if moments.factors is None or moments.kept is None:
-        return outer
+        return outer + gram(moments.first, precision)
     S, _, M = moments.factors.shape
     seen = gram(moments.factors.reshape(-1, M).T, jnp.tile(precision, S))
     return outer + seen - matmul(matmul(moments.kept, seen), moments.kept.T)

@@ -173,4 +173,6 @@ def _uncertain(prior: Prior, loc: Array, scale: Array, group_size: int | None) -
     groups = None
     if group_size is not None:
         groups = covariance_of_groups(prior.kernel, loc, gram_of_groups([psi.first], group_size), psi.residual, scale)
-    return Moments(psi.first, psi.residual, psi.second, psi.outer, psi.factors, psi.kept, psi.spread, groups)
+    return Moments(
+        psi.first, psi.residual, psi.centred, psi.second, psi.outer, psi.factors, psi.kept, psi.spread, groups
+    )

@@ -27,6 +27,7 @@ __all__ = ["advise"]
 
 IDLE = 0.01  # nats, as for `online.drop_sets`
 MUCH_REPEATED = 0.25  # share of a set's points
+OFFSET = 5e-4  # standard deviations of f that a mean is rounded by; projections make it up to a thousand times as large
 MUCH_LEFT = 0.1  # share of the prior variance that no set explains
 SMALL_V = 0.8
 NARROW, WIDE = 0.7, 1.4  # standard deviations of q over those of NUTS
@@ -67,14 +68,7 @@ def advise(
         yield from advice_on_scales(name, found)
     yield from advice_on_outputs(outputs, functions, scales)
     for name, health in functions.items():
-        if health.rounding > MUCH_ROUNDED:
-            yield (
-                f"Up to {percent(min(health.rounding, 1))} of the standard deviation of {name} is rounding: the posterior variance "
-                f"there is not far above that of {health.dtype}. Use 64-bit floats (numpyro.enable_x64()), or fewer points."
-            )
-        yield from _on_gaussians(name, health)
-        for s in health.sets:
-            yield from _on_factor(s)
+        yield from _on_function(name, health)
     for name, error in integration.items():
         yield from _on_integral(name, error)
     for name, calibration in held_out.items():
@@ -99,6 +93,24 @@ def advise(
                 f"improve predictions by {gain.neighbors:.2g} nats per row."
             )
     yield from _on_weights(khat, held_out, nuts, collapsed)
+
+
+def _on_function(name: str, health: FunctionHealth) -> Iterator[str]:
+    if health.rounding > MUCH_ROUNDED:
+        yield (
+            f"Up to {percent(min(health.rounding, 1))} of the standard deviation of {name} is rounding: the posterior variance "
+            f"there is not far above that of {health.dtype}. Use 64-bit floats (numpyro.enable_x64()), or fewer points."
+        )
+    far, relative = health.offset
+    if health.dtype and np.finfo(health.dtype).eps * relative > OFFSET:
+        yield (
+            f"{name} is {far:.3g} from the mean of its prior at the data, {relative:.2g} of its standard deviations, so in "
+            f"{health.dtype} rounding may move it by as much as its uncertainty. Subtract the mean of the outputs before the "
+            "fit (y = y - y.mean()), or add a constant to f(X). Or use 64-bit floats (numpyro.enable_x64())."
+        )
+    yield from _on_gaussians(name, health)
+    for s in health.sets:
+        yield from _on_factor(s)
 
 
 def _on_loss(convergence: Convergence) -> Iterator[str]:

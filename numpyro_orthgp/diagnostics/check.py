@@ -74,6 +74,7 @@ def check(
     For the fit it shows
 
     * columns of the data that their dtype does not resolve, such as unix seconds in float32; subtract an offset from these;
+    * functions so far from the mean of their prior that float32 has few digits for what varies: subtract the mean of the outputs;
     * whether the loss is still falling, or was lower earlier (with ``losses``), and whether other ``starts`` end at the same loss;
     * sites that take the mean or the variance of a function as numbers, ``dist.Normal(f(X).mean, s)``: their loss is no bound; and
       likelihoods that take draws of a function beside its marginals, ``Gaussian(f(X), jnp.exp(f(X).sample()))``: nor is theirs;

@@ -18,7 +18,7 @@ from numpyro_orthgp.diagnostics.layout import Trace, functions_at_data, is_margi
 from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.projection import conditional_covariance
-from numpyro_orthgp.functions.rounding import rounding_of
+from numpyro_orthgp.functions.rounding import rounding_of, variance_at
 from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.inducing.functional import Concatenated
 from numpyro_orthgp.inducing.rows import Rows, as_feature, join_rows, variance_of_rows
@@ -29,7 +29,7 @@ from numpyro_orthgp.math.cholesky import rescue_jitter
 from numpyro_orthgp.math.kept import run_as_one
 from numpyro_orthgp.math.linalg import jitter_scale
 from numpyro_orthgp.math.products import diagonal
-from numpyro_orthgp.types import Array, PRNGKey
+from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["FunctionHealth", "SetHealth", "health_of", "inputs_of", "residual_scales"]
 
@@ -78,6 +78,8 @@ class FunctionHealth:
     :param num_distinct: number of distinct inputs; ``None`` without inputs.
     :param rounding: the largest relative error of the standard deviation at an input that is rounding
         (``functions/rounding.py``), roughly; NaN without inputs, or if q is a draw.
+    :param mean: of the function at the inputs, on average, shape () or (P,); NaN without inputs.
+    :param sd: root of the average posterior variance there, of that shape.
     :param dtype: of the function.
     """
 
@@ -87,6 +89,8 @@ class FunctionHealth:
     moved: float
     num_distinct: int | None = None
     rounding: float = np.nan
+    mean: ArrayLike = np.nan
+    sd: ArrayLike = np.nan
     dtype: str = ""
 
     @property
@@ -94,6 +98,14 @@ class FunctionHealth:
         """The input with the largest share of residual variance."""
         assert self.residual is not None
         return int(np.argmax(self.residual.reshape(len(self.residual), -1).max(-1)))
+
+    @property
+    def offset(self) -> tuple[float, float]:
+        """How far functions are from the mean of their prior, of the one furthest from it: as it is, and relative to ``sd``."""
+        far = np.abs(np.ravel(self.mean)).astype(float)
+        relative = far / np.maximum(np.ravel(self.sd), np.finfo(np.float32).tiny)
+        i = int(np.argmax(relative))
+        return float(far[i]), float(relative[i])
 
 
 def health_of(name: str, f: GPFunction, X: Rows | None) -> FunctionHealth:
@@ -104,7 +116,8 @@ def health_of(name: str, f: GPFunction, X: Rows | None) -> FunctionHealth:
     :param X: inputs, shape (N, D); ``None`` if they are not known.
     """
     factors = run_as_one(_factors, f)
-    shares, moved, rounding = (None, np.nan, np.nan) if X is None else jax.device_get(run_as_one(_shares, f, X))
+    unknown = None, np.nan, np.nan, np.nan, np.nan
+    shares, moved, rounding, mean, sd = unknown if X is None else jax.device_get(run_as_one(_shares, f, X))
     sets = tuple(
         SetHealth(
             f"{name}.u{i}",
@@ -121,7 +134,8 @@ def health_of(name: str, f: GPFunction, X: Rows | None) -> FunctionHealth:
     num_distinct = None if X is None else len(X) if isinstance(X, Functional) else len(np.unique(np.asarray(X), axis=0))
     num_mean_only = 0 if f.shift is None else f.shift.points.shape[-2]
     dtype = f.features[0].dtype.name
-    return FunctionHealth(sets, residual, num_mean_only, float(moved), num_distinct, float(np.max(rounding)), dtype)
+    digits = float(np.max(rounding)), mean, sd, dtype
+    return FunctionHealth(sets, residual, num_mean_only, float(moved), num_distinct, *digits)
 
 
 def inputs_of(sites: Trace, functions: dict[str, GPFunction], rng_key: PRNGKey) -> dict[str, Rows]:
@@ -188,20 +202,22 @@ def _block_size(f: GPFunction, X: Rows) -> int:
     return max(MAX_ENTRIES // (f.num_inducing * (X.width if isinstance(X, Functional) else 1)), 1)
 
 
-def _shares(f: GPFunction, X: Rows) -> tuple[Array, Array, Array]:
-    """Share of the prior variance that each set explains, shape (N, K) or (N, K, P), the mean-only share of the mean, and what
-    rounding is of standard deviations, shape (N,) or (N, P)."""
+def _shares(f: GPFunction, X: Rows) -> tuple[Array, ...]:
+    """Share of the prior variance that each set explains, shape (N, K) or (N, K, P), the mean-only share of the mean, what rounding
+    is of standard deviations, shape (N,) or (N, P), and ``mean`` and ``sd`` of :class:`FunctionHealth`."""
 
-    def at(X: Rows) -> tuple[Array, Array, Array, Array]:
+    def at(X: Rows) -> tuple[Array, ...]:
         A = f.project(X)
         prior = variance_of_rows(f.kernel, X)
         # Where the prior has no variance, there is nothing left to explain.
         parts = [jnp.where(prior > 0, jnp.sum(Ai**2, -2) / prior, float(i == 0)) for i, Ai in enumerate(A)]
         shares = jnp.stack(parts, -2)
         mean, own = f.mean_from([as_feature(X)], A), replace(f, shift=None).mean_from([as_feature(X)], A)
-        return jnp.moveaxis(shares, -1, 0).swapaxes(1, -1), mean.T, (mean - own).T, rounding_of(f, X, A).T
+        shares = jnp.moveaxis(shares, -1, 0).swapaxes(1, -1)
+        return shares, mean.T, (mean - own).T, rounding_of(f, X, A).T, variance_at(f, prior, A).T
 
     parts = X.parts if isinstance(X, Concatenated) else (X,)
     done = [map_blocks(at, part, _block_size(f, part)) for part in parts]
-    shares, mean, moved, rounding = (jnp.concatenate(of_parts) for of_parts in zip(*done, strict=True))
-    return shares, jnp.std(moved) / jnp.maximum(jnp.std(mean), jnp.finfo(mean.dtype).tiny), rounding
+    shares, mean, moved, rounding, variance = (jnp.concatenate(of_parts) for of_parts in zip(*done, strict=True))
+    of_mean_only = jnp.std(moved) / jnp.maximum(jnp.std(mean), jnp.finfo(mean.dtype).tiny)
+    return shares, of_mean_only, rounding, mean.mean(0), jnp.sqrt(variance.mean(0))

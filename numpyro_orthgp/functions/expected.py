@@ -126,7 +126,7 @@ def average(
     groups = None
     if grouping is not None:
         groups = covariance_of_groups(kernel, loc, gram_of_groups([psi.first], *grouping), psi.residual, scale)
-    explained = _explained(beliefs, m, mean, psi)
+    explained = _explained(beliefs, m, psi)
     return mean, jnp.maximum(explained, 0), psi.residual, groups
 
 
@@ -174,15 +174,14 @@ def nodes_miss(
     return jnp.max(jnp.maximum(moved, jnp.abs(usual.residual - many.residual) / prior))
 
 
-def _explained(beliefs: Sequence[Whitened], m: Array, mean: Array, psi: Expectations) -> Array:
-    if psi.factors is None and psi.spread is None:
-        assert psi.second is not None
-        return _contract(_square(beliefs, m, psi.outer), psi.second) - mean**2
+def _explained(beliefs: Sequence[Whitened], m: Array, psi: Expectations) -> Array:
     eye = jnp.eye(m.shape[-1], dtype=m.dtype)
     S = _spread(beliefs, eye)
     explained = jnp.sum(psi.first * matmul(S, psi.first), -2)
     if psi.spread is not None:
         return explained + _contract(_square(beliefs, m, eye), psi.spread)
+    if psi.centred is not None:
+        return explained + _contract(_square(beliefs, m, psi.outer), psi.centred)
     assert psi.factors is not None and psi.raw is not None and psi.second is not None and psi.lacking is not None
     explained = explained + _contract(_square(beliefs, m, eye), _outer_products(psi.factors[1:]))
     # Subtracted before large factors multiply them.

@@ -149,11 +149,11 @@ class GPFunction(NoArray):
                 X = latent_inputs("X", N, 2)
                 numpyro.sample("y", likelihoods.Gaussian(f.expected(X), noise).to_event(1), obs=Y[rows])
 
-        Formulas are in :mod:`numpyro_orthgp.functions.expected`. In float64 rounding errors grow with the inverse of the
-        jitter: give :func:`gp` a ``jitter`` of 1e-6. In float32 second moments are whitened as sums of squares
-        (:mod:`numpyro_orthgp.kernels.hermite`); at the default jitter and a kernel variance of one, standard deviations are
-        accurate to about 2 % or 0.001 if inputs are known to a lengthscale, and to 6 % beyond. Without a Gaussian from a guide
-        (NUTS, ``Predictive``), this is f at the draw.
+        Formulas are in :mod:`numpyro_orthgp.functions.expected`. In float64 standard deviations are accurate to about 1e-4 at
+        the default jitter of :func:`gp`, and to 1e-6 at a ``jitter`` of 1e-6. In float32 second moments are whitened as sums of
+        squares (:mod:`numpyro_orthgp.kernels.hermite`); at the default jitter and a kernel variance of one, they are accurate to
+        about 2 % or 0.001 if inputs are known to a lengthscale, and to 6 % beyond. Without a Gaussian from a guide (NUTS,
+        ``Predictive``), this is f at the draw.
 
         :param X: the result of :func:`latent_inputs`, B points.
         :param num_points: Gauss-Hermite nodes per dimension for kernels without closed-form expectations; by default 128 nodes in

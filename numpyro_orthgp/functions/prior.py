@@ -24,6 +24,7 @@ from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.inducing.rows import Rows, covariance_of_rows, covariance_with_rows, scale_of_rows, variance_of_rows
 from numpyro_orthgp.kernels.base import Kernel, ours
+from numpyro_orthgp.kernels.centred import psi2_centred
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
 from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
 from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
@@ -135,13 +136,14 @@ def root_given(
 class Expectations(NamedTuple):
     """Expected covariances of Gaussian inputs with all M inducing points of all sets.
 
-    E[A(x) A(x)'] is ``outer second outer'`` in float64. In float32 one adds F F' - R F F' R' for ``factors`` F and
-    ``kept`` R, or takes E[A] E[A]' + ``spread``.
+    In float64 E[A(x) A(x)'] is E[A] E[A]' + ``outer centred outer'``. In float32 it is ``outer second outer'`` plus
+    F F' - R F F' R' for ``factors`` F and ``kept`` R, or E[A] E[A]' + ``spread``.
 
     :param first: E[A(x)], the projections on all sets, shape (M, B).
-    :param outer: maps ``second`` to projections, shape (M, M).
-    :param second: E[K(Z, x) K(x, Z)] for each input, shape (B, M, M).
+    :param outer: maps K(Z, x) to projections, shape (M, M).
     :param residual: expected variance that no set explains, shape (B,).
+    :param centred: the covariance of K(Z, x) over each input, shape (B, M, M).
+    :param second: E[K(Z, x) K(x, Z)] for each input, shape (B, M, M).
     :param factors: projections of each of :func:`~numpyro_orthgp.kernels.hermite.hermite_factors`, shape (S, B, M).
     :param raw: the factors themselves, shape (S, B, M).
     :param kept: R with ``outer`` = R W for the whitener W, shape (M, M).
@@ -151,8 +153,9 @@ class Expectations(NamedTuple):
 
     first: Array
     outer: Array
-    second: Array | None
     residual: Array
+    centred: Array | None = None
+    second: Array | None = None
     factors: Array | None = None
     raw: Array | None = None
     kept: Array | None = None
@@ -186,25 +189,28 @@ def expect_covariances(
     variance = psi0(kernel, loc, scale, num_points=num_points)
     single = jnp.finfo(W.dtype).bits < _BITS_OF_MANY_DIGITS
     raw = hermite_factors(kernel, Z, loc, scale) if single else None
-    first = matmul(W, psi1(kernel, Z, loc, scale, num_points=num_points) if raw is None else raw[0].T)
-    if single and raw is None:
-        mean = psi1(kernel, Z, loc, scale, num_points=num_points)
-        spread = whitened_spread(kernel, W, Z, loc, scale, mean, num_points=num_points)
-        explained = jnp.sum(first**2, 0) + jnp.trace(spread, axis1=-2, axis2=-1)
-        return Expectations(first, W, None, jnp.maximum(variance - explained, 0), spread=spread)
-    second = psi2(kernel, Z, loc, scale, num_points=num_points)
+    mean = psi1(kernel, Z, loc, scale, num_points=num_points) if raw is None else raw[0].T
+    first = matmul(W, mean)
     if raw is None:
-        return Expectations(first, W, second, jnp.maximum(variance - _traces(W, second), 0))
+        variance = variance - jnp.sum(first**2, 0)
+        if single:
+            spread = whitened_spread(kernel, W, Z, loc, scale, mean, num_points=num_points)
+            explained = jnp.trace(spread, axis1=-2, axis2=-1)
+            return Expectations(first, W, jnp.maximum(variance - explained, 0), spread=spread)
+        centred = psi2_centred(kernel, Z, loc, scale, mean, num_points=num_points)
+        return Expectations(first, W, jnp.maximum(variance - _traces(W, centred), 0), centred)
+    second = psi2(kernel, Z, loc, scale, num_points=num_points)
     kept, lacking = _above_rounding(W, jitter_scale(kernel(Z)), magnified), _is_lacking(second, raw)
     factors, outer = matmul(raw, W.T), matmul(kept, W)
     rest = _traces(outer, second) - jnp.sum(matmul(factors, kept.T) ** 2, (0, -1))
     explained = jnp.sum(factors**2, (0, -1)) + jnp.where(lacking, rest, 0)
-    return Expectations(first, outer, second, jnp.maximum(variance - explained, 0), factors, raw, kept, lacking)
+    residual = jnp.maximum(variance - explained, 0)
+    return Expectations(first, outer, residual, None, second, factors, raw, kept, lacking)
 
 
-def _traces(outer: Array, second: Array) -> Array:
-    """Traces of ``outer second outer'``, shape (B,)."""
-    return jnp.einsum("mn,bmn->b", matmul(outer.T, outer), second, precision=PRECISION)
+def _traces(outer: Array, moments: Array) -> Array:
+    """Traces of ``outer moments outer'``, shape (B,)."""
+    return jnp.einsum("mn,bmn->b", matmul(outer.T, outer), moments, precision=PRECISION)
 
 
 def _is_lacking(second: Array, raw: Array) -> Array:

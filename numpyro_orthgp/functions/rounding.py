@@ -16,7 +16,7 @@ from numpyro_orthgp.functions.projection import moments_of_whitened
 from numpyro_orthgp.inducing.rows import Rows, variance_of_rows
 from numpyro_orthgp.types import Array
 
-__all__ = ["MUCH_ROUNDED", "rounding_of"]
+__all__ = ["MUCH_ROUNDED", "rounding_of", "variance_at"]
 
 MUCH_ROUNDED = 0.02  # of a standard deviation
 _UNITS = 2  # of rounding, that a sum of squares has at least
@@ -31,8 +31,14 @@ def rounding_of(f: GPFunction, X: Rows, A: tuple[Array, ...]) -> Array:
     if any(q.is_value for q in f.beliefs):
         return jnp.full_like(prior, jnp.nan)
     info = jnp.finfo(prior.dtype)
-    explained = sum((moments_of_whitened(q, Ai).explained for q, Ai in zip(f.beliefs, A, strict=True)), start=0 * prior)
     excess = sum((jnp.sum(Ai**2, -2) for Ai in A), start=-prior)
-    variance = explained + jnp.maximum(-excess, 0)
+    variance = variance_at(f, prior, A)
     wrong = jnp.maximum(excess, 0) + _UNITS * float(info.eps) * prior
     return jnp.where(prior > 0, wrong / (2 * jnp.maximum(variance, float(info.tiny))), 0)
+
+
+def variance_at(f: GPFunction, prior: Array, A: tuple[Array, ...]) -> Array:
+    """The variance of f at inputs, shape (..., B), from prior variances and projections."""
+    of_sets = (moments_of_whitened(q, Ai).explained for q, Ai in zip(f.beliefs, A, strict=True) if not q.is_value)
+    residual = sum((-jnp.sum(Ai**2, -2) for Ai in A), start=prior)
+    return sum(of_sets, start=jnp.maximum(residual, 0))

@@ -129,8 +129,7 @@ def fitted_trace(
     # Inside another model these sites do not belong to that model.
     with handlers.block(), EvenRows(None):
         if guide is not None:
-            is_new = getattr(guide, "prototype_trace", True) is None
-            seeded = handlers.seed(guide, guide_key)
+            is_new, seeded = getattr(guide, "prototype_trace", True) is None, handlers.seed(guide, guide_key)
             with_params = handlers.substitute(Checked(seeded, params, guide), params)
             if is_new:  # its first call takes random keys, and draws other values than later ones
                 with_params(*args, **kwargs)

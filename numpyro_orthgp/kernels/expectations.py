@@ -209,7 +209,7 @@ def _log_gaussians(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, r: Array,
         total = total + of_one(h1, Z1)[:, :, None]
     if h2 is not None:
         total = total + of_one(h2, Z2)[:, None, :]
-    return total if h1 is None or h2 is None else total + _contract(tau, h1, h2)
+    return total if h1 is None or h2 is None else total + contract(tau, h1, h2)
 
 
 def _linear_factors(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, r: Array, tau: Array) -> Array:
@@ -225,13 +225,13 @@ def _linear_factors(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, r: Array
     if s.slopes:
         w1 = s.slopes[0] * Z1
         mean1 = of_one(w1, h1)[:, :, None]
-        mean1 = mean1 if h2 is None else mean1 + _contract(tau, w1, h2)
+        mean1 = mean1 if h2 is None else mean1 + contract(tau, w1, h2)
     if t.slopes:
         w2 = t.slopes[0] * Z2
         mean2 = of_one(w2, h2)[:, None, :]
-        mean2 = mean2 if h1 is None else mean2 + _contract(tau, h1, w2)
+        mean2 = mean2 if h1 is None else mean2 + contract(tau, h1, w2)
     if s.slopes and t.slopes:
-        return mean1 * mean2 + _contract(tau, w1, w2)
+        return mean1 * mean2 + contract(tau, w1, w2)
     return mean1 if s.slopes else mean2
 
 
@@ -239,7 +239,7 @@ def _scaled(term: Term, Z: Array) -> Array | None:
     return None if term.precision is None else term.precision * Z
 
 
-def _contract(A: Array, U: Array, V: Array) -> Array:
+def contract(A: Array, U: Array, V: Array) -> Array:
     """Sum over d of A_bd U_md V_nd, shape (B, M1, M2), as one product of matrices."""
     return jnp.tensordot(A, U.T[:, :, None] * V.T[:, None, :], axes=1, precision=PRECISION)
 

@@ -16,9 +16,9 @@ and a linear factor x takes :math:`q_j` to :math:`\mu q_j + \sigma (\sqrt{j + 1}
 is cut off at a total degree. Its tail falls like :math:`(r p \sigma^2)^j`, which is fast if inputs are known to less than a
 lengthscale. Kernels without a closed form are whitened at their quadrature nodes.
 
-**Jitter under uncertain inputs** is larger by default: 1e-6 in float64 and 1e-4 in float32. In float64 ``W E[k k'] W'`` is
-whitened as a whole. Its rounding errors grow with the inverse of the jitter, times N and the signal-to-noise ratio; with known
-inputs, errors of projections grow with the root of the inverse. With 1e-10 fits of the oil flow data diverged. In float32,
+**Jitter under uncertain inputs** is larger by default: 1e-6 in float64 and 1e-4 in float32. In float64 the covariance of k over
+each input (:mod:`numpyro_orthgp.kernels.centred`) is whitened as a whole. Its rounding errors grow with the inverse of the jitter,
+times N and the signal-to-noise ratio; with known inputs, errors of projections grow with the root of the inverse. In float32,
 whitening as a whole left no digits if points were close. So float32 uses the factors above, or quadrature nodes without a closed
 form. The remainder of the cut-off counts only in directions above rounding. Such steps take longer, and sums of 50,000 nats are
 accurate to one or two nats.

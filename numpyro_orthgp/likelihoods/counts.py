@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax import nn
+from jax import lax, nn
 from numpyro.distributions import constraints
 
 from numpyro_orthgp.errors import check_option
@@ -246,6 +246,9 @@ class ZeroInflated(ExpectedLikelihood):
 
     def expected_log_density(self, y: Array) -> Array:
         f, weights = self._values(y)
+        # No further than where log p(0) and its derivative are finite; the gate hides it there.
+        last = self.likelihood._place_of_zeros(jnp.asarray(float(jnp.finfo(f.dtype).max) ** 0.75, f.dtype))
+        f = jnp.where(f < last, f, lax.stop_gradient(last))
         zero = expectation(weights, self._log_zero(self.likelihood.log_density(f, jnp.zeros_like(y))))
         return jnp.where(y == 0, zero, jnp.log1p(-self.gate) + self.likelihood.expected_log_density(y))
 

@@ -37,7 +37,10 @@ class Likelihood(ExpectedLikelihood):
         if y depends on all P. The leading axes are integration nodes, so index latent functions from the right:
         ``f[..., 0]``.
     :param integrator: :class:`GaussHermite`, :class:`QuasiMonteCarlo` or :class:`MonteCarlo`; by default 20 Gauss-Hermite nodes for
-        one or two latent functions, and 128 quasi-Monte Carlo points for more.
+        one or two latent functions, and 128 quasi-Monte Carlo points for more. Twenty are enough for exp and logistic links, and
+        wherever the density, as a function of f, is about as wide as q or wider. Where it is narrower (small noise, mixtures,
+        kinks) give more, ``integrator=ogp.GaussHermite(100)``. :func:`~numpyro_orthgp.check` measures the error of a fit, and says
+        it from 0.01 nats per point on.
     :raises TypeError: if ``fn`` does not return a distribution.
     :raises ValueError: for another batch shape; if the distribution of one row depends on f at several rows.
     """

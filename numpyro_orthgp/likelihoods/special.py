@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import jax.scipy.special as jsp
 import numpy as np
@@ -13,9 +15,9 @@ from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = [
-    "binomial_top", "branches", "expected_log1p_square", "expm1", "folded_mean", "log1mexp", "log_binomial", "log_gamma_spread",
-    "log_gammaincc", "log_half_laplace", "log_ndtr", "log_ndtr_difference", "log_ndtr_scaled", "log_rising", "log_tilted",
-    "positive_part_mean", "standardize", "stirling",
+    "binomial_top", "branches", "expected_log1p_square", "expm1", "folded_mean", "gamma_exponent", "log1mexp", "log_binomial",
+    "log_gamma_spread", "log_gammaincc", "log_half_laplace", "log_largest", "log_ndtr", "log_ndtr_difference", "log_ndtr_scaled",
+    "log_rising", "log_tilted", "positive_part_mean", "standardize", "stirling",
 ]  # fmt: skip
 
 LOG_TWO = math.log(2)
@@ -232,6 +234,30 @@ def log_gamma_spread(x: Array) -> Array:
     return jnp.where(below, series, jsp.gammaln(1 + 2 * far) - 2 * jsp.gammaln(1 + far))
 
 
+@jax.custom_jvp
+def gamma_exponent(k: Array, u: Array, extra: ArrayLike) -> Array:
+    r"""k (1 + d - e^{d + c}) with :math:`d = u - \log k`: of a gamma density at :math:`\log y - f = u`, relative to its peak.
+
+    The derivative by k is d alone, since :math:`k e^d = e^u`. Term by term it would be a difference of two exponentials, which for
+    a wide q, or far out in the tail, are so large that d is lost beside them.
+    """
+    d = u - jnp.log(k)
+    return k * (d - expm1(d + extra))
+
+
+@gamma_exponent.defjvp
+def _gamma_exponent_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    k, u, extra = primals
+    d = u - jnp.log(k)
+    moved = d * tangents[0] - k * expm1(d + extra) * tangents[1] - k * jnp.exp(d + extra) * tangents[2]
+    return gamma_exponent(k, u, extra), moved
+
+
+def log_largest(dtype: Any) -> float:
+    """The logarithm of the largest argument that :func:`log_gammaincc` distinguishes from larger ones."""
+    return math.log(jnp.finfo(dtype).max) - 10
+
+
 def log_gammaincc(a: Array, log_x: Array) -> Array:
     r"""The logarithm of the upper incomplete gamma function :math:`\Gamma(a, x) / \Gamma(a)`, with log x given.
 
@@ -240,7 +266,7 @@ def log_gammaincc(a: Array, log_x: Array) -> Array:
     """
     tail = a + 2 * jnp.sqrt(a) + 1
     finfo = jnp.finfo(jnp.result_type(a, log_x))
-    log_x = jnp.clip(log_x, math.log(finfo.tiny) + 2, math.log(finfo.max) / 2)
+    log_x = jnp.clip(log_x, math.log(finfo.tiny) + 2, log_largest(finfo.dtype))
     x = jnp.exp(log_x)
     below, near, far = branches(x, tail)
 
@@ -251,6 +277,7 @@ def log_gammaincc(a: Array, log_x: Array) -> Array:
     fraction = lax.fori_loop(0, 32, step, far + 65 - a)
     # x^a e^-x / Gamma(a), relative to its value at x = a: for large a the terms themselves cancel
     log_a = jnp.log(a)
-    d = jnp.where(below, jnp.log(tail), log_x) - log_a
-    log_far = a * (d - jnp.expm1(d)) + log_a / 2 - LOG_ROOT_TWO_PI - stirling(a, log_a) - jnp.log(fraction)
+    log_x = jnp.where(below, jnp.log(tail), log_x)
+    top = gamma_exponent(a, log_x, jnp.zeros_like(log_x))
+    log_far = top + log_a / 2 - LOG_ROOT_TWO_PI - stirling(a, log_a) - jnp.log(fraction)
     return jnp.where(below, jnp.log(jsp.gammaincc(a, near)), log_far)

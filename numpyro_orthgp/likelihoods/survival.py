@@ -7,7 +7,6 @@ longer than y. The survival function :math:`S(y \mid f) = P(\text{time} > y)` th
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import Any
 
@@ -23,9 +22,10 @@ from numpyro_orthgp.likelihoods.gaussian import Gaussian
 from numpyro_orthgp.likelihoods.links import PROBABILITY_LINKS
 from numpyro_orthgp.likelihoods.special import (
     LOG_ROOT_TWO_PI,
-    expm1,
+    gamma_exponent,
     log_gamma_spread,
     log_gammaincc,
+    log_largest,
     log_ndtr,
     stirling,
 )
@@ -235,7 +235,7 @@ class Gamma(SurvivalLikelihood):
         m, log_y = self.marginals, jnp.log(y)
         f, weights = self._values(y)
         wide = m.variance > _WIDE
-        most = math.log(jnp.finfo(m.mean.dtype).max) / 2  # as far as `log_gammaincc` goes
+        most = log_largest(m.mean.dtype)
         growth = jnp.where(wide, jnp.exp(jnp.where(wide, jnp.minimum(log_y - f, most), 0)), 0)
         rest = expectation(weights, self.log_survival(f, y) + growth)
         return rest - jnp.where(wide, jnp.exp(jnp.where(wide, log_y - m.mean + m.variance / 2, 0)), 0)
@@ -247,14 +247,16 @@ class Gamma(SurvivalLikelihood):
         return place, place, 2 / (1 + jnp.sqrt(self.concentration) / 8)
 
     def expected_log_event(self, y: Array) -> Array:
-        return self._log_event(self.marginals.mean, y, self.marginals.variance / 2)
+        return self._event(self.marginals.mean, y, self.marginals.variance / 2)
 
-    def _log_event(self, f: Array, y: Array, extra: ArrayLike = 0.0) -> Array:
+    def _log_event(self, f: Array, y: Array) -> Array:
+        return self._event(f, y, jnp.zeros_like(f))
+
+    def _event(self, f: Array, y: Array, extra: Array) -> Array:
         """(k - 1) log y - k f - y exp(extra - f) - log Gamma(k), relative to its value at k e^f: for large k its terms cancel."""
         k, log_y = self.concentration, jnp.log(y)
-        log_k = jnp.log(k)
-        d = log_y - f - log_k
-        return k * (d - expm1(d + extra)) + log_k / 2 - LOG_ROOT_TWO_PI - stirling(k, log_k) - log_y
+        log_k, (u, of_k, extra) = jnp.log(k), jnp.broadcast_arrays(log_y - f, k, extra)
+        return gamma_exponent(of_k, u, extra) + log_k / 2 - LOG_ROOT_TWO_PI - stirling(k, log_k) - log_y
 
     @property
     def standard_moments(self) -> tuple[Array, Array]:

@@ -42,9 +42,10 @@ _BEGIN, _WIDTH, _NEWTON, _NODES = 0.8, 3.0, 8, 112
 
 
 # Of the rule about bends: nodes, how far they go, how far off bends count, and from where on distances between nodes grow no
-# more; in standard deviations.
+# more, in standard deviations: less far, by up to _LATER, for a q that is many times as wide as a bend. Bends that are so wide that
+# Gauss and Hermite's nodes miss less.
 NUM_ABOUT_BENDS = 24
-_END, _FAR_OFF, _EVEN, _FINEST = 6.0, 8.0, 2.5, 3e-7
+_END, _FAR_OFF, _EVEN, _LATER, _FINEST, _WIDE = 6.0, 8.0, 2.5, 2.0, 3e-7, 1.6
 
 
 @functools.lru_cache(maxsize=64)
@@ -85,7 +86,7 @@ def about_bends(mean: Array, scale: Array, first: ArrayLike, last: ArrayLike, wi
     The trapezoidal rule in u for :math:`t = p + \kappa \operatorname{asinh}\big(\tfrac{\omega}{\kappa} x(u)\big)`, where
     :math:`x = \tanh u \sqrt{\cosh^2 u + d^2}` is half the way between the inverses of :math:`\operatorname{asinh}(x \pm d)`. So
     distances are about :math:`\omega` where the function bends, grow with the distance from there, and are even where they are as
-    wide as the normal density needs. If that is so everywhere the nodes are those of Gauss and Hermite.
+    wide as the normal density needs. Where bends are nearly as wide as it is, the nodes are those of Gauss and Hermite.
 
     :param mean: mean of the normal distribution.
     :param scale: its standard deviation.
@@ -100,11 +101,13 @@ def about_bends(mean: Array, scale: Array, first: ArrayLike, last: ArrayLike, wi
     )
     scale = jnp.maximum(scale, jnp.finfo(dtype).tiny)
     low, high = (jnp.clip((x - mean) / scale, -_FAR_OFF, _FAR_OFF) for x in (first, last))
-    share = jnp.clip(width / scale / _EVEN, _FINEST, 1)
-    p, d = (low + high) / 2, jnp.sinh((high - low) / 2 / _EVEN) / share
+    width = width / scale
+    even = _EVEN + _LATER * jnp.minimum(width / _EVEN, 1)
+    share = jnp.clip(width / even, _FINEST, 1)
+    p, d = (low + high) / 2, jnp.sinh((high - low) / 2 / even) / share
 
     def place(t: float) -> Array:
-        x = jnp.sinh((t - p) / _EVEN) / share
+        x = jnp.sinh((t - p) / even) / share
         return jnp.arcsinh(x) if one else (jnp.arcsinh(x + d) + jnp.arcsinh(x - d)) / 2
 
     start, end = place(-_END), place(_END)
@@ -117,12 +120,12 @@ def about_bends(mean: Array, scale: Array, first: ArrayLike, last: ArrayLike, wi
     slope = cosh if one else (cosh**2 + (d / cosh) ** 2) / root
     y = share * x
     length = jnp.sqrt(1 + y**2)
-    t = p + _EVEN * jnp.sign(y) * jnp.log(jnp.abs(y) + length)
+    t = p + even * jnp.sign(y) * jnp.log(jnp.abs(y) + length)
     weights = jnp.exp(-(t**2) / 2) * slope / length
     nodes, masses = (
         jnp.asarray(a.reshape(u.shape[0], *(1,) * mean.ndim), dtype) for a in gauss_hermite(NUM_ABOUT_BENDS)
     )
-    narrow = share == 1
+    narrow = width >= _WIDE
     return jnp.where(narrow, nodes, t), jnp.where(narrow, masses, weights / weights.sum(0))
 
 
