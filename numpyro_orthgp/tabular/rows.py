@@ -152,7 +152,7 @@ def observed_counts(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarra
 
 def _is_of_truth(values: np.ndarray) -> bool:
     kinds = {type(v) for v in values if not is_missing(v)}
-    return values.dtype.kind == "b" or bool(kinds) and kinds <= {bool, np.bool_}
+    return values.dtype.kind == "b" or (bool(kinds) and kinds <= {bool, np.bool_})
 
 
 def positive_column(name: str, values: Any, num_rows: int, index: Any = None) -> np.ndarray:
