@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from fractions import Fraction
 
@@ -141,12 +142,16 @@ def test_levels_that_differ_only_in_how_they_are_written_are_said(recwarn):
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("code", [-999.0, 9999.0, -9.0])
-def test_numbers_that_may_mean_missing_are_said(code, rng):
-    """A temperature of -999 leaves the others equal."""
-    x = rng.uniform(0, 5, 50)
+@pytest.mark.parametrize(
+    "code",
+    [-999.0, 9999.0, -9.0, 999.9, 9999.99, -32768, 2**31 - 1, 1e20, 9.969209968386869e36, -3.4028234663852886e38],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_that_may_mean_missing_are_said(code, dtype, rng):
+    """A temperature of -999 leaves the others equal. Weather services write 999.9, and rasters the largest number of float32."""
+    x = rng.uniform(0, 5, 50).astype(dtype)
     x[:3] = code
-    match = f"is {code:g} in 3 rows, far from all other numbers, .* make it NaN"
+    match = f"is {re.escape(f'{float(x[0]):g}')} in 3 rows, far from all other numbers, .* make it NaN"
     with pytest.warns(UserWarning, match="Column 'x' of `X` " + match):
         learned(pd.DataFrame({"x": x, "b": np.arange(50.0)}))
     with pytest.warns(UserWarning, match="`y` " + match):

@@ -33,7 +33,7 @@ from numpyro_orthgp.tabular.warps import Warp
 
 __all__ = ["read_fit", "write_fit"]
 
-FORMAT, VERSION = "numpyro_orthgp fit of a table", 11
+FORMAT, VERSION = "numpyro_orthgp fit of a table", 12
 BAD = (
     OSError,
     EOFError,
