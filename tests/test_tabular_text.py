@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from decimal import Decimal
 from fractions import Fraction
 
@@ -75,7 +76,7 @@ def test_new_rows_of_which_all_are_missing(rng):
     np.testing.assert_array_equal(columns.encode(read_table(new)), expected)
 
 
-def test_an_exported_program_takes_categories_as_a_fit_does(rng, recwarn):
+def test_an_exported_program_takes_categories_as_a_fit_does(rng):
     """Two levels with a new one between them, and codes that come as numbers."""
     num = 60
     frame = pd.DataFrame(
@@ -91,9 +92,15 @@ def test_an_exported_program_takes_categories_as_a_fit_does(rng, recwarn):
     columns, _ = learned(frame)
     new = frame.iloc[:5].assign(two=["u", "v", "new", None, "v"], code=[3.0, 1.0, 2.0, np.nan, 4.0], nothing=1.0)
     for rows in (read_table(frame), read_table(new)):
-        with jax.enable_x64(True):
-            found = standardized(columns, numbers_of(columns, rows))
-        np.testing.assert_allclose(found, columns.encode(rows), rtol=1e-12)
+        with jax.enable_x64(True), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = standardized(
+                columns, numbers_of(columns, rows)
+            )  # the array is warned of, as a program cannot say anything
+            num_said = len(said)
+            np.testing.assert_allclose(found, columns.encode(rows), rtol=1e-12)
+        assert [str(w.message) for w in said[:num_said]] == [str(w.message) for w in said[num_said:]]
+    assert num_said == 2 and "'new' in 1 rows, which training did not have" in str(said[0].message)
 
 
 def test_numbers_as_databases_give_them():

@@ -107,12 +107,9 @@ class Column:
                 return []
             values = self.levels_of(values)
             codes = [2 * np.array([v == level for v in values], float) - 1 for level in self.levels]
-            if self.seen is not None:
-                known = frozenset(self.seen)
-                seen, missing = np.array([(v in known, v is None) for v in values], bool).reshape(-1, 2).T
-                self._warn_of_unseen(values[~seen & ~missing])
-                if self.tells_two:  # unknown ones are in the middle of the two
-                    codes = [np.where(seen, codes[0], 0.0)]
+            seen = self.warn_of_unseen(values)
+            if self.tells_two:  # unknown ones are in the middle of the two
+                codes = [np.where(seen, codes[0], 0.0)]
             return codes if self.means is None else codes + self.means.encode(values)
         return self.standardized(self.numbers_of(values))
 
@@ -180,7 +177,16 @@ class Column:
                 stacklevel=2,
             )
 
-    def _warn_of_unseen(self, values: np.ndarray) -> None:
+    def warn_of_unseen(self, values: np.ndarray) -> np.ndarray | None:
+        """Whether training had each of these levels, shape (N,); ``None`` if it had more than are remembered."""
+        if self.seen is None:
+            return None
+        known = frozenset(self.seen)
+        seen, missing = np.array([(v in known, v is None) for v in values], bool).reshape(-1, 2).T
+        self._say_unseen(values[~seen & ~missing])
+        return seen
+
+    def _say_unseen(self, values: np.ndarray) -> None:
         if not len(values):
             return
         levels = [str(v) for v in np.unique(values.astype(str))]
