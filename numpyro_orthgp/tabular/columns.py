@@ -108,7 +108,7 @@ class Column:
             values = self.levels_of(values)
             codes = [2 * np.array([v == level for v in values], float) - 1 for level in self.levels]
             seen = self.warn_of_unseen(values)
-            if self.tells_two:  # unknown ones are in the middle of the two
+            if seen is not None and self.tells_two:  # unknown ones are in the middle of the two
                 codes = [np.where(seen, codes[0], 0.0)]
             return codes if self.means is None else codes + self.means.encode(values)
         return self.standardized(self.numbers_of(values))

@@ -20,7 +20,7 @@ from numpyro_orthgp.types import Array, ArrayLike
 __all__ = ["classification_model", "counts_model", "covariance", "extra_zeros", "regression_model"]
 
 MOST_LOGIT = 15.0  # of additional zeros
-LEAST_NOISE = 1e-5  # y that is a formula of the columns has no noise, and a bound without any is rounding errors
+LEAST_NOISE = 2.0**-16  # y that is a formula of the columns has no noise, and a bound without any is rounding errors
 
 
 def log_normal(mode: Any, spread: float) -> dist.Distribution:
