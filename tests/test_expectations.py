@@ -442,3 +442,10 @@ def test_terms():
     assert (first.weight, first.slopes) == (2, ())
     assert_allclose(second.slopes, [[3, 0]])
     assert_allclose(second.precision, ELL**-2)
+
+
+def test_a_point_far_from_all_others_costs_these_no_digits(rng):
+    """The mean of the points was the origin, and psi2 of all others was infinite in float32."""
+    Z, loc = (jnp.asarray(rng.standard_normal((n, 3)), jnp.float32) for n in (20, 5))
+    with_far = psi2(RBF(1.0), jnp.concatenate([Z, jnp.full((1, 3), 1e6)]), loc, 0.3 + 0 * loc)
+    assert_allclose(with_far[:, :20, :20], psi2(RBF(1.0), Z, loc, 0.3 + 0 * loc), atol=2e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -433,6 +434,22 @@ def test_errors(name, tmp_path, monkeypatch):
 def test_errors_of_early_stopping(options, message):
     with pytest.raises(ValueError, match=message):
         ogp.EarlyStopping(**options)
+
+
+def test_a_fit_within_a_program_is_refused():
+    """It said that a key was no key."""
+    key = jax.random.PRNGKey(0)
+    options = {"num_steps": 1, "progress_bar": False}
+    for fit in (partial(ogp.fit, **options), partial(ogp.fit_lbfgs, num_steps=1)):
+        svi = SVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
+        within = {
+            "all": lambda X, y, fit=fit, svi=svi: jax.jit(lambda X, y: fit(svi, key, (X, y)).losses)(X, y),
+            "key": lambda X, y, fit=fit, svi=svi: jax.jit(lambda key: fit(svi, key, (X, y)).losses)(key),
+            "data": lambda X, y, fit=fit, svi=svi: jax.vmap(lambda y: fit(svi, key, (X, y)).losses)(y[None]),
+        }
+        for call in within.values():
+            with pytest.raises(TypeError, match=r"cannot be within jax\.jit, vmap or grad: call it outside"):
+                call(X, y)
 
 
 # ---------------------------------------------------------------- what is local to a row

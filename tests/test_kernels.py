@@ -25,7 +25,7 @@ from numpyro_orthgp.kernels import (
     RationalQuadratic,
     White,
 )
-from numpyro_orthgp.math.distances import squared_distance, squared_distance_by_differences
+from numpyro_orthgp.math.distances import middle_of, squared_distance, squared_distance_by_differences
 
 D = 3
 LENGTHSCALE = np.array([0.7, 1.3, 2.1])
@@ -218,6 +218,29 @@ def test_distances_by_products_round_by_the_square_of_the_span(rng, span):
     assert error < 4e-7 * (1 + span**2)
     by_differences = squared_distance_by_differences(jnp.asarray(A), jnp.asarray(B), jnp.float32(1.0))
     np.testing.assert_allclose(by_differences, exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("far", [1e4, 1e9])
+@pytest.mark.parametrize("kernel", [RBF(1.0), Matern52(1.0), Periodic(1.0, 3.0)])
+def test_a_row_far_from_all_others_costs_these_no_digits(rng, kernel, far):
+    """The mean of the rows was the origin; one row moved it, and the other rows' norms became as large."""
+    Z, X = (jnp.asarray(rng.standard_normal((n, 4)), jnp.float32) for n in (30, 20))
+    for row in (0, 10, 19):
+        value = jax.jit(kernel)(Z, X.at[row, 1].set(far))
+        np.testing.assert_allclose(jnp.delete(value, row, 1), jnp.delete(kernel(Z, X), row, 1), atol=1e-6)
+    alone = kernel(X.at[10, 1].set(far), Z)
+    np.testing.assert_allclose(jnp.delete(alone, 10, 0), jnp.delete(kernel(X, Z), 10, 0), atol=2e-6)
+
+
+def test_the_middle_of_points(rng):
+    points = rng.standard_normal((3, 50, 2))
+    points[0, [0, -1]] = 1e30, -1e30
+    assert (np.abs(middle_of(jnp.asarray(points))) < 2).all()
+    for few in (1, 2, 5):
+        found = np.asarray(middle_of(jnp.asarray(points[1, :few])))
+        assert all(found[d] in points[1, :few, d] for d in range(2))
+    assert middle_of(jnp.zeros((0, 2))).shape == (2,)
+    assert (jax.grad(lambda x: middle_of(x).sum())(jnp.ones((9, 2))) == 0).all()
 
 
 def test_matern12_gradient_in_many_dimensions(rng):

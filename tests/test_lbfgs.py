@@ -14,6 +14,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.training import lbfgs
 from numpyro_orthgp.training.objective import OfArguments
 from tests import fitting, oracles
 
@@ -108,6 +109,15 @@ def test_a_gradient_that_is_wrong_is_no_convergence():
     with pytest.warns(RuntimeWarning, match="Stalled: after 0 restarts line searches still .*enable_x64"):
         result = minimize(turned)
     assert result.status == "stalled"
+
+
+def test_a_line_search_that_fails_at_the_optimum_has_converged(monkeypatch):
+    """It was said to have stalled, where the gradient was as long as 1e-8: rounding errors end a search that has just gained."""
+    one_search = lbfgs._Search.one_search
+    monkeypatch.setattr(lbfgs._Search, "one_search", lambda self: one_search(self) and False)
+    result = minimize(lambda x: jnp.sum(jnp.cosh(x - 5.1)), restarts=0)
+    assert result.status == "converged" and "nothing lower" in result.message
+    np.testing.assert_allclose(result.params["x"], 5.1, rtol=1e-5)
 
 
 def test_steps_that_are_used_up():

@@ -232,6 +232,19 @@ def test_of_few_rows_a_last_search_sees_all(monkeypatch):
     assert seen.count(20) == 1 and seen[-6:] == [20, *[16] * 5]
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("unit", [1.0, 1e-12])
+def test_outputs_that_are_a_formula_of_the_columns(rng, unit):
+    """Their noise went to zero until the loss was -1e93, a rounding error, and searches warned that they stalled."""
+    X = rng.normal(size=(150, 2))
+    y = unit * (2 * X[:, 0] - 3 * X[:, 1] + 1)
+    fit = ogp.regression(X[:100], y[:100], M=30, num_steps=100)
+    assert all(s.status == "converged" and s.loss > -2000 for s in fit.found.stages)
+    p = fit.predict(X[100:])
+    np.testing.assert_allclose(p.mean, y[100:], atol=1e-8 * unit)
+    assert 1e-5 < fit.noise < 1e-4 and p.log_density(y[100:]).mean() + np.log(y.std()) > 15
+
+
 def test_noise_is_at_least_that_of_rounding():
     """Rows that recur with the same rounded output let it go to zero, and their neighbours were predicted far too surely."""
     x = np.repeat(np.linspace(0, 6, 40), 3)

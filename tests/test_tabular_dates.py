@@ -179,6 +179,43 @@ def test_dates_where_training_had_nothing():
     assert numbers_of(columns, new)[:, 0].tolist() == [-1.0] * 12
 
 
+def test_numbers_are_no_durations():
+    """Hours in the place of durations were taken as days, without a word."""
+    a, hours = np.arange(12.0), np.arange(12.0) ** 2
+    durations, numbers = (pd.DataFrame({"a": a, "d": d}) for d in (pd.to_timedelta(hours, unit="h"), hours))
+    objects = durations.astype({"d": object})
+    for made, other in ((durations, numbers), (objects, numbers), (numbers, durations)):
+        columns, _ = learned(made)
+        with pytest.raises(
+            TypeError, match=r"Column 'd' of `X` was .* in training, and holds .* now\. Durations are taken as days"
+        ):
+            columns.encode(read_table(other))
+    columns, X = learned(objects)
+    np.testing.assert_array_equal(columns.encode(read_table(durations)), X)
+    np.testing.assert_allclose(columns.encode(read_table(np.stack([a, hours / 24], -1))), X)  # an array tells no units
+    assert (
+        columns.encode(read_table(durations.assign(d=np.nan)))[:, 1]
+        == columns.encode(read_table(durations.assign(d=None)))[:, 1]
+    ).all()
+
+
+def test_times_of_another_zone_are_said(recwarn):
+    """A server's universal time was taken for the clock at the place."""
+    when = pd.Series(pd.date_range("2024-01-01", periods=200, freq="5h", tz="Europe/Berlin"))
+    columns, X = learned(when.to_frame("when"))
+    for same in (when, when.dt.tz_localize(None), when.astype("datetime64[s, Europe/Berlin]")):
+        np.testing.assert_array_equal(columns.encode(read_table(same.to_frame("when"))), X)
+    assert not recwarn.list
+    utc = when.dt.tz_convert("UTC").to_frame("when")
+    with pytest.warns(
+        UserWarning, match="held times of Europe/Berlin in training, and holds times of UTC now.*tz_convert"
+    ):
+        assert np.abs(columns.encode(read_table(utc)) - X).max() > 0.1
+    polars = pytest.importorskip("polars")
+    with pytest.warns(UserWarning, match="holds times of UTC now"):
+        columns.encode(read_table(polars.from_pandas(utc)))
+
+
 def test_an_exported_program_takes_dates_as_a_fit_does(rng):
     when = pd.Series(pd.Timestamp("2019-03-01") + pd.to_timedelta(rng.uniform(0, 1500, 60), unit="D"))
     when[4] = None

@@ -133,6 +133,20 @@ def test_what_cannot_be_read_is_refused(fits, tmp_path):
     path.write_bytes(bytes(turned))
     with pytest.raises(ValueError, match=r"cannot be read|damaged"):
         ogp.load(path)
+    fits["near"][1].save(path)
+    large = path.read_bytes()
+    header = large.rindex(b"NUMPY", 0, large.index(fits["near"][1].X.tobytes()))
+    for sign in (
+        b"{",
+        b"}",
+        b"(",
+        b")",
+    ):  # of the header of an array whose checksum is read later: Python's tokenizer failed
+        turned = bytearray(large)
+        turned[large.index(sign, header)] ^= 0x08
+        path.write_bytes(bytes(turned))
+        with pytest.raises(ValueError, match=r"cannot be read|damaged"):
+            ogp.load(path)
     np.savez(path, X=np.zeros(3))
     with pytest.raises(ValueError, match="it has no description"):
         ogp.load(path)

@@ -201,6 +201,13 @@ def test_tables_with_categories():
     assert found["label"].dtype == y.dtype and (found["label"].to_numpy() == y.to_numpy()).mean() > 0.9
 
 
+def test_a_check_of_few_steps_says_nothing_of_its_losses(rng):
+    """It raised an error about `losses`, which nobody had passed."""
+    X = rng.normal(size=(40, 1))
+    fit = ogp.classification(X, X[:, 0] > 0, M=5, num_steps=10)
+    assert 1 < len(fit.found.losses) < 20 and fit.check(num_samples=30).convergence is None
+
+
 def test_never_worse_than_the_shares_of_the_classes():
     rng = np.random.default_rng(1)
     X, y = rng.normal(size=(119, 2)), np.r_[np.zeros(60, int), np.ones(59, int)]

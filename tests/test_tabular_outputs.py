@@ -19,10 +19,12 @@ from numpyro_orthgp.tabular.classification import shares_of, sharpened
 from numpyro_orthgp.tabular.families import is_better, may_have_more_zeros, one_rate, predictions, zeros_at
 from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.latent import LatentSearch, settled
+from numpyro_orthgp.tabular.mixtures import Mixture, moments_of
 from numpyro_orthgp.tabular.predicted_counts import CountPredictions
 from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_counts
 from numpyro_orthgp.tabular.stages import Stage
+from numpyro_orthgp.tabular.strays import StrayCounts, StrayNumbers
 
 SMALL = {"M": 8, "num_steps": 15}
 BIG = 2**53  # from here on float64 does not tell apart all integers
@@ -241,6 +243,55 @@ def test_probabilities_of_no_number_and_of_infinity():
     assert np.isnan(counted(np.zeros(2), 1.0, 3.0).cdf(np.array([np.nan, 2.0]))).tolist() == [True, False]
     with pytest.raises(ValueError, match="`y` must hold counts"):
         counted(0.0, 1.0).log_density(np.array([np.inf]))
+
+
+@pytest.mark.filterwarnings("error")
+def test_counts_beyond_float64_with_strays():
+    """The probability of at most infinity was not a number, with NumPy's warnings; so was the search for quantiles."""
+    p = replace(counted(np.zeros(4), 500.0), strays=StrayCounts(0.01, np.full(4, 2.0)))
+    np.testing.assert_array_equal(p.cdf([-np.inf, -1.0, np.inf, np.nan]), [0, 0, 1, np.nan])
+    lower, upper = p.interval(0.95)
+    assert (lower == 0).all() and (upper == np.inf).all()
+    np.testing.assert_allclose(p.strays._cdf(np.array([0.0, 1.0, 1e300, -5.0])), [1 / 3, 1 / 2, 1, 0], atol=1e-15)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("is_log", [False, True])
+def test_missing_outputs_have_no_density(is_log):
+    """Of a fit of log y their density was zero, which a mean over rows shows as minus infinity, and so was their probability."""
+    p = Predictions(np.zeros(2), np.ones(2), np.ones(2), is_log=is_log, strays=StrayNumbers(0.01))
+    for found in (p.log_density([np.nan, 1.0]), p.cdf([np.nan, 1.0])):
+        assert np.isnan(found).tolist() == [True, False]
+    assert p.log_density([0.0, -1.0])[0] == (-np.inf if is_log else p.log_density([0.0, 0.0])[0])
+
+
+@pytest.mark.filterwarnings("error")
+def test_moments_of_logarithms_beyond_float64():
+    """Standard deviations were not numbers where means are infinite, and infinite where only their squares are."""
+    loc, scale = np.array([0.0, 500.0, 1e4, -1e4, 0.0]), np.array([0.5, 0.5, 0.5, 0.5, 100.0])
+    two = Mixture(np.array([0.3, 0.7]), np.array([-1.0, 1.0]), np.array([0.5, 1.0]))
+    mean, sd = moments_of(two, loc, scale, True)
+    each = np.exp(0.5 * two.locs + (0.5 * two.scales) ** 2 / 2), np.expm1((0.5 * two.scales) ** 2)
+    expected = (
+        two.weights @ each[0],
+        (two.weights @ (each[0] ** 2 * (1 + each[1])) - (two.weights @ each[0]) ** 2) ** 0.5,
+    )
+    np.testing.assert_allclose([mean[0], sd[0]], expected, rtol=1e-12)
+    np.testing.assert_allclose([mean[1], sd[1]], np.exp(500) * np.array(expected), rtol=1e-12)
+    assert [mean[2], sd[2], mean[3], sd[3], mean[4], sd[4]] == [np.inf, np.inf, 0, 0, np.inf, np.inf]
+
+
+@pytest.mark.filterwarnings("error")
+def test_outputs_that_are_all_missing_are_no_truth_values(X):
+    with pytest.raises(ValueError, match="At least 10 outputs are needed; got 0"):
+        ogp.regression(X, np.full(len(X), np.nan))
+    with pytest.raises(ValueError, match="At least 10 counts are needed; got 0"):
+        ogp.counts(X, np.full(len(X), np.nan))
+
+
+def test_a_count_that_is_nearly_whole_is_shown_as_it_is(X):
+    with pytest.raises(ValueError, match=r"Counts must be whole numbers; got 3\.0000000000001\."):
+        ogp.counts(X, np.full(len(X), 3.0000000000001))
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.4, 5.0, 60.0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from decimal import Decimal
 from fractions import Fraction
 
@@ -74,7 +76,7 @@ def test_new_rows_of_which_all_are_missing(rng):
     np.testing.assert_array_equal(columns.encode(read_table(new)), expected)
 
 
-def test_an_exported_program_takes_categories_as_a_fit_does(rng, recwarn):
+def test_an_exported_program_takes_categories_as_a_fit_does(rng):
     """Two levels with a new one between them, and codes that come as numbers."""
     num = 60
     frame = pd.DataFrame(
@@ -90,9 +92,15 @@ def test_an_exported_program_takes_categories_as_a_fit_does(rng, recwarn):
     columns, _ = learned(frame)
     new = frame.iloc[:5].assign(two=["u", "v", "new", None, "v"], code=[3.0, 1.0, 2.0, np.nan, 4.0], nothing=1.0)
     for rows in (read_table(frame), read_table(new)):
-        with jax.enable_x64(True):
-            found = standardized(columns, numbers_of(columns, rows))
-        np.testing.assert_allclose(found, columns.encode(rows), rtol=1e-12)
+        with jax.enable_x64(True), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = standardized(
+                columns, numbers_of(columns, rows)
+            )  # the array is warned of, as a program cannot say anything
+            num_said = len(said)
+            np.testing.assert_allclose(found, columns.encode(rows), rtol=1e-12)
+        assert [str(w.message) for w in said[:num_said]] == [str(w.message) for w in said[num_said:]]
+    assert num_said == 2 and "'new' in 1 rows, which training did not have" in str(said[0].message)
 
 
 def test_numbers_as_databases_give_them():
@@ -141,12 +149,16 @@ def test_levels_that_differ_only_in_how_they_are_written_are_said(recwarn):
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("code", [-999.0, 9999.0, -9.0])
-def test_numbers_that_may_mean_missing_are_said(code, rng):
-    """A temperature of -999 leaves the others equal."""
-    x = rng.uniform(0, 5, 50)
+@pytest.mark.parametrize(
+    "code",
+    [-999.0, 9999.0, -9.0, 999.9, 9999.99, -32768, 2**31 - 1, 1e20, 9.969209968386869e36, -3.4028234663852886e38],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_that_may_mean_missing_are_said(code, dtype, rng):
+    """A temperature of -999 leaves the others equal. Weather services write 999.9, and rasters the largest number of float32."""
+    x = rng.uniform(0, 5, 50).astype(dtype)
     x[:3] = code
-    match = f"is {code:g} in 3 rows, far from all other numbers, .* make it NaN"
+    match = f"is {re.escape(f'{float(x[0]):g}')} in 3 rows, far from all other numbers, .* make it NaN"
     with pytest.warns(UserWarning, match="Column 'x' of `X` " + match):
         learned(pd.DataFrame({"x": x, "b": np.arange(50.0)}))
     with pytest.warns(UserWarning, match="`y` " + match):

@@ -52,6 +52,7 @@ from numpyro_orthgp.kernels.base import Constant, Restricted
 from numpyro_orthgp.kernels.hyperparameters import check_inputs, check_value
 from numpyro_orthgp.kernels.terms import Term, add, terms
 from numpyro_orthgp.kernels.white import White
+from numpyro_orthgp.math.distances import middle_of
 from numpyro_orthgp.math.products import PRECISION, matmul
 from numpyro_orthgp.math.quadrature import dense_about_zero, gauss_hermite, quasi_normal
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike, NumPoints
@@ -193,7 +194,7 @@ def _expected_product(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, scale:
 def _log_gaussians(s: Term, t: Term, Z1: Array, Z2: Array, loc: Array, r: Array, tau: Array) -> Array:
     """The logarithm of the expected product of two Gaussian factors, shape (B, M1, M2)."""
     # Centred, so that the cancellation error of squares is relative to the spread of the points (see `math.distances`).
-    origin = lax.stop_gradient(Z1.mean(axis=0))
+    origin = middle_of(Z1)
     Z1, Z2, loc = Z1 - origin, Z2 - origin, loc - origin
     shrunk = r * loc
 

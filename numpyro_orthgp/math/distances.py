@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from numpyro_orthgp.math.linalg import clip_rounding
 from numpyro_orthgp.math.products import plain_matmul, transpose
 from numpyro_orthgp.types import Array
 
-__all__ = ["are_few", "centre", "distance_factors", "squared_distance", "squared_distance_by_differences"]
+__all__ = ["are_few", "centre", "distance_factors", "middle_of", "squared_distance", "squared_distance_by_differences"]
 
 # Up to here differences, unrolled into one fused pass, cost no more than products and round less (measured on a CPU,
 # with gradients).
@@ -18,18 +19,35 @@ _FEW_DIMENSIONS = 3
 
 
 def centre(X1: Array, X2: Array) -> tuple[Array, Array]:
-    """Move both sets by the mean of ``X2``, so that norms are no larger than the spread of the data.
+    """Move both sets by a place in the middle of ``X1``, so that norms are no larger than the spread of the data.
 
-    No gradient passes through the mean: what is computed from the result must not depend on where the origin is.
+    No gradient passes through the place: what is computed from the result must not depend on where the origin is.
     If ``X1`` and ``X2`` are the same object, so are the two results.
 
-    :param X1: shape (..., n, D).
+    :param X1: shape (..., n, D). ``X2`` may hold rows that are far from all others, which cost others no digits.
     :param X2: shape (..., m, D).
     :return: the moved points, shapes (..., n, D) and (..., m, D).
     """
-    origin = lax.stop_gradient(X2.mean(axis=tuple(range(X2.ndim - 1))))
+    origin = middle_of(X1)
     moved = X1 - _as_row(origin, X1)
     return moved, moved if X2 is X1 else X2 - _as_row(origin, X2)
+
+
+def middle_of(X: Array) -> Array:
+    """A place within most of the points, shape (D,), without a gradient: of nine points the middle of three middles of three. One
+    point that is far from all others would move a mean, and others would lose digits.
+
+    :param X: shape (..., n, D).
+    """
+    rows = lax.stop_gradient(X).reshape(-1, X.shape[-1])
+    if not len(rows):
+        return jnp.zeros_like(rows, shape=X.shape[-1:])
+    few = rows[np.linspace(0, len(rows) - 1, 9).round().astype(int)]
+    return _middle(*_middle(*few.reshape(3, 3, -1)))
+
+
+def _middle(a: Array, b: Array, c: Array) -> Array:
+    return jnp.maximum(jnp.minimum(a, b), jnp.minimum(jnp.maximum(a, b), c))
 
 
 def _as_row(x: Array, X: Array) -> Array:

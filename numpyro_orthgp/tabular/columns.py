@@ -48,6 +48,7 @@ class Column:
         more than by chance.
     :param warp: map of the numbers before they are centred; ``None`` for the numbers themselves.
     :param periods: for dates, the periods that they show; their numbers are days. ``None`` for others.
+    :param unit: what entries are beside numbers: durations, or times of a zone.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Column:
     means: LevelMeans | None = None
     warp: Warp | None = None
     periods: tuple[str, ...] | None = None
+    unit: str | None = None
 
     @classmethod
     def learn(cls, name: str, values: np.ndarray) -> Column:
@@ -105,12 +107,9 @@ class Column:
                 return []
             values = self.levels_of(values)
             codes = [2 * np.array([v == level for v in values], float) - 1 for level in self.levels]
-            if self.seen is not None:
-                known = frozenset(self.seen)
-                seen, missing = np.array([(v in known, v is None) for v in values], bool).reshape(-1, 2).T
-                self._warn_of_unseen(values[~seen & ~missing])
-                if self.tells_two:  # unknown ones are in the middle of the two
-                    codes = [np.where(seen, codes[0], 0.0)]
+            seen = self.warn_of_unseen(values)
+            if seen is not None and self.tells_two:  # unknown ones are in the middle of the two
+                codes = [np.where(seen, codes[0], 0.0)]
             return codes if self.means is None else codes + self.means.encode(values)
         return self.standardized(self.numbers_of(values))
 
@@ -159,7 +158,35 @@ class Column:
         """Whether one column tells two levels apart: no entry was missing in training."""
         return self.seen is not None and len(self.seen) == 2 and len(self.levels or ()) == 1
 
-    def _warn_of_unseen(self, values: np.ndarray) -> None:
+    def check_unit(self, unit: str | None, values: np.ndarray) -> None:
+        """
+        :raises TypeError: for durations where training had numbers, and the reverse; other zones are a warning.
+        """
+        if unit == self.unit or self.levels is not None:
+            return
+        if self.periods is None and values.dtype.kind == "f" and np.isfinite(values).any():
+            raise TypeError(
+                f"Column {self.name!r} of `X` was {self.unit or 'numbers'} in training, and holds {unit or 'numbers'} now. "
+                "Durations are taken as days: pandas.to_timedelta(numbers, unit='h') makes them of hours."
+            )
+        if unit and self.unit:
+            warnings.warn(
+                f"Column {self.name!r} of `X` held {self.unit} in training, and holds {unit} now, and all are taken as their "
+                f"clocks show. Convert them, in pandas by table[{self.name!r}].dt.tz_convert("
+                f"{self.unit.removeprefix('times of ')!r}).",
+                stacklevel=2,
+            )
+
+    def warn_of_unseen(self, values: np.ndarray) -> np.ndarray | None:
+        """Whether training had each of these levels, shape (N,); ``None`` if it had more than are remembered."""
+        if self.seen is None:
+            return None
+        known = frozenset(self.seen)
+        seen, missing = np.array([(v in known, v is None) for v in values], bool).reshape(-1, 2).T
+        self._say_unseen(values[~seen & ~missing])
+        return seen
+
+    def _say_unseen(self, values: np.ndarray) -> None:
         if not len(values):
             return
         levels = [str(v) for v in np.unique(values.astype(str))]
@@ -206,8 +233,9 @@ class Columns:
         """
         columns: list[Column] = []
         encoded: list[np.ndarray] = []
-        for name, values in zip(table.names, table.values, strict=True):
-            column = Column.learn(name, values)
+        units = table.units or [None] * len(table.names)
+        for name, values, unit in zip(table.names, table.values, units, strict=True):
+            column = replace(Column.learn(name, values), unit=unit)
             of_column = column.encode(values)
             found = level_means(values, outputs, seed) if column.lumps else None
             if found is not None:
@@ -267,6 +295,8 @@ class Columns:
                     f"`X` lacks {_some(lacking)}, of the columns of training; it has {_some(table.names)}."
                 )
             order = [table.names.index(name) for name in known]  # type: ignore[assignment]
+            for column, i in zip(self.columns, order, strict=True):
+                column.check_unit(table.units[i], table.values[i])
         return Table(tuple(known), tuple(table.values[i] for i in order))
 
     def _all(self, table: Table) -> list[np.ndarray]:

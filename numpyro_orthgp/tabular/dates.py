@@ -23,6 +23,7 @@ __all__ = [
     "places",
     "read_dates",
     "start_of",
+    "unit_of",
     "warn_of_zones",
 ]
 
@@ -99,6 +100,20 @@ def _offset(value: Any) -> float | None:
     if zone is None or zone == "Z":
         return None if zone is None else 0.0
     return float(zone[0] + "1") * (int(zone[1:3]) + int(zone[-2:]) / 60)
+
+
+def unit_of(column: Any) -> str | None:
+    """What the entries of a table's column are beside numbers: "durations", or "times of" a zone that its dtype tells."""
+    dtype = column.dtype
+    holders = dtype, getattr(dtype, "pyarrow_dtype", None)
+    zones = [getattr(holder, name, None) for holder in holders for name in ("tz", "time_zone")]
+    zone = next((zone for zone in zones if zone is not None), None)
+    if zone is not None:
+        return f"times of {zone}"
+    name = str(dtype).lower()
+    objects = column if name == "object" else ()
+    is_of_durations = name.startswith(("timedelta", "duration")) or any(isinstance(v, DURATIONS) for v in objects)
+    return "durations" if is_of_durations else None
 
 
 def as_durations(values: Any) -> np.ndarray:

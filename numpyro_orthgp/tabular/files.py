@@ -33,7 +33,7 @@ from numpyro_orthgp.tabular.warps import Warp
 
 __all__ = ["read_fit", "write_fit"]
 
-FORMAT, VERSION = "numpyro_orthgp fit of a table", 11
+FORMAT, VERSION = "numpyro_orthgp fit of a table", 12
 BAD = (
     OSError,
     EOFError,
@@ -87,7 +87,7 @@ def read_fit(path: Any, restore: Callable[[dict[str, Any], Arrays], Any]) -> Any
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except BAD as error:
+    except Exception as error:  # damaged zip files and arrays raise many kinds of errors
         raise ValueError(f"{path} cannot be read: it is damaged, or no file of fit.save(path). ({error})") from error
     try:
         description = json.loads(arrays.pop("description").tobytes().decode())

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.diagnostics import Report, check
+from numpyro_orthgp.diagnostics.convergence import FEWEST
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.tabular.blocks import moments
 from numpyro_orthgp.tabular.columns import Columns, read_table
@@ -149,7 +150,9 @@ class TableFit(ABC):
 
         :param options: options of ``check``, such as ``nuts=200``.
         """
-        if self.found.losses is not None and len(self.found.losses) > 1:
+        if (
+            self.found.losses is not None and len(self.found.losses) >= FEWEST
+        ):  # fewer cannot say whether they still fall
             options = {"losses": self.found.losses} | options
         with jax.enable_x64(True):
             arguments: dict[str, Any] = jax.tree.map(

@@ -22,7 +22,22 @@ DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 QUANTITY = re.compile(
     r"([$€£¥₹]?) ?[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)? ?(%|‰|[$€£¥₹]|[a-zµ°²³/]{1,8})?", re.IGNORECASE
 )
-CODES = tuple(sign * (10.0**digits - 1) for digits in range(1, 7) for sign in (-1, 1))  # 9, 99, ... for what is missing
+# What stands for missing entries: 9, 99, ..., 99.9, 999.99, and the largest or smallest numbers of a type, in units of float32.
+NINES = [(10.0**digits - 1) / unit for unit in (1, 10, 100) for digits in range(1 if unit == 1 else 3, 7)]
+LIMITS = [
+    2.0**15,
+    2.0**15 - 1,
+    2.0**16 - 1,
+    2.0**31,
+    2.0**31 - 1,
+    2.0**63,
+    1e20,
+    1e30,
+    15 * 2.0**119,
+]  # the last of netCDF
+CODES = frozenset(
+    np.float32(sign * size) for size in [*NINES, *LIMITS, float(np.finfo(np.float32).max)] for sign in (-1, 1)
+)
 
 
 def _is_date(text: str) -> bool:
@@ -121,7 +136,7 @@ def warn_of_alike(name: str, levels: list[str]) -> None:
 
 
 def warn_of_codes(name: str, numbers: np.ndarray) -> None:
-    """Warn of -999, 9999 and the like if they recur and are further from all other numbers than these are from each other.
+    """Warn of -999, 9999.9 and the like if they recur and are further from all other numbers than these are from each other.
 
     :param numbers: without missing ones, shape (N,).
     """
@@ -130,9 +145,14 @@ def warn_of_codes(name: str, numbers: np.ndarray) -> None:
         return
     for end, others in ((0, values[1:]), (-1, values[:-1])):
         code = float(values[end])
-        if code in CODES and counts[end] > 1 and abs(code - others[end]) > np.ptp(others):
+        if _is_code(code) and counts[end] > 1 and abs(code - others[end]) > np.ptp(others):
             warnings.warn(
                 f"{name} is {code:g} in {counts[end]} rows, far from all other numbers, {others[0]:g} to {others[-1]:g}. If that "
                 "stands for a missing entry, make it NaN.",
                 stacklevel=2,
             )
+
+
+def _is_code(number: float) -> bool:
+    with np.errstate(over="ignore"):
+        return np.float32(number) in CODES or abs(number) == np.finfo(float).max

@@ -21,6 +21,7 @@ NARROWEST = (
     0.05  # quantile of the distances from the median that bounds scales from below: else one may sit on a single row
 )
 HALVINGS = 60  # of the interval in which a quantile lies
+MOST_VARIANCE = 700.0  # of a logarithm whose exponential has a variance in float64
 STARTS = (0.1, 0.3)  # quantiles of these distances at which the narrowest component starts
 
 
@@ -125,6 +126,7 @@ def _most_likely(z: np.ndarray, num: int, has_means: bool, start: float, narrowe
     return value, found
 
 
+@np.errstate(over="ignore")
 def moments_of(errors: Mixture, loc: Any, scale: Any, is_log: bool, xp: Any = np) -> tuple[Any, Any]:
     """Mean and standard deviation of ``loc + scale e``, or of its exponential if ``is_log``.
 
@@ -133,9 +135,12 @@ def moments_of(errors: Mixture, loc: Any, scale: Any, is_log: bool, xp: Any = np
     :param xp: ``numpy`` or ``jax.numpy``.
     """
     locs, scales = loc[:, None] + scale[:, None] * errors.locs, scale[:, None] * errors.scales
-    means, variances = locs, scales**2
+    means, variances, unit = locs, scales**2, 1.0
     if is_log:
-        means = xp.exp(locs + variances / 2)
-        variances = means**2 * xp.expm1(variances)
+        log_means = locs + variances / 2
+        unit = log_means.max(-1)  # of the numbers below, as those of rows far from all others may be beyond float64
+        means = xp.exp(log_means - unit[:, None])
+        variances = means**2 * xp.expm1(xp.minimum(variances, MOST_VARIANCE))
+        unit = xp.exp(unit)
     mean = means @ errors.weights
-    return mean, xp.sqrt((variances + (means - mean[:, None]) ** 2) @ errors.weights)
+    return unit * mean, unit * xp.sqrt((variances + (means - mean[:, None]) ** 2) @ errors.weights)

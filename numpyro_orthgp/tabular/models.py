@@ -20,6 +20,7 @@ from numpyro_orthgp.types import Array, ArrayLike
 __all__ = ["classification_model", "counts_model", "covariance", "extra_zeros", "regression_model"]
 
 MOST_LOGIT = 15.0  # of additional zeros
+LEAST_NOISE = 2.0**-16  # y that is a formula of the columns has no noise, and a bound without any is rounding errors
 
 
 def log_normal(mode: Any, spread: float) -> dist.Distribution:
@@ -52,7 +53,8 @@ def regression_model(X: Array, y: Array | None = None, *, Z: Array, observed: Ar
     :param observed: False for rows that are left out, shape (N,); by default all rows are used.
     """
     kernel = covariance(X.shape[1])
-    noise = numpyro.sample("noise", log_normal(0.2, 1.5))
+    above = dist.transforms.AffineTransform(LEAST_NOISE, 1.0, domain=dist.constraints.positive)
+    noise = numpyro.sample("noise", dist.TransformedDistribution(log_normal(0.2, 1.5), above))
     numpyro.sample("y", CollapsedGP(kernel, X, Z, noise, observed=observed), obs=y)
 
 

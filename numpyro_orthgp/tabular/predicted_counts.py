@@ -132,12 +132,12 @@ class CountPredictions(Ordered):
         found = [self._quantile(each) for each in np.atleast_1d(level)]
         return found[0] if level.ndim == 0 else np.stack(found, -1)
 
+    @np.errstate(over="ignore", invalid="ignore")  # of counts beyond float64
     def _quantile(self, level: float) -> np.ndarray:
         """Bisection between -1 and a count that is large enough, until there is no number between, whole or of float64."""
         lower, upper = np.full(len(self.log_mean), -1.0), np.ceil(np.minimum(self.mean + self.sd, MOST_SURE))
         while (short := self.cdf(upper) < level).any():
-            with np.errstate(over="ignore"):
-                lower, upper = np.where(short, upper, lower), np.where(short, 2 * upper + 1, upper)
+            lower, upper = np.where(short, upper, lower), np.where(short, 2 * upper + 1, upper)
         while ((lower < (middle := np.floor(lower + (upper - lower) / 2))) & (middle < upper)).any():
             enough = self.cdf(middle) >= level
             lower, upper = np.where(enough, lower, middle), np.where(enough, middle, upper)

@@ -140,7 +140,8 @@ class Predictions(Ordered):
         loc, scale = (self.loc, self.scale) if level.ndim == 0 else (self.loc[:, None], self.scale[:, None])
         found = loc + scale * self.errors.quantile(level)
         found = self.strays.mixed_quantile(lambda y: self.errors.cdf((y - loc) / scale), found, level)
-        return np.asarray(np.exp(found) if self.is_log else found)
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(found) if self.is_log else found)
 
     def cdf(self, y: Any) -> np.ndarray:
         """The probability of an output of at most y for each row, shape (N,). It is uniform at observed y if predictions are
@@ -168,7 +169,7 @@ class Predictions(Ordered):
         if not self.is_log:
             return y, 0.0
         with np.errstate(divide="ignore", invalid="ignore"):  # y <= 0 has probability zero
-            log_y = np.where(y > 0, np.log(y), -np.inf)
+            log_y = np.where(y <= 0, -np.inf, np.log(y))
         return log_y, -np.where(y > 0, log_y, 0.0)
 
 

@@ -142,7 +142,7 @@ def observed_counts(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarra
     if (counts != np.round(counts)).any():
         bad = counts[counts != np.round(counts)][0]
         raise ValueError(
-            f"Counts must be whole numbers; got {bad:g}. A rate, a count per time or area, is given as the count and "
+            f"Counts must be whole numbers; got {float(bad)!r}. A rate, a count per time or area, is given as the count and "
             "`exposure`, the time or area; numbers of any kind are for ogp.regression."
         )
     if not counts.any():
@@ -151,7 +151,8 @@ def observed_counts(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarra
 
 
 def _is_of_truth(values: np.ndarray) -> bool:
-    return values.dtype.kind == "b" or {type(v) for v in values if not is_missing(v)} <= {bool, np.bool_}
+    kinds = {type(v) for v in values if not is_missing(v)}
+    return values.dtype.kind == "b" or (bool(kinds) and kinds <= {bool, np.bool_})
 
 
 def positive_column(name: str, values: Any, num_rows: int, index: Any = None) -> np.ndarray:

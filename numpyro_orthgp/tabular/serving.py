@@ -29,8 +29,10 @@ def _numbers(column: Column, values: np.ndarray) -> np.ndarray:
     if column.levels is None:
         return column.numbers_of(values)
     position = dict.fromkeys(column.seen or (), -1) | {level: i for i, level in enumerate(column.known)}
-    neither = np.nan if column.tells_two else -1
-    return np.array([position.get(v, neither) for v in column.levels_of(values)], float)
+    neither, levels = np.nan if column.tells_two else -1, column.levels_of(values)
+    if column.known:
+        column.warn_of_unseen(levels)
+    return np.array([position.get(v, neither) for v in levels], float)
 
 
 def standardized(columns: Columns, X: Array) -> Array:

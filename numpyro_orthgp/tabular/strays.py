@@ -43,7 +43,8 @@ class Strays(ABC):
         """The log density of other rows, mixed with that of strays."""
         if not self.weight:
             return found
-        return np.asarray(np.logaddexp(np.log1p(-self.weight) + found, np.log(self.weight) + self._log_density(y)))
+        with np.errstate(invalid="ignore"):  # of y that is missing
+            return np.asarray(np.logaddexp(np.log1p(-self.weight) + found, np.log(self.weight) + self._log_density(y)))
 
     def mixed_cdf(self, found: np.ndarray, y: np.ndarray) -> np.ndarray:
         """The probability of other rows, mixed with that of strays."""
@@ -101,5 +102,4 @@ class StrayCounts(Strays):
         return np.log(self.mean) - np.log(y + self.mean) - np.log(y + 1 + self.mean)
 
     def _cdf(self, y: np.ndarray) -> np.ndarray:
-        above = np.floor(np.maximum(y, -1)) + 1
-        return above / (above + self.mean)
+        return 1 - self.mean / (np.floor(np.maximum(y, -1)) + 1 + self.mean)  # y may be infinite

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.foreign import as_numpy, filled
-from numpyro_orthgp.tabular.dates import DATES, DURATIONS, as_durations, read_dates, start_of, warn_of_zones
+from numpyro_orthgp.tabular.dates import DATES, DURATIONS, as_durations, read_dates, start_of, unit_of, warn_of_zones
 from numpyro_orthgp.tabular.rows import is_missing
 from numpyro_orthgp.training.columns import is_lazy, rows_of
 
@@ -27,12 +27,14 @@ class Table:
     :param values: values of each column: float64 with NaN where missing, ``datetime64``, or objects with None where missing.
     :param index: labels of the rows, or None.
     :param like: class of the user's table, which also makes the table of predictions; None for an array.
+    :param units: what the entries of each column are beside numbers (``dates.unit_of``); empty for an array, which does not tell.
     """
 
     names: tuple[str, ...]
     values: tuple[np.ndarray, ...]
     index: Any = None
     like: Any = None
+    units: tuple[str | None, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -40,7 +42,7 @@ class Table:
 
     def rows(self, which: np.ndarray | slice) -> Table:
         """Some of the rows, without their labels."""
-        return Table(self.names, tuple(values[which] for values in self.values), like=self.like)
+        return Table(self.names, tuple(values[which] for values in self.values), like=self.like, units=self.units)
 
 
 def refuse_unread(X: Any) -> None:
@@ -65,7 +67,8 @@ def read_table(X: Any) -> Table:
         if twice:
             raise ValueError(f"`X` has more than one column of the name {twice[0]!r}: give each a name of its own.")
         values = tuple(_column(name, X[key]) for name, key in zip(names, X.columns, strict=True))
-        table = Table(tuple(names), values, getattr(X, "index", None), type(X))
+        units = tuple(unit_of(X[key]) for key in X.columns)
+        table = Table(tuple(names), values, getattr(X, "index", None), type(X), units)
     else:
         refuse_unread(X)
         X = rows_of(X) if is_lazy(X) else as_numpy("X", X)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.foreign import as_numpy
 from numpyro_orthgp.training.columns import Column, is_lazy
 
-__all__ = ["MAX_ROWS", "as_array", "check_range", "is_plain", "num_rows", "on_disk", "read_rows"]
+__all__ = ["MAX_ROWS", "NOT_TRACED", "as_array", "check_range", "is_plain", "num_rows", "on_disk", "read_rows"]
 
+NOT_TRACED = "A fit compiles its own steps, and cannot be within jax.jit, vmap or grad: call it outside of them."
 MAX_ROWS = 2**31 - 1  # row numbers must fit into JAX's int32
 
 
@@ -39,6 +41,8 @@ def as_array(name: str, leaf: Any) -> Any:
     """
     if is_plain(leaf):
         return leaf
+    if isinstance(leaf, jax.core.Tracer):
+        raise TypeError(NOT_TRACED)
     if not is_lazy(leaf) and not hasattr(leaf, "__array__"):
         raise TypeError(f"`{name}` must be an array; got {type(leaf).__name__}. {_way_to_array(leaf)}")
     if np.ma.is_masked(leaf):

@@ -185,6 +185,11 @@ class _Search:
             )
         if by_rule or (not gained and slope < FLAT):
             return "converged", f"Converged: begun anew, the loss fell by less than {self.tolerance:g} nats."
+        if slope < self.tolerance:  # no lower loss where the gradient promises none
+            return (
+                "converged",
+                f"Converged: the gradient is as long as {slope:.3g}, and line searches find nothing lower.",
+            )
         walls = f" {self.num_walls} evaluations were not finite." if self.num_walls else ""
         return "stalled", (
             f"Stalled: after {turn} restarts line searches still find nothing lower, where the gradient is as long as {slope:.3g}."

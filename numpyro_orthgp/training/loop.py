@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from numpyro_orthgp.errors import check_integer, check_option
 from numpyro_orthgp.math.resolution import warn_of_coarse
+from numpyro_orthgp.training.arrays import NOT_TRACED
 from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
@@ -251,10 +252,12 @@ def _agree(batches: Feed, devices: Devices) -> None:
 def seed_of(rng_key: Any) -> tuple[int, ...]:
     """The words of a PRNG key.
 
-    :raises TypeError: if ``rng_key`` is not a key.
+    :raises TypeError: if ``rng_key`` is not a key, or is one of a program that is traced.
     """
     try:
         return tuple(int(word) for word in np.asarray(jax.random.key_data(rng_key)).ravel())
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+        raise TypeError(NOT_TRACED) from error
     except (TypeError, ValueError, AttributeError) as error:
         raise TypeError(f"`rng_key` must be a key, such as jax.random.PRNGKey(0); got {rng_key!r}.") from error
 
