@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from numpyro_orthgp.kernels.expectations import (
     by_quadrature,
@@ -38,6 +37,7 @@ from numpyro_orthgp.kernels.expectations import (
     prepare,
 )
 from numpyro_orthgp.kernels.terms import Term, add
+from numpyro_orthgp.math.distances import middle_of
 from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike, NumPoints
 
@@ -64,7 +64,7 @@ def psi2_centred(
             return gram_of_nodes(w, covariances(kernel, Z, X) - first[:, None])
 
         return by_quadrature(centred, loc, scale, num_points, len(Z))
-    origin = lax.stop_gradient(Z.mean(axis=0))  # so that rounding is relative to the spread of the points
+    origin = middle_of(Z)  # so that rounding is relative to the spread of the points
     factors = [_factor(term, Z, origin, loc, scale) for term in expansion]
     given = Z - origin, loc - origin, jnp.square(scale)
     total = jnp.zeros((len(loc), len(Z), len(Z)), jnp.result_type(Z, loc, scale))
