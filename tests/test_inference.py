@@ -425,3 +425,20 @@ def test_posterior_of_a_random_hyper_guide_maps_over_keys(xy):
     draw = jax.vmap(lambda key: ogp.posterior(regression, guide, result.params, X, y, rng_key=key)["f"](X[:3]).variance)
     values = jax.jit(draw)(jax.random.split(jax.random.PRNGKey(0), 5))
     assert values.shape == (5, 3) and bool((values.std(0) > 0).all())
+
+
+def test_data_in_32_bits_beside_parameters_in_64(rng):
+    """A table in float32 where 64-bit floats are on: q is in float32, the kernel in float64."""
+    X = rng.normal(size=(140, 2))
+
+    def model(X, y):
+        f = ogp.gp("f", kernels.RBF(numpyro.param("lengthscale", jnp.ones(2))), X)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.3), obs=y)
+
+    losses = []
+    for dtype in (np.float32, np.float64):
+        svi = SVI(model, ogp.AutoSparseGP(model), optax.sgd(1e-4), TraceMeanField_ELBO())
+        data = X.astype(dtype), np.sin(X[:, 0]).astype(dtype)
+        losses.append(svi.run(jax.random.PRNGKey(0), 3, *data, progress_bar=False).losses)
+    np.testing.assert_allclose(*losses, rtol=1e-4)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from functools import reduce
 from itertools import accumulate
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -224,7 +224,7 @@ def linear_transposed(L: Array, dE: Array) -> Array:
     M = L.shape[-1]
     products = [
         (plain_matmul(transpose(s.part[..., : s.end]), e.part[..., : s.end]), M - s.end)
-        for s, e in zip(_strips(L, -2), _strips(dE, -2), strict=True)
+        for s, e in zip(_strips(L, -2), _strips(dE, -2, L.dtype), strict=True)
     ]
     return reduce(add, [_padded(_padded(product, -1, after=rest), -2, after=rest) for product, rest in products])
 
@@ -268,9 +268,12 @@ def plain_matmul_lower(A: Array, L: Array) -> Array:
     return jnp.concatenate(products, axis=-1)
 
 
-def _strips(A: Array, axis: int) -> list[_Strip]:
+def _strips(A: Array, axis: int, dtype: Any = None) -> list[_Strip]:
+    """
+    :param dtype: that of the matrix whose strips they must match; by default that of A.
+    """
     size = A.shape[axis]
-    num = max(1, min(_MAX_STRIPS, size * jnp.finfo(A.dtype).bits // _MIN_BITS))
+    num = max(1, min(_MAX_STRIPS, size * jnp.finfo(dtype or A.dtype).bits // _MIN_BITS))
     step = -(-size // (8 * num)) * 8
     sizes = [min(step, size - start) for start in range(0, size, step)]
     # `split` and not slices: backward it is a concatenation, not a sum of padded arrays.
