@@ -257,7 +257,8 @@ def test_programs_take_tables_as_arrays():
     fit = ogp.regression(frame, y, M=10, num_steps=20)
     new = frame[["b", "a", "t"]].copy()
     new.loc[0, "t"], new.loc[1, "t"] = None, "never seen"
-    array = fit.as_array(new)
+    with pytest.warns(UserWarning, match="'never seen' in 1 rows"):
+        array = fit.as_array(new)
     assert array.shape == (80, 3) and array[:2, 0].tolist() == [-1, -1] and np.isnan(array[3, 2])
     with jax.enable_x64(True):
         out = fit.export().call(array)
