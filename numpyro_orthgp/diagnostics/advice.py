@@ -37,11 +37,7 @@ CONVERGED = 1.05  # R-hat
 MISSED = 0.01  # nats per point that an integral is off
 GAINED = 0.02  # nats per row that near rows would add
 
-
-AT_NAN = (
-    "Take a smaller learning rate, more jitter or float64; ogp.fit stops at the first such step and returns the state before "
-    "it."
-)
+AT_NAN = "Take a smaller learning rate, more jitter or float64; ogp.fit stops at the first such step and returns the one before it."
 SMALLER = "take a smaller learning rate, or a schedule that ends small (optax.cosine_decay_schedule)"
 
 

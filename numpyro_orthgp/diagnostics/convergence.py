@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FEWEST", "Convergence", "convergence_of"]
+__all__ = ["Convergence", "comparable", "convergence_of"]
 
 SHARE = 10  # the last tenth of the steps is compared with the tenth before it
 FEWEST = 2 * SHARE  # losses that can be compared so
@@ -56,6 +56,11 @@ class Convergence:
             f"loss: {verb} by {abs(self.gain):.3g} nats (standard error {self.standard_error:.2g}) between the last two tenths of "
             f"{self.num_steps} steps"
         )
+
+
+def comparable(losses: np.ndarray | None) -> np.ndarray | None:
+    """The losses of a fit; ``None`` if they are too few to say whether they still fall."""
+    return losses if losses is not None and len(losses) >= FEWEST else None
 
 
 def convergence_of(losses: Any) -> Convergence:

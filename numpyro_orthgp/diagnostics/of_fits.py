@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from numpyro_orthgp.diagnostics.check import check
-from numpyro_orthgp.diagnostics.convergence import FEWEST
+from numpyro_orthgp.diagnostics.convergence import comparable
 from numpyro_orthgp.diagnostics.convert import to_arviz
 from numpyro_orthgp.diagnostics.importance import khat
 from numpyro_orthgp.diagnostics.prediction import Prediction, predict
@@ -41,10 +41,8 @@ def _check(fit: Fitted, params: dict[str, Any], num_rows: int | None, losses_of_
     if fit.is_part:
         rows = slice(min(wanted, fit.batch_size))
     _refuse_other_order(fit, options.get("held_out"))
-    if len(losses_of_fit) >= FEWEST:  # fewer cannot say whether they still fall
-        options.setdefault("losses", losses_of_fit)
     args, known = fit.arguments(rows)
-    return check(fit.model, fit.guide, params, *args, **(known | options))
+    return check(fit.model, fit.guide, params, *args, **(known | {"losses": comparable(losses_of_fit)} | options))
 
 
 def _khat(fit: Fitted, params: dict[str, Any], **options: Any) -> Any:

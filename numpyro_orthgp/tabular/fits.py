@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.diagnostics import Report, check
-from numpyro_orthgp.diagnostics.convergence import FEWEST
+from numpyro_orthgp.diagnostics.convergence import comparable
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.tabular.blocks import moments
 from numpyro_orthgp.tabular.columns import Columns, read_table
@@ -150,10 +150,7 @@ class TableFit(ABC):
 
         :param options: options of ``check``, such as ``nuts=200``.
         """
-        if (
-            self.found.losses is not None and len(self.found.losses) >= FEWEST
-        ):  # fewer cannot say whether they still fall
-            options = {"losses": self.found.losses} | options
+        options = {"losses": comparable(self.found.losses)} | options
         with jax.enable_x64(True):
             arguments: dict[str, Any] = jax.tree.map(
                 lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, self.arguments
