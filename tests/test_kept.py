@@ -99,6 +99,21 @@ def test_arguments_on_which_no_result_depends_are_part_of_a_program():
         assert kept.run_kept(program, 0.0, np.ones(rows)) == 0
 
 
+def test_operations_that_nothing_depends_on_are_left_out():
+    def program(x, y):
+        jnp.exp(jnp.cos(y))
+        jax.debug.callback(noted.append, jnp.tan(y))
+        return jnp.sin(x), x
+
+    noted = []
+    found = kept.traced(program, 1.0, 2.0)
+    made = jax.make_jaxpr(found.leaves)(found.numbers, 1.0, 2.0)
+    assert {eqn.primitive.name for eqn in made.eqns} == {"sin", "tan", "debug_callback"}
+    np.testing.assert_allclose(kept.run_kept(program, 1.0, 2.0), (np.sin(1.0), 1.0))
+    jax.effects_barrier()
+    np.testing.assert_allclose(noted, np.tan(2.0))
+
+
 def test_the_order_of_a_sum_is_part_of_a_program():
     """It has a say in the last bits."""
     one, other = (

@@ -130,6 +130,7 @@ def test_the_model_runs_under_jit_only():
     start(counted, compiled=True)
     assert counted.traced and counted.traced[0] is False  # once for its names, abstractly
     assert all(counted.traced[1:])
+    assert len(counted.traced) == 3  # and for its checks, and for the start of its parameters
 
 
 def test_functions_are_evaluated_under_jit_only():

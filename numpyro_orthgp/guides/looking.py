@@ -17,6 +17,7 @@ from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.guides.hyper import PointsAndEffects
 from numpyro_orthgp.guides.missing import NoBranches
+from numpyro_orthgp.math.compiled import is_within_program
 from numpyro_orthgp.primitives.messages import collected_functions, collected_sites
 from numpyro_orthgp.types import PRNGKey
 
@@ -123,10 +124,14 @@ def look(note: Callable[[], bool], *, only_abstractly: bool) -> None:
     """Call ``note``, which notes names and sizes: abstractly, and again with values if the model or a check needs them.
 
     An abstract run compiles nothing. NumPyro does not compile ``svi.init``, so with values each operation is a separate program.
+    Within a program that is being traced both would be the same.
 
     :param note: runs the model; returns whether it has seen the values of all observations.
     :param only_abstractly: whether ``note`` must not be called with values.
     """
+    if is_within_program():
+        note()
+        return
     seen: list[bool] = []
     try:
         jax.eval_shape(lambda: seen.append(note()))

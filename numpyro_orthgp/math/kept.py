@@ -64,7 +64,7 @@ def traced(function: Callable[..., Any], *args: Any) -> Traced:
         return evaluate(*numbers, *jax.tree.leaves(args))
 
     try:
-        # The digest covers what results depend on. The rest of the program is run as well, and must fit the arguments.
+        # The digest covers what results depend on. All arguments count, used or not.
         types = [str(var.aval) for var in opened.jaxpr.invars]
         key = None if closed.effects else f"{exact_digest(opened)} {types} {len(numbers)} {jax.tree.structure(args)}"
     except Unnamed:
@@ -145,11 +145,25 @@ def _with_numbers_as_arguments(closed: core.ClosedJaxpr) -> tuple[core.ClosedJax
         invars.append(core.Var(jax.typeof(numbers[-1])))
         return invars[-1]
 
-    eqns = [eqn.replace(invars=[opened(atom) for atom in eqn.invars]) for eqn in jaxpr.eqns]
+    eqns = [eqn.replace(invars=[opened(atom) for atom in eqn.invars]) for eqn in _needed(jaxpr)]
     # The names of arguments are kept for messages; there are more of these now.
     names = jaxpr.debug_info._replace(arg_names=("",) * (len(invars) + len(jaxpr.invars)), result_paths=None)
     jaxpr = jaxpr.replace(constvars=[], invars=[*invars, *jaxpr.invars], eqns=eqns, debug_info=names)
     return core.ClosedJaxpr(jaxpr, []), numbers
+
+
+def _needed(jaxpr: core.Jaxpr) -> list[Any]:
+    """The operations that results depend on, or that have an effect. A guide's first look at a model leaves many others."""
+    used, needed = set(filter(_is_variable, jaxpr.outvars)), []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or not used.isdisjoint(eqn.outvars):
+            used.update(filter(_is_variable, eqn.invars))
+            needed.append(eqn)
+    return needed[::-1]
+
+
+def _is_variable(atom: Any) -> bool:
+    return not isinstance(atom, core.Literal)
 
 
 def _may_differ(value: Any) -> bool:
