@@ -439,6 +439,7 @@ def test_variances_may_have_white_noise():
     [
         (lambda f, values: numpyro.sample("a", dist.Normal(0.0, 1.0)), "declares `a`"),
         (lambda f, values: numpyro.deterministic("b", values), "declares `b`"),
+        (lambda f, values: numpyro.param("c", 0.1), "declares `c`"),  # the loss would keep its starting value
         (lambda f, values: f(X).sample(), "asks for a random key"),
     ],
 )
@@ -452,6 +453,58 @@ def test_sites_and_draws_within_a_function_are_refused(inside, what):
 
     with pytest.raises(ValueError, match=f"{what}. It is called any number of times"):
         SVI(likely, ogp.AutoSparseGP(likely), optax.adam(0.01), TraceMeanField_ELBO()).run(KEY, 2, X, y)
+
+
+class Declares(kernels.Kernel):
+    """Declares its lengthscale where it is called."""
+
+    def matrix(self, X1, X2):
+        return kernels.RBF(numpyro.sample("a", dist.LogNormal(0.0, 1.0)))(X1, X2)
+
+    def diagonal(self, X):
+        return jnp.ones(X.shape[:-1])
+
+
+class DeclaresParam(Declares):
+    def matrix(self, X1, X2):
+        return kernels.RBF(numpyro.param("a", 1.0))(X1, X2)
+
+
+class DeclaringFeature:
+    num, dtype = 3, jnp.dtype("float64")
+
+    def covariance(self, kernel, other):
+        return numpyro.sample("a", dist.LogNormal(0.0, 1.0)) * jnp.eye(3)
+
+    def covariance_with_inputs(self, kernel, X):
+        return jnp.zeros((3, len(X)))
+
+
+class DeclaringLikelihood(likelihoods.ExpectedLikelihood):
+    def conditional(self, f):
+        return dist.Normal(f, numpyro.sample("a", dist.LogNormal(0.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    "kernel, inducing, likely, who",
+    [
+        (lambda A, B=None: kernels.RBF(numpyro.param("a", 1.0))(*(A,) if B is None else (A, B)), Z, likelihoods.Exponential, "<lambda>"),
+        (Declares(), Z, likelihoods.Exponential, "Declares"),
+        (DeclaresParam(), Z, likelihoods.Exponential, "DeclaresParam"),
+        (kernels.RBF(0.8), DeclaringFeature(), likelihoods.Exponential, "DeclaringFeature"),
+        (kernels.RBF(0.8), Z, DeclaringLikelihood, "DeclaringLikelihood"),
+    ],
+)
+def test_sites_within_kernels_features_and_likelihoods_are_refused(kernel, inducing, likely, who):
+    """Sites leaked as tracers. Parameters had their starting values in `posterior`, which predicted something else than the fit."""
+
+    def model(X, y):
+        f = ogp.gp("f", kernel, inducing)
+        with numpyro.plate("d", len(X)):
+            numpyro.sample("y", likely(f(X)), obs=y)
+
+    with pytest.raises(ValueError, match=f"(?s){who}.* declares `a`. It is called any number of times, also outside"):
+        SVI(model, ogp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO()).run(KEY, 2, X, y**2)
 
 
 def test_mean_functions_of_a_deep_gp():

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_orthgp.closures import Closure, as_pytree
+from numpyro_orthgp.closures import Closure, NoSites, as_pytree
 from numpyro_orthgp.errors import inspect, no_function
 from numpyro_orthgp.functions.projection import (
     Block,
@@ -272,7 +272,8 @@ def check_latents(
 
 def _batch_of(kernel: KernelLike, feature: Feature) -> tuple[int, ...]:
     """The shape of leading axes of a set's own covariance, () or (P,)."""
-    shape, num = jax.eval_shape(lambda: feature.covariance(kernel, feature)).shape, feature.num
+    with NoSites(f"A kernel or a feature ({type(kernel).__name__}, {type(feature).__name__})"):
+        shape, num = jax.eval_shape(lambda: feature.covariance(kernel, feature)).shape, feature.num
     if len(shape) not in (2, 3) or shape[-2:] != (num, num):
         raise ValueError(
             f"`kernel(Z, Z)` must have shape (M, M) or (P, M, M) with M = {num}; got {shape}. Do the kernel's "

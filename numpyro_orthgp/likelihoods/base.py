@@ -7,6 +7,7 @@ there is a closed form, its expectation (``expected_log_density``).
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_orthgp.closures import in_closure
+from numpyro_orthgp.closures import NoSites, in_closure
 from numpyro_orthgp.errors import inspect, is_concrete
 from numpyro_orthgp.foreign import as_outputs
 from numpyro_orthgp.functions.expected import AveragedMarginals
@@ -128,7 +129,8 @@ class ExpectedLikelihood(AtNodes):
         f, own = self.marginals.mean, self._shape_of_points(self.marginals)
         # More axes than enumeration can add distinguish leading axes of parameters from axes of f.
         front = _MOST_AXES if enumerating() else self.marginals.lead
-        given = self.conditional(f.reshape((1,) * (front + len(own) - f.ndim) + f.shape))
+        with NoSites(type(self).__name__) if self._of_users else nullcontext():
+            given = self.conditional(f.reshape((1,) * (front + len(own) - f.ndim) + f.shape))
         batch = given.batch_shape
         num = len(batch) - front
         self.mixes = len(own) == 2 and num == 1
