@@ -92,8 +92,8 @@ class NoSites(Messenger):
             return
         what = "asks for a random key" if msg["type"] == "prng_key" else f"declares `{msg['name']}`"
         raise ValueError(
-            f"{self.who} {what}. It is called any number of times, also outside of the model. Declare before it, and use the value in "
-            "it: a = numpyro.sample('a', ...), then kernels.RBF(a), or Likelihood(f(X), lambda f: dist.Normal(a * f, s))."
+            f"{self.who} {what}. It is called any number of times, also outside of the model. Declare before it, and use the value "
+            "in it: a = numpyro.sample('a', ...), then kernels.RBF(a), or Likelihood(f(X), lambda f: dist.Normal(a * f, s))."
         )
 
 

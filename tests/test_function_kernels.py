@@ -488,7 +488,12 @@ class DeclaringLikelihood(likelihoods.ExpectedLikelihood):
 @pytest.mark.parametrize(
     "kernel, inducing, likely, who",
     [
-        (lambda A, B=None: kernels.RBF(numpyro.param("a", 1.0))(*(A,) if B is None else (A, B)), Z, likelihoods.Exponential, "<lambda>"),
+        (
+            lambda A, B=None: kernels.RBF(numpyro.param("a", 1.0))(*(A,) if B is None else (A, B)),
+            Z,
+            likelihoods.Exponential,
+            "<lambda>",
+        ),
         (Declares(), Z, likelihoods.Exponential, "Declares"),
         (DeclaresParam(), Z, likelihoods.Exponential, "DeclaresParam"),
         (kernels.RBF(0.8), DeclaringFeature(), likelihoods.Exponential, "DeclaringFeature"),
