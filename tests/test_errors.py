@@ -181,7 +181,7 @@ def test_option_and_concreteness_helpers():
 
 
 def test_a_joint_distribution_of_very_many_rows_is_refused():
-    """It took hours, without a word."""
+    """It asked for 80 GB."""
     f = ogp.CollapsedGP(kernels.RBF(1.0), X, Z, 0.1).posterior(X[:, 0])
     loc = jax.eval_shape(lambda X: f.joint(X).loc, jax.ShapeDtypeStruct((20_000, 2), X.dtype))
     assert loc.shape == (20_000,)

@@ -49,7 +49,7 @@ _BITS_OF_MANY_DIGITS = 64
 _HERE = __name__.partition(".")[0] + "."
 _FEW = 8  # inducing points at which variances of a kernel are compared with its matrix
 _SMALL = 0.99  # the part of it that they must have
-MAX_JOINT = 32768  # rows whose joint distribution has a factor: beyond that it would take hours, and tens of gigabytes
+_MAX_JOINT = 32768  # rows whose joint distribution has a factor, which takes several matrices of 9 GB in float64
 _ROUNDING = 16  # units of rounding by which sums of squares and products of a kernel may differ
 
 
@@ -121,10 +121,10 @@ def root_given(
     :raises ValueError: for more rows than a machine has memory for.
     """
     B = A[0].shape[-1]
-    if isinstance(B, int) and B > MAX_JOINT:  # under jax.export it is a symbol
+    if isinstance(B, int) and B > _MAX_JOINT:  # under jax.export it is a symbol
         raise ValueError(
-            f"f.joint(X) at B = {B} inputs needs several B x B matrices, each of {B**2 * X.dtype.itemsize / 1e9:.0f} GB; the limit is "
-            f"{MAX_JOINT}. For draws of one function at any number of inputs use f.sample_paths(rng_key, num)(X), for means and "
+            f"f.joint(X) at B = {B} inputs needs several B x B matrices, each of {B**2 * X.dtype.itemsize / 1e9:.0f} GB; the limit "
+            f"is {_MAX_JOINT}. For draws of one function at any number of inputs use f.sample_paths(rng_key, num)(X), for means and "
             "variances f(X)."
         )
     spreads = [W for q, Ai in zip(beliefs, A, strict=True) if (W := q.spread(Ai)) is not None]
