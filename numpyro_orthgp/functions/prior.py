@@ -124,8 +124,8 @@ def root_given(
     if isinstance(B, int) and B > _MAX_JOINT:  # under jax.export it is a symbol
         raise ValueError(
             f"f.joint(X) at B = {B} inputs needs several B x B matrices, each of {B**2 * X.dtype.itemsize / 1e9:.0f} GB; the limit "
-            f"is {_MAX_JOINT}. For draws of one function at any number of inputs use f.sample_paths(rng_key, num)(X), for means and "
-            "variances f(X)."
+            f"is {_MAX_JOINT}. For draws of one function at any number of inputs use f.sample_paths(rng_key, num)(X), for means "
+            "and variances f(X)."
         )
     spreads = [W for q, Ai in zip(beliefs, A, strict=True) if (W := q.spread(Ai)) is not None]
     if jnp.finfo(X.dtype).bits >= _BITS_OF_MANY_DIGITS:
