@@ -15,7 +15,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods, online, plots
-from tests.made_up import Angle, Averages, Cauchy, Reflected, cauchy, shrunk
+from tests.made_up import Angle, Averages, Cauchy, Oscillator, Reflected, cauchy, shrunk
 
 matplotlib.use("Agg")
 
@@ -244,3 +244,30 @@ def test_plain_functions_as_kernels():
     grown = online.condition(f, X_NEW[:2], jnp.array([0.5, -0.5]), lambda f: Angle(f, 0.3))
     assert np.isfinite(grown(X_NEW).mean).all()
     assert "f" in str(ogp.check(by_points, svi.guide, run.params, X, Y))
+
+
+@pytest.mark.parametrize("dtype, tol", [(jnp.float64, 1e-8), (jnp.float32, 3e-5)])
+def test_a_functional_has_the_covariances_that_derivatives_of_the_kernel_say(dtype, tol):
+    """f'' + w^2 f of an RBF with lengthscale one, whose derivatives are Hermite polynomials times the kernel."""
+    Z, times = (jnp.linspace(0.0, 3.0, n, dtype=dtype)[:, None] for n in (6, 8))
+    L = Oscillator(times, jnp.linspace(1.0, 2.0, 8, dtype=dtype))
+    with numpyro.handlers.seed(rng_seed=0):
+        f = ogp.gp("f", kernels.RBF(jnp.ones((), dtype)), Z)
+        values = np.asarray(f.values[0], float)
+        on_term = ogp.gp("g", kernels.RBF(1.0).named("a") + 1.0, Z).term("a")(L)
+        as_set = ogp.gp("h", kernels.RBF(1.0), [Z, L])(times)
+    z, t, w2 = (np.asarray(a, float).ravel() for a in (Z, times, L.w**2))
+
+    def derivative(order, a, b):
+        d = np.subtract.outer(a, b)
+        return {0: 1, 2: d**2 - 1, 4: d**4 - 6 * d**2 + 3}[order] * np.exp(-(d**2) / 2)
+
+    K = derivative(0, z, z) + np.diag(np.broadcast_to(np.asarray(f.blocks[0].jitter, float), 6))
+    A = np.linalg.solve(np.linalg.cholesky(K), derivative(2, z, t) + w2 * derivative(0, z, t))
+    cov = derivative(4, t, t) + np.add.outer(w2, w2) * derivative(2, t, t) + np.outer(w2, w2) * derivative(0, t, t)
+    marginals, size = f(L), np.diag(cov).max()
+    assert marginals.mean.dtype == dtype and on_term.shape == as_set.shape == (8,)
+    assert_allclose(marginals.mean, A.T @ values, atol=tol * np.sqrt(size))
+    assert_allclose(marginals.variance, np.diag(cov - A.T @ A), atol=tol * size)
+    with pytest.raises(ValueError, match="Matern32 has first derivatives only"), numpyro.handlers.seed(rng_seed=0):
+        ogp.gp("f", kernels.Matern32(1.0), Z)(L)
