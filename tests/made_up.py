@@ -1,4 +1,4 @@
-"""Parts that a user could make: a kernel, a feature, a functional, a likelihood, a family of q, a residual. None is in the package."""
+"""Parts that a user could make: a kernel, a feature, a functional, a likelihood, a family of q, a residual. None is ours."""
 
 from __future__ import annotations
 

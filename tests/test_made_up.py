@@ -271,3 +271,26 @@ def test_a_functional_has_the_covariances_that_derivatives_of_the_kernel_say(dty
     assert_allclose(marginals.variance, np.diag(cov - A.T @ A), atol=tol * size)
     with pytest.raises(ValueError, match="Matern32 has first derivatives only"), numpyro.handlers.seed(rng_seed=0):
         ogp.gp("f", kernels.Matern32(1.0), Z)(L)
+
+
+class OnlyDensity(dist.Normal):
+    """A distribution without draws."""
+
+    def sample(self, key, sample_shape=()):
+        raise NotImplementedError
+
+
+def test_what_needs_draws_of_a_distribution_that_has_none_says_so():
+    """Predictive ended in a NotImplementedError without a word."""
+
+    def model(X, y=None):
+        f = ogp.gp("f", kernels.RBF(0.9), X_NEW)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", ogp.Likelihood(f(X), lambda f: OnlyDensity(f, 0.3)), obs=y)
+
+    svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.02), TraceMeanField_ELBO())
+    params = svi.get_params(svi.init(KEY, X, Y))
+    with pytest.raises(ValueError, match=r"OnlyDensity, .* has no draws .* Define its `sample\(key, sample_shape\)`"):
+        Predictive(model, guide=svi.guide, params=params, num_samples=2)(KEY, X_NEW)
+    kept = ogp.to_arviz(model, svi.guide, params, X, Y, num_samples=2, posterior_predictive=False)
+    assert kept.log_likelihood["y"].shape == (1, 2, N)

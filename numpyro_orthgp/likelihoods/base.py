@@ -23,7 +23,15 @@ from numpyro_orthgp.functions.expected import AveragedMarginals
 from numpyro_orthgp.functions.keys import prng_key
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import enumerating
-from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, moment_of, real
+from numpyro_orthgp.likelihoods.checks import (
+    POSITIVE,
+    Allowed,
+    check_allowed,
+    check_broadcasts,
+    draw_given,
+    moment_of,
+    real,
+)
 from numpyro_orthgp.likelihoods.integrators import (
     GaussHermite,
     Integrator,
@@ -229,7 +237,7 @@ class ExpectedLikelihood(AtNodes):
         self._check_not_stacked()
         f_key, y_key = jax.random.split(key_of_draw(key))
         f = self.marginals._draw(f_key, sample_shape)
-        y = self.conditional(f).sample(y_key)
+        y = draw_given(self.conditional(f), y_key)
         # NumPyro draws in the default dtype, whatever the dtype of parameters.
         return self._rounded(y, f.dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y
 
