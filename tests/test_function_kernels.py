@@ -428,6 +428,56 @@ def test_variances_that_are_none(kernel, error, match, num_latents):
         ogp.gp("f", kernel, Z, num_latents=num_latents)
 
 
+class Rates(kernels.Kernel):
+    """Rates for each function, without axes that broadcast."""
+
+    rate: jax.Array
+
+    def matrix(self, X1, X2):
+        return self.rate * kernels.RBF(0.8)(X1, X2)
+
+    def diagonal(self, X):
+        return self.rate * jnp.ones(X.shape[:-1])
+
+
+class RatesWithAxes(Rates):
+    def matrix(self, X1, X2):
+        return kernels.per_latent("rate", self.rate, X1) * kernels.RBF(0.8)(X1, X2)
+
+    def diagonal(self, X):
+        return kernels.per_latent("rate", self.rate, X, axes=1) * jnp.ones(X.shape[:-1])
+
+
+def step(A, B=None):
+    return jnp.ones(len(A)) if B is None else jnp.where(jnp.abs(A - B.T) < 1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "kernel, match",
+    [
+        (step, "without negative eigenvalues; got -0.618 beside variances of 1"),
+        (2.0 * Rates(jnp.arange(1.0, 5.0)), r"must be symmetric; got .* for the inducing points .*kernels.per_latent"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
+def test_kernels_that_are_no_covariances_are_refused(kernel, match, dtype):
+    """The first made every prediction NaN; the second, as many rates as inducing points, wrong numbers in silence."""
+    points = jnp.linspace(0.0, 2.0, 4, dtype=dtype)[:, None]
+    with numpyro.handlers.seed(rng_seed=0), pytest.raises(ValueError, match=match):
+        ogp.gp("f", kernel, points)
+    with pytest.raises(ValueError, match=match):
+        ogp.CollapsedGP(kernel, points, points, 0.1).log_prob(points[:, 0])
+
+
+def test_rates_with_axes_are_those_of_each_function():
+    with numpyro.handlers.seed(rng_seed=0):
+        both = ogp.gp("f", RatesWithAxes(jnp.array([0.5, 2.0])), Z)(X)
+    with numpyro.handlers.seed(rng_seed=0):
+        second = ogp.gp("f", 2.0 * kernels.RBF(0.8), Z)(X)
+    assert both.shape == (12, 2)
+    assert_allclose(both.residual_variance[:, 1], second.residual_variance, rtol=1e-8)
+
+
 def test_variances_may_have_white_noise():
     with numpyro.handlers.seed(rng_seed=0):
         f = ogp.gp("f", lambda A, B=None: 1.5 if B is None else kernels.RBF(0.8)(A, B), Z)

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from numpyro_orthgp.closures import Closure, NoSites, as_pytree
+from numpyro_orthgp.closures import NoSites, as_pytree
 from numpyro_orthgp.errors import inspect, no_function
+from numpyro_orthgp.functions.kernels_of_users import check_kernel_of_user
 from numpyro_orthgp.functions.projection import (
     Block,
     conditional_covariance,
@@ -23,7 +23,7 @@ from numpyro_orthgp.functions.projection import (
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.inducing.rows import Rows, covariance_of_rows, covariance_with_rows, scale_of_rows, variance_of_rows
-from numpyro_orthgp.kernels.base import Kernel, ours
+from numpyro_orthgp.kernels.base import ours
 from numpyro_orthgp.kernels.centred import psi2_centred
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
 from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
@@ -46,9 +46,6 @@ __all__ = [
 
 # In dtypes with fewer bits, whitened psi statistics keep no correct digits.
 _BITS_OF_MANY_DIGITS = 64
-_HERE = __name__.partition(".")[0] + "."
-_FEW = 8  # inducing points at which variances of a kernel are compared with its matrix
-_SMALL = 0.99  # the part of it that they must have
 _MAX_JOINT = 32768  # rows whose joint distribution has a factor, which takes several matrices of 9 GB in float64
 _ROUNDING = 16  # units of rounding by which sums of squares and products of a kernel may differ
 
@@ -58,8 +55,8 @@ def decompose_sets(kernel: KernelLike, features: Sequence[Feature], jitter: floa
     """The orthogonal decomposition of the prior along the sets."""
     rows = [[other.covariance(kernel, s) for other in features[: i + 1]] for i, s in enumerate(features)]
     first = features[0]
-    if isinstance(first, InducingPoints) and first.points.ndim == 2 and _is_foreign(kernel):
-        inspect(_refuse_small, kernel(first.points[:_FEW]), diagonal(rows[0][0])[..., :_FEW])
+    if isinstance(first, InducingPoints) and first.points.ndim == 2:
+        check_kernel_of_user(kernel, first.points, rows[0][0])
     return decompose(rows, jitter)
 
 
@@ -309,27 +306,6 @@ def _check_variances(kernel: KernelLike, Z: Array, batch: tuple[int, ...]) -> No
         raise TypeError(f"{wanted}; got an error: {error}. {hint}") from error
     if shape[-1:] not in ((), (len(Z),)) or shape[:-1] not in ((), batch):
         raise ValueError(f"{wanted}; got {shape} for n = {len(Z)}. {hint}")
-
-
-def _is_foreign(kernel: KernelLike) -> bool:
-    """Whether a kernel, or a part of it, was written elsewhere: a function, or a subclass."""
-
-    def is_theirs(part: Any) -> bool:
-        return isinstance(part, Closure) or (isinstance(part, Kernel) and not type(part).__module__.startswith(_HERE))
-
-    return any(map(is_theirs, jax.tree.leaves(kernel, is_leaf=is_theirs)))
-
-
-def _refuse_small(variances: Array, of_matrix: Array) -> None:
-    """They may be larger, since white noise is in variances only."""
-    wrong = np.ravel(variances < _SMALL * of_matrix)
-    if wrong.any():
-        i = int(np.argmax(wrong))
-        pair = [float(np.ravel(jnp.broadcast_to(v, jnp.shape(of_matrix)))[i]) for v in (variances, of_matrix)]
-        raise ValueError(
-            "`kernel(X)` must be the diagonal of `kernel(X, X)`, or larger by a variance of white noise; got {:.3g} for {:.3g}. "
-            "Does a factor stand in one of the two only?".format(*pair)
-        )
 
 
 def check_jitter(jitter: float | None, dtype: Any, *, expectations: bool = False) -> float:
