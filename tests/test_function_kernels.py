@@ -456,7 +456,10 @@ def step(A, B=None):
     "kernel, match",
     [
         (step, "without negative eigenvalues; got -0.618 beside variances of 1"),
-        (2.0 * Rates(jnp.arange(1.0, 5.0)), r"must be symmetric; got .* for the inducing points .*kernels.per_latent"),
+        (
+            2.0 * Rates(jnp.arange(1.0, 5.0)),
+            r"must be symmetric; got .* for the inducing variables .*kernels.per_latent",
+        ),
     ],
 )
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])

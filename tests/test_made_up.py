@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
@@ -294,3 +295,61 @@ def test_what_needs_draws_of_a_distribution_that_has_none_says_so():
         Predictive(model, guide=svi.guide, params=params, num_samples=2)(KEY, X_NEW)
     kept = ogp.to_arviz(model, svi.guide, params, X, Y, num_samples=2, posterior_predictive=False)
     assert kept.log_likelihood["y"].shape == (1, 2, N)
+
+
+class Lost(likelihoods.ExpectedLikelihood):
+    """Its noise is in no list of fields."""
+
+    def __init__(self, marginals, scale):
+        self.scale = scale
+        super().__init__(marginals)
+
+    def conditional(self, f):
+        return dist.Normal(f, self.scale)
+
+
+class Summed(likelihoods.ExpectedLikelihood):
+    """Sums over rows by itself."""
+
+    def conditional(self, f):
+        return dist.Normal(f, 1.0)
+
+    def expected_log_density(self, y):
+        return super().expected_log_density(y).sum()
+
+
+def test_what_a_likelihood_forgot_is_said():
+    """The first ended in the words of Python, the second in a loss that was N times as large."""
+    f = ogp.Marginals(jnp.zeros(3), jnp.ones(3), jnp.ones(3))
+    assert Lost(f, 0.3).log_prob(jnp.zeros(3)).shape == (3,)
+    rebuilt = jax.jit(lambda scale: Lost(f, scale))(0.3)
+    for call in (lambda: rebuilt.log_prob(jnp.zeros(3)), lambda: rebuilt.mean):
+        with pytest.raises(AttributeError, match=r"Lost has no attribute 'scale'.*named in `pytree_data_fields`"):
+            call()
+    with pytest.raises(ValueError, match=r"`expected_log_density` of Summed .* shape \(3,\); got \(\)"):
+        Summed(f).log_prob(jnp.zeros(3))
+
+
+class Transposed:
+    """Its covariance with inputs is transposed."""
+
+    num, dtype, cross = 4, jnp.dtype("float64"), 0.0
+
+    def covariance(self, kernel, other):
+        return jnp.eye(4) + self.cross * jnp.triu(jnp.ones((4, 4)), 1)
+
+    def covariance_with_inputs(self, kernel, X):
+        return 0.1 * jnp.ones((len(X), 4))
+
+
+class Asymmetric(Transposed):
+    cross = 0.5
+
+
+def test_what_is_wrong_about_a_feature_is_said():
+    """The first ended in the words of JAX, the second in numbers."""
+    with numpyro.handlers.seed(rng_seed=0):
+        with pytest.raises(ValueError, match=r"Transposed must have shape \(..., M, B\) = \(4, 7\).*got \(7, 4\)"):
+            ogp.gp("f", Cauchy(0.9), Transposed())(X_NEW)
+        with pytest.raises(ValueError, match=r"`covariance` of Asymmetric must be symmetric; got 0.5 for the inducing"):
+            ogp.gp("f", Cauchy(0.9), Asymmetric())

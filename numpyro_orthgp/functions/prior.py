@@ -11,7 +11,6 @@ from jax import lax
 
 from numpyro_orthgp.closures import NoSites, as_pytree
 from numpyro_orthgp.errors import inspect, no_function
-from numpyro_orthgp.functions.kernels_of_users import check_kernel_of_user
 from numpyro_orthgp.functions.projection import (
     Block,
     conditional_covariance,
@@ -20,6 +19,7 @@ from numpyro_orthgp.functions.projection import (
     residual_covariance,
     residual_variance,
 )
+from numpyro_orthgp.functions.values_of_users import check_values_of_users
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.inducing.rows import Rows, covariance_of_rows, covariance_with_rows, scale_of_rows, variance_of_rows
@@ -54,9 +54,7 @@ _ROUNDING = 16  # units of rounding by which sums of squares and products of a k
 def decompose_sets(kernel: KernelLike, features: Sequence[Feature], jitter: float) -> tuple[Block, ...]:
     """The orthogonal decomposition of the prior along the sets."""
     rows = [[other.covariance(kernel, s) for other in features[: i + 1]] for i, s in enumerate(features)]
-    first = features[0]
-    if isinstance(first, InducingPoints) and first.points.ndim == 2:
-        check_kernel_of_user(kernel, first.points, rows[0][0])
+    check_values_of_users(kernel, features, [row[-1] for row in rows])
     return decompose(rows, jitter)
 
 

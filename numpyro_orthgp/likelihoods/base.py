@@ -210,7 +210,13 @@ class ExpectedLikelihood(AtNodes):
             stacked, for example by ``vmap``, so that their axes no longer match.
         """
         y = self._checked(value)
-        return self.expected_log_density(y) - self.tightening_cost
+        density, own = self.expected_log_density(y), self.batch_shape[self.lead :]
+        if jnp.ndim(density) < len(own):
+            raise ValueError(
+                f"`expected_log_density` of {type(self).__name__} must have one value for each row, shape {own}; got "
+                f"{jnp.shape(density)}. The bound sums over rows."
+            )
+        return density - self.tightening_cost
 
     @broadcasting
     def log_predictive(self, value: ArrayLike) -> Array:

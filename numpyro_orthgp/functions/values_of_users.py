@@ -1,10 +1,12 @@
-"""Whether a kernel that a user wrote, a function or a subclass, is a covariance function, with the variances of its matrix.
+"""Whether kernels and features that users wrote, functions or classes, are covariances, and variances those of the matrix.
 
-They look at inducing points whose values are concrete. A kernel that is none would give NaN, or wrong numbers in silence.
+It looks at values at inducing variables, if they are concrete. A kernel that is none would give NaN, or wrong numbers in silence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,11 +15,12 @@ import numpy as np
 
 from numpyro_orthgp.closures import Closure
 from numpyro_orthgp.errors import inspect
+from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.kernels.base import Kernel
 from numpyro_orthgp.math.products import diagonal
 from numpyro_orthgp.types import Array, KernelLike
 
-__all__ = ["check_kernel_of_user"]
+__all__ = ["check_values_of_users"]
 
 _HERE = __name__.partition(".")[0] + "."
 _FEW = 8  # inducing points at which variances of a kernel are compared with its matrix
@@ -26,16 +29,20 @@ _SMALL = 0.99  # the part of it that variances must have
 _WRONG = 0.01  # asymmetry, or negative eigenvalues, beside the largest variance; rounding of distances is less
 
 
-def check_kernel_of_user(kernel: KernelLike, points: Array, K: Array) -> None:
-    """Refuse a kernel of a user that is no covariance function, if its values are concrete.
+def check_values_of_users(kernel: KernelLike, features: Sequence[Feature], covariances: Sequence[Array]) -> None:
+    """Refuse kernels and features of users that are no covariances, if their values are concrete.
 
-    :param points: inducing points, shape (M, D).
-    :param K: the kernel's matrix there, shape (..., M, M).
-    :raises ValueError: if variances are smaller than its diagonal, if it is not symmetric, or has negative eigenvalues.
+    :param covariances: of each set with itself, shapes (..., M, M).
+    :raises ValueError: if a kernel's variances are smaller than its diagonal; if a covariance is not symmetric, or has negative
+        eigenvalues.
     """
-    if _is_foreign(kernel):
-        inspect(_refuse_small, kernel(points[:_FEW]), diagonal(K)[..., :_FEW])
-        inspect(_refuse_no_covariance, K[..., :_MANY, :_MANY])
+    first = features[0]
+    if isinstance(first, InducingPoints) and first.points.ndim == 2 and _is_foreign(kernel):
+        inspect(_refuse_small, kernel(first.points[:_FEW]), diagonal(covariances[0])[..., :_FEW])
+        inspect(partial(_refuse_no_covariance, "`kernel(Z, Z)`"), covariances[0][..., :_MANY, :_MANY])
+    for feature, K in zip(features, covariances, strict=True):
+        if not type(feature).__module__.startswith(_HERE):
+            inspect(partial(_refuse_no_covariance, f"`covariance` of {type(feature).__name__}"), K[..., :_MANY, :_MANY])
 
 
 def _is_foreign(kernel: KernelLike) -> bool:
@@ -59,7 +66,7 @@ def _refuse_small(variances: Array, of_matrix: Array) -> None:
         )
 
 
-def _refuse_no_covariance(K: Array) -> None:
+def _refuse_no_covariance(what: str, K: Array) -> None:
     K = np.asarray(K, float)
     if not np.isfinite(K).all():
         return
@@ -68,13 +75,13 @@ def _refuse_no_covariance(K: Array) -> None:
     there, back = K[(*latent, i, j)], K[(*latent, j, i)]
     if abs(there - back) > _WRONG * size:
         raise ValueError(
-            f"`kernel(Z, Z)` must be symmetric; got {there:.3g} for the inducing points {i} and {j}, and {back:.3g} for {j} and "
+            f"{what} must be symmetric; got {there:.3g} for the inducing variables {i} and {j}, and {back:.3g} for {j} and "
             f"{i}. Does a hyperparameter with one entry per function lack its axes (kernels.per_latent)?"
         )
     least = np.linalg.eigvalsh(K).min()
     if least < -_WRONG * size:
         raise ValueError(
-            f"`kernel(Z, Z)` must be a covariance, without negative eigenvalues; got {least:.3g} beside variances of {size:.3g}. "
+            f"{what} must be a covariance, without negative eigenvalues; got {least:.3g} beside variances of {size:.3g}. "
             "No Gaussian process has this kernel. Steps of a distance are none, nor need exp(-d^2) be one where d is not "
             "Euclidean, as for graphs and strings. Of a graph's Laplacian, expm(-L) is one."
         )
