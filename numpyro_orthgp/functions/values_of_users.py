@@ -66,8 +66,8 @@ def _refuse_small(variances: Array, of_matrix: Array) -> None:
         )
 
 
-def _refuse_no_covariance(what: str, K: Array) -> None:
-    K = np.asarray(K, float)
+def _refuse_no_covariance(what: str, values: Array) -> None:
+    K = np.asarray(values, float)
     if not np.isfinite(K).all():
         return
     size = np.diagonal(K, axis1=-2, axis2=-1).max()

@@ -223,7 +223,9 @@ class ExpectedLikelihood(AtNodes):
         """log E_q(f)[p(y | f)], the log density of y with the latent function integrated out, shape of the batch.
 
         If y depends on one function, the default quadrature has its nodes around the peak of p(y | f) q(f). Gauss-Hermite nodes
-        depend only on q(f), and would miss a density that is much narrower than q(f), such as that of a large count.
+        depend only on q(f), and would miss a density that is much narrower than q(f), such as that of a large count. They do so
+        where y depends on two functions, one of them wide beside the noise, as far from the data: give more of them there,
+        ``integrator=GaussHermite(200)``.
         """
         y = self._checked(value)
         if self.by_default and not self.mixes:
