@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from numpyro.primitives import _PYRO_STACK, Messenger
 
-__all__ = ["ARRAY_OF_ANOTHER_PROGRAM", "Closure", "as_pytree", "in_closure"]
+__all__ = ["ARRAY_OF_ANOTHER_PROGRAM", "Closure", "NoSites", "as_pytree", "in_closure"]
 
 ARRAY_OF_ANOTHER_PROGRAM = (
     "an array of a JAX program that has ended. The library cannot find it: it is in a global variable, or was kept from an earlier "
@@ -61,7 +61,7 @@ class Closure:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            with _NoSites(self.function):
+            with NoSites(repr(self.function)):
                 return self.function(*args, **kwargs)
         except jax.errors.UnexpectedTracerError as error:
             raise TypeError(f"{self.function!r} uses {ARRAY_OF_ANOTHER_PROGRAM}") from error
@@ -80,26 +80,26 @@ class Closure:
         return rebuilt
 
 
-class _NoSites(Messenger):
-    """Refuses sites and random keys within a function: it runs any number of times, also in loops of JAX."""
+class NoSites(Messenger):
+    """Refuses sites and random keys within a function: it runs any number of times, in loops of JAX and outside of the model."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, who: str) -> None:
         super().__init__()
-        self.function = function
+        self.who = who
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] in ("param", "mutable"):
+        if msg["type"] == "mutable":
             return
         what = "asks for a random key" if msg["type"] == "prng_key" else f"declares `{msg['name']}`"
         raise ValueError(
-            f"{self.function!r} {what}. It is called any number of times, so its draws would be no part of the model. Draw before "
-            "it, and use the value in it: a = numpyro.sample('a', ...), then Likelihood(f(X), lambda f: dist.Normal(a * f, s))."
+            f"{self.who} {what}. It is called any number of times, also outside of the model. Declare before it, and use the value "
+            "in it: a = numpyro.sample('a', ...), then kernels.RBF(a), or Likelihood(f(X), lambda f: dist.Normal(a * f, s))."
         )
 
 
 def in_closure() -> bool:
     """Whether a :class:`Closure` is running, which may be within a loop of JAX, and whose callers refuse random keys."""
-    return any(isinstance(handler, _NoSites) for handler in _PYRO_STACK)
+    return any(isinstance(handler, NoSites) for handler in _PYRO_STACK)
 
 
 class _Same:

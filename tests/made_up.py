@@ -1,4 +1,4 @@
-"""Parts that a user could make: a kernel, a feature, a likelihood, a family of q, a residual. None is in the package."""
+"""Parts that a user could make: a kernel, a feature, a functional, a likelihood, a family of q, a residual. None is ours."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 
+import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.gaussians import Whitened
+from numpyro_orthgp.inducing import Functional
 
 
 class Cauchy(kernels.Stationary):
@@ -60,6 +62,33 @@ class Averages:
     def covariance_with_inputs(self, kernel, X):
         K = kernel(self.points, X)
         return K.reshape(*K.shape[:-2], self.num, 3, K.shape[-1]).mean(-2)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Oscillator(Functional):
+    """f'' + w^2 f at inputs X (B, 1), with w of shape (B,)."""
+
+    X: jax.Array
+    w: jax.Array
+    places: tuple | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def num(self):
+        return self.X.shape[0]
+
+    @property
+    def dtype(self):
+        return self.X.dtype
+
+    def checked(self, dim, dtype):
+        return self
+
+    def check(self, kernel):
+        ogp.Derivative(self.X, (0, 0)).check(kernel)
+
+    def apply(self, function):
+        return ogp.Derivative(self.X, (0, 0)).apply(function) + self.w**2 * function(self.X)
 
 
 class WrappedNormal(dist.Distribution):

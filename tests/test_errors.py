@@ -180,6 +180,15 @@ def test_option_and_concreteness_helpers():
     jax.jit(lambda x: pytest.fail("traced values are not concrete") if errors.is_concrete(x) else x)(1.0)
 
 
+def test_a_joint_distribution_of_very_many_rows_is_refused():
+    """It asked for 80 GB."""
+    f = ogp.CollapsedGP(kernels.RBF(1.0), X, Z, 0.1).posterior(X[:, 0])
+    loc = jax.eval_shape(lambda X: f.joint(X).loc, jax.ShapeDtypeStruct((20_000, 2), X.dtype))
+    assert loc.shape == (20_000,)
+    with pytest.raises(ValueError, match=r"B = 100000 inputs needs several .* 80 GB; the limit is 32768.*sample_paths"):
+        jax.eval_shape(lambda X: f.joint(X).loc, jax.ShapeDtypeStruct((100_000, 2), X.dtype))
+
+
 def test_a_kernel_class_instead_of_a_kernel():
     with pytest.raises(TypeError, match=r"`kernel` must be callable .* Did you mean `RBF\(\.\.\.\)`, an instance\?"):
         ogp.CollapsedGP(kernels.RBF, jnp.ones((3, 1)), jnp.ones((2, 1)), 0.1)

@@ -428,6 +428,59 @@ def test_variances_that_are_none(kernel, error, match, num_latents):
         ogp.gp("f", kernel, Z, num_latents=num_latents)
 
 
+class Rates(kernels.Kernel):
+    """Rates for each function, without axes that broadcast."""
+
+    rate: jax.Array
+
+    def matrix(self, X1, X2):
+        return self.rate * kernels.RBF(0.8)(X1, X2)
+
+    def diagonal(self, X):
+        return self.rate * jnp.ones(X.shape[:-1])
+
+
+class RatesWithAxes(Rates):
+    def matrix(self, X1, X2):
+        return kernels.per_latent("rate", self.rate, X1) * kernels.RBF(0.8)(X1, X2)
+
+    def diagonal(self, X):
+        return kernels.per_latent("rate", self.rate, X, axes=1) * jnp.ones(X.shape[:-1])
+
+
+def step(A, B=None):
+    return jnp.ones(len(A)) if B is None else jnp.where(jnp.abs(A - B.T) < 1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "kernel, match",
+    [
+        (step, "without negative eigenvalues; got -0.618 beside variances of 1"),
+        (
+            2.0 * Rates(jnp.arange(1.0, 5.0)),
+            r"must be symmetric; got .* for the inducing variables .*kernels.per_latent",
+        ),
+    ],
+)
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
+def test_kernels_that_are_no_covariances_are_refused(kernel, match, dtype):
+    """The first made every prediction NaN; the second, as many rates as inducing points, wrong numbers in silence."""
+    points = jnp.linspace(0.0, 2.0, 4, dtype=dtype)[:, None]
+    with numpyro.handlers.seed(rng_seed=0), pytest.raises(ValueError, match=match):
+        ogp.gp("f", kernel, points)
+    with pytest.raises(ValueError, match=match):
+        ogp.CollapsedGP(kernel, points, points, 0.1).log_prob(points[:, 0])
+
+
+def test_rates_with_axes_are_those_of_each_function():
+    with numpyro.handlers.seed(rng_seed=0):
+        both = ogp.gp("f", RatesWithAxes(jnp.array([0.5, 2.0])), Z)(X)
+    with numpyro.handlers.seed(rng_seed=0):
+        second = ogp.gp("f", 2.0 * kernels.RBF(0.8), Z)(X)
+    assert both.shape == (12, 2)
+    assert_allclose(both.residual_variance[:, 1], second.residual_variance, rtol=1e-8)
+
+
 def test_variances_may_have_white_noise():
     with numpyro.handlers.seed(rng_seed=0):
         f = ogp.gp("f", lambda A, B=None: 1.5 if B is None else kernels.RBF(0.8)(A, B), Z)
@@ -439,6 +492,7 @@ def test_variances_may_have_white_noise():
     [
         (lambda f, values: numpyro.sample("a", dist.Normal(0.0, 1.0)), "declares `a`"),
         (lambda f, values: numpyro.deterministic("b", values), "declares `b`"),
+        (lambda f, values: numpyro.param("c", 0.1), "declares `c`"),  # the loss would keep its starting value
         (lambda f, values: f(X).sample(), "asks for a random key"),
     ],
 )
@@ -452,6 +506,63 @@ def test_sites_and_draws_within_a_function_are_refused(inside, what):
 
     with pytest.raises(ValueError, match=f"{what}. It is called any number of times"):
         SVI(likely, ogp.AutoSparseGP(likely), optax.adam(0.01), TraceMeanField_ELBO()).run(KEY, 2, X, y)
+
+
+class Declares(kernels.Kernel):
+    """Declares its lengthscale where it is called."""
+
+    def matrix(self, X1, X2):
+        return kernels.RBF(numpyro.sample("a", dist.LogNormal(0.0, 1.0)))(X1, X2)
+
+    def diagonal(self, X):
+        return jnp.ones(X.shape[:-1])
+
+
+class DeclaresParam(Declares):
+    def matrix(self, X1, X2):
+        return kernels.RBF(numpyro.param("a", 1.0))(X1, X2)
+
+
+class DeclaringFeature:
+    num, dtype = 3, jnp.dtype("float64")
+
+    def covariance(self, kernel, other):
+        return numpyro.sample("a", dist.LogNormal(0.0, 1.0)) * jnp.eye(3)
+
+    def covariance_with_inputs(self, kernel, X):
+        return jnp.zeros((3, len(X)))
+
+
+class DeclaringLikelihood(likelihoods.ExpectedLikelihood):
+    def conditional(self, f):
+        return dist.Normal(f, numpyro.sample("a", dist.LogNormal(0.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    "kernel, inducing, likely, who",
+    [
+        (
+            lambda A, B=None: kernels.RBF(numpyro.param("a", 1.0))(*(A,) if B is None else (A, B)),
+            Z,
+            likelihoods.Exponential,
+            "<lambda>",
+        ),
+        (Declares(), Z, likelihoods.Exponential, "Declares"),
+        (DeclaresParam(), Z, likelihoods.Exponential, "DeclaresParam"),
+        (kernels.RBF(0.8), DeclaringFeature(), likelihoods.Exponential, "DeclaringFeature"),
+        (kernels.RBF(0.8), Z, DeclaringLikelihood, "DeclaringLikelihood"),
+    ],
+)
+def test_sites_within_kernels_features_and_likelihoods_are_refused(kernel, inducing, likely, who):
+    """Sites leaked as tracers. Parameters had their starting values in `posterior`, which predicted something else than the fit."""
+
+    def model(X, y):
+        f = ogp.gp("f", kernel, inducing)
+        with numpyro.plate("d", len(X)):
+            numpyro.sample("y", likely(f(X)), obs=y)
+
+    with pytest.raises(ValueError, match=f"(?s){who}.* declares `a`. It is called any number of times, also outside"):
+        SVI(model, ogp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO()).run(KEY, 2, X, y**2)
 
 
 def test_mean_functions_of_a_deep_gp():

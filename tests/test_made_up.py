@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
@@ -15,7 +16,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods, online, plots
-from tests.made_up import Angle, Averages, Cauchy, Reflected, cauchy, shrunk
+from tests.made_up import Angle, Averages, Cauchy, Oscillator, Reflected, cauchy, shrunk
 
 matplotlib.use("Agg")
 
@@ -244,3 +245,111 @@ def test_plain_functions_as_kernels():
     grown = online.condition(f, X_NEW[:2], jnp.array([0.5, -0.5]), lambda f: Angle(f, 0.3))
     assert np.isfinite(grown(X_NEW).mean).all()
     assert "f" in str(ogp.check(by_points, svi.guide, run.params, X, Y))
+
+
+@pytest.mark.parametrize("dtype, tol", [(jnp.float64, 1e-8), (jnp.float32, 3e-5)])
+def test_a_functional_has_the_covariances_that_derivatives_of_the_kernel_say(dtype, tol):
+    """f'' + w^2 f of an RBF with lengthscale one, whose derivatives are Hermite polynomials times the kernel."""
+    Z, times = (jnp.linspace(0.0, 3.0, n, dtype=dtype)[:, None] for n in (6, 8))
+    L = Oscillator(times, jnp.linspace(1.0, 2.0, 8, dtype=dtype))
+    with numpyro.handlers.seed(rng_seed=0):
+        f = ogp.gp("f", kernels.RBF(jnp.ones((), dtype)), Z)
+        values = np.asarray(f.values[0], float)
+        on_term = ogp.gp("g", kernels.RBF(1.0).named("a") + 1.0, Z).term("a")(L)
+        as_set = ogp.gp("h", kernels.RBF(1.0), [Z, L])(times)
+    z, t, w2 = (np.asarray(a, float).ravel() for a in (Z, times, L.w**2))
+
+    def derivative(order, a, b):
+        d = np.subtract.outer(a, b)
+        return {0: 1, 2: d**2 - 1, 4: d**4 - 6 * d**2 + 3}[order] * np.exp(-(d**2) / 2)
+
+    K = derivative(0, z, z) + np.diag(np.broadcast_to(np.asarray(f.blocks[0].jitter, float), 6))
+    A = np.linalg.solve(np.linalg.cholesky(K), derivative(2, z, t) + w2 * derivative(0, z, t))
+    cov = derivative(4, t, t) + np.add.outer(w2, w2) * derivative(2, t, t) + np.outer(w2, w2) * derivative(0, t, t)
+    marginals, size = f(L), np.diag(cov).max()
+    assert marginals.mean.dtype == dtype and on_term.shape == as_set.shape == (8,)
+    assert_allclose(marginals.mean, A.T @ values, atol=tol * np.sqrt(size))
+    assert_allclose(marginals.variance, np.diag(cov - A.T @ A), atol=tol * size)
+    with pytest.raises(ValueError, match="Matern32 has first derivatives only"), numpyro.handlers.seed(rng_seed=0):
+        ogp.gp("f", kernels.Matern32(1.0), Z)(L)
+
+
+class OnlyDensity(dist.Normal):
+    """A distribution without draws."""
+
+    def sample(self, key, sample_shape=()):
+        raise NotImplementedError
+
+
+def test_what_needs_draws_of_a_distribution_that_has_none_says_so():
+    """Predictive ended in a NotImplementedError without a word."""
+
+    def model(X, y=None):
+        f = ogp.gp("f", kernels.RBF(0.9), X_NEW)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", ogp.Likelihood(f(X), lambda f: OnlyDensity(f, 0.3)), obs=y)
+
+    svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.02), TraceMeanField_ELBO())
+    params = svi.get_params(svi.init(KEY, X, Y))
+    with pytest.raises(ValueError, match=r"OnlyDensity, .* has no draws .* Define its `sample\(key, sample_shape\)`"):
+        Predictive(model, guide=svi.guide, params=params, num_samples=2)(KEY, X_NEW)
+    kept = ogp.to_arviz(model, svi.guide, params, X, Y, num_samples=2, posterior_predictive=False)
+    assert kept.log_likelihood["y"].shape == (1, 2, N)
+
+
+class Lost(likelihoods.ExpectedLikelihood):
+    """Its noise is in no list of fields."""
+
+    def __init__(self, marginals, scale):
+        self.scale = scale
+        super().__init__(marginals)
+
+    def conditional(self, f):
+        return dist.Normal(f, self.scale)
+
+
+class Summed(likelihoods.ExpectedLikelihood):
+    """Sums over rows by itself."""
+
+    def conditional(self, f):
+        return dist.Normal(f, 1.0)
+
+    def expected_log_density(self, y):
+        return super().expected_log_density(y).sum()
+
+
+def test_what_a_likelihood_forgot_is_said():
+    """The first ended in the words of Python, the second in a loss that was N times as large."""
+    f = ogp.Marginals(jnp.zeros(3), jnp.ones(3), jnp.ones(3))
+    assert Lost(f, 0.3).log_prob(jnp.zeros(3)).shape == (3,)
+    rebuilt = jax.jit(lambda scale: Lost(f, scale))(0.3)
+    for call in (lambda: rebuilt.log_prob(jnp.zeros(3)), lambda: rebuilt.mean):
+        with pytest.raises(AttributeError, match=r"Lost has no attribute 'scale'.*named in `pytree_data_fields`"):
+            call()
+    with pytest.raises(ValueError, match=r"`expected_log_density` of Summed .* shape \(3,\); got \(\)"):
+        Summed(f).log_prob(jnp.zeros(3))
+
+
+class Transposed:
+    """Its covariance with inputs is transposed."""
+
+    num, dtype, cross = 4, jnp.dtype("float64"), 0.0
+
+    def covariance(self, kernel, other):
+        return jnp.eye(4) + self.cross * jnp.triu(jnp.ones((4, 4)), 1)
+
+    def covariance_with_inputs(self, kernel, X):
+        return 0.1 * jnp.ones((len(X), 4))
+
+
+class Asymmetric(Transposed):
+    cross = 0.5
+
+
+def test_what_is_wrong_about_a_feature_is_said():
+    """The first ended in the words of JAX, the second in numbers."""
+    with numpyro.handlers.seed(rng_seed=0):
+        with pytest.raises(ValueError, match=r"Transposed must have shape \(..., M, B\) = \(4, 7\).*got \(7, 4\)"):
+            ogp.gp("f", Cauchy(0.9), Transposed())(X_NEW)
+        with pytest.raises(ValueError, match=r"`covariance` of Asymmetric must be symmetric; got 0.5 for the inducing"):
+            ogp.gp("f", Cauchy(0.9), Asymmetric())

@@ -4,7 +4,7 @@ Read in this order:
 
 - ``projection``: the orthogonal decomposition along sets of inducing variables, on which everything else rests, and each set's
   contribution to mean and variance under q.
-- ``prior``: checks and decomposes kernels, features and inputs.
+- ``prior``: checks and decomposes kernels, features and inputs (``values_of_users``: those of users).
 - ``marginals``: the moments of outputs at inputs, and their arithmetic.
 - ``function``: :class:`GPFunction`, which a model calls at inputs, or at linear functionals of it.
 

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from numpyro_orthgp.closures import Closure, as_pytree
+from numpyro_orthgp.closures import NoSites, as_pytree
 from numpyro_orthgp.errors import inspect, no_function
 from numpyro_orthgp.functions.projection import (
     Block,
@@ -20,10 +19,11 @@ from numpyro_orthgp.functions.projection import (
     residual_covariance,
     residual_variance,
 )
+from numpyro_orthgp.functions.values_of_users import check_values_of_users
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature, InducingPoints
 from numpyro_orthgp.inducing.rows import Rows, covariance_of_rows, covariance_with_rows, scale_of_rows, variance_of_rows
-from numpyro_orthgp.kernels.base import Kernel, ours
+from numpyro_orthgp.kernels.base import ours
 from numpyro_orthgp.kernels.centred import psi2_centred
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
 from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
@@ -46,9 +46,7 @@ __all__ = [
 
 # In dtypes with fewer bits, whitened psi statistics keep no correct digits.
 _BITS_OF_MANY_DIGITS = 64
-_HERE = __name__.partition(".")[0] + "."
-_FEW = 8  # inducing points at which variances of a kernel are compared with its matrix
-_SMALL = 0.99  # the part of it that they must have
+_MAX_JOINT = 32768  # rows whose joint distribution has a factor, which takes several matrices of 9 GB in float64
 _ROUNDING = 16  # units of rounding by which sums of squares and products of a kernel may differ
 
 
@@ -56,9 +54,7 @@ _ROUNDING = 16  # units of rounding by which sums of squares and products of a k
 def decompose_sets(kernel: KernelLike, features: Sequence[Feature], jitter: float) -> tuple[Block, ...]:
     """The orthogonal decomposition of the prior along the sets."""
     rows = [[other.covariance(kernel, s) for other in features[: i + 1]] for i, s in enumerate(features)]
-    first = features[0]
-    if isinstance(first, InducingPoints) and first.points.ndim == 2 and _is_foreign(kernel):
-        inspect(_refuse_small, kernel(first.points[:_FEW]), diagonal(rows[0][0])[..., :_FEW])
+    check_values_of_users(kernel, features, [row[-1] for row in rows])
     return decompose(rows, jitter)
 
 
@@ -116,7 +112,16 @@ def root_given(
     decomposition. The difference ``K - A' A`` is not positive definite to the digits of float32: its factor took so much extra
     jitter that standard deviations were ten times as large where they were a hundredth of the prior's. If many rows need extra
     jitter for the root too, its rows are as long as the residual's variances say.
+
+    :raises ValueError: for more rows than a machine has memory for.
     """
+    B = A[0].shape[-1]
+    if isinstance(B, int) and B > _MAX_JOINT:  # under jax.export it is a symbol
+        raise ValueError(
+            f"f.joint(X) at B = {B} inputs needs several B x B matrices, each of {B**2 * X.dtype.itemsize / 1e9:.0f} GB; the limit "
+            f"is {_MAX_JOINT}. For draws of one function at any number of inputs use f.sample_paths(rng_key, num)(X), for means "
+            "and variances f(X)."
+        )
     spreads = [W for q, Ai in zip(beliefs, A, strict=True) if (W := q.spread(Ai)) is not None]
     if jnp.finfo(X.dtype).bits >= _BITS_OF_MANY_DIGITS:
         K = covariance_of_rows(kernel, X)
@@ -272,7 +277,8 @@ def check_latents(
 
 def _batch_of(kernel: KernelLike, feature: Feature) -> tuple[int, ...]:
     """The shape of leading axes of a set's own covariance, () or (P,)."""
-    shape, num = jax.eval_shape(lambda: feature.covariance(kernel, feature)).shape, feature.num
+    with NoSites(f"A kernel or a feature ({type(kernel).__name__}, {type(feature).__name__})"):
+        shape, num = jax.eval_shape(lambda: feature.covariance(kernel, feature)).shape, feature.num
     if len(shape) not in (2, 3) or shape[-2:] != (num, num):
         raise ValueError(
             f"`kernel(Z, Z)` must have shape (M, M) or (P, M, M) with M = {num}; got {shape}. Do the kernel's "
@@ -298,27 +304,6 @@ def _check_variances(kernel: KernelLike, Z: Array, batch: tuple[int, ...]) -> No
         raise TypeError(f"{wanted}; got an error: {error}. {hint}") from error
     if shape[-1:] not in ((), (len(Z),)) or shape[:-1] not in ((), batch):
         raise ValueError(f"{wanted}; got {shape} for n = {len(Z)}. {hint}")
-
-
-def _is_foreign(kernel: KernelLike) -> bool:
-    """Whether a kernel, or a part of it, was written elsewhere: a function, or a subclass."""
-
-    def is_theirs(part: Any) -> bool:
-        return isinstance(part, Closure) or (isinstance(part, Kernel) and not type(part).__module__.startswith(_HERE))
-
-    return any(map(is_theirs, jax.tree.leaves(kernel, is_leaf=is_theirs)))
-
-
-def _refuse_small(variances: Array, of_matrix: Array) -> None:
-    """They may be larger, since white noise is in variances only."""
-    wrong = np.ravel(variances < _SMALL * of_matrix)
-    if wrong.any():
-        i = int(np.argmax(wrong))
-        pair = [float(np.ravel(jnp.broadcast_to(v, jnp.shape(of_matrix)))[i]) for v in (variances, of_matrix)]
-        raise ValueError(
-            "`kernel(X)` must be the diagonal of `kernel(X, X)`, or larger by a variance of white noise; got {:.3g} for {:.3g}. "
-            "Does a factor stand in one of the two only?".format(*pair)
-        )
 
 
 def check_jitter(jitter: float | None, dtype: Any, *, expectations: bool = False) -> float:

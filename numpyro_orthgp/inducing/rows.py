@@ -18,10 +18,19 @@ Rows = Array | Functional
 
 
 def covariance_with_rows(kernel: Any, feature: Feature, X: Rows) -> Array:
-    """Covariance of inducing variables with f at the rows, shape (..., M, B)."""
+    """Covariance of inducing variables with f at the rows, shape (..., M, B).
+
+    :raises ValueError: if a feature gives another shape.
+    """
     if isinstance(X, Functional):
         return X.covariance_with_feature(kernel, feature)
-    return feature.covariance_with_inputs(kernel, X)
+    C, expected = feature.covariance_with_inputs(kernel, X), (feature.num, X.shape[-2])
+    if not isinstance(feature, InducingPoints) and C.shape[-2:] != expected:
+        raise ValueError(
+            f"`covariance_with_inputs` of {type(feature).__name__} must have shape (..., M, B) = {expected}, one row for each "
+            f"variable; got {C.shape}."
+        )
+    return C
 
 
 def variance_of_rows(kernel: Any, X: Rows) -> Array:

@@ -9,7 +9,7 @@ from numpyro_orthgp.kernels.base import Constant, Function, Kernel, Named, Produ
 from numpyro_orthgp.kernels.convolutional import Convolutional
 from numpyro_orthgp.kernels.coregion import Coregion
 from numpyro_orthgp.kernels.dot_product import ArcCosine, Linear, Polynomial
-from numpyro_orthgp.kernels.hyperparameters import hyperparameter, static
+from numpyro_orthgp.kernels.hyperparameters import hyperparameter, per_dimension, per_latent, static
 from numpyro_orthgp.kernels.patches import PatchGrid, extract_patches
 from numpyro_orthgp.kernels.stationary import (
     RBF,
@@ -47,5 +47,7 @@ __all__ = [
     "White",
     "extract_patches",
     "hyperparameter",
+    "per_dimension",
+    "per_latent",
     "static",
 ]

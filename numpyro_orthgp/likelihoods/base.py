@@ -7,6 +7,7 @@ there is a closed form, its expectation (``expected_log_density``).
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,14 +16,22 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_orthgp.closures import in_closure
+from numpyro_orthgp.closures import NoSites, in_closure
 from numpyro_orthgp.errors import inspect, is_concrete
 from numpyro_orthgp.foreign import as_outputs
 from numpyro_orthgp.functions.expected import AveragedMarginals
 from numpyro_orthgp.functions.keys import prng_key
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import enumerating
-from numpyro_orthgp.likelihoods.checks import POSITIVE, Allowed, check_allowed, check_broadcasts, moment_of, real
+from numpyro_orthgp.likelihoods.checks import (
+    POSITIVE,
+    Allowed,
+    check_allowed,
+    check_broadcasts,
+    draw_given,
+    moment_of,
+    real,
+)
 from numpyro_orthgp.likelihoods.integrators import (
     GaussHermite,
     Integrator,
@@ -128,7 +137,8 @@ class ExpectedLikelihood(AtNodes):
         f, own = self.marginals.mean, self._shape_of_points(self.marginals)
         # More axes than enumeration can add distinguish leading axes of parameters from axes of f.
         front = _MOST_AXES if enumerating() else self.marginals.lead
-        given = self.conditional(f.reshape((1,) * (front + len(own) - f.ndim) + f.shape))
+        with NoSites(type(self).__name__) if self._of_users else nullcontext():
+            given = self.conditional(f.reshape((1,) * (front + len(own) - f.ndim) + f.shape))
         batch = given.batch_shape
         num = len(batch) - front
         self.mixes = len(own) == 2 and num == 1
@@ -200,14 +210,22 @@ class ExpectedLikelihood(AtNodes):
             stacked, for example by ``vmap``, so that their axes no longer match.
         """
         y = self._checked(value)
-        return self.expected_log_density(y) - self.tightening_cost
+        density, own = self.expected_log_density(y), self.batch_shape[self.lead :]
+        if jnp.ndim(density) < len(own):
+            raise ValueError(
+                f"`expected_log_density` of {type(self).__name__} must have one value for each row, shape {own}; got "
+                f"{jnp.shape(density)}. The bound sums over rows."
+            )
+        return density - self.tightening_cost
 
     @broadcasting
     def log_predictive(self, value: ArrayLike) -> Array:
         """log E_q(f)[p(y | f)], the log density of y with the latent function integrated out, shape of the batch.
 
         If y depends on one function, the default quadrature has its nodes around the peak of p(y | f) q(f). Gauss-Hermite nodes
-        depend only on q(f), and would miss a density that is much narrower than q(f), such as that of a large count.
+        depend only on q(f), and would miss a density that is much narrower than q(f), such as that of a large count. They do so
+        where y depends on two functions, one of them wide beside the noise, as far from the data: give more of them there,
+        ``integrator=GaussHermite(200)``.
         """
         y = self._checked(value)
         if self.by_default and not self.mixes:
@@ -227,7 +245,7 @@ class ExpectedLikelihood(AtNodes):
         self._check_not_stacked()
         f_key, y_key = jax.random.split(key_of_draw(key))
         f = self.marginals._draw(f_key, sample_shape)
-        y = self.conditional(f).sample(y_key)
+        y = draw_given(self.conditional(f), y_key)
         # NumPyro draws in the default dtype, whatever the dtype of parameters.
         return self._rounded(y, f.dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y
 

@@ -15,11 +15,11 @@ from numpyro_orthgp.functions.arithmetic import broadcasts
 from numpyro_orthgp.functions.callers import is_latent_of_guide, who_asks
 from numpyro_orthgp.functions.sites import refuse_other_rows
 from numpyro_orthgp.likelihoods.wrapped import no_cdf
-from numpyro_orthgp.types import Array
+from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = [
     "FRACTION", "INCREASING", "OPEN_FRACTION", "POSITIVE", "WHOLE", "Allowed", "ToldOfCallers", "check_allowed",
-    "check_broadcasts", "check_censored", "moment_of", "real", "refused_as_latent", "signs",
+    "check_broadcasts", "check_censored", "draw_given", "moment_of", "real", "refused_as_latent", "signs",
 ]  # fmt: skip
 
 
@@ -115,6 +115,21 @@ def moment_of(given: dist.Distribution, which: str) -> Array:
         raise ValueError(message) from error
     inspect(refuse, values)
     return values
+
+
+def draw_given(given: dist.Distribution, key: PRNGKey) -> Array:
+    """A draw of y given f.
+
+    :raises ValueError: if NumPyro knows only its density.
+    """
+    try:
+        return given.sample(key)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"{type(given).__name__}, the distribution of y given f, has no draws that NumPyro knows. Predictive, to_arviz and "
+            "check(held_out=) need them. Define its `sample(key, sample_shape)`. Without it to_arviz takes "
+            "posterior_predictive=False, and log_predictive gives densities of y."
+        ) from error
 
 
 def refused_as_latent(support: Callable[[Any], Any]) -> property:

@@ -32,6 +32,14 @@ class AtNodes(ToldOfMasks):
     mixes: bool
     lead: int
 
+    def __getattr__(self, name: str) -> Any:  # asked only for what is not there
+        if hasattr(type(self), name):
+            return object.__getattribute__(self, name)  # a property, which failed for an error of its own
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}. What `__init__` sets must be named in `pytree_data_fields` (arrays) "
+            "or `pytree_aux_fields` (options): a program of JAX rebuilds the likelihood from these."
+        )
+
     @broadcasting
     def _values(self, y: Array | None = None) -> tuple[Array, Array]:
         """Latent values at the integration nodes, shape (S,) + that of f, and weights, shape (S,) or that of the values.
