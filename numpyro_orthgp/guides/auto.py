@@ -33,7 +33,7 @@ from numpyro_orthgp.guides.declare import (
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.hyper import PointsAndEffects, started_at_medians
 from numpyro_orthgp.guides.looking import look, looked_at, start_apart
-from numpyro_orthgp.guides.missing import refuse_mean_field, refuse_replaced, refuse_unobserved, sample_missing
+from numpyro_orthgp.guides.missing import refuse_objective, refuse_replaced, refuse_unobserved, sample_missing
 from numpyro_orthgp.guides.own_draws import refuse_own_draws
 from numpyro_orthgp.guides.parameters import refuse_own_names
 from numpyro_orthgp.guides.summaries import Summaries
@@ -140,7 +140,7 @@ class AutoSparseGP(Summaries):
         """
         if self.prototype_trace is None:
             look(lambda: self._setup_prototype(*args, **kwargs), only_abstractly=self._preparing is not None)
-        refuse_mean_field(self._enumerated)
+        refuse_objective(self._enumerated, self._in_loops)
         with handlers.trace() as emitted:
             self._sample_latents(*args, **kwargs)
             refuse_own_names(emitted, self.prototype_trace or {})
@@ -204,7 +204,7 @@ class AutoSparseGP(Summaries):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> bool:
         self.prototype_trace = None  # also after an abstract look, if the look with values raises
-        with looked_at() as (declared, functions):
+        with looked_at() as (declared, functions, self._in_loops):
             rng_key = jax.random.PRNGKey(0)
             messages = handlers.trace(handlers.seed(self.model, rng_key)).get_trace(*args, **kwargs)
         refuse_replaced(declared, messages)
