@@ -125,8 +125,8 @@ def refuse_objective(enumerated: Iterable[str], in_loops: Sequence[str]) -> None
     if in_loops and is_calling(TraceEnum_ELBO):
         raise ValueError(
             f"TraceEnum_ELBO leaves out the first step of numpyro's scan, which holds `{in_loops[0]}`: the loss would be no bound. "
-            "NUTS and HMC sum over states in scan as they should. In SVI write the steps as a loop of Python, or sum over states in "
-            "the model, with numpyro.factor and the log_prob of likelihoods of numpyro_orthgp, and take TraceMeanField_ELBO."
+            "NUTS and HMC sum over states in scan as they should. In SVI write the steps as a loop of Python, or sum over states "
+            "in the model, with numpyro.factor and the log_prob of likelihoods of numpyro_orthgp, and take TraceMeanField_ELBO."
         )
 
 
