@@ -76,7 +76,7 @@ def points_of(replay: Replay) -> tuple[Point, ...]:
     model = WithoutGPs(replay.model)
     with handlers.block(), EvenRows(None):
         trace = handlers.trace(handlers.seed(bare, jax.random.PRNGKey(0))).get_trace(*args, **kwargs)
-        effects = set(effects_of(model, trace, args, kwargs))
+        effects = set(effects_of(model, trace, args, kwargs, bare.after_functions))
     found = [(n, values[n][0].size, n in effects) for n in points]
     return tuple(Point(*p) for p in found if p[2] or (p[1] >= MANY and _is_vector(trace[p[0]])))
 
