@@ -170,6 +170,26 @@ def test_check_names_effects_that_are_points():
     assert result.check(num_samples=25).points == ()
 
 
+def of_each_row(X, group, y):
+    """Inputs with errors, and scales of a Student's t, both with fixed priors."""
+    x = numpyro.sample("x", dist.Normal(X, 0.1).to_event(2))
+    factors = numpyro.sample("factors", dist.Gamma(2.0, 2.0).expand([len(X)]).to_event(1))
+    f = ogp.gp("f", kernels.RBF(1.0), X[:5])
+    with numpyro.plate("data", len(X)):
+        shift = numpyro.sample("shift", dist.Uniform(-0.1, 0.1))
+        numpyro.sample("y", likelihoods.Gaussian(f(x) + shift, 0.3 / jnp.sqrt(factors)), obs=y)
+
+
+def test_check_names_points_of_each_row():
+    """It named those that are vectors of real numbers outside of plates alone."""
+    _, result = fitted(of_each_row)
+    report = result.check(num_samples=25)
+    assert {p.name: p.of_rows for p in report.points} == {"x": True, "factors": True, "shift": True}
+    assert "x has a point estimate for each row, 60 in all" in "\n".join(report.advice)
+    _, result = fitted(of_each_row, AutoNormal)
+    assert result.check(num_samples=25).points == ()
+
+
 def test_losses_of_other_starts():
     def losses(end, noise=0.0):
         return end + np.exp(-np.arange(300) / 10) + noise * RNG.normal(size=300)
