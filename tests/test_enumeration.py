@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC, NUTS, SVI, TraceEnum_ELBO, TraceMeanField_ELBO, autoguide
 from numpyro.primitives import Messenger
 from scipy.special import logsumexp
@@ -295,6 +296,53 @@ def test_NUTS_with_functions_to_choose_from(rng):
     assert {"f.u0", "g.u0", "noise"} == set(mcmc.get_samples())
 
 
+TRANSITION = np.array([[0.8, 0.2], [0.3, 0.7]])
+LEVELS = np.array([0.4, 0.9])
+
+
+def chain(X, y, of):
+    """States of a hidden Markov chain, which start after the state 0."""
+    f = ogp.gp("f", kernels.RBF(0.7), jnp.asarray(Z), num_latents=2)
+
+    def step(z, now):
+        x, y = now
+        z = numpyro.sample("z", dist.Categorical(jnp.asarray(TRANSITION)[z]), infer={"enumerate": "parallel"})
+        with numpyro.plate("row", 1):
+            numpyro.sample("y", of(f(x[None]), z), obs=y[None])
+        return z, None
+
+    scan(step, 0, (jnp.asarray(X), jnp.asarray(y)))
+
+
+CHAINS = {
+    "function": (lambda m, z: likelihoods.Gaussian(m.pick(z), 0.4), [0, 1], [0.0, 0.0], [0.4, 0.4]),
+    "offset": (lambda m, z: likelihoods.Gaussian(m[..., 0] + jnp.asarray(LEVELS)[z], 0.4), [0, 0], LEVELS, [0.4, 0.4]),
+    "noise": (lambda m, z: likelihoods.Gaussian(m[..., 0], jnp.asarray(LEVELS)[z]), [0, 0], [0.0, 0.0], LEVELS),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_states_of_a_chain_under_MCMC(name, rng):
+    """A likelihood in scan whose function, offset or noise depends on the state: it refused the y of the scan for its shape."""
+    pytest.importorskip("funsor")
+    from numpyro.contrib.funsor import enum, log_density
+
+    X, y = (a[:5] for a in data(rng))
+    u = rng.normal(size=(2, len(Z)))
+    of, columns, offsets, noise = CHAINS[name]
+    counted = enum(handlers.seed(chain, 0), -2)
+    got, _ = log_density(counted, (X, y, of), {}, {"f.u0": jnp.asarray(u)})
+    m = ogp.posterior(chain, None, {"f.u0": jnp.asarray(u)}, X, y, of)["f"](jnp.asarray(X))
+    mean, variance = (np.asarray(a)[:, columns] for a in (m.mean, m.variance))
+    noise = np.asarray(noise)
+    fit = -0.5 * (((y[:, None] - mean - offsets) ** 2 + variance) / noise**2 + np.log(2 * np.pi * noise**2))
+    alpha = np.log(TRANSITION[0]) + fit[0]
+    for row in fit[1:]:
+        alpha = logsumexp(alpha[:, None] + np.log(TRANSITION), 0) + row
+    prior = -0.5 * (np.sum(u**2) + u.size * np.log(2 * np.pi))
+    np.testing.assert_allclose(got, logsumexp(alpha) + prior, rtol=1e-10)
+
+
 # ---------------------------------------------------------------- what cannot be right
 
 
@@ -357,6 +405,32 @@ def test_an_objective_that_does_not_enumerate():
 
     svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.1), TraceMeanField_ELBO())
     with pytest.raises(ValueError, match=r"TraceMeanField_ELBO does not sum over `z`.*TraceEnum_ELBO\(\)"):
+        svi.evaluate(svi.init(jax.random.PRNGKey(0)))
+
+
+@pytest.mark.parametrize("states", [True, False])
+def test_an_objective_that_leaves_out_a_step_of_scan(states, rng):
+    """With states the loss was 24.0 where the bound is 18.8; without any, NumPyro leaves out the first y."""
+    pytest.importorskip("funsor")
+    X, y = (jnp.asarray(a) for a in data(rng))
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(0.7), jnp.asarray(Z))
+
+        def step(z, now):
+            x, y = now
+            if states:
+                z = numpyro.sample("z", dist.Categorical(jnp.asarray(TRANSITION)[z]), infer={"enumerate": "parallel"})
+            with numpyro.plate("row", 1):
+                numpyro.sample("y", likelihoods.Gaussian(f(x[None]) + z, 0.4), obs=y[None])
+            return z, None
+
+        scan(step, 0, (X, y))
+
+    svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.1), TraceEnum_ELBO())
+    with pytest.raises(
+        ValueError, match=r"TraceEnum_ELBO leaves out the first step of numpyro's scan, which holds `[zy]`"
+    ):
         svi.evaluate(svi.init(jax.random.PRNGKey(0)))
 
 

@@ -67,6 +67,36 @@ def test_which_sites_are_effects():
     assert np.isfinite(result.losses).all() and result.losses[-1] < result.losses[0]
 
 
+def between(X, group, y):
+    """Latent values between f and y, each with a prior that f gives, outside of plates."""
+    f = ogp.gp("f", kernels.RBF(1.0), X[:5])
+    v = f(X[:13]).sample()
+    values = numpyro.sample("values", dist.Normal(v[:8], 0.3).to_event(1))
+    rates = numpyro.sample("rates", dist.LogNormal(v[8:12], 0.3).to_event(1))
+    single = numpyro.sample("single", dist.Normal(v[12], 0.3))
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.1))
+    z = jnp.concatenate([values, jnp.log(rates), single[None]])
+    numpyro.sample("y", dist.Normal(z, noise).to_event(1), obs=y[:13])
+
+
+def test_latent_values_whose_prior_is_a_function_are_effects():
+    guide = ogp.AutoSparseGP(between)
+    SVI(between, guide, optax.adam(0.03), TraceMeanField_ELBO()).init(random.PRNGKey(0), X, GROUP, Y)
+    assert set(guide._hyper.effects) == {"values", "rates", "single"}
+
+
+def test_the_loss_of_latent_values_is_a_bound():
+    """They were points, so the loss was 7.2 where the negative log evidence is 8.9, and `check` did not name rates."""
+    _, result = fitted(between, steps=600)
+    K = np.exp(-((X[:13] - X[:13].T) ** 2) / 2)
+    noise = result.params["noise_auto_loc"]
+    evidence = dist.MultivariateNormal(jnp.zeros(13), K + (0.3**2 + noise**2) * np.eye(13)).log_prob(Y[:13])
+    best = -evidence - dist.LogNormal(-1.0, 0.1).log_prob(noise)
+    assert best < np.mean(result.losses[-200:]) < best + 10
+    _, result = fitted(between, AutoDelta)
+    assert {p.name: p.known for p in result.check(num_samples=25).points} == {"values": True, "rates": True}
+
+
 def test_draws_medians_and_densities_are_those_of_the_gaussians():
     guide, result = fitted(many)
     draws = guide._hyper.sample_posterior(random.PRNGKey(1), result.params, sample_shape=(4000,))
@@ -137,6 +167,26 @@ def test_check_names_effects_that_are_points():
     _, result = fitted(many)
     assert [p.name for p in result.check(num_samples=25).points] == ["fixed"]
     _, result = fitted(many, AutoNormal)
+    assert result.check(num_samples=25).points == ()
+
+
+def of_each_row(X, group, y):
+    """Inputs with errors, and scales of a Student's t, both with fixed priors."""
+    x = numpyro.sample("x", dist.Normal(X, 0.1).to_event(2))
+    factors = numpyro.sample("factors", dist.Gamma(2.0, 2.0).expand([len(X)]).to_event(1))
+    f = ogp.gp("f", kernels.RBF(1.0), X[:5])
+    with numpyro.plate("data", len(X)):
+        shift = numpyro.sample("shift", dist.Uniform(-0.1, 0.1))
+        numpyro.sample("y", likelihoods.Gaussian(f(x) + shift, 0.3 / jnp.sqrt(factors)), obs=y)
+
+
+def test_check_names_points_of_each_row():
+    """It named those that are vectors of real numbers outside of plates alone."""
+    _, result = fitted(of_each_row)
+    report = result.check(num_samples=25)
+    assert {p.name: p.of_rows for p in report.points} == {"x": True, "factors": True, "shift": True}
+    assert "x has a point estimate for each row, 60 in all" in "\n".join(report.advice)
+    _, result = fitted(of_each_row, AutoNormal)
     assert result.check(num_samples=25).points == ()
 
 

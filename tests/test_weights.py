@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -233,3 +235,116 @@ def test_logarithms_are_charged_as_their_gaussian_is(make):
             numpyro.sample("y", make(f(jnp.asarray(X))), obs=jnp.exp(jnp.asarray(Y)))
 
     np.testing.assert_allclose(bound(model, residual="tight"), at_the_prior(w, None) - w @ Y, rtol=1e-8)
+
+
+# ---------------------------------------------------------------- draws before the plate of a minibatch
+
+
+def pairs_of(where, A, B, y):
+    """Differences of f, in minibatches of two rows of eight."""
+    f, g = (ogp.gp(name, kernels.RBF(0.8), jnp.array([[-1.0], [1.0]])) for name in "fg")
+    plate = numpyro.plate("data", 8, subsample_size=len(A))
+    if where == "within":
+        with plate:
+            numpyro.sample("y", dist.Normal(f(A).sample() - f(B).sample(), S), obs=y)
+        return
+    if where == "all rows":
+        v = f(jnp.linspace(0.0, 1.0, 8)[:, None]).sample()
+        with plate as rows:
+            numpyro.sample("y", dist.Normal(v[rows], S), obs=y)
+        return
+    if where == "all rows of another plate":
+        with numpyro.plate("others", 5):
+            numpyro.sample("z", dist.Normal(f(jnp.linspace(0.0, 1.0, 5)[:, None]).sample(), S), obs=jnp.ones(5))
+        with plate:
+            numpyro.sample("y", likelihoods.Gaussian(f(A), S), obs=y)
+        return
+    if where == "scale":
+        v = f(A).sample()
+        with plate, handlers.scale(scale=0.5):
+            numpyro.sample("y", likelihoods.Gaussian(g(A), jnp.exp(v)), obs=y)
+        return
+    if where == "layer":
+        deep = ogp.DeepGP([f, g])(A)
+    elif where == "at once":
+        v = f(jnp.concatenate([A, B])).sample()
+    else:
+        v = jnp.concatenate([f(A).sample(), f(B).sample()])
+    with plate:
+        likelihood = likelihoods.Gaussian(deep, S) if where == "layer" else dist.Normal(v[: len(A)] - v[len(A) :], S)
+        numpyro.sample("y", likelihood, obs=y)
+
+
+def loss_of_two_rows(where, **options):
+    A, B, y = jnp.array([[0.0], [0.4]]), jnp.array([[0.2], [0.9]]), jnp.array([0.3, -0.2])
+    model = partial(pairs_of, where)
+    svi = SVI(model, ogp.AutoSparseGP(model, **options), optax.adam(0.1), TraceMeanField_ELBO())
+    return svi.evaluate(svi.init(KEY, A, B, y), A, B, y)
+
+
+@pytest.mark.parametrize("where", ["before", "at once", "layer", "scale"])
+def test_tightened_draws_before_the_plate_of_a_minibatch(where):
+    """They paid once for each row of the minibatch: the mean loss of minibatches was 34.4, where that of all rows is 42.9."""
+    with pytest.raises(
+        ValueError, match=r"`f` has a tightened residual and is drawn at [24] inputs outside of the plate.*`y`"
+    ):
+        loss_of_two_rows(where, residual="tight")
+    assert jnp.isfinite(loss_of_two_rows(where, residual={"g": "tight"}))
+
+
+@pytest.mark.parametrize("where", ["within", "all rows", "all rows of another plate"])
+def test_other_tightened_draws_are_weighed(where):
+    assert jnp.isfinite(loss_of_two_rows(where, residual="tight"))
+
+
+# ---------------------------------------------------------------- expectations of one's own
+
+
+def own(of):
+    """A model whose density is ``of`` of marginals of f and outputs near zero."""
+
+    def model():
+        f = ogp.gp("f", kernels.RBF(1.0), jnp.asarray(Z))
+        numpyro.factor("y", jnp.sum(of(f(jnp.asarray(X)), jnp.asarray(Y / 10))))
+
+    return model
+
+
+def formula(m, y):
+    return dist.Normal(m.mean, S).log_prob(y) - m.variance / (2 * S**2)
+
+
+OF_ONES_OWN = {
+    "formula": formula,
+    "expected_log_density": lambda m, y: likelihoods.Gaussian(m, S).expected_log_density(y),
+    "of Student's t": lambda m, y: 0.01 * likelihoods.StudentT(m, 4.0, S).expected_log_density(y),
+    "nodes": lambda m, y: dist.Normal(m.at(random.normal(numpyro.prng_key(), (4, N))), S).log_prob(y).mean(0),
+}
+THAT_PAY = {
+    "formula": lambda m, y: formula(m, y) - m.tightening_cost,
+    "Gaussian": lambda m, y: likelihoods.Gaussian(m, S).log_prob(y),
+    "of Student's t": lambda m, y: 1e-4 * likelihoods.StudentT(m, 4.0, 1e-3).log_prob(y),
+    "draws": lambda m, y: dist.Normal(m.sample(), S).log_prob(y),
+    "draws row by row": lambda m, y: dist.Normal(m.independent().sample(), S).log_prob(y),
+}
+
+
+def loss_of_factor(of, residual):
+    model = own(of)
+    svi = SVI(model, ogp.AutoSparseGP(model, residual=residual), optax.adam(0.1), TraceMeanField_ELBO())
+    return svi.evaluate(svi.init(KEY))
+
+
+@pytest.mark.parametrize("of", OF_ONES_OWN.values(), ids=OF_ONES_OWN)
+def test_expectations_in_a_factor_that_do_not_pay_for_v(of):
+    """The residual vanished, and the loss ended at 2.8 where the negative log evidence was 5.1."""
+    with pytest.raises(
+        ValueError, match=r"`y` takes the marginals of `f`, whose residual is tightened.*tightening_cost"
+    ):
+        loss_of_factor(of, "tight")
+    assert jnp.isfinite(loss_of_factor(of, "prior"))
+
+
+@pytest.mark.parametrize("of", THAT_PAY.values(), ids=THAT_PAY)
+def test_expectations_in_a_factor_that_pay(of):
+    assert jnp.isfinite(loss_of_factor(of, "tight"))

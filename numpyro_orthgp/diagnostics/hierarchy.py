@@ -29,11 +29,13 @@ class Point(NamedTuple):
     :param name: name of the site.
     :param num: number of its values.
     :param known: whether its prior or its plate says that these are random effects. If not, it is a vector that may hold some.
+    :param of_rows: whether it has values for each row of an output, such as true inputs that were measured with errors.
     """
 
     name: str
     num: int
     known: bool
+    of_rows: bool = False
 
 
 class Starts(NamedTuple):
@@ -76,9 +78,10 @@ def points_of(replay: Replay) -> tuple[Point, ...]:
     model = WithoutGPs(replay.model)
     with handlers.block(), EvenRows(None):
         trace = handlers.trace(handlers.seed(bare, jax.random.PRNGKey(0))).get_trace(*args, **kwargs)
-        effects = set(effects_of(model, trace, args, kwargs))
-    found = [(n, values[n][0].size, n in effects) for n in points]
-    return tuple(Point(*p) for p in found if p[2] or (p[1] >= MANY and _is_vector(trace[p[0]])))
+        effects = set(effects_of(model, trace, args, kwargs, bare.after_functions))
+    rows = {np.shape(s["value"])[0] for s in trace.values() if s.get("is_observed") and np.ndim(s["value"])}
+    found = [Point(n, values[n][0].size, n in effects, values[n].shape[1] in rows) for n in points]
+    return tuple(p for p in found if p.known or (p.num >= MANY and (p.of_rows or _is_vector(trace[p.name]))))
 
 
 def starts_of(losses: Any, starts: Sequence[Any]) -> Starts:
@@ -108,6 +111,12 @@ def advice_on_points(points: Sequence[Point], has_nuts: bool) -> Iterator[str]:
             yield (
                 f"The {p.num} random effects {p.name} are point estimates in this guide, so their scale is estimated too large, or "
                 f"zero: leave `hyper` at its default, which gives effects a Gaussian, or take hyper=AutoNormal.{ask}"
+            )
+        elif p.of_rows:
+            yield (
+                f"{p.name} has a point estimate for each row, {p.num} in all, so it follows the outputs too closely, and the loss "
+                "is no bound on their evidence. Take hyper=AutoNormal, which integrates over it. Inputs of a function may be "
+                f"latent_inputs.{ask}"
             )
         else:
             yield (

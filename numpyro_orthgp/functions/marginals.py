@@ -167,6 +167,8 @@ class Marginals(NoNumber):
                 "for all rows, not in groups. Leave `group_size` out for this gp: "
                 "group_size={'another gp': 16}."
             )
+        if self.names is not None:
+            self.names.note_weight(self.own_shape[0])
         if self.tight and self.names is not None:
             charge(self.names.fresh(), self.point_cost, self.names.weights())
         if self.joint is None and self.names is not None:

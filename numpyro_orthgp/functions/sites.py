@@ -138,15 +138,20 @@ def charge(name: str, cost: Array, weights: Any = None) -> None:
     """
     if in_loop() is not None:
         refuse_uncharged("A draw within lax.scan, jax.vmap and such")
-    plates = [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
-    of_rows = [p for p in plates if p.subsample_size == len(cost)]
-    whole = not of_rows and any(p.size == len(cost) for p in plates)
-    scale = 1.0 if whole else max((p.size / p.subsample_size for p in of_rows or plates), default=1.0)
+    scale = _scale_of_rows(len(cost))
     if weights is not None:
         cost = cost * jnp.maximum(weights, 1) / jnp.sum(jnp.asarray(weights))
     fn = Unit(-cost.sum())
     with numpyro.handlers.scale(scale=scale):
-        numpyro.sample(name, fn, obs=fn.sample(None), infer={"block_plates": [p.name for p in plates]})
+        numpyro.sample(name, fn, obs=fn.sample(None), infer={"block_plates": [p.name for p in _plates()]})
+
+
+def _scale_of_rows(num: int) -> float:
+    """How many of all rows each of ``num`` rows stands for, by the plates around."""
+    plates = _plates()
+    of_rows = [p for p in plates if p.subsample_size == num]
+    whole = not of_rows and any(p.size == num for p in plates)
+    return 1.0 if whole else max((p.size / p.subsample_size for p in of_rows or plates), default=1.0)
 
 
 def refuse_uncharged(what: str) -> NoReturn:
@@ -175,6 +180,10 @@ def refuse_while_fitting(who: str, fitting: bool) -> None:
             f"f = posterior(model, guide, params, ...)['f'], then {who}(f, ...). Data for the fit belong to a site of the model, "
             "obs=y."
         )
+
+
+def _plates() -> list[Any]:
+    return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
 
 
 def _scales() -> list[Any]:
@@ -209,6 +218,9 @@ class Names:
         self.residual = residual  # what makes q's residual another than the prior's, in words
         self.drawn = False  # whether something has been drawn given the run's inducing variables
         self.by_rows: list[DrawByRows] = []
+        self.weighed: list[
+            tuple[int, Any]
+        ] = []  # rows of each draw, and the scale of what a tightened one pays for them
         self._columns: tuple[int, ...] = ()
         self.tables: dict[frozenset[str], list[str]] = {}  # columns of tables that it was called at
         self.whole = self
@@ -227,6 +239,11 @@ class Names:
         """Whether this is the run of a fit in which the function was declared."""
         declared = id(self.whole) in getattr(model_running(), "_numpyro_orthgp_names", ())
         return declared and (self.fitting or is_calling(ELBO))
+
+    def note_weight(self, num: int) -> None:
+        """Note a draw at ``num`` rows, for ``guides/weights.py``."""
+        scales = [handler.scale for handler in _scales()]
+        self.whole.weighed.append((num, reduce(operator.mul, scales, _scale_of_rows(num))))
 
     def refuse_within(self, *kinds: str) -> None:
         """Refuse a draw from which JAX makes something else than values of the run's function.

@@ -26,17 +26,17 @@ from numpyro_orthgp.guides.declare import (
     grouping_of,
     latent_inputs_posterior,
     per_set,
-    refuse_all_rows,
     residual_of,
     start_of_inputs,
 )
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.hyper import PointsAndEffects, started_at_medians
 from numpyro_orthgp.guides.looking import look, looked_at, start_apart
-from numpyro_orthgp.guides.missing import refuse_mean_field, refuse_replaced, refuse_unobserved, sample_missing
+from numpyro_orthgp.guides.missing import refuse_objective, refuse_replaced, refuse_unobserved, sample_missing
 from numpyro_orthgp.guides.own_draws import refuse_own_draws
 from numpyro_orthgp.guides.parameters import refuse_own_names
 from numpyro_orthgp.guides.summaries import Summaries
+from numpyro_orthgp.guides.weights import refuse_weights
 from numpyro_orthgp.likelihoods.base import check_observed, is_expected
 from numpyro_orthgp.likelihoods.wrapped import refuse_outer_product
 from numpyro_orthgp.primitives.messages import InputSite, Site, input_site_of, is_enumerated, single_site_of
@@ -140,7 +140,7 @@ class AutoSparseGP(Summaries):
         """
         if self.prototype_trace is None:
             look(lambda: self._setup_prototype(*args, **kwargs), only_abstractly=self._preparing is not None)
-        refuse_mean_field(self._enumerated)
+        refuse_objective(self._enumerated, self._in_loops)
         with handlers.trace() as emitted:
             self._sample_latents(*args, **kwargs)
             refuse_own_names(emitted, self.prototype_trace or {})
@@ -204,14 +204,13 @@ class AutoSparseGP(Summaries):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> bool:
         self.prototype_trace = None  # also after an abstract look, if the look with values raises
-        with looked_at() as (declared, functions):
-            rng_key = jax.random.PRNGKey(0)
-            messages = handlers.trace(handlers.seed(self.model, rng_key)).get_trace(*args, **kwargs)
+        with looked_at() as (declared, functions, self._in_loops):
+            seeded = partial(handlers.seed(self.model, jax.random.PRNGKey(0)), *args, **kwargs)
+            messages = handlers.trace(seeded).get_trace()
         refuse_replaced(declared, messages)
-        self._order, self._gps, self._inputs = [], {}, {}
+        self._order, self._gps, self._inputs, seen = [], {}, {}, True
         self._missing = {name for name in messages if hidden_by_mask(name, messages)}
         self._enumerated = [name for name, message in messages.items() if is_enumerated(message)]
-        seen = True
         for name, message in messages.items():
             if message["type"] != "sample":
                 continue
@@ -231,7 +230,8 @@ class AutoSparseGP(Summaries):
             if site is not None or name in self._missing or not is_expected(message["fn"]):
                 self._order.append(name)
         self._check_names()
-        refuse_all_rows(self.num_groups, [m for m in messages.values() if m.get("is_observed")])
+        tight = [f for name, f in functions.items() if residual_of(_of(name, self.residual, "prior"))]
+        refuse_weights(seeded, self.num_groups, tight, messages)
         refuse_own_draws(self.model, args, kwargs, messages, functions.values())
         # Keep only this: under `jit` the messages hold tracers, which must not outlive it.
         self.prototype_trace = {name: {"type": message["type"]} for name, message in messages.items()}

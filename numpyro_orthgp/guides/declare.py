@@ -19,20 +19,19 @@ from numpyro.distributions import constraints
 from numpyro.infer import SVI
 from numpyro.primitives import _PYRO_STACK
 
-from numpyro_orthgp.errors import check_floating, check_integer, check_option, check_params, inspect, is_concrete
+from numpyro_orthgp.errors import check_floating, check_integer, check_option, check_params, inspect
 from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.gaussians import FAMILIES, Whitened
 from numpyro_orthgp.gaussians.checks import check_member
 from numpyro_orthgp.gaussians.constraints import NaturalPart
 from numpyro_orthgp.gaussians.distributions import WhitenedGaussian
-from numpyro_orthgp.likelihoods.base import is_expected
 from numpyro_orthgp.math.grouped import Grouping
 from numpyro_orthgp.primitives.messages import Belief, InputBelief, told_of_names
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = [
     "Covariance", "Residual", "SetOfQ", "check_names", "declare_sets", "fitted", "gp_posterior", "grouping_of",
-    "latent_inputs_posterior", "per_set", "refuse_all_rows", "residual_of", "start_of_inputs",
+    "latent_inputs_posterior", "per_set", "residual_of", "start_of_inputs",
 ]  # fmt: skip
 
 _START_SCALE = 0.3  # initial standard deviation of latent inputs
@@ -181,22 +180,6 @@ def grouping_of(size: Any, num: Any, residual: Residual | None) -> Grouping | No
     if residual is None:
         raise ValueError("`group_size` says in which groups the residual is tightened: it needs residual='tight'.")
     return Grouping(check_integer("group_size", size), None if num is None else check_integer("num_groups", num))
-
-
-def refuse_all_rows(num_groups: Any, observed: Sequence[dict[str, Any]]) -> None:
-    """Refuse ``num_groups`` in a fit to all data at once: the last rows would stand for all of them at every step.
-
-    :param observed: messages of the outputs, whose plates have a scale if they pick rows.
-    :raises ValueError: if no output is scaled, and an ``SVI`` calls the guide.
-    """
-    scales = [message["scale"] for message in observed if is_expected(message["fn"])]
-    all_rows = scales and all(s is None or (is_concrete(s) and np.all(s == 1)) for s in scales)
-    if num_groups is not None and all_rows and is_calling(SVI):
-        raise ValueError(
-            f"`num_groups` = {num_groups} is for minibatches, in which a few groups at the end stand for all rows, but no plate of "
-            "the model picks rows. Leave it out: then all rows are in groups. A minibatch needs the number of all rows, "
-            "numpyro.plate('data', N, subsample_size=len(X))."
-        )
 
 
 def check_names(covariance: Any, residual: Any) -> None:

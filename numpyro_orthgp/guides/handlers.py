@@ -43,6 +43,18 @@ class WithoutGPs(Messenger):
         self._seen: set[str] = set()
         self._needed: Collection[str] = ()
         self._left: set[str] = set()
+        self._step: Any = None
+        self.after_functions: set[str] = set()  # latent sites that may depend on a function of ours, in the last run
+        self._has_function = False
+
+    @contextmanager
+    def moved(self, step: Any) -> Iterator[None]:
+        """Context in which the sites of ours have this value, so that what depends on them does on ``step``."""
+        self._step = step
+        try:
+            yield
+        finally:
+            self._step = None
 
     @contextmanager
     def only(self, names: Collection[str]) -> Iterator[None]:
@@ -57,7 +69,7 @@ class WithoutGPs(Messenger):
             self._needed = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._left = set(self._needed)
+        self._left, self._has_function, self.after_functions = set(self._needed), False, set()
         try:
             return super().__call__(*args, **kwargs)
         except _NothingLeft:
@@ -73,6 +85,7 @@ class WithoutGPs(Messenger):
         if msg["is_observed"]:
             return
         ours = site_of(msg) is not None or input_site_of(msg) is not None
+        self._has_function |= ours
         if is_enumerated(msg):
             if msg["value"] is None:
                 first = msg["fn"].enumerate_support(expand=False)[0]
@@ -81,7 +94,11 @@ class WithoutGPs(Messenger):
         elif ours or is_expected(msg["fn"]) or hidden_by_mask(msg["name"], self._seen):
             if msg["value"] is None:
                 msg["value"] = jnp.zeros(msg["fn"].shape(), getattr(site_of(msg), "dtype", None))
+            if ours and self._step is not None:
+                msg["value"] = msg["value"] + self._step.astype(msg["value"].dtype)
             msg["stop"] = True
+        elif self._has_function:
+            self.after_functions.add(msg["name"])
 
 
 class EvenRows(Messenger):

@@ -13,8 +13,8 @@ functions, whose parameters move at the same rate, to a region from which they d
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["PointsAndEffects", "effects_of", "started_at_medians"]
 
+_FUNCTIONS = "functions of numpyro_orthgp"
 START_SCALE = 0.1  # initial standard deviation of an effect's Gaussian in the unconstrained space, as in AutoNormal
 
 
@@ -41,7 +42,8 @@ class PointsAndEffects(AutoDelta):
     Random effects are latent sites with more than one value that
 
     * are inside a plate, and may be any real number; or
-    * have a prior that depends on another latent site, or on a parameter: ``Normal(0, spread).expand([J])``.
+    * have a prior that depends on another latent site, or on a parameter: ``Normal(0, spread).expand([J])``. One whose prior
+      depends on a function, ``Normal(f(X).sample(), s)``, may have a single value.
 
     All other sites are points, as in ``AutoDelta``. This includes a vector with a fixed prior outside of a plate: it may hold
     coefficients, or effects that the model multiplies by their scale. Put effects into a plate, or use
@@ -69,7 +71,8 @@ class PointsAndEffects(AutoDelta):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
-        for name in effects_of(self.model, self.prototype_trace, args, kwargs):
+        after = getattr(self.model, "after_functions", ())
+        for name in effects_of(self.model, self.prototype_trace, args, kwargs, after):
             transform = biject_to(self.prototype_trace[name]["fn"].support)
             self._init_locs[name] = transform.inv(self._init_locs[name])
             self._effects[name] = transform
@@ -122,26 +125,34 @@ class PointsAndEffects(AutoDelta):
         return {n: self._effects[n](v) if n in self._effects else v for n, v in super().median(params).items()}
 
 
-def effects_of(model: Callable[..., Any], trace: dict[str, Any], args: Any, kwargs: Any) -> tuple[str, ...]:
+def effects_of(
+    model: Callable[..., Any], trace: dict[str, Any], args: Any, kwargs: Any, after: Collection[str] = ()
+) -> tuple[str, ...]:
     """Names of a model's random effects, as :class:`PointsAndEffects` defines them.
 
     :param model: a model whose latent sites are only hyperparameters and effects.
     :param trace: trace of the model.
+    :param after: names of sites that may depend on a function of this package; the model is then a ``WithoutGPs``.
     """
     latent = {n: s for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
-    many = {n: s for n, s in latent.items() if jnp.size(s["value"]) > 1 and not s["fn"].support.is_discrete}
+    many = {
+        n: s for n, s in latent.items() if not s["fn"].support.is_discrete and (jnp.size(s["value"]) > 1 or n in after)
+    }
     in_plates = {n for n, s in many.items() if s["cond_indep_stack"] and _is_real(s["fn"].support)}
     if not many.keys() - in_plates:
         return tuple(n for n in many if n in in_plates)
     values = {n: s["value"] for n, s in trace.items() if n in latent or s["type"] == "param"}
 
     def run(values: dict[str, Any]) -> dict[str, Any]:
-        with handlers.block():
+        moved = model.moved(values[_FUNCTIONS]) if after else nullcontext()  # type: ignore[attr-defined]
+        with handlers.block(), moved:
             known = handlers.substitute(handlers.seed(model, jax.random.PRNGKey(0)), values)
             return handlers.trace(known).get_trace(*args, **kwargs)
 
-    read = what_is_read(run, values, many.keys() - in_plates)
-    return tuple(n for n in many if n in in_plates or read.get(n))
+    functions = {_FUNCTIONS: jnp.zeros(())} if after else {}
+    read = what_is_read(run, values | functions, many.keys() - in_plates)
+    effects = {n for n, of in read.items() if _FUNCTIONS in of or (of and jnp.size(latent[n]["value"]) > 1)}
+    return tuple(n for n in many if n in in_plates | effects)
 
 
 def started_at_medians(hyper: Callable[..., Any], model: Callable[..., Any]) -> Any:

@@ -105,19 +105,20 @@ def start_apart(guide: Any, compiled: Callable[..., Any], args: tuple[Any, ...],
 
 
 @contextmanager
-def looked_at() -> Iterator[tuple[list[str], dict[str, GPFunction]]]:
+def looked_at() -> Iterator[tuple[list[str], dict[str, GPFunction], list[str]]]:
     """Context of the run of a model in which a guide looks at it.
 
-    :return: the names of the sites that its primitives declare, and its functions by name.
+    :return: the names of the sites that its primitives declare, its functions by name, and the names of sites in ``scan``.
     """
+    branches = NoBranches()
     with (
         handlers.block(),
         OutputsByRow(),
-        NoBranches(),
+        branches,
         collected_functions() as functions,
         collected_sites() as declared,
     ):
-        yield declared, functions
+        yield declared, functions, branches.in_loops
 
 
 def look(note: Callable[[], bool], *, only_abstractly: bool) -> None:

@@ -11,13 +11,13 @@ Diagnostics have draws, so they move a hidden value and test whether other densi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpyro
 from numpyro import handlers
-from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer import SVI, TraceEnum_ELBO, TraceMeanField_ELBO
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_orthgp.functions.callers import in_control_flow, is_calling
@@ -25,7 +25,7 @@ from numpyro_orthgp.guides.handlers import OutputsByRow, hidden_by_mask
 from numpyro_orthgp.likelihoods.base import is_expected
 from numpyro_orthgp.primitives.branches import IN_A_BRANCH
 
-__all__ = ["NoBranches", "refuse_mean_field", "refuse_replaced", "refuse_unobserved", "sample_missing"]
+__all__ = ["NoBranches", "refuse_objective", "refuse_replaced", "refuse_unobserved", "sample_missing"]
 
 
 class _Beside(Messenger):
@@ -47,7 +47,13 @@ class NoBranches(Messenger):
 
     _scoped = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_loops: list[str] = []  # names of sites of `scan`, also of observed ones
+
     def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and in_control_flow("scan"):
+            self.in_loops.append(msg["name"])
         if msg["type"] == "control_flow":
             self._scoped = any(isinstance(handler, handlers.scope) for handler in _PYRO_STACK)
         if msg["type"] != "sample" or msg["is_observed"]:
@@ -100,17 +106,27 @@ def refuse_unobserved(name: str, message: dict[str, Any], messages: Container[st
         )
 
 
-def refuse_mean_field(enumerated: Iterable[str]) -> None:
-    """Refuse ``TraceMeanField_ELBO`` for a model with sites that are enumerated, which it looks for in the guide.
+def refuse_objective(enumerated: Iterable[str], in_loops: Sequence[str]) -> None:
+    """Refuse objectives that calculate something else than a bound for the model, where they call the guide.
 
-    :param enumerated: their names.
-    :raises ValueError: if there are any, and it calls the guide.
+    ``TraceMeanField_ELBO`` looks for sites that are enumerated in the guide. ``TraceEnum_ELBO``, up to NumPyro 0.22, leaves out
+    the first step of NumPyro's ``scan``, and does not sum over the states of a chain there.
+
+    :param enumerated: names of sites that are enumerated.
+    :param in_loops: names of sites in ``scan``, also of observed ones.
+    :raises ValueError: for these two.
     """
     names = ", ".join(f"`{name}`" for name in enumerated)
     if names and is_calling(TraceMeanField_ELBO):
         raise ValueError(
             f"TraceMeanField_ELBO does not sum over {names}, which the model marks by infer={{'enumerate': 'parallel'}}. "
             "TraceEnum_ELBO does, and has the same analytic divergence of f: SVI(model, guide, optim, TraceEnum_ELBO())."
+        )
+    if in_loops and is_calling(TraceEnum_ELBO):
+        raise ValueError(
+            f"TraceEnum_ELBO leaves out the first step of numpyro's scan, which holds `{in_loops[0]}`: the loss would be no bound. "
+            "NUTS and HMC sum over states in scan as they should. In SVI write the steps as a loop of Python, or sum over states "
+            "in the model, with numpyro.factor and the log_prob of likelihoods of numpyro_orthgp, and take TraceMeanField_ELBO."
         )
 
 

@@ -18,7 +18,7 @@ from numpyro.distributions.batch_util import promote_batch_shape
 
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, is_expected, log_predictive
 from numpyro_orthgp.likelihoods.mixture import Mixture
-from numpyro_orthgp.likelihoods.wrapped import key_of_draw
+from numpyro_orthgp.likelihoods.wrapped import key_of_draw, unwrap
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["Stacked"]
@@ -74,8 +74,9 @@ class Stacked(dist.Distribution):
 
     def _densities(self, density: Callable[[Any, Array], Array], value: ArrayLike) -> Array:
         y, shape = jnp.asarray(value), self.batch_shape + self.event_shape
-        leading = y.ndim - len(shape)
-        if y.shape[max(leading, 0) :] != shape:
+        leading, given = y.ndim - len(shape), y.shape[max(y.ndim - len(shape), 0) :]
+        lead = slice(1, 1 + getattr(unwrap(self.steps)[0], "lead", 0))  # one y for all enumerated values
+        if any(n != 1 for n in given[lead]) or given[:1] + given[lead.stop :] != shape[:1] + shape[lead.stop :]:
             raise ValueError(f"y must have shape {shape} to match the likelihoods of {shape[0]} steps; got {y.shape}.")
         return jax.vmap(density, in_axes=(0, leading), out_axes=leading)(self.steps, y)
 
