@@ -34,6 +34,7 @@ from numpyro_orthgp.guides import posterior
 from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.inducing.rows import Rows
 from numpyro_orthgp.math.kept import run_kept
+from numpyro_orthgp.math.turns import in_turn
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["check"]
@@ -41,6 +42,7 @@ __all__ = ["check"]
 LEAST = 25  # draws for a tail of weights
 
 
+@in_turn()
 def check(
     model: Callable[..., Any],
     guide: Callable[..., Any],

@@ -24,6 +24,7 @@ from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.likelihoods.base import log_predictive
+from numpyro_orthgp.math.turns import in_turn
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["to_arviz"]
@@ -31,6 +32,7 @@ __all__ = ["to_arviz"]
 NUM_SAMPLES = 1000
 
 
+@in_turn()
 def to_arviz(
     model: Callable[..., Any],
     guide: Callable[..., Any] | MCMC,
