@@ -128,7 +128,7 @@ def check(
         check_integer("nuts", nuts, least=LEAST)
     convergence = None if losses is None else convergence_of(losses)
     held_args = None if held_out is None else with_held_out(model, args, kwargs, held_out)
-    draw_key, model_key, test_key, nuts_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key, 4)
+    draw_key, model_key, test_key, nuts_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key, 4)
     arguments = Arguments(args, kwargs)
     source = GuideDraws(guide, params, arguments, draw_key)
     layout = look(model, arguments, source, fitted=True, whole=False)

@@ -114,7 +114,7 @@ def to_arviz(
         not independent given the draw, unless both groups of outputs are switched off.
     :raises TypeError: if ``guide`` is neither a guide nor an ``MCMC`` object, or ``params`` is no dict.
     """
-    draw_key, model_key, constant_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key, 3)
+    draw_key, model_key, constant_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key, 3)
     arguments = Arguments(args, kwargs)
     source = _source(guide, params, arguments, num_samples, draw_key)
     layout = look(model, arguments, source, fitted=isinstance(source, GuideDraws))

@@ -75,7 +75,7 @@ def points_of(replay: Replay) -> tuple[Point, ...]:
     bare = WithoutGPs(handlers.substitute(replay.model, known))
     model = WithoutGPs(replay.model)
     with handlers.block(), EvenRows(None):
-        trace = handlers.trace(handlers.seed(bare, jax.random.PRNGKey(0))).get_trace(*args, **kwargs)
+        trace = handlers.trace(handlers.seed(bare, jax.random.key(0))).get_trace(*args, **kwargs)
         effects = set(effects_of(model, trace, args, kwargs))
     found = [(n, values[n][0].size, n in effects) for n in points]
     return tuple(Point(*p) for p in found if p[2] or (p[1] >= MANY and _is_vector(trace[p[0]])))

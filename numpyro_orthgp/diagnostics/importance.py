@@ -130,7 +130,7 @@ def khat(
     """
     check_guide(guide, params)
     check_integer("num_samples", num_samples, least=25)  # with fewer there is no tail
-    draw_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
+    draw_key, model_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     arguments = Arguments(args, kwargs)
     source = GuideDraws(guide, params, arguments, draw_key)
     layout = look(model, arguments, source, fitted=True)

@@ -74,7 +74,7 @@ def predict(
     """
     check_guide(guide, params)
     check_integer("num_samples", num_samples)
-    draw_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
+    draw_key, model_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     arguments = Arguments(args, kwargs)
     draws = GuideDraws(guide, params, arguments, draw_key).draw(num_samples)
 

@@ -205,7 +205,7 @@ class AutoSparseGP(Summaries):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> bool:
         self.prototype_trace = None  # also after an abstract look, if the look with values raises
         with looked_at() as (declared, functions):
-            rng_key = jax.random.PRNGKey(0)
+            rng_key = jax.random.key(0)
             messages = handlers.trace(handlers.seed(self.model, rng_key)).get_trace(*args, **kwargs)
         refuse_replaced(declared, messages)
         self._order, self._gps, self._inputs = [], {}, {}
@@ -338,7 +338,7 @@ class AutoSparseGP(Summaries):
 
         def note() -> bool:
             with handlers.block(), OutputsByRow():
-                model = handlers.trace(handlers.seed(self.model, jax.random.PRNGKey(0)))
+                model = handlers.trace(handlers.seed(self.model, jax.random.key(0)))
                 messages.update(model.get_trace(*args, **kwargs))
             return True
 

@@ -137,7 +137,7 @@ def effects_of(model: Callable[..., Any], trace: dict[str, Any], args: Any, kwar
 
     def run(values: dict[str, Any]) -> dict[str, Any]:
         with handlers.block():
-            known = handlers.substitute(handlers.seed(model, jax.random.PRNGKey(0)), values)
+            known = handlers.substitute(handlers.seed(model, jax.random.key(0)), values)
             return handlers.trace(known).get_trace(*args, **kwargs)
 
     read = what_is_read(run, values, many.keys() - in_plates)

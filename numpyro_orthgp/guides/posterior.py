@@ -125,7 +125,7 @@ def fitted_trace(
             "`params` must be a dictionary of parameters by their names, result.params or svi.get_params(state); got "
             f"{type(params).__name__}."
         )
-    guide_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
+    guide_key, model_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     guide_trace: Trace = {}
     # Inside another model these sites do not belong to that model.
     with in_turn(), handlers.block(), EvenRows(None):
