@@ -11,10 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError(
+        f"numpyro_orthgp.sklearn needs scikit-learn, 1.6 or newer: pip install 'numpyro_orthgp[sklearn]'. ({error})"
+    ) from error
 
 from numpyro_orthgp.foreign import filled
 from numpyro_orthgp.tabular import classification, regression

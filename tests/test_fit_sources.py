@@ -952,6 +952,20 @@ def test_files_of_a_table_follow_each_other(tmp_path):
     assert found["X"].shape == (N, 3) and found["y"].chunks == (6,)
     for rows in (slice(0, 50), slice(3, 4), slice(5, 31), slice(19, 28), slice(50, 50), slice(2, 40, 7)):
         assert_same_bits((found["X"][rows], found["y"][rows]), (X[rows], y[rows]))
+    with pytest.raises(ValueError, match="Columns are read forwards"):  # there were no rows in it
+        found["X"][::-1]
+
+
+def test_files_may_differ_in_what_they_allow(tmp_path):
+    """One program writes columns as never missing, another does not: arrow raised an error in the middle of the fit."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    X, y = data()
+    table = arrow((X, y))
+    sure = pyarrow.schema([f.with_nullable(False) for f in reversed(list(table.schema))], metadata={"of": "another"})
+    parquet.write_table(table.slice(0, 20), tmp_path / "0.parquet", row_group_size=6)
+    parquet.write_table(table.slice(20).select(sure.names).cast(sure), tmp_path / "1.parquet", row_group_size=6)
+    found = columns([tmp_path / "0.parquet", tmp_path / "1.parquet"], X=["a", "b", "c"], y="y")
+    assert_same_bits((found["X"][:], found["y"][15:30]), (X, y[15:30]))
 
 
 def test_large_lazy_arrays_are_known_by_some_rows(tmp_path, monkeypatch):

@@ -55,6 +55,23 @@ def test_rows_in_blocks_give_the_function_of_all_rows(dtype, block_size):
         assert jax.tree.structure(f) == jax.tree.structure(g)
 
 
+def test_a_reader_may_fill_the_same_arrays_again():
+    """Blocks that wait to be put together are copies: all had been the rows of the last one."""
+    X, y, Z, new = data(np.float32)
+
+    def read():
+        rows, outputs = np.empty((29, 2), np.float32), np.empty(29, np.float32)
+        for start in range(0, 203, 29):
+            rows[:], outputs[:] = X[start : start + 29], y[start : start + 29]
+            yield rows, outputs
+
+    for block_size in (64, 1000):
+        found, expected = (
+            online.from_blocks(kernel(np.float32), Z, NOISE, b, block_size=block_size) for b in (read(), cut(X, y))
+        )
+        np.testing.assert_allclose(found(new).mean, expected(new).mean, atol=1e-6)
+
+
 def test_beside_the_dense_formula():
     with jax.enable_x64(True):
         X, y, Z, new = data(np.float64)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import random
 
-from numpyro_orthgp.init import clusters, greedy_variance, kmeans, linear_mean, median_lengthscale
+from numpyro_orthgp.init import clusters, greedy_variance, kmeans, linear_mean, median_lengthscale, scales, variance
 from tests import oracles as orc
 
 
@@ -385,3 +385,31 @@ def test_linear_mean(rng):
     assert (W[[1, 2], [0, 1]] > 0).all()  # the largest entry of each
     with pytest.raises(ValueError, match="`dim` must be at least 1; got 0"):
         linear_mean(X, 0)
+
+
+@pytest.mark.parametrize("store", ["memory map", "chunks"])
+def test_of_an_array_on_disk_few_rows_are_read(store, tmp_path, monkeypatch):
+    """The rows that are drawn anyway, and no others: all had gone to memory and to the device."""
+    X = np.random.default_rng(0).normal(size=(5000, 2)).astype(np.float32)
+    np.save(tmp_path / "X.npy", X)
+
+    class Chunked:
+        shape, dtype, chunks = X.shape, X.dtype, (10, 2)
+        __len__ = lambda self: 5000  # noqa: E731
+
+        def __getitem__(self, rows):
+            assert len(X[rows]) <= 1024
+            return X[rows]
+
+    def answers(X):
+        return greedy_variance(SquaredExponential(), X, 5, max_points=100), median_lengthscale(X, num_points=100)
+
+    expected, seen = answers(X), []
+    for module in (scales, variance):
+        monkeypatch.setattr(module, "check_inputs", lambda name, X: seen.append(X.shape) or jnp.asarray(X))
+    stored = Chunked() if store == "chunks" else np.load(tmp_path / "X.npy", mmap_mode="r")
+    for one, other in zip(answers(stored), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert seen == [(100, 2), (100, 2)]
+    with pytest.raises(ValueError, match="`num` must be at most `max_points` = 100, the candidates kept; got 101"):
+        greedy_variance(SquaredExponential(), stored, 101, max_points=100)

@@ -139,3 +139,21 @@ def test_checks_of_a_fit_with_strict_ranks(rng):
     params = svi.get_params(svi.init(jax.random.PRNGKey(0), X, y))
     with jax.numpy_rank_promotion("raise"):
         assert "rows" in str(ogp.check(model, guide, params, X, y))
+
+
+def test_keys_of_another_kind_by_default(rng):
+    """NumPyro takes no plain keys of `rbg`, and ours were: every fit failed, and every call that makes a key by itself."""
+    X = jnp.asarray(rng.uniform(-2, 2, (12, 1)))
+    y = jnp.sin(X[:, 0])
+
+    def model(X, y=None):
+        f = ogp.gp("f", kernels.RBF(0.5), X[::3])
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.3), obs=y)
+
+    with jax.default_prng_impl("rbg"):
+        svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO())
+        result = ogp.fit(svi, jax.random.key(0), (X, y), num_steps=3, progress_bar=False)
+        assert np.isfinite(result.posterior()["f"](X).mean).all()
+        assert result.predict(X, num_samples=10)["y"].draws.shape == (10, 12)
+        assert result.khat(num_samples=50).num_samples == 50

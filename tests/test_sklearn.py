@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -117,3 +119,13 @@ def test_masked_entries_are_missing(rng):
     np.testing.assert_array_equal(masked.predict(hidden[:9]), known.predict(hidden[:9].filled(np.nan)))
     with pytest.raises(ValueError, match=r"`y` is a masked array with entries missing\. Leave these rows out"):
         GPRegressor(**options).fit(X, np.ma.masked_array(X[:, 0], mask=X[:, 0] > 1))
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
+    """Its name there is not the one that is imported."""
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "numpyro_orthgp.sklearn")
+    with pytest.raises(
+        ImportError, match=r"needs scikit-learn, 1\.6 or newer: pip install 'numpyro_orthgp\[sklearn\]'"
+    ):
+        importlib.import_module("numpyro_orthgp.sklearn")

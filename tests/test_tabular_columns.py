@@ -42,7 +42,8 @@ def test_missing_numbers_are_medians_and_said(rng):
     np.testing.assert_allclose(X[:, 0], (filled - filled.mean()) / filled.std())
     np.testing.assert_array_equal(X[:, 1], np.where(np.isnan(a), 1.0, -1.0))
     # Nothing was missing of b in training: its median stands in, and no column tells.
-    new = columns.encode(read_table(pd.DataFrame({"b": [np.nan], "a": [0.0]})))
+    with pytest.warns(UserWarning, match="'b' of `X` has no entry in 1 rows"):
+        new = columns.encode(read_table(pd.DataFrame({"b": [np.nan], "a": [0.0]})))
     assert new.shape == (1, 3) and new[0, 1] == -1
     assert "missing entries are medians, with a column that tells which: a" in columns.words()
 
@@ -104,7 +105,10 @@ def test_complex_numbers():
 def test_levels_that_training_did_not_have():
     """They are said; with two levels they lie between the two, and are not the rarer one."""
     two, _ = learned(pd.DataFrame({"c": ["u"] * 6 + ["v"] * 4, "a": np.arange(10.0)}))
-    with pytest.warns(UserWarning, match=r"Column 'c' of `X` holds 'z' in 2 rows.*lie between the two levels"):
+    with (
+        pytest.warns(UserWarning, match=r"Column 'c' of `X` holds 'z' in 2 rows.*lie between the two levels"),
+        pytest.warns(UserWarning, match="'c' of `X` has no entry in 1 rows, and in training none was missing"),
+    ):
         codes = two.encode(read_table(pd.DataFrame({"c": ["u", "v", "z", "z", None], "a": np.ones(5)})))
     np.testing.assert_array_equal(codes[:, 0], [1, -1, 0, 0, 0])
     three, _ = learned(pd.DataFrame({"c": ["u", "v", "w"] * 4, "a": np.arange(12.0)}))

@@ -56,10 +56,10 @@ def fits():
 
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_copies_keep_64_bits(fits, kind):
-    """Unpickled arrays of JAX had 32 bits, so predictions in processes of joblib raised an error."""
+    """Unpickled arrays of JAX had 32 bits, so predictions in processes of joblib raised an error, as those of copies did."""
     X, fit = fits[kind]
     with jax.enable_x64(False):
-        for again in (pickle.loads(pickle.dumps(fit)), copy.deepcopy(fit)):
+        for again in (pickle.loads(pickle.dumps(fit)), copy.deepcopy(fit), copy.copy(fit)):
             for name in OUTPUTS[kind]:
                 np.testing.assert_array_equal(getattr(again.predict(X), name), getattr(fit.predict(X), name))
             assert str(again) == str(fit)

@@ -133,13 +133,13 @@ def _cut(blocks: Iterable[Any], size: int) -> Iterator[tuple[np.ndarray, np.ndar
                 f"All blocks must have the same columns; one has X {X.shape} and y {y.shape} after X {waiting[0][0].shape} and y "
                 f"{waiting[0][1].shape}."
             )
-        waiting.append((X, y))
         num += len(y)
         if num >= size:
-            X, y = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
+            X, y = (np.concatenate(parts) for parts in zip(*waiting, (X, y), strict=True))
             whole = num - num % size
             yield from ((X[i : i + size], y[i : i + size]) for i in range(0, whole, size))
-            waiting, num = [(X[whole:], y[whole:])], num - whole
+            X, y, waiting, num = X[whole:], y[whole:], [], num - whole
+        waiting.append((X.copy(), y.copy()))  # a reader may fill the same arrays again
     if num:
         X, y = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
         yield X, y

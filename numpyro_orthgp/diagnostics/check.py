@@ -34,6 +34,7 @@ from numpyro_orthgp.guides import posterior
 from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.inducing.rows import Rows
 from numpyro_orthgp.math.kept import run_kept
+from numpyro_orthgp.math.turns import in_turn
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["check"]
@@ -41,6 +42,7 @@ __all__ = ["check"]
 LEAST = 25  # draws for a tail of weights
 
 
+@in_turn()
 def check(
     model: Callable[..., Any],
     guide: Callable[..., Any],
@@ -126,7 +128,7 @@ def check(
         check_integer("nuts", nuts, least=LEAST)
     convergence = None if losses is None else convergence_of(losses)
     held_args = None if held_out is None else with_held_out(model, args, kwargs, held_out)
-    draw_key, model_key, test_key, nuts_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key, 4)
+    draw_key, model_key, test_key, nuts_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key, 4)
     arguments = Arguments(args, kwargs)
     source = GuideDraws(guide, params, arguments, draw_key)
     layout = look(model, arguments, source, fitted=True, whole=False)

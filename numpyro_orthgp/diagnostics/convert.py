@@ -24,6 +24,7 @@ from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.likelihoods.base import log_predictive
+from numpyro_orthgp.math.turns import in_turn
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["to_arviz"]
@@ -31,6 +32,7 @@ __all__ = ["to_arviz"]
 NUM_SAMPLES = 1000
 
 
+@in_turn()
 def to_arviz(
     model: Callable[..., Any],
     guide: Callable[..., Any] | MCMC,
@@ -112,7 +114,7 @@ def to_arviz(
         not independent given the draw, unless both groups of outputs are switched off.
     :raises TypeError: if ``guide`` is neither a guide nor an ``MCMC`` object, or ``params`` is no dict.
     """
-    draw_key, model_key, constant_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key, 3)
+    draw_key, model_key, constant_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key, 3)
     arguments = Arguments(args, kwargs)
     source = _source(guide, params, arguments, num_samples, draw_key)
     layout = look(model, arguments, source, fitted=isinstance(source, GuideDraws))

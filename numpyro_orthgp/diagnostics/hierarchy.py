@@ -77,7 +77,7 @@ def points_of(replay: Replay) -> tuple[Point, ...]:
     bare = WithoutGPs(handlers.substitute(replay.model, known))
     model = WithoutGPs(replay.model)
     with handlers.block(), EvenRows(None):
-        trace = handlers.trace(handlers.seed(bare, jax.random.PRNGKey(0))).get_trace(*args, **kwargs)
+        trace = handlers.trace(handlers.seed(bare, jax.random.key(0))).get_trace(*args, **kwargs)
         effects = set(effects_of(model, trace, args, kwargs, bare.after_functions))
     rows = {np.shape(s["value"])[0] for s in trace.values() if s.get("is_observed") and np.ndim(s["value"])}
     found = [Point(n, values[n][0].size, n in effects, values[n].shape[1] in rows) for n in points]

@@ -20,6 +20,7 @@ from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.sites import log_joint
 from numpyro_orthgp.diagnostics.versions import smooth_weights
 from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.math.turns import in_turn
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["LIMIT", "ParetoK", "check_guide", "khat", "khat_of", "log_density_of_guide"]
@@ -59,6 +60,7 @@ class ParetoK(NamedTuple):
         return f"k-hat = {self.khat:.2f} ({verdict}; {self.num_samples} draws are worth {self.ess:.0f})"
 
 
+@in_turn()
 def khat(
     model: Callable[..., Any],
     guide: Callable[..., Any],
@@ -128,7 +130,7 @@ def khat(
     """
     check_guide(guide, params)
     check_integer("num_samples", num_samples, least=25)  # with fewer there is no tail
-    draw_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
+    draw_key, model_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     arguments = Arguments(args, kwargs)
     source = GuideDraws(guide, params, arguments, draw_key)
     layout = look(model, arguments, source, fitted=True)

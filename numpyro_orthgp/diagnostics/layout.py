@@ -126,7 +126,7 @@ def layout_of(
         tuple(o.name for o in outputs if isinstance(sites[o.site]["fn"], CollapsedGP)),
         {
             name: _function_dims(name, output, f, X)
-            for name, output, f, X, _ in functions_at_data(sites, functions, jax.random.PRNGKey(0))
+            for name, output, f, X, _ in functions_at_data(sites, functions, jax.random.key(0))
         },
         {o.name: frozenset(_name(f, functions) for f, _ in _functions_of(sites[o.site]["fn"])) for o in outputs},
         max((m.explained.size for o in outputs for m in _marginals(sites[o.site]["fn"])), default=1),

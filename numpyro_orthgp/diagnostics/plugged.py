@@ -191,4 +191,4 @@ def _summed(values: Any) -> Array:
 
 
 def _weights(values: Any) -> Array:
-    return jax.random.uniform(jax.random.PRNGKey(0), jnp.shape(values), jnp.result_type(float), 0.5, 1.5)
+    return jax.random.uniform(jax.random.key(0), jnp.shape(values), jnp.result_type(float), 0.5, 1.5)

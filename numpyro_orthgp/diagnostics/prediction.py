@@ -17,6 +17,7 @@ from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.guides.parameters import Checked
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.math.kept import run_kept
+from numpyro_orthgp.math.turns import in_turn
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["Prediction", "predict"]
@@ -54,6 +55,7 @@ class Prediction:
         return f"<Prediction of shape {self.draws.shape[1:]}, {len(self.draws)} draws: mean, sd, quantile, interval>"
 
 
+@in_turn()
 def predict(
     model: Callable[..., Any],
     guide: Callable[..., Any],
@@ -72,7 +74,7 @@ def predict(
     """
     check_guide(guide, params)
     check_integer("num_samples", num_samples)
-    draw_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
+    draw_key, model_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     arguments = Arguments(args, kwargs)
     draws = GuideDraws(guide, params, arguments, draw_key).draw(num_samples)
 

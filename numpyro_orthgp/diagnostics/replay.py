@@ -116,9 +116,7 @@ def look(
     enumerated: set[str] = set()
 
     def trace(needed: Collection[str], arrays: Any, params: Any, values: Any) -> Array:
-        sites, functions = run(
-            Checked(model, source.params), arguments.join(arrays), params, values, jax.random.PRNGKey(0)
-        )
+        sites, functions = run(Checked(model, source.params), arguments.join(arrays), params, values, jax.random.key(0))
         if fitted:
             check_params("model", sites, params)
         else:
@@ -160,7 +158,7 @@ def _needed(
     ours: set[str] = set()
 
     def densities(arrays: Any, params: Any, values: Any) -> dict[str, Array]:
-        sites, _ = run(model, arguments.join(arrays), params, values, jax.random.PRNGKey(0))
+        sites, _ = run(model, arguments.join(arrays), params, values, jax.random.key(0))
         ours.update(name for name in hidden if is_expected(sites[name]["fn"]))
         drawn = {name: site for name, site in sites.items() if site["type"] == "sample" and name not in hidden}
         return {name: density(s, log_predictive if s["is_observed"] else None) for name, s in drawn.items()}

@@ -28,7 +28,7 @@ def samples_of(
     local: list[tuple[str, str]] = []
 
     def note(arrays: Any, params: Any, values: Any) -> Array:
-        sites, _ = run(model, arguments.join(arrays), params, values, jax.random.PRNGKey(0))
+        sites, _ = run(model, arguments.join(arrays), params, values, jax.random.key(0))
         plates = {name: site["args"] for name, site in sites.items() if site["type"] == "plate"}
         found.update({name: (n, size) for name, (size, n) in plates.items() if n not in (None, size)})
         for name, site in sites.items():
@@ -63,7 +63,7 @@ def _refuse_random_rows(model: Callable[..., Any], arguments: Arguments, source:
         return {n: s["value"] for n, s in sites.items() if s["type"] == "sample" and s["is_observed"]}
 
     known = arguments.arrays, source.params, source.first()
-    first, second = (run_kept(observed, *known, jax.random.PRNGKey(i)) for i in range(2))
+    first, second = (run_kept(observed, *known, jax.random.key(i)) for i in range(2))
     for name, y in first.items():
         if not np.array_equal(y, second[name], equal_nan=np.issubdtype(y.dtype, np.floating)):
             raise ValueError(

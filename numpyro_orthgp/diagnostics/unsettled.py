@@ -97,7 +97,7 @@ def _natural(subject: Subject) -> dict[str, type[Whitened]]:
 
     def look(arrays: Any, params: Any) -> Array:
         args, kwargs = subject.arguments.join(arrays)
-        guide = handlers.substitute(handlers.seed(subject.guide, jax.random.PRNGKey(0)), params)
+        guide = handlers.substitute(handlers.seed(subject.guide, jax.random.key(0)), params)
         with handlers.block():
             sites = handlers.trace(guide).get_trace(*args, **kwargs)
         for name, site in sites.items():

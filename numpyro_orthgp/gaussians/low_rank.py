@@ -60,7 +60,7 @@ class LowRank(Whitened):
     def start(cls, shape: tuple[int, ...], scale: Array, rank: int = 16) -> LowRank:
         M = shape[-1]
         # Columns of length about one: if U were zero too, V would have no gradient.
-        U = jax.random.normal(jax.random.PRNGKey(0), (*shape, min(rank, M)), scale.dtype) / M**0.5
+        U = jax.random.normal(jax.random.key(0), (*shape, min(rank, M)), scale.dtype) / M**0.5
         return cls(jnp.zeros(shape, scale.dtype), jnp.full(shape, scale), U, jnp.zeros_like(U))
 
     def spread(self, A: Array) -> Array:

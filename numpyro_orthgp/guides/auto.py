@@ -205,7 +205,7 @@ class AutoSparseGP(Summaries):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> bool:
         self.prototype_trace = None  # also after an abstract look, if the look with values raises
         with looked_at() as (declared, functions, self._in_loops):
-            seeded = partial(handlers.seed(self.model, jax.random.PRNGKey(0)), *args, **kwargs)
+            seeded = partial(handlers.seed(self.model, jax.random.key(0)), *args, **kwargs)
             messages = handlers.trace(seeded).get_trace()
         refuse_replaced(declared, messages)
         self._order, self._gps, self._inputs, seen = [], {}, {}, True
@@ -338,7 +338,7 @@ class AutoSparseGP(Summaries):
 
         def note() -> bool:
             with handlers.block(), OutputsByRow():
-                model = handlers.trace(handlers.seed(self.model, jax.random.PRNGKey(0)))
+                model = handlers.trace(handlers.seed(self.model, jax.random.key(0)))
                 messages.update(model.get_trace(*args, **kwargs))
             return True
 

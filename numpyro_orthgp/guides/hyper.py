@@ -146,7 +146,7 @@ def effects_of(
     def run(values: dict[str, Any]) -> dict[str, Any]:
         moved = model.moved(values[_FUNCTIONS]) if after else nullcontext()  # type: ignore[attr-defined]
         with handlers.block(), moved:
-            known = handlers.substitute(handlers.seed(model, jax.random.PRNGKey(0)), values)
+            known = handlers.substitute(handlers.seed(model, jax.random.key(0)), values)
             return handlers.trace(known).get_trace(*args, **kwargs)
 
     functions = {_FUNCTIONS: jnp.zeros(())} if after else {}

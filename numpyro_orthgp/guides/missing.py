@@ -75,7 +75,7 @@ def sample_missing(model: Callable[..., Any], emitted: dict[str, Any], args: Any
     """
     # A separate key for this call: if densities are Monte Carlo averages, their errors then cancel on average.
     rng_key = numpyro.prng_key()
-    seeded = handlers.seed(model, jax.random.PRNGKey(0) if rng_key is None else rng_key)
+    seeded = handlers.seed(model, jax.random.key(0) if rng_key is None else rng_key)
     with _Beside(), OutputsByRow():
         messages = handlers.trace(handlers.replay(seeded, emitted)).get_trace(*args, **kwargs)
     for name, message in messages.items():

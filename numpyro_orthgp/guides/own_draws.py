@@ -129,7 +129,7 @@ def own_draws(model: Callable[..., Any], args: Any, kwargs: Any) -> list[TwoWays
         return run_given(steps, still)
 
     def run_given(steps: Mapping[Any, Array], instead: Noted, drawn: Noted | None = None) -> list[Array]:
-        seeded = handlers.trace(handlers.seed(model, jax.random.PRNGKey(0)))
+        seeded = handlers.trace(handlers.seed(model, jax.random.key(0)))
         functions.clear()
         looked_at.clear()
         arrays: list[Array] = []
@@ -300,7 +300,7 @@ class _Moved(Messenger):
             msg["value"] = _constant(msg["fn"].support, value)
         elif gp in self.steps:
             msg["value"] = value + self.steps[gp].astype(value.dtype)
-            loc = jax.random.normal(jax.random.PRNGKey(1), value.shape, value.dtype)
+            loc = jax.random.normal(jax.random.key(1), value.shape, value.dtype)
             if (step := self.steps.get((gp, GAUSSIAN))) is not None:
                 loc = loc + step.astype(value.dtype)
             msg["infer"] = msg["infer"] | {MESSAGE: Belief(Value(loc), None, asked=True)}

@@ -23,6 +23,7 @@ from numpyro_orthgp.guides.parameters import (
     refuse_own_names,
 )
 from numpyro_orthgp.likelihoods.base import is_expected
+from numpyro_orthgp.math.turns import in_turn
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, is_enumerated, site_of
 from numpyro_orthgp.types import PRNGKey
 
@@ -124,10 +125,10 @@ def fitted_trace(
             "`params` must be a dictionary of parameters by their names, result.params or svi.get_params(state); got "
             f"{type(params).__name__}."
         )
-    guide_key, model_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
+    guide_key, model_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     guide_trace: Trace = {}
     # Inside another model these sites do not belong to that model.
-    with handlers.block(), EvenRows(None):
+    with in_turn(), handlers.block(), EvenRows(None):
         if guide is not None:
             is_new, seeded = getattr(guide, "prototype_trace", True) is None, handlers.seed(guide, guide_key)
             with_params = handlers.substitute(Checked(seeded, params, guide), params)

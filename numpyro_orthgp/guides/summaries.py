@@ -16,6 +16,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 from numpyro_orthgp.errors import check_params, inspect
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.guides.parameters import refuse_lists
+from numpyro_orthgp.math.turns import in_turn
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = ["Summaries"]
@@ -26,6 +27,7 @@ class Summaries(AutoGuide):
 
     _hyper: Any
 
+    @in_turn()
     def sample_posterior(
         self, rng_key: PRNGKey, params: dict[str, Any], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
     ) -> dict[str, Array]:
@@ -90,6 +92,7 @@ class Summaries(AutoGuide):
         """As :meth:`get_posterior`."""
         _refuse_joint("get_base_dist")
 
+    @in_turn()
     def _of_hyper(self, what: str, params: dict[str, Any], *args: Any) -> dict[str, Array]:
         """Medians or quantiles of the sites of ``hyper``."""
         if self.prototype_trace is None:

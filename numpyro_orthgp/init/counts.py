@@ -5,11 +5,14 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import numpy as np
 from jax import random
 
+from numpyro_orthgp.training.arrays import on_disk
+from numpyro_orthgp.training.columns import is_lazy, rows_of
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["check_count", "subset"]
+__all__ = ["check_count", "few_rows", "subset"]
 
 
 def check_count(name: str, value: Any, N: int | None) -> None:
@@ -27,7 +30,17 @@ def check_count(name: str, value: Any, N: int | None) -> None:
 
 def subset(X: Array, size: int, rng_key: PRNGKey | None) -> Array:
     """``X``, or, if it has more than ``size`` rows, ``size`` of them drawn without replacement."""
-    if X.shape[0] <= size:
+    return X if X.shape[0] <= size else X[_drawn(X.shape[0], size, rng_key)]
+
+
+def few_rows(X: Any, size: int, rng_key: PRNGKey | None) -> Any:
+    """Of an array on disk with more than ``size`` rows those that :func:`subset` draws, and no others are read; else ``X``."""
+    if not (on_disk(X) or (hasattr(X, "chunks") and is_lazy(X))) or len(X.shape) != 2 or X.shape[0] <= size:
         return X
-    key = random.key(0) if rng_key is None else rng_key
-    return X[random.choice(key, X.shape[0], (size,), replace=False)]
+    rows = np.asarray(_drawn(X.shape[0], size, rng_key))
+    order = np.argsort(rows)
+    return rows_of(X, rows[order])[np.argsort(order)]
+
+
+def _drawn(N: int, size: int, rng_key: PRNGKey | None) -> Array:
+    return random.choice(random.key(0) if rng_key is None else rng_key, N, (size,), replace=False)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_orthgp.errors import check_inputs
-from numpyro_orthgp.init.counts import check_count, subset
+from numpyro_orthgp.init.counts import check_count, few_rows, subset
 from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array, PRNGKey
@@ -35,15 +35,16 @@ def median_lengthscale(X: Array, *, num_points: int = 1000, rng_key: PRNGKey | N
     10.05 [ 1.41 14.14]
 
     :param X: inputs, shape (N, D).
-    :param num_points: if ``X`` has more rows than this, a random subset of this many rows is used.
+    :param num_points: if ``X`` has more rows than this, a random subset of this many rows is used. Of an array on disk only these
+        are read.
     :param rng_key: key for the subset; by default ``jax.random.key(0)``.
     :param ard: one lengthscale per column instead of one for all.
     :return: shape () or, with ``ard``, (D,); units and dtype of ``X``.
     :raises TypeError: if ``X`` is not floating-point.
     :raises ValueError: if ``X`` is not finite of shape (N, D) or ``num_points`` is not positive.
     """
-    X = check_inputs("X", X)
     check_count("num_points", num_points, None)
+    X = check_inputs("X", few_rows(X, num_points, rng_key))
     return _median_lengthscale(subset(X, num_points, rng_key), bool(ard))
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_orthgp.errors import check_inputs
-from numpyro_orthgp.init.counts import check_count, subset
+from numpyro_orthgp.init.counts import check_count, few_rows, subset
 from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.compiled import can_be_compiled
 from numpyro_orthgp.math.kept import run_kept
@@ -58,7 +58,8 @@ def greedy_variance(
     :param X: candidate points, shape (N, D).
     :param num: number of points to pick, from 1 to the number of candidates.
     :param given: existing points, shape (M, D), or a list of such arrays; converted to the dtype of ``X``.
-    :param max_points: if ``X`` has more rows than this, a random subset of this many rows is used.
+    :param max_points: if ``X`` has more rows than this, a random subset of this many rows is used. Of an array on disk only these
+        are read.
     :param rng_key: key for the subset; by default ``jax.random.key(0)``. Nothing else is random.
     :param threshold: relative conditional variance below which conditioning stops, from 0 to 1.
     :return: shape (num, D), dtype of ``X``.
@@ -69,9 +70,9 @@ def greedy_variance(
         1. Burt, Rasmussen, van der Wilk. Convergence of Sparse Variational Inference in Gaussian Processes
         Regression. 2020.
     """
-    X = check_inputs("X", X)
-    check_count("num", num, X.shape[0])
     check_count("max_points", max_points, None)
+    whole, X = X, check_inputs("X", few_rows(X, max_points, rng_key))
+    check_count("num", num, len(whole))
     if num > max_points:
         raise ValueError(f"`num` must be at most `max_points` = {max_points}, the candidates kept; got {num}.")
     if not 0.0 <= threshold <= 1.0:

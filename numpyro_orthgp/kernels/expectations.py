@@ -291,7 +291,7 @@ def _nodes(num_points: NumPoints, dim: int, dtype: jnp.dtype) -> tuple[Array, Ar
         return jnp.asarray(weights, dtype), jnp.asarray(nodes, dtype)
     num = _MANY_SOBOL_NODES if many else _SOBOL_NODES
     # Always float32, so that both precisions have the same nodes; the many have another shift.
-    points = quasi_normal(jax.random.PRNGKey(int(many)), num, (), dim, jnp.dtype("float32"))
+    points = quasi_normal(jax.random.key(int(many)), num, (), dim, jnp.dtype("float32"))
     return jnp.full(num, 1 / num, dtype), points.astype(dtype)
 
 

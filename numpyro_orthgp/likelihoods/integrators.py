@@ -83,7 +83,7 @@ class MonteCarlo:
 
     def shared_nodes(self, axes: int, dim: int | None, dtype: Any) -> tuple[Array, Array]:
         """Nodes for predictions, with ``axes`` axes of size one in the place of the batch."""
-        return _shared(jax.random.normal(jax.random.PRNGKey(0), (self.num_points, dim or 1), dtype), axes, dim)
+        return _shared(jax.random.normal(jax.random.key(0), (self.num_points, dim or 1), dtype), axes, dim)
 
 
 Integrator = GaussHermite | QuasiMonteCarlo | MonteCarlo
@@ -142,4 +142,4 @@ def _shared(nodes: Array, axes: int, dim: int | None) -> tuple[Array, Array]:
 
 def _or_fixed(rng_key: PRNGKey | None) -> PRNGKey:
     # Without a random key (NUTS) the nodes are fixed, so the objective is deterministic.
-    return jax.random.PRNGKey(0) if rng_key is None else rng_key
+    return jax.random.key(0) if rng_key is None else rng_key

@@ -188,7 +188,7 @@ class OfSum(ExpectedLikelihood):
     def _drawn(self, key: PRNGKey | None, num: int, y: Array | None) -> tuple[Array, Array]:
         """Draws of f at all inputs of all areas. Without a key, draws are the same each time."""
         m = self.marginals
-        f = m._draw(jax.random.PRNGKey(0) if key is None else key, (num,))
+        f = m._draw(jax.random.key(0) if key is None else key, (num,))
         samples = 0 if y is None else max(y.ndim - len(self.batch_shape), 0)
         return f.reshape(num, *(1,) * samples, *f.shape[1:]), jnp.full(num, 1 / num, m.mean.dtype)
 

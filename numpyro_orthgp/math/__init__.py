@@ -9,6 +9,7 @@ All tuning to XLA and LAPACK is here and only here. The rooms below write mathem
 - ``grouped``: matrices within groups of rows.
 - ``blocks``, ``compiled``: many rows, some at a time; one program outside of ``jit``.
 - ``kept``, ``program``, ``digest``: programs that are found again by what they compute, whichever function they came from.
+- ``turns``: what other threads wait for.
 - ``dependence``, ``interactions``: on which arguments results depend, and whether as a sum.
 - ``resolution``: whether a dtype resolves the differences between numbers.
 - ``quadrature``, ``harmonics``: nodes and weights; polynomials on a sphere.

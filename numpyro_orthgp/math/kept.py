@@ -23,6 +23,7 @@ from numpyro_orthgp.closures import ARRAY_OF_ANOTHER_PROGRAM
 from numpyro_orthgp.errors import is_concrete, with_checks
 from numpyro_orthgp.math.compiled import ARRAYS, is_within_program, quick_jit
 from numpyro_orthgp.math.program import Unnamed, exact_digest
+from numpyro_orthgp.math.turns import in_turn
 
 __all__ = ["MOST_KEPT", "Traced", "compiled", "run_as_one", "run_checked", "run_kept", "traced"]
 
@@ -56,7 +57,8 @@ def traced(function: Callable[..., Any], *args: Any) -> Traced:
     """
     :param args: pytrees of arrays, or of their shapes and dtypes.
     """
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    with in_turn():
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     opened, numbers = _with_numbers_as_arguments(closed)
     evaluate = core.jaxpr_as_fun(opened)
 
@@ -125,12 +127,13 @@ def compiled(key: Hashable | None, make: Callable[[], Any]) -> Any:
     """
     if key is None:
         return make()
-    if key not in _kept:
-        _kept[key] = make()
-        while len(_kept) > MOST_KEPT:
-            _kept.popitem(last=False)
-    _kept.move_to_end(key)
-    return _kept[key]
+    with in_turn():
+        if key not in _kept:
+            _kept[key] = make()
+            while len(_kept) > MOST_KEPT:
+                _kept.popitem(last=False)
+        _kept.move_to_end(key)
+        return _kept[key]
 
 
 def _with_numbers_as_arguments(closed: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, list[Any]]:

@@ -20,6 +20,7 @@ import numpy as np
 from jax.extend import core
 
 from numpyro_orthgp.math.digest import digest, digest_of_array, to_host
+from numpyro_orthgp.math.turns import in_turn
 
 __all__ = ["Program", "Unnamed", "exact_digest", "program_of"]
 
@@ -54,7 +55,7 @@ def program_of(function: Callable[..., Any], *args: Any) -> Program:
     """
     :param args: pytrees of arrays or of their shapes and dtypes. Values do not count.
     """
-    with warnings.catch_warnings():
+    with in_turn(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiled step gives them
         closed = jax.make_jaxpr(function)(*args)
     return Program(*(digest("".join(_Digests(values).closed(closed)).encode()) for values in (False, True)))

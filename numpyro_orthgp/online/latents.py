@@ -116,7 +116,7 @@ def infer_latents(
     make = as_likelihood(likelihood, dtype)
     given = np.zeros((0, dim), dtype) if starts is None else check_inputs("starts", starts, dim).astype(dtype)
     sizes = _Sizes(num_starts, num_samples, num_steps, float(learning_rate))
-    parts = (f, random.PRNGKey(0) if rng_key is None else rng_key, given, y, observed, fixed)
+    parts = (f, random.key(0) if rng_key is None else rng_key, given, y, observed, fixed)
     if callable(likelihood):  # it may depend on what has changed since the last call, so it is traced again
         return run_as_one(partial(_infer, sizes), as_pytree(make), *parts)
     result, waiting = _infer_compiled(sizes, make, *parts)

@@ -83,7 +83,7 @@ def function(
     where = slice_inputs(f, 1, None if dim is None else (dim,), X=X, at=at, names=names)
     x = where.positions(grid, 0, NUM_GRID)
     prediction = predict(f, where.inputs(x), output, likelihood)
-    path_key, outcome_key = jax.random.split(jax.random.PRNGKey(0) if rng_key is None else rng_key)
+    path_key, outcome_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     mean, bands = prediction.mean(), _bands(prediction, levels, outcome_key)
     paths = prediction.paths(num_paths, path_key) if num_paths else None
 

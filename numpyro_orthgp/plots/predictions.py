@@ -72,7 +72,7 @@ class Prediction:
         if self.plain:
             return np.asarray(m.mean[None] + jnp.sqrt(m.variance)[None] * ndtri(p)[:, None].astype(m.mean.dtype))
         # The same nodes at all inputs, so that quantiles are as smooth as the marginals.
-        nodes = quasi_normal(jax.random.PRNGKey(0), NUM_VALUES, (1,), m.num_latents or 1, m.mean.dtype)
+        nodes = quasi_normal(jax.random.key(0), NUM_VALUES, (1,), m.num_latents or 1, m.mean.dtype)
         nodes = nodes if m.num_latents else nodes[..., 0]
         expected = self.expected(m.at(nodes))
         return None if expected is None else np.quantile(np.asarray(expected), probabilities, axis=0)

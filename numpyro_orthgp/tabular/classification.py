@@ -28,6 +28,7 @@ from numpyro_orthgp.tabular.rows import order_of_classes
 from numpyro_orthgp.tabular.stages import CLEARLY, Found
 from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
 from numpyro_orthgp.tabular.votes import REACHES, TOTALS, Votes, VotesOf
+from numpyro_orthgp.training.start import one_thread
 from numpyro_orthgp.types import Array
 
 __all__ = ["ClassificationFit", "classification"]
@@ -102,7 +103,7 @@ def classification(
     order, num_held = order_of_classes(codes, seed)
     data = {"X": inputs[order], "y": codes[order]}
     other, warped = columns.warped(used, data["X"], order)
-    with jax.enable_x64(True):
+    with one_thread(), jax.enable_x64(True):
         found, data = found_for(data, warped, options, num_held, budget)
         columns = other if data["X"] is warped else columns
         f = latent_function(classification_model, found.params, found.Z, data, options)

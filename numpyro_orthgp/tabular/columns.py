@@ -1,7 +1,8 @@
 """From the columns of a table to standardized numbers. The same rules serve new rows.
 
 * A column of numbers or truth values is centred and divided by its standard deviation. Missing entries become the median. If
-  entries are missing in training, a further column of -1 and 1 marks them. A skewed column may be warped first (``warps``).
+  entries are missing in training, a further column of -1 and 1 marks them; if they are in new rows only, a warning says so. A
+  skewed column may be warped first (``warps``).
 * A column of text or categories becomes one column for each of its most frequent levels: 1 at that level and -1 elsewhere. So two
   levels are about as far apart as two typical numbers. Other levels, missing ones and levels not seen in training have -1 in all
   of these columns. Two levels without missing entries need one column, in which unknown and missing ones are 0.
@@ -22,7 +23,7 @@ import numpy as np
 
 from numpyro_orthgp.tabular.dates import as_days, dates_in_text, periods_in, places
 from numpyro_orthgp.tabular.level_means import LEAST_OF_LEVEL, LevelMeans, by_frequency, level_means
-from numpyro_orthgp.tabular.meanings import is_number, warn_of_alike, warn_of_codes, warn_of_meanings
+from numpyro_orthgp.tabular.meanings import is_number, warn_of_alike, warn_of_codes, warn_of_meanings, warn_of_missing
 from numpyro_orthgp.tabular.rows import mean_and_sd, warn_of_rounded
 from numpyro_orthgp.tabular.tables import Table, level_of, read_table
 from numpyro_orthgp.tabular.warps import Warp, warp_of
@@ -297,7 +298,12 @@ class Columns:
             order = [table.names.index(name) for name in known]  # type: ignore[assignment]
             for column, i in zip(self.columns, order, strict=True):
                 column.check_unit(table.units[i], table.values[i])
-        return Table(tuple(known), tuple(table.values[i] for i in order))
+        values = tuple(table.values[i] for i in order)
+        for i in sorted(set(self.sources.tolist())):
+            column = self.columns[i]
+            if column.tells_two or (column.levels is None and not column.tells_missing):
+                warn_of_missing(column.name, values[i])
+        return Table(tuple(known), values)
 
     def _all(self, table: Table) -> list[np.ndarray]:
         return [x for column, values in zip(self.columns, table.values, strict=True) for x in column.encode(values)]

@@ -28,6 +28,7 @@ from numpyro_orthgp.tabular.rows import observed_counts, order_of, positive_colu
 from numpyro_orthgp.tabular.serving import moments_at
 from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
 from numpyro_orthgp.tabular.strays import NONE, StrayCounts, weight_of
+from numpyro_orthgp.training.start import one_thread
 from numpyro_orthgp.types import Array
 
 __all__ = ["CountsFit", "counts"]
@@ -104,7 +105,7 @@ def counts(
     order, num_held = order_of(len(y), seed)
     data = {"X": inputs[order], "y": y[order], "expected": rate * exposure[order]}
     other, warped = columns.warped(used, data["X"], order)
-    with jax.enable_x64(True):
+    with one_thread(), jax.enable_x64(True):
         found, search = found_for(data, warped, num_held, budget)
         X, y, expected = (search.data[name] for name in ("X", "y", "expected"))
         columns = other if X is warped else columns

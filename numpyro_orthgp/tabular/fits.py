@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -159,6 +159,11 @@ class TableFit(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return jax.tree.map(lambda a: _Wide(a) if isinstance(a, jax.Array) else a, dict(vars(self)))
+
+    def __copy__(self) -> Self:
+        new = object.__new__(type(self))
+        vars(new).update(vars(self))  # not by the state above, which is for pickle
+        return new
 
     def save(self, path: Any) -> None:
         """Save the fit in one file for :func:`numpyro_orthgp.load`. Predictions of the loaded fit are the same to the last bit.

@@ -256,7 +256,7 @@ class LatentSearch:
 
         result = fit(
             svi,
-            jax.random.PRNGKey(0),
+            jax.random.key(0),
             data,
             batch_size=min(BATCH, num_rows),
             num_steps=num_steps,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-__all__ = ["alike", "is_number", "warn_of_alike", "warn_of_codes", "warn_of_meanings"]
+__all__ = ["alike", "is_number", "warn_of_alike", "warn_of_codes", "warn_of_meanings", "warn_of_missing"]
 
 MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 DATE = re.compile(
@@ -156,3 +156,18 @@ def warn_of_codes(name: str, numbers: np.ndarray) -> None:
 def _is_code(number: float) -> bool:
     with np.errstate(over="ignore"):
         return np.float32(number) in CODES or abs(number) == np.finfo(float).max
+
+
+def warn_of_missing(name: str, values: np.ndarray) -> None:
+    """Warn of missing entries in new rows, of a column in which training had none.
+
+    :param values: a column of a table, shape (N,).
+    """
+    gaps = [v is None for v in values] if values.dtype == object else values != values
+    if num := int(np.sum(gaps)):
+        warnings.warn(
+            f"Column {name!r} of `X` has no entry in {num} rows, and in training none was missing. The middle of the column takes "
+            "its place as if it had been seen, so predictions for these rows are too sure. Fill in what is known, leave the rows "
+            "out, or fit rows of which some lack it too.",
+            stacklevel=2,
+        )

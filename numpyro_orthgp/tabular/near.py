@@ -110,7 +110,7 @@ def learn_near(values: Values, X: np.ndarray, y: np.ndarray, least_noise: float,
         rows = np.random.default_rng(r).permutation(num)[:POOL]
         (near,) = in_blocks(_nearest, (jax.tree.map(jnp.asarray, values), jnp.asarray(X)), X[rows], rows)
         data = X[rows], y[rows], X[near], y[near]
-        result = fit(svi, jax.random.PRNGKey(r), data, init_params=as_params(values), **options)
+        result = fit(svi, jax.random.key(r), data, init_params=as_params(values), **options)
         if result.status == "interrupted" and budget.allows(0.0):  # by the user, not by the clock
             raise KeyboardInterrupt
         values = as_values(result.params)

@@ -11,6 +11,7 @@ import numpyro
 from numpyro_orthgp.init.variance import pivots
 from numpyro_orthgp.kernels import Kernel
 from numpyro_orthgp.math.compiled import quick_jit
+from numpyro_orthgp.math.turns import in_turn
 from numpyro_orthgp.tabular.models import covariance
 
 __all__ = ["Values", "as_params", "as_values", "kernel_of", "points_for"]
@@ -20,6 +21,7 @@ MOST_CANDIDATES = 20_000  # rows among which points are picked
 Values = dict[str, np.ndarray]  # values of the hyperparameters, by site
 
 
+@in_turn()
 def kernel_of(values: Values) -> Kernel:
     """The models' kernel at these hyperparameters."""
     with numpyro.handlers.block(), numpyro.handlers.substitute(data=values):

@@ -35,6 +35,7 @@ from numpyro_orthgp.tabular.stages import FOLDS
 from numpyro_orthgp.tabular.stored import PART, all_rows, part_of, table_of
 from numpyro_orthgp.tabular.strays import NONE, StrayNumbers, weight_of
 from numpyro_orthgp.tabular.units import Units, may_be_logarithms
+from numpyro_orthgp.training.start import one_thread
 from numpyro_orthgp.types import Array
 
 __all__ = ["RegressionFit", "regression"]
@@ -135,7 +136,7 @@ def regression(
     inputs, outputs = inputs[order], outputs[order]
     other, warped = columns.warped(used, inputs, order)
     tried = [Units.of(outputs, is_log) for is_log in (False, True)[: 1 + logs]]
-    with jax.enable_x64(True):
+    with one_thread(), jax.enable_x64(True):
         searches, stages, last, ended, grows = search(
             inputs, [units.standardized(outputs) for units in tried], num_held, budget, warped
         )

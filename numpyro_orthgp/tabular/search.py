@@ -201,7 +201,7 @@ class Searches:
         options |= {"init_params": as_params(start), "callback": self.budget.watch, "Z": Z}
         if rows.observed is not None:
             options["observed"] = rows.observed
-        fit = fit_lbfgs(self.svi, jax.random.PRNGKey(0), (rows.X, rows.y), **options)
+        fit = fit_lbfgs(self.svi, jax.random.key(0), (rows.X, rows.y), **options)
         if fit.status == "interrupted" and self.budget.allows(0.0):  # by the user, not by the clock
             raise KeyboardInterrupt
         return fit

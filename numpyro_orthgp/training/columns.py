@@ -230,7 +230,7 @@ class _Reader:
         self.files: list[Any] = []
         self.table = None
         self.last: tuple[tuple[int, int], Any] | None = None
-        self.concat = pyarrow.concat_tables
+        self.concat, self.make = pyarrow.concat_tables, pyarrow.table
         self.paths: list[Any] = []
         if hasattr(table, "__arrow_c_stream__") and hasattr(table, "shape"):
             table = pyarrow.table(table)  # of pandas or polars
@@ -284,6 +284,8 @@ class _Reader:
             return self.table.select(self.names).slice(start, stop - start)
         first, last = int(np.searchsorted(self.ends, start, "right")), int(np.searchsorted(self.ends, stop, "left"))
         parts = [f.read_row_group(i, columns=self.names, use_threads=True) for f, i in self.groups[first : last + 1]]
+        # Files may differ in whether a column may lack values, and arrow puts equal schemas together only.
+        parts = [self.make({name: part[name] for name in self.names}) for part in parts]
         begin = int(self.ends[first - 1]) if first else 0
         return self.concat(parts).slice(start - begin, stop - start)
 
@@ -329,6 +331,8 @@ class _TableColumn:
         if not isinstance(rows, slice):
             raise TypeError(f"Columns are read in slices of rows, X[start:stop]; got {type(rows).__name__}.")
         start, stop, step = rows.indices(self.shape[0])
+        if step < 0:
+            raise ValueError("Columns are read forwards: X[start:stop][::-1], not X[stop:start:-1].")
         if stop <= start:
             return np.empty((0, *self.shape[1:]), self.dtype)
         table = self.reader.read(start, stop)

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.guides.looking import KeptArrays
 from numpyro_orthgp.math.kept import run_checked
+from numpyro_orthgp.math.turns import in_turn
 from numpyro_orthgp.training.batches import as_arguments
 
 __all__ = ["initial_state", "one_thread"]
@@ -49,6 +50,7 @@ def one_thread() -> Iterator[None]:
         _fitting.release()
 
 
+@in_turn()
 def initial_state(
     svi: Any, rng_key: jax.Array, batch: Any, init_params: dict[str, Any] | None, kwargs: dict[str, Any]
 ) -> Any:
