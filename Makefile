@@ -38,7 +38,7 @@ VERSIONS := architecture public_api equations errors golden_svgp golden_collapse
 	plots corners enumeration own_draws draws_anywhere inputs tables tabular_columns tabular_dates tabular_files tabular_text
 NEWEST_PYTHON ?= python3.13
 
-.PHONY: help installed demo snelson $(EXAMPLES) examples gallery notebooks corners test quick fuzz slow lint typecheck types docs site doctest pages check oldest \
+.PHONY: help installed demo snelson $(EXAMPLES) examples gallery notebooks corners test quick fuzz slow lint typecheck types docs site doctest pages commands check oldest \
 	newest package clean
 
 help:  ## show this list
@@ -104,10 +104,13 @@ newest: | $(PY)  ## tests with the newest versions there are (NEWEST_PYTHON=pyth
 
 docs: site doctest  ## the site, in docs/_build/html, warnings being errors; and the examples in docstrings
 
-pages: $(READY_TEST)  ## the snippets of docs/ and README, the commands that they name, and all of examples/, run small
+pages: $(READY_TEST)  ## the snippets of docs/ and README, and all of examples/, run small
 	$(CACHED) $(QUICKLY) $(PY) -m pytest -q -n $(WORKERS) --dist worksteal --slow tests/test_docs.py tests/test_examples.py \
-		tests/test_commands.py tests/test_benchmarks.py::test_accelerator_runs_on_what_there_is \
+		tests/test_benchmarks.py::test_accelerator_runs_on_what_there_is \
 		$(OF_DOCS:%=--deselect tests/test_docs.py::test_%)
+
+commands: $(READY_TEST)  ## the commands that docs/ and README name, benchmarks too, run small; `make slow` has them
+	$(CACHED) $(QUICKLY) $(PY) -m pytest -q -n $(WORKERS) --dist worksteal --slow tests/test_commands.py
 
 site: $(READY_DOCS)
 	$(PY) -m sphinx -q -W --keep-going -E -b html docs docs/_build/html
