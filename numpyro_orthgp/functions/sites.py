@@ -218,9 +218,8 @@ class Names:
         self.residual = residual  # what makes q's residual another than the prior's, in words
         self.drawn = False  # whether something has been drawn given the run's inducing variables
         self.by_rows: list[DrawByRows] = []
-        self.weighed: list[
-            tuple[int, Any]
-        ] = []  # rows of each draw, and the scale of what a tightened one pays for them
+        # Rows of each draw, and the scale of what a tightened one pays for them.
+        self.weighed: list[tuple[int, Any]] = []
         self._columns: tuple[int, ...] = ()
         self.tables: dict[frozenset[str], list[str]] = {}  # columns of tables that it was called at
         self.whole = self
