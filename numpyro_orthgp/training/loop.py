@@ -140,8 +140,8 @@ def fit(
         default about half a second's steps, at most 1000, and at most 16 MB of batches.
     :param progress_bar: show a progress bar, with minus the mean loss of the last call as ELBO; on the first process only.
     :param early_stopping: when to stop early; see :class:`~numpyro_orthgp.EarlyStopping`.
-    :param checkpoint: a file to continue from, and to write every ``checkpoint_every`` steps and when the fit ends or is interrupted.
-        If a source of data or the callback raises, it holds the last of these.
+    :param checkpoint: a file to continue from, and to write every ``checkpoint_every`` steps and when the fit ends or is
+        interrupted. If a source of data or the callback raises, it holds the last of these.
     :param checkpoint_every: steps between checkpoints.
     :param resume: ``False`` starts again and overwrites the file. "anyway" continues from a file of another problem, if all shapes
         are equal: other data, a changed model, or a newer JAX.
