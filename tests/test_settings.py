@@ -71,16 +71,20 @@ def test_fit_and_predictions(setting, case, rng):
     assert np.isfinite(result.losses).all() and np.isfinite(mean).all() and (np.asarray(variance) > 0).all()
 
 
-@pytest.mark.parametrize("setting", ["ranks", "dtypes"])
-def test_natural_gradients_paths_and_collapsed_bounds(setting, rng):
+def regression(rng):
     X = jnp.asarray(rng.uniform(-2, 2, (12, 1)))
-    y = jnp.sin(X[:, 0])
 
     def model(X, y=None):
         f = ogp.gp("f", kernels.RBF(0.5), X[::3])
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", likelihoods.Gaussian(f(X), 0.3), obs=y)
 
+    return X, jnp.sin(X[:, 0]), model
+
+
+@pytest.mark.parametrize("setting", ["ranks", "dtypes"])
+def test_natural_gradients_paths_and_collapsed_bounds(setting, rng):
+    X, y, model = regression(rng)
     guide = ogp.AutoSparseGP(model, natural=True)
     with SETTINGS[setting]():
         optimizer = ogp.natural_gradient(optax.sgd(1e-4), 1.0)
@@ -143,14 +147,7 @@ def test_checks_of_a_fit_with_strict_ranks(rng):
 
 def test_keys_of_another_kind_by_default(rng):
     """NumPyro takes no plain keys of `rbg`, and ours were: every fit failed, and every call that makes a key by itself."""
-    X = jnp.asarray(rng.uniform(-2, 2, (12, 1)))
-    y = jnp.sin(X[:, 0])
-
-    def model(X, y=None):
-        f = ogp.gp("f", kernels.RBF(0.5), X[::3])
-        with numpyro.plate("data", len(X)):
-            numpyro.sample("y", likelihoods.Gaussian(f(X), 0.3), obs=y)
-
+    X, y, model = regression(rng)
     with jax.default_prng_impl("rbg"):
         svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO())
         result = ogp.fit(svi, jax.random.key(0), (X, y), num_steps=3, progress_bar=False)

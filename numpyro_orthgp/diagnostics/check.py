@@ -116,7 +116,7 @@ def check(
         dict of arguments by name, ``{"X": X_test, "y": y_test, "N": 100}``.
     :param nuts: number of NUTS draws in each of two chains, after the same number of warm-up steps; by default NUTS is not run.
     :param num_samples: number of draws of the guide, at least 25.
-    :param rng_key: default ``jax.random.PRNGKey(0)``.
+    :param rng_key: default ``jax.random.key(0)``.
     :return: a ``Report``; ``str`` of it is the page.
     :raises ValueError: if parameters are missing, guide or data do not fit the model, nothing is observed, a sample of rows
         meets latent variables of single rows or ``nuts``, or ``held_out`` is given for a CollapsedGP.

@@ -101,7 +101,7 @@ def to_arviz(
     :param guide: its guide, or the ``MCMC`` object that has been run.
     :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``; for MCMC values of ``numpyro.param`` sites, or ``None``.
     :param args: arguments of the model: all of the data with observations. Floating JAX arrays among them are traced.
-    :param rng_key: default ``jax.random.PRNGKey(0)``.
+    :param rng_key: default ``jax.random.key(0)``.
     :param num_samples: number of draws of a guide, by default 1000. For MCMC all draws are taken.
     :param posterior_predictive: whether to draw outputs.
     :param log_likelihood: whether to add the log densities of single outputs.

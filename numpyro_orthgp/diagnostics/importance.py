@@ -117,7 +117,7 @@ def khat(
     :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``.
     :param args: arguments of the model, all of the data with observations. Floating JAX arrays among them are traced.
     :param num_samples: number of draws S, at least 25.
-    :param rng_key: default ``jax.random.PRNGKey(0)``.
+    :param rng_key: default ``jax.random.key(0)``.
     :raises ValueError: if parameters are missing, guide or data do not fit the model, there are mean-only points (parameters
         without draws), or all draws of the guide are equal.
     :raises TypeError: if ``guide`` cannot be called or ``params`` is no dict.

@@ -77,7 +77,7 @@ def posterior(
     :param params: ``SVIRunResult.params`` or ``svi.get_params(state)``. It must hold all of the model's parameters. With none of
         them a warning says that they have their initial values.
     :param args: arguments of the model; the training inputs, or any inputs of the right shape.
-    :param rng_key: key for the latent sites that the guide draws; default ``jax.random.PRNGKey(0)``.
+    :param rng_key: key for the latent sites that the guide draws; default ``jax.random.key(0)``.
     :return: a :class:`GPFunction` for each gp, by full name (with the prefix of ``handlers.scope``), and for each observed
         :class:`CollapsedGP`, by the name of its site.
     :raises TypeError: if ``params`` is not a dictionary, or ``guide`` cannot be called.

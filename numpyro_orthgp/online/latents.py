@@ -101,7 +101,7 @@ def infer_latents(
     :param num_samples: number of nodes for the expectation over x.
     :param num_steps: number of Adam steps.
     :param learning_rate: initial step size of Adam. It decays along a cosine.
-    :param rng_key: key for nodes and candidates; default ``jax.random.PRNGKey(0)``.
+    :param rng_key: key for nodes and candidates; default ``jax.random.key(0)``.
     :raises ValueError: for wrong shapes, a row without observed entries, entries outside of the likelihood's support (also NaN that
         counts as observed), noise or a number that is not positive, or a function that a guide is fitting, within its model.
     :raises TypeError: for integer latent dimensions or a function without inducing points.

@@ -71,7 +71,7 @@ def function(
     :param inducing: whether to mark inducing points along the lower edge; by default if D = 1.
     :param names: names of the D input dimensions.
     :param legend: whether to draw a legend.
-    :param rng_key: for paths, and draws of y; by default ``jax.random.PRNGKey(0)``.
+    :param rng_key: for paths, and draws of y; by default ``jax.random.key(0)``.
     :param ax: axes to draw on; by default those of a new figure.
     :return: the axes.
     :raises TypeError: if ``f`` or ``likelihood`` return something else, or ``data`` is no pair.

@@ -132,7 +132,7 @@ class FitResult(_Fields):
         :param args: arguments of the model that replace the data: inputs, without outputs. Missing arguments get their defaults. If
             the last one has no default, it is ``None``. Constants are those of the fit.
         :param num_samples: number of draws from the guide, with one draw of the outputs for each.
-        :param rng_key: default ``jax.random.PRNGKey(0)``.
+        :param rng_key: default ``jax.random.key(0)``.
         :param kwargs: the same arguments, by name.
         :return: draws of outputs, independent between rows given the guide's draw. For several outputs of one function, or for
             joint draws, use ``numpyro.infer.Predictive``.
