@@ -1,9 +1,12 @@
-"""``python -m tests.long junit.xml``: writes the list of tests that ``make test`` leaves to ``make slow``, ``tests/long.txt``.
+"""``python -m tests.long junit.xml [.coverage]``: writes ``tests/long.txt``, the tests that ``make test`` leaves to ``make slow``.
 
 ``make slow PYTEST=--junitxml=junit.xml`` measures. After ``make test`` instead, what is listed already stays listed. Of each
 file three kinds of cases stay, in this order: the cheapest of each test, then those with a value of a parameter that no cheaper
 case of the test has, then other combinations. A case stays if it is quick, or if the file has not taken long by then, see
 ``LIMITS``. So every file has some, and what is left out is a combination, a long case, or a long way through the whole library.
+
+With coverage by test (``make test PYTEST="--cov=numpyro_orthgp --cov-context=test"``, which needs pytest-cov) also those cases stay
+without which a line of the package would run in no test.
 """
 
 from __future__ import annotations
@@ -35,6 +38,10 @@ GUARDS = {
     "test_derivatives_of_predictive_densities_far_from_the_data", "test_the_slope_of_an_exponential_that_is_far_below_one",
     "test_float32_with_many_points_of_a_smooth_kernel", "test_mixtures_in_loops", "test_starting_again_from_a_function",
     "test_one_output_with_a_mean_and_missing_values", "test_mean_only_points_are_kept", "test_collapsed_bounds_and_latent_inputs",
+    "test_densities_of_likelihoods_in_a_factor_that_need_draws_of_their_function", "test_latents_of_new_rows",
+    "test_draws_of_a_residual_that_importance_weights_do_not_see", "test_outputs_that_are_a_formula_of_the_columns",
+    "test_bounds_lie_below_expectations_and_draws_about_them", "test_sites_in_branches_under_guides_of_numpyro",
+    "test_vectors_whose_correlation_is_a_function", "test_robustmax_of_functions_of_any_width",
 }  # fmt: skip
 
 
@@ -73,9 +80,43 @@ def long_of(file: str, tests: dict[str, list[tuple[float, str]]]) -> list[str]:
     return left
 
 
+def contexts(path: str) -> dict[tuple[str, int], set[str]]:
+    """The cases that run each line of the package, by its path and number. Of cases that share a program one runs its lines."""
+    from coverage import CoverageData  # comes with pytest-cov
+
+    data = CoverageData(path)
+    data.read()
+    return {
+        (file, line): {name.split("|")[0].rpartition("tests/")[2] for name in names if "::" in name}
+        for file in data.measured_files()
+        for line, names in data.contexts_by_lineno(file).items()
+    }
+
+
+def without_which_lines_run_in_no_test(
+    names: set[str], runs: dict[tuple[str, int], set[str]], seconds: dict[str, float]
+) -> set[str]:
+    """Of ``names``, few and quick ones that run all the lines which only these run."""
+    lines: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for line, cases in runs.items():
+        for case in cases if cases <= names else ():
+            lines[case].add(line)
+    left, chosen = set[tuple[str, int]]().union(*lines.values()), set()
+    while left:
+        best = max(sorted(lines), key=lambda case: len(lines[case] & left) / (seconds[case] + 0.1))
+        chosen.add(best)
+        left -= lines[best]
+    return chosen
+
+
 if __name__ == "__main__":
     files = measured(sys.argv[1])
     names = {name for file, tests in files.items() for name in long_of(file, tests)}
+    if len(sys.argv) > 2:
+        of_case = {
+            f"{file}.py::{name}": s for file, tests in files.items() for cases in tests.values() for s, name in cases
+        }
+        names -= without_which_lines_run_in_no_test(names, contexts(sys.argv[2]), of_case)
     ran = {f"{file}.py::{name}" for file, tests in files.items() for cases in tests.values() for _, name in cases}
     names |= set(LIST.read_text().splitlines()) - ran
     LIST.write_text("".join(f"{name}\n" for name in sorted(names)))

@@ -5,6 +5,11 @@
 A mutation changes one operator, comparison, number, truth value or branch of one of the files, in a copy of the repository. Before
 the first one the tests are run without any, since tests that fail anyway notice nothing. Some mutations change nothing that can be
 seen (a block size, a dtype that is the default): look at what survives.
+
+    python -m tests.mutate --num 100 --covered .coverage numpyro_orthgp/*/*.py
+
+puts each mutation to tests that run its line, by coverage data with a context for each test (see ``tests/long.py``): first to those
+of ``make test``, at most ``--most`` of them, and if these notice nothing, to those of ``tests/long.txt``.
 """
 
 from __future__ import annotations
@@ -16,8 +21,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.long import LIST, contexts
 
 ROOT = Path(__file__).parents[1]
 OPERATORS: dict[type, type] = {
@@ -61,41 +69,80 @@ def mutate(node: ast.AST, field: str) -> None:
 def fails(copy: Path, tests: list[str], timeout: float | None) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     try:
-        return subprocess.run(command, cwd=copy, capture_output=True, timeout=timeout).returncode != 0
+        code = subprocess.run(command, cwd=copy, capture_output=True, timeout=timeout).returncode
     except subprocess.TimeoutExpired:
         return True
+    if code not in (0, 1, 2, 4):  # all passed, some failed, a file could not be imported: of files, of cases
+        raise RuntimeError(f"pytest ended with {code}: {' '.join(command)}")
+    return code != 0
+
+
+def cases_of_lines(path: str, copy: Path) -> dict[tuple[str, int], set[str]]:
+    """The cases that run each line, by path within the repository, without cases that are no more."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--slow", "-p", "no:cacheprovider"]
+    there = set(
+        subprocess.run(command, cwd=copy, capture_output=True, text=True).stdout.replace("tests/", "").splitlines()
+    )
+    return {(file[file.rindex("numpyro_orthgp/") :], i): cases & there for (file, i), cases in contexts(path).items()}
+
+
+class Tests:
+    """The same tests for each mutation, or those that run its line."""
+
+    def __init__(self, args: argparse.Namespace, given: list[str], copy: Path) -> None:
+        self.timeout, self.most, self.given, self.copy = args.timeout, args.most, given, copy
+        self.runs = cases_of_lines(args.covered, copy) if args.covered else None
+        self.long = frozenset(LIST.read_text().splitlines())
+
+    def some(self, cases: set[str]) -> list[str]:
+        return [f"tests/{case}" for case in sorted(random.Random(0).sample(sorted(cases), min(self.most, len(cases))))]
+
+    def verdict(self, name: str, node: ast.AST) -> str:
+        if self.runs is None:
+            return "caught" if fails(self.copy, self.given, self.timeout) else "SURVIVED"
+        cases = self.runs.get((name, node.lineno), set())
+        quick, long = self.some(cases - self.long), self.some(cases & self.long)
+        if quick and fails(self.copy, quick, self.timeout):
+            return "caught"
+        if long and fails(self.copy, ["--slow", *long], self.timeout):
+            return "BY LONG"
+        return "SURVIVED" if cases else "NOT RUN"
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num", type=int, default=20)
+    parser.add_argument("--skip", type=int, default=0, help="so many of the first, which were tried before")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which tests count as failed")
+    parser.add_argument("--covered", help="coverage data by test, in place of tests")
+    parser.add_argument("--most", type=int, default=100, help="tests of one mutation, with --covered")
     parser.add_argument("files", nargs="+", help="to be changed; then --, and what pytest is given")
     argv = sys.argv[1:] if argv is None else argv
-    at = argv.index("--")
-    args, tests = parser.parse_args(argv[:at]), argv[at + 1 :]
+    at = argv.index("--") if "--" in argv else len(argv)
+    args, given = parser.parse_args(argv[:at]), argv[at + 1 :]
     rng = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".venv", ".git", ".jax_cache", "out", "_build"))
-        if fails(copy, tests, None):
+        if given and fails(copy, given, None):
             raise SystemExit("The tests fail without any mutation.")
+        tests = Tests(args, given, copy)
         known = [(name, i) for name in args.files for i, _ in enumerate(places(ast.parse((ROOT / name).read_text())))]
-        survived = 0
-        for name, i in rng.sample(known, min(args.num, len(known))):
+        verdicts: Counter[str] = Counter()
+        for name, i in rng.sample(known, min(args.num, len(known)))[args.skip :]:
             text = (ROOT / name).read_text()
             tree = ast.parse(text)
             node, field = list(places(tree))[i]
             line = text.splitlines()[node.lineno - 1].strip()
             mutate(node, field)
             (copy / name).write_text(ast.unparse(ast.fix_missing_locations(tree)))
-            caught = fails(copy, tests, args.timeout)
-            survived += not caught
-            print(f"{'caught  ' if caught else 'SURVIVED'} {name}:{node.lineno} {field}: {line}", flush=True)
+            verdict = tests.verdict(name, node)
+            verdicts[verdict] += 1
+            print(f"{verdict:8} {name}:{node.lineno} {field}: {line}", flush=True)
             (copy / name).write_text(text)
-    print(f"{len(known)} places; of {min(args.num, len(known))} mutations {survived} survived")
-    return survived
+    print(f"{len(known)} places; of {verdicts.total()} mutations: {dict(verdicts)}")
+    return verdicts["SURVIVED"]
 
 
 if __name__ == "__main__":

@@ -36,22 +36,29 @@ def rows(num: int = 80):
     return X, np.sin(2 * X[:, 0]) + 0.1 * rng.normal(size=num), rng
 
 
+class Fits(dict):
+    """Inputs and fit by kind, made when they are asked for."""
+
+    def __missing__(self, kind: str):
+        X, y, rng = rows()
+        small = {"M": 10, "num_steps": 20}
+        if kind == "near":
+            X = rng.uniform(0, 1, (500, 2))
+            fit = ogp.regression(X, np.sin(25 * X[:, 0]) + 0.05 * rng.normal(size=500), M=8, num_steps=30)
+            assert fit.found.near is not None
+        elif kind == "regression":
+            fit = ogp.regression(X, y, **small)
+        elif kind == "classification":
+            fit = ogp.classification(X, np.where(y > 0, "up", "down"), **small)
+        else:
+            fit = ogp.counts(X, rng.poisson(np.exp(1 + y)), **small)
+        self[kind] = X, fit
+        return X, fit
+
+
 @pytest.fixture(scope="module")
 def fits():
-    X, y, rng = rows()
-    small = {"M": 10, "num_steps": 20}
-    waves = rng.uniform(0, 1, (500, 2))
-    found = {
-        "regression": (X, ogp.regression(X, y, **small)),
-        "classification": (X, ogp.classification(X, np.where(y > 0, "up", "down"), **small)),
-        "counts": (X, ogp.counts(X, rng.poisson(np.exp(1 + y)), **small)),
-        "near": (
-            waves,
-            ogp.regression(waves, np.sin(25 * waves[:, 0]) + 0.05 * rng.normal(size=500), M=8, num_steps=30),
-        ),
-    }
-    assert found["near"][1].found.near is not None
-    return found
+    return Fits()
 
 
 @pytest.mark.parametrize("kind", OUTPUTS)
@@ -91,16 +98,17 @@ print("the same bits")
 
 
 def test_the_same_bits_in_a_fresh_process(fits, tmp_path):
-    for kind, (X, fit) in fits.items():
+    for kind in OUTPUTS:
+        X, fit = fits[kind]
         fit.save(tmp_path / f"{kind}.npz")
         p = fit.predict(X)
         np.savez(tmp_path / f"{kind}-predictions.npz", X=X, **{name: getattr(p, name) for name in OUTPUTS[kind]})
         again = ogp.load(tmp_path / f"{kind}.npz")
         assert str(again) == str(fit) and type(again) is type(fit) and again.importance() == fit.importance()
         assert again.arguments.keys() == fit.arguments.keys() and again.params.keys() == fit.params.keys()
-    assert "the same bits" in run(ANEW, str(tmp_path), *fits)
+    assert "the same bits" in run(ANEW, str(tmp_path), *OUTPUTS)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
-        f"{kind}{end}.npz" for kind in fits for end in ("", "-predictions")
+        f"{kind}{end}.npz" for kind in OUTPUTS for end in ("", "-predictions")
     )  # no temporary files
 
 
