@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["as_jax", "as_numpy", "as_outputs", "filled", "refuse_other_order", "without_mask"]
+__all__ = ["KnownTables", "as_jax", "as_numpy", "as_outputs", "filled", "refuse_other_order", "without_mask"]
 
 _BUFFERS = (memoryview, array.array)
 _OF_NUMPY = (np.ndarray, np.generic, *_BUFFERS)
@@ -111,3 +111,30 @@ def refuse_other_order(X: Any, tables: dict[frozenset[str], list[str]]) -> None:
             f"read columns by their place, so a lengthscale would be that of another column. Pass X[{known}], or an array if you "
             "mean it."
         )
+
+
+class KnownTables(dict[frozenset[str], list[str]]):
+    """The order of the columns of tables, by their set. All are equal: as static data of a pytree they cause no recompilation."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, *tables: Any) -> KnownTables:
+        """
+        :param tables: tables, lists of them, or other arrays.
+        :raises ValueError: if two have the same columns in another order.
+        """
+        known = cls()
+        for given in tables:
+            for one in given if isinstance(given, list | tuple) else [given]:
+                refuse_other_order(one, known)
+        return known
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KnownTables)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 0
