@@ -22,7 +22,7 @@ from numpyro_orthgp.tabular.latent import LatentSearch, settled
 from numpyro_orthgp.tabular.mixtures import Mixture, moments_of
 from numpyro_orthgp.tabular.predicted_counts import CountPredictions
 from numpyro_orthgp.tabular.predictions import Predictions
-from numpyro_orthgp.tabular.rows import observed_counts
+from numpyro_orthgp.tabular.rows import observed_counts, observed_numbers
 from numpyro_orthgp.tabular.stages import Stage
 from numpyro_orthgp.tabular.strays import StrayCounts, StrayNumbers
 
@@ -467,3 +467,34 @@ def test_a_last_fit_that_goes_astray(X, monkeypatch):
 def test_seeds_are_integers(call, seed, X):
     with pytest.raises(ValueError, match=f"`seed` must be an integer of at least 0; got {seed!r}"):
         call(X, np.arange(60) % 3, seed=seed, **SMALL)
+
+
+@pytest.mark.parametrize("slips", [{77: 1e6}, {3: 1e6, 50: 2e6, 51: 1e6}])
+def test_outputs_far_from_all_others_are_said_with_their_row(slips, rng):
+    """One count of 1e6 among those up to 9 made a mean of 7e4 for 1.4. A missing entry before it moves no row."""
+    y = rng.poisson(3.0, 100).astype(float)
+    y[0] = np.nan
+    y[list(slips)] = list(slips.values())
+    more = " \\(and 2 more\\)" if len(slips) > 1 else ""
+    match = f"`y` is 1e\\+06 in row {min(slips)}{more}, far from all other numbers, 0 to .*make it NaN"
+    with pytest.warns(UserWarning, match=match):
+        ogp.counts(np.arange(100.0), y, M=5, num_steps=2)
+    with pytest.warns(UserWarning, match=match):
+        observed_numbers(y, 100)
+
+
+def test_outputs_of_heavy_tails_and_large_exposures_are_not_far(rng, recwarn):
+    """The largest of numbers whose tail is as heavy as 1 / y^2 is more than 30 times the second in one table of 900."""
+    for y in (
+        rng.pareto(2.0, 1000),
+        np.exp(2 * rng.normal(size=1000)),
+        np.r_[np.zeros(99), 1.0],
+        np.r_[0.0, [1e6, 1e6 + 1] * 20],
+    ):
+        observed_numbers(y, len(y))
+    assert not recwarn.list
+    y, exposure = rng.poisson(3.0, 100).astype(float), np.ones(100)
+    y[7], exposure[7] = 3e4, 1e4
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*far from all other")
+        ogp.counts(np.arange(100.0), y, exposure, M=5, num_steps=2)

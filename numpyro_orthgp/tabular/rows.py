@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_orthgp.foreign import as_numpy
-from numpyro_orthgp.tabular.meanings import warn_of_codes
+from numpyro_orthgp.tabular.meanings import warn_of_codes, warn_of_far
 from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = [
@@ -105,6 +105,7 @@ def observed_numbers(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarr
     if seen.sum() < LEAST_ROWS:
         raise ValueError(f"At least {LEAST_ROWS} outputs are needed; got {int(seen.sum())}.")
     warn_of_codes("`y`", values[seen])
+    warn_of_far("`y`", np.flatnonzero(seen), values[seen])
     if np.ptp(values[seen]) == 0:
         raise ValueError(f"All outputs are {values[seen][0]:g}: there is nothing to learn.")
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
