@@ -172,7 +172,7 @@ def test_tables_that_are_not_pandas():
     [
         (np.array([["a"]]), TypeError, "must be numbers, or a pandas or polars table"),
         (np.zeros((2, 2, 2)), ValueError, r"shape \(N, D\)"),
-        (np.zeros((0, 2)), ValueError, "at least one row"),
+        (np.zeros((2, 0)), ValueError, "at least one column"),
         (np.array([[np.inf]]), ValueError, "'x0' of `X` has infinite"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), ValueError, "more than one column of the name 'a'"),
         (pd.DataFrame({"d": [{1: 2}]}), TypeError, "holds dict"),

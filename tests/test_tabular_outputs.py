@@ -498,3 +498,32 @@ def test_outputs_of_heavy_tails_and_large_exposures_are_not_far(rng, recwarn):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*far from all other")
         ogp.counts(np.arange(100.0), y, exposure, M=5, num_steps=2)
+
+
+@pytest.mark.parametrize("kind", ["regression", "logarithms", "atoms", "two classes", "three classes", "counts"])
+def test_predictions_of_no_rows(kind, rng):
+    """As of a filter that nothing passes: a table of the same columns."""
+    pd = pytest.importorskip("pandas")
+    days = np.datetime64("2024-01-01") + np.arange(60)
+    X = pd.DataFrame({"a": rng.normal(size=60), "c": [*"uvw"] * 20, "day": days})
+    y = rng.normal(size=60)
+    fit = {
+        "regression": lambda: ogp.regression(X, y, **SMALL),
+        "logarithms": lambda: ogp.regression(X, np.exp(3 * y), **SMALL),
+        "atoms": lambda: ogp.regression(X, np.maximum(y, 0), **SMALL),
+        "two classes": lambda: ogp.classification(X, y > 0, **SMALL),
+        "three classes": lambda: ogp.classification(X, X["c"], **SMALL),
+        "counts": lambda: ogp.counts(X, rng.poisson(3, 60), **SMALL),
+    }[kind]()
+    some, none = fit.predict(X[:2]).frame(), fit.predict(X[:0]).frame()
+    assert list(none.columns) == list(some.columns) and len(none) == 0 and none.index.equals(X.index[:0])
+    assert list(none.dtypes)[1:] == list(some.dtypes)[1:]  # pandas asks the rows of labels for their type
+    assert fit.as_array(X[:0]).shape == (0, 3)
+    assert len(fit.predict(pd.DataFrame({"a": [], "c": [], "day": []})).frame()) == 0  # of no types
+    if "classes" not in kind:
+        predicted = fit.predict(X[:0])
+        for found in (predicted.log_density([]), predicted.cdf([]), predicted.quantile(0.5)):
+            assert found.shape == (0,)
+        assert predicted.quantile([0.1, 0.5]).shape == (0, 2)
+    with pytest.raises(ValueError, match="`X` must have at least one row"):
+        ogp.regression(X[:0], y[:0])
