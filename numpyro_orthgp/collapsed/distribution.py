@@ -218,8 +218,8 @@ class CollapsedGP(dist.Distribution):
             mean = mean[..., 0] if mean.ndim == 3 else mean.T  # (D, M)
             beliefs.append(Full(mean[0] if single else mean, scale))
         num_latents = None if single else 1 if y.ndim == 1 else y.shape[1]
-        given = {"num_latents": num_latents, "tables": self._tables}
-        return GPFunction(self.kernel, self.features, blocks, (*beliefs, *(self.orthogonal or ())), **given)
+        given = (*beliefs, *(self.orthogonal or ()))
+        return GPFunction(self.kernel, self.features, blocks, given, num_latents=num_latents, tables=self._tables)
 
     @one_program
     def _optimum(self, y: Array, sums: Statistics | None) -> tuple[tuple[Block, ...], list[tuple[Array, Array]]]:
