@@ -783,6 +783,6 @@ def test_pareto_weights_without_docstrings(monkeypatch):
     monkeypatch.setattr(versions, "_arviz", lambda: (None, True))
     monkeypatch.setattr(versions, "sys", SimpleNamespace(flags=SimpleNamespace(optimize=2)))
     with pytest.raises(
-        RuntimeError, match="ArviZ before 1.0 needs its docstrings for k-hat, and `python -OO` leaves them out"
+        RuntimeError, match=r"ArviZ before 1\.0 needs its docstrings for k-hat, and `python -OO` leaves them out"
     ):
         versions.smooth_weights(np.zeros(100))
