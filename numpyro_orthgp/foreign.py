@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["as_jax", "as_numpy", "as_outputs", "filled", "refuse_other_order", "without_mask"]
+__all__ = [
+    "KnownTables", "as_jax", "as_numpy", "as_outputs", "check_labels_of_rows", "filled", "refuse_other_order", "without_mask",
+]  # fmt: skip
 
 _BUFFERS = (memoryview, array.array)
 _OF_NUMPY = (np.ndarray, np.generic, *_BUFFERS)
@@ -111,3 +114,61 @@ def refuse_other_order(X: Any, tables: dict[frozenset[str], list[str]]) -> None:
             f"read columns by their place, so a lengthscale would be that of another column. Pass X[{known}], or an array if you "
             "mean it."
         )
+
+
+def check_labels_of_rows(name: str, own: Any, other: str, index: Any) -> None:
+    """Refuse pandas' rows that have the labels of others in another order, and warn if only some are at other places.
+
+    :param name, other: names of the two.
+    :param own, index: labels of their rows, if they have any.
+    :raises ValueError: with the first such row.
+    """
+    if not hasattr(own, "equals") or not hasattr(index, "equals") or own.equals(index):
+        return
+    if not (own.is_unique and index.is_unique):
+        return
+    place = own.get_indexer(index)  # of each row of X in y, by its label
+    moved = (place >= 0) & (place != np.arange(len(index)))
+    if not moved.any():
+        return
+    row = int(np.argmax(moved))
+    label = index[row : row + 1].tolist()[0]
+    where = f"row {row} of {other} has the label {label!r}, that of row {place[row]} of {name}, and rows are taken as they stand."
+    if (place >= 0).all():
+        raise ValueError(
+            f"`{name}` has the rows of `{other}` in another order by their labels: {where} Did you mean "
+            f"{name}.loc[{other}.index]? If not, pass {name}.to_numpy()."
+        )
+    warnings.warn(
+        f"Labels of the rows of `{other}` and `{name}` do not agree: {where} If labels say which rows belong together, take "
+        f"those that both have; if not, pass {name}.to_numpy(), which has no labels.",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+class KnownTables(dict[frozenset[str], list[str]]):
+    """The order of the columns of tables, by their set. All are equal: as static data of a pytree they cause no recompilation."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, *tables: Any) -> KnownTables:
+        """
+        :param tables: tables, lists of them, or other arrays.
+        :raises ValueError: if two have the same columns in another order.
+        """
+        known = cls()
+        for given in tables:
+            for one in given if isinstance(given, list | tuple) else [given]:
+                refuse_other_order(one, known)
+        return known
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KnownTables)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 0

@@ -158,3 +158,11 @@ class GPClassifier(ClassifierMixin, _Estimator):
         :param X: shape (N, D).
         """
         return np.asarray(self._predicted(X).probabilities)
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Logarithms of :meth:`predict_proba`, shape (N, C).
+
+        :param X: shape (N, D).
+        """
+        with np.errstate(divide="ignore"):  # a probability below those of float64
+            return np.log(self.predict_proba(X))

@@ -903,6 +903,19 @@ def test_columns_of_a_table_in_another_order():
     assert_allclose(swapped.variance, renamed.variance)
     assert_allclose(f(table.iloc[:3]).mean, f(table.to_numpy()[:3]).mean)
     assert f.joint(table).mean.shape == (12,)
+    collapsed = ogp.CollapsedGP(kernels.RBF(jnp.array([0.3, 2.0])), table, table[::3], 0.1)
+    leaves, tree = jax.tree.flatten(collapsed)
+    for d in (collapsed, jax.tree.unflatten(tree, leaves)):
+        with pytest.raises(ValueError, match=r"columns b, a, and one before it.* order a, b\..*Pass X\[\['a', 'b'\]\]"):
+            d.posterior(y)(table[["b", "a"]])
+    assert_allclose(collapsed.posterior(y)(table).mean, collapsed.posterior(y)(table.to_numpy()).mean)
+    for wrong in (
+        lambda: ogp.CollapsedGP(kernels.RBF(0.3), table, table[["b", "a"]][::3], 0.1),
+        lambda: ogp.online.compress(f, table[::4])(table[["b", "a"]]),
+        lambda: ogp.online.condition(f, table[1:3], y[1:3], lambda m: likelihoods.Gaussian(m, 0.1))(table[["b", "a"]]),
+    ):
+        with pytest.raises(ValueError, match="columns b, a, and one before it"):
+            wrong()
     result = ogp.fit(svi, KEY, (table, y), num_steps=2, progress_bar=False)
     for use in (
         lambda: result.predict(table[["b", "a"]]),

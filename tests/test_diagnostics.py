@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from scipy import stats
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
-from numpyro_orthgp.diagnostics import ParetoK, importance, replay, sites
+from numpyro_orthgp.diagnostics import ParetoK, importance, replay, sites, versions
 from tests import oracles, problems
 
 with warnings.catch_warnings():
@@ -775,3 +776,13 @@ def test_marginals_in_a_deterministic_site_are_no_values():
     params = svi.run(jax.random.PRNGKey(0), 3, y, progress_bar=False).params
     found = ogp.to_arviz(model, guide, params, y, num_samples=10)["posterior"]
     assert {"mean", "f"} <= set(found.data_vars) and "all" not in found.data_vars
+
+
+def test_pareto_weights_without_docstrings(monkeypatch):
+    """ArviZ 0.x ended in an error of `+=` under `python -OO`."""
+    monkeypatch.setattr(versions, "_arviz", lambda: (None, True))
+    monkeypatch.setattr(versions, "sys", SimpleNamespace(flags=SimpleNamespace(optimize=2)))
+    with pytest.raises(
+        RuntimeError, match=r"ArviZ before 1\.0 needs its docstrings for k-hat, and `python -OO` leaves them out"
+    ):
+        versions.smooth_weights(np.zeros(100))

@@ -510,3 +510,24 @@ def test_a_batch_that_counts_as_all_the_data_is_warned_of(plate):
         ogp.fit(svi, jax.random.PRNGKey(0), (np.zeros(20),), **options)
         scaled = SVI(handlers.scale(model, 4.0), lambda y: None, optax.adam(0.1), Trace_ELBO())
         ogp.fit(scaled, jax.random.PRNGKey(0), (np.zeros(20),), batch_size=5, **options)
+
+
+def test_rows_of_tables_in_another_order_are_refused():
+    """By their labels; rows of X and y were taken as they stand, without a word."""
+    pd = pytest.importorskip("pandas")
+    frame, target = pd.DataFrame(X), pd.Series(y)
+    mixed = target.sample(frac=1.0, random_state=0)
+    with pytest.raises(
+        ValueError, match=r"`data\[1\]` has the rows of `data\[0\]` in another order by their labels: row"
+    ):
+        Batches((frame, mixed), 4, (0,))
+    with pytest.warns(UserWarning, match=r"Labels of the rows of `data\['X'\]` and `data\['y'\]` do not agree"):
+        Batches(
+            {"X": frame, "y": target.iloc[1:].set_axis(range(len(y) - 1)).reindex([*range(1, len(y)), 99]).fillna(0)},
+            4,
+            (0,),
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given in (target, target.to_numpy(), mixed.to_numpy(), mixed.loc[frame.index]):
+            Batches((frame, given), 4, (0,))

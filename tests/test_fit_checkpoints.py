@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import jax
@@ -58,18 +59,62 @@ def test_interrupted_runs_go_on_exactly(tmp_path, whole, step):
     assert [p.name for p in path.parent.iterdir()] == ["run.npz"]
 
 
-def test_a_crash_goes_on_from_the_last_checkpoint(tmp_path, whole):
+@pytest.mark.parametrize("error", [OSError("a crash"), SystemExit("a crash")])
+def test_an_error_of_a_callback_loses_no_step(tmp_path, whole, error):
     path = tmp_path / "run.npz"
 
     def crash(progress):
         if progress.step >= 23:
-            raise OSError("a crash")
+            raise error
 
-    with pytest.raises(OSError, match="a crash"):
+    with pytest.raises(type(error), match="a crash") as caught:
         fit(checkpoint=path, callback=crash)
+    assert caught.value is error
+    assert error.__notes__ == [f"`checkpoint` {path} holds step 23; the same call goes on from there."]
     seen = []
     assert_same_bits(tuple(fit(checkpoint=path, callback=seen.append)), tuple(whole))
-    assert seen[0].step == 23 and len(seen[0].losses) == 3
+    assert seen[0].step == 25 and len(seen[0].losses) == 2
+
+
+def test_an_error_of_a_metric_loses_no_step_before_its_own(tmp_path):
+    def rule(fails):
+        left = iter([3.0, 2.0, ZeroDivisionError("no rows")] if fails else [1.0] * 99)
+
+        def metric(params):
+            score = next(left)
+            if isinstance(score, Exception):
+                raise score
+            return score
+
+        return ogp.EarlyStopping(99, every=5, metric=metric)
+
+    path = tmp_path / "run.npz"
+    with pytest.raises(ZeroDivisionError, match="no rows"):
+        fit(early_stopping=rule(True), checkpoint=path, checkpoint_every=10**6)
+    assert checkpoint_step(path) == 13  # calls end at 3, 5, 8, 10, 13 and 15
+
+
+@pytest.mark.parametrize("fails", ["write", "dump"])
+def test_an_error_is_not_replaced_by_one_of_saving(tmp_path, monkeypatch, fails):
+    def crash(progress):
+        if progress.step == 4:
+            monkeypatch.setattr(checkpoint, fails, lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+            raise KeyError("a crash")
+
+    path = tmp_path / "run.npz"
+    with warnings.catch_warnings(), pytest.raises(KeyError, match="a crash") as caught:
+        warnings.simplefilter("error")
+        fit(checkpoint=path, callback=crash, steps_per_call=2, checkpoint_every=10**6)
+    assert len(caught.value.__notes__) == 1 and "could not be written" in caught.value.__notes__[0]
+    assert "no space left" in caught.value.__notes__[0] and not path.exists()
+
+
+def test_an_error_before_the_first_step_leaves_no_file(tmp_path):
+    """Which would belong to the data that are at fault."""
+    X, y = data()
+    with pytest.raises(FloatingPointError, match="loss of step 1 is "):
+        fit(arrays=(X, np.full_like(y, 1e308)), checkpoint=tmp_path / "run.npz")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_finished_run_returns_at_once_and_can_be_made_longer(tmp_path, whole):

@@ -59,6 +59,37 @@ def test_kmeans_finds_separated_clusters(rng):
     np.testing.assert_allclose(C[np.argsort(C.sum(1))], expected[np.argsort(expected.sum(1))], rtol=1e-10)
 
 
+@pytest.mark.parametrize("num", [3, 250])
+def test_kmeans_reads_few_rows_of_an_array_on_disk(rng, tmp_path, monkeypatch, num):
+    """All were read, and a table larger than memory could not be."""
+    monkeypatch.setattr(clusters, "MOST_ON_DISK", 200)
+    X = (np.arange(2000) % 3 * 10.0)[:, None] + rng.normal(0, 0.1, (2000, 2))
+    on_disk = np.memmap(tmp_path / "X", X.dtype, "w+", shape=X.shape)
+    on_disk[:] = X
+    read = []
+
+    class Lazy:
+        shape, dtype, ndim, chunks = X.shape, X.dtype, 2, (10, 2)
+
+        def __len__(self):
+            return len(X)
+
+        def __getitem__(self, rows):
+            read.append(len(X[rows]))
+            return X[rows]
+
+    found = [np.asarray(kmeans(random.key(1), given, num)) for given in (Lazy(), on_disk)]
+    np.testing.assert_array_equal(*found)
+    assert sum(read) <= len(X) and found[0].shape == (num, 2)
+    if num == 3:
+        np.testing.assert_allclose(np.sort(found[0][:, 0]), [0.0, 10.0, 20.0], atol=0.1)
+    whole = np.asarray(kmeans(random.key(1), X, num))
+    monkeypatch.setattr(clusters, "MOST_ON_DISK", 2000)
+    np.testing.assert_array_equal(kmeans(random.key(1), on_disk, num), whole)
+    with pytest.raises(ValueError, match="`num` must be between 1 and N = 2000"):
+        kmeans(random.key(1), on_disk, 2001)
+
+
 def test_kmeans_keeps_categories_whole(rng):
     codes = np.array([1.0, 4.0, 7.0])
     X = np.column_stack([rng.normal(size=200), rng.choice(codes, 200, p=[0.6, 0.3, 0.1]), rng.normal(size=200)])

@@ -72,6 +72,7 @@ def test_classifier(data):
     labels = np.where(y > 0.3, "high", "low")
     estimator = GPClassifier(**SMALL).fit(X, labels)
     p = estimator.predict_proba(X)
+    np.testing.assert_array_equal(estimator.predict_log_proba(X), np.log(p))
     assert estimator.classes_.tolist() == ["high", "low"] and p.shape == (100, 2)
     np.testing.assert_allclose(p.sum(-1), 1)
     np.testing.assert_array_equal(estimator.predict(X), estimator.classes_[p.argmax(-1)])

@@ -22,7 +22,7 @@ from numpyro_orthgp.tabular.latent import LatentSearch, settled
 from numpyro_orthgp.tabular.mixtures import Mixture, moments_of
 from numpyro_orthgp.tabular.predicted_counts import CountPredictions
 from numpyro_orthgp.tabular.predictions import Predictions
-from numpyro_orthgp.tabular.rows import observed_counts
+from numpyro_orthgp.tabular.rows import observed_counts, observed_numbers
 from numpyro_orthgp.tabular.stages import Stage
 from numpyro_orthgp.tabular.strays import StrayCounts, StrayNumbers
 
@@ -467,3 +467,63 @@ def test_a_last_fit_that_goes_astray(X, monkeypatch):
 def test_seeds_are_integers(call, seed, X):
     with pytest.raises(ValueError, match=f"`seed` must be an integer of at least 0; got {seed!r}"):
         call(X, np.arange(60) % 3, seed=seed, **SMALL)
+
+
+@pytest.mark.parametrize("slips", [{77: 1e6}, {3: 1e6, 50: 2e6, 51: 1e6}])
+def test_outputs_far_from_all_others_are_said_with_their_row(slips, rng):
+    """One count of 1e6 among those up to 9 made a mean of 7e4 for 1.4. A missing entry before it moves no row."""
+    y = rng.poisson(3.0, 100).astype(float)
+    y[0] = np.nan
+    y[list(slips)] = list(slips.values())
+    more = " \\(and 2 more\\)" if len(slips) > 1 else ""
+    match = f"`y` is 1e\\+06 in row {min(slips)}{more}, far from all other numbers, 0 to .*make it NaN"
+    with pytest.warns(UserWarning, match=match):
+        ogp.counts(np.arange(100.0), y, M=5, num_steps=2)
+    with pytest.warns(UserWarning, match=match):
+        observed_numbers(y, 100)
+
+
+def test_outputs_of_heavy_tails_and_large_exposures_are_not_far(rng, recwarn):
+    """The largest of numbers whose tail is as heavy as 1 / y^2 is more than 30 times the second in one table of 900."""
+    for y in (
+        rng.pareto(2.0, 1000),
+        np.exp(2 * rng.normal(size=1000)),
+        np.r_[np.zeros(99), 1.0],
+        np.r_[0.0, [1e6, 1e6 + 1] * 20],
+    ):
+        observed_numbers(y, len(y))
+    assert not recwarn.list
+    y, exposure = rng.poisson(3.0, 100).astype(float), np.ones(100)
+    y[7], exposure[7] = 3e4, 1e4
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*far from all other")
+        ogp.counts(np.arange(100.0), y, exposure, M=5, num_steps=2)
+
+
+@pytest.mark.parametrize("kind", ["regression", "logarithms", "atoms", "two classes", "three classes", "counts"])
+def test_predictions_of_no_rows(kind, rng):
+    """As of a filter that nothing passes: a table of the same columns."""
+    pd = pytest.importorskip("pandas")
+    days = np.datetime64("2024-01-01") + np.arange(60)
+    X = pd.DataFrame({"a": rng.normal(size=60), "c": [*"uvw"] * 20, "day": days})
+    y = rng.normal(size=60)
+    fit = {
+        "regression": lambda: ogp.regression(X, y, **SMALL),
+        "logarithms": lambda: ogp.regression(X, np.exp(3 * y), **SMALL),
+        "atoms": lambda: ogp.regression(X, np.maximum(y, 0), **SMALL),
+        "two classes": lambda: ogp.classification(X, y > 0, **SMALL),
+        "three classes": lambda: ogp.classification(X, X["c"], **SMALL),
+        "counts": lambda: ogp.counts(X, rng.poisson(3, 60), **SMALL),
+    }[kind]()
+    some, none = fit.predict(X[:2]).frame(), fit.predict(X[:0]).frame()
+    assert list(none.columns) == list(some.columns) and len(none) == 0 and none.index.equals(X.index[:0])
+    assert list(none.dtypes)[1:] == list(some.dtypes)[1:]  # pandas asks the rows of labels for their type
+    assert fit.as_array(X[:0]).shape == (0, 3)
+    assert len(fit.predict(pd.DataFrame({"a": [], "c": [], "day": []})).frame()) == 0  # of no types
+    if "classes" not in kind:
+        predicted = fit.predict(X[:0])
+        for found in (predicted.log_density([]), predicted.cdf([]), predicted.quantile(0.5)):
+            assert found.shape == (0,)
+        assert predicted.quantile([0.1, 0.5]).shape == (0, 2)
+    with pytest.raises(ValueError, match="`X` must have at least one row"):
+        ogp.regression(X[:0], y[:0])

@@ -71,9 +71,11 @@ def test_new_rows_of_which_all_are_missing(rng):
     expected = [[0.0, 1.0, -1.0, -1.0, -1.0]]  # "a", "a is missing", and the levels of "b"
     for dtype in ("float", "object", "category", "string"):
         new = pd.DataFrame({name: pd.Series([None], dtype=dtype) for name in "abc"})
-        np.testing.assert_array_equal(columns.encode(read_table(new)), expected)
+        with pytest.warns(UserWarning, match="'b' of `X` has no entry in 1 rows"):
+            np.testing.assert_array_equal(columns.encode(read_table(new)), expected)
     new = pd.DataFrame({"a": [None], "b": [None], "c": ["now it is known"]})  # it was left out
-    np.testing.assert_array_equal(columns.encode(read_table(new)), expected)
+    with pytest.warns(UserWarning, match="'b' of `X` has no entry in 1 rows"):
+        np.testing.assert_array_equal(columns.encode(read_table(new)), expected)
 
 
 def test_entries_that_are_missing_in_new_rows_only_are_said(rng):
@@ -91,6 +93,23 @@ def test_entries_that_are_missing_in_new_rows_only_are_said(rng):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         np.testing.assert_array_equal(columns.encode(read_table(known)), X)
+
+
+@pytest.mark.parametrize("num_levels", [3, 30])
+def test_text_that_is_missing_in_new_rows_only_is_said(rng, num_levels):
+    levels = [f"level {i % num_levels}" for i in range(90)]
+    frame = pd.DataFrame({"a": rng.normal(size=90), "c": levels})
+    some = frame.assign(c=[None, *levels[1:]])
+    new = read_table(frame.assign(c=[None] * 4 + levels[4:]))
+    with pytest.warns(
+        UserWarning, match=r"'c' of `X` has no entry in 4 rows, .* count as none of the levels .* too sure"
+    ):
+        learned(frame)[0].encode(new)
+    columns, _ = learned(some)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        columns.encode(new)
+    assert not any("missing entries are medians" in line for line in columns.words())
 
 
 def test_an_exported_program_takes_categories_as_a_fit_does(rng):
@@ -117,8 +136,9 @@ def test_an_exported_program_takes_categories_as_a_fit_does(rng):
             num_said = len(said)
             np.testing.assert_allclose(found, columns.encode(rows), rtol=1e-12)
         assert [str(w.message) for w in said[:num_said]] == [str(w.message) for w in said[num_said:]]
-    assert num_said == 3 and "'two' of `X` has no entry in 1 rows" in str(said[0].message)
-    assert "'new' in 1 rows, which training did not have" in str(said[1].message)
+    for message, column in zip(said[:num_said], ("two", "code"), strict=False):
+        assert f"'{column}' of `X` has no entry in 1 rows" in str(message.message)
+    assert num_said == 4 and "'new' in 1 rows, which training did not have" in str(said[2].message)
 
 
 def test_numbers_as_databases_give_them():

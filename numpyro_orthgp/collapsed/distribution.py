@@ -18,6 +18,7 @@ from numpyro_orthgp.collapsed import checks
 from numpyro_orthgp.collapsed.bounds import Bound, Statistics, conditional_gain, log_evidence, log_upper_bound, optimum
 from numpyro_orthgp.collapsed.sums import Prior, Rows, project_inputs, sum_over_points, without_orthogonal
 from numpyro_orthgp.errors import check_inputs, check_key, check_same_dtype
+from numpyro_orthgp.foreign import KnownTables
 from numpyro_orthgp.functions.draws import MAX_JOINT_DRAW
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.latent_inputs import LatentInputs
@@ -104,7 +105,7 @@ class CollapsedGP(dist.Distribution):
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("kernel", "X", "features", "noise_scale", "loc", "observed", "orthogonal")
     pytree_aux_fields = (
-        "bound", "alpha", "group_size", "num_outputs", "jitter", "block_size", "num_points", "_separate",
+        "bound", "alpha", "group_size", "num_outputs", "jitter", "block_size", "num_points", "_separate", "_tables",
     )  # fmt: skip
 
     def __init__(
@@ -133,6 +134,7 @@ class CollapsedGP(dist.Distribution):
         self.features, self.kernel, self.bound = features, as_kernel(kernel), bound
         checked = check_inputs("X", X, dim=input_dim(features))
         self.X = X if isinstance(X, LatentInputs) else checked
+        self._tables = KnownTables.of(X, inducing)
         check_same_dtype("X", self.X, features[0].dtype)
         warn_of_coarse_inputs("X", checked)
         N = self.X.shape[0]
@@ -216,9 +218,8 @@ class CollapsedGP(dist.Distribution):
             mean = mean[..., 0] if mean.ndim == 3 else mean.T  # (D, M)
             beliefs.append(Full(mean[0] if single else mean, scale))
         num_latents = None if single else 1 if y.ndim == 1 else y.shape[1]
-        return GPFunction(
-            self.kernel, self.features, blocks, (*beliefs, *(self.orthogonal or ())), num_latents=num_latents
-        )
+        given = (*beliefs, *(self.orthogonal or ()))
+        return GPFunction(self.kernel, self.features, blocks, given, num_latents=num_latents, tables=self._tables)
 
     @one_program
     def _optimum(self, y: Array, sums: Statistics | None) -> tuple[tuple[Block, ...], list[tuple[Array, Array]]]:

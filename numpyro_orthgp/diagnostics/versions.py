@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -22,9 +23,17 @@ def tree_of(datasets: Mapping[str, Any]) -> Any:
 
 
 def smooth_weights(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
-    """Pareto-smoothed log weights, and k-hat, which is infinite if ArviZ finds no such distribution."""
+    """Pareto-smoothed log weights, and k-hat, which is infinite if ArviZ finds no such distribution.
+
+    :raises RuntimeError: without docstrings, which ArviZ 0.x lengthens.
+    """
     az, before_1 = _arviz()
     if before_1:
+        if sys.flags.optimize > 1:
+            raise RuntimeError(
+                "ArviZ before 1.0 needs its docstrings for k-hat, and `python -OO` leaves them out. Run `check` and `khat` with "
+                "`python` or `python -O`; all else works."
+            )
         smoothed, khat = az.psislw(log_weights)
     else:
         from arviz_stats.base import array_stats

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from jax.tree_util import Partial
 
 from numpyro_orthgp.errors import check_inputs, check_same_dtype
-from numpyro_orthgp.foreign import refuse_other_order
+from numpyro_orthgp.foreign import KnownTables, refuse_other_order
 from numpyro_orthgp.functions.draws import Joint, JointInRun, draw_process, in_run, paths_of
 from numpyro_orthgp.functions.expected import AveragedMarginals, average, nodes_of
 from numpyro_orthgp.functions.groups import covariance_of_groups, moments_of_groups
@@ -56,8 +56,7 @@ MIN_BLOCK = 256  # least number of rows in a block: with fewer, products of matr
 class GPFunction(NoArray):
     """A function with a Gaussian-process prior, and Gaussians or values for its inducing variables.
 
-    ``f(X)`` returns the marginals at inputs, ``f.joint(X)`` the joint distribution. It is a pytree: you can return it from ``jit``,
-    map over it with ``vmap``, save and restore it.
+    ``f(X)`` returns the marginals at inputs, ``f.joint(X)`` the joint distribution. It is a pytree, for ``jit``, ``vmap``, files.
 
     :param kernel: the covariance function.
     :param features: the sets of inducing variables.
@@ -68,9 +67,9 @@ class GPFunction(NoArray):
     :param grouping: which inputs are in groups, if the residual is tightened in groups of consecutive inputs; else ``None``.
     :param num_latents: P, or ``None`` for a single function.
     :param fitting: whether a guide of this package is being fitted; ``values`` are then its draw of the inducing variables.
-    :param values: values of each set's whitened inducing variables in this run of the model, for draws; ``None`` outside of a run,
-        where draws are from q(f).
+    :param values: of each set's whitened inducing variables in this run of the model; ``None`` outside, where draws are from q(f).
     :param run: the function's draws in this run of the model.
+    :param tables: the order of columns of tables that it knows.
     """
 
     kernel: Any
@@ -85,6 +84,7 @@ class GPFunction(NoArray):
     values: tuple[Array, ...] | None = None
     run: Run | None = None
     grouping: Grouping | None = field(default=None, metadata={"static": True})
+    tables: KnownTables | None = field(default=None, metadata={"static": True})
 
     @property
     def drawn(self) -> tuple[int, ...]:
@@ -278,7 +278,7 @@ class GPFunction(NoArray):
 
     def checked(self, X: Any) -> Array:
         """Inputs as an array; they are refused if they do not match the inducing variables, or tables of earlier calls."""
-        refuse_other_order(X, {} if self.names is None else self.names.whole.tables)
+        refuse_other_order(X, {} if self.tables is None else self.tables)
         dim, dtype = self._kind
         X = check_same_dtype("X", check_inputs("X", X, dim=dim), dtype)
         if model_running() is not None:  # predictions at few rows would take half as long again

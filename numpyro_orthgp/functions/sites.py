@@ -221,7 +221,6 @@ class Names:
         # Rows of each draw, and the scale of what a tightened one pays for them.
         self.weighed: list[tuple[int, Any]] = []
         self._columns: tuple[int, ...] = ()
-        self.tables: dict[frozenset[str], list[str]] = {}  # columns of tables that it was called at
         self.whole = self
         if (running := model_running()) is not None:
             running._numpyro_orthgp_names = {*getattr(running, "_numpyro_orthgp_names", ()), id(self)}

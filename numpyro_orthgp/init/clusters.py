@@ -14,7 +14,7 @@ from jax import lax, random
 
 from numpyro_orthgp.errors import check_inputs, check_integer, check_is_key, is_concrete
 from numpyro_orthgp.foreign import as_numpy
-from numpyro_orthgp.init.counts import check_count
+from numpyro_orthgp.init.counts import check_count, few_rows
 from numpyro_orthgp.math.products import matmul
 from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array, PRNGKey
@@ -22,6 +22,7 @@ from numpyro_orthgp.types import Array, PRNGKey
 __all__ = ["kmeans"]
 
 _BLOCK_ENTRIES = 2**22  # distances held at once: rows of X times centres
+MOST_ON_DISK = 2**17  # rows that are read of an array on disk
 
 
 @broadcasting
@@ -31,7 +32,8 @@ def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30, categor
     Seeds are chosen by k-means++: each further seed is drawn with probability proportional to the squared distance
     from the seeds so far, and is the best of a few draws. Then come ``num_iters`` rounds of Lloyd's algorithm. A
     cluster that loses all its points moves to one of the points that are farthest from their centres. Memory is
-    a few times that of ``X``, plus a block of about four million distances.
+    a few times that of ``X``, plus a block of about four million distances. Of an array on disk (``np.memmap``, or of h5py, zarr or
+    ``training.columns``) with more than 131072 rows so many random ones are read.
 
     Centres are means, which make no sense for category or task indices. List such columns in ``categories``: a centre then has the
     most frequent category of its rows. Two rows that differ in a category are as far apart as two typical rows in a column of
@@ -60,6 +62,8 @@ def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30, categor
         2. Huang. Extensions to the k-Means Algorithm for Clustering Large Data Sets with Categorical Values. 1998.
     """
     check_is_key(rng_key)
+    check_count("num", num, (len(X) if getattr(X, "ndim", 0) else 0) or None)
+    X = few_rows(X, max(MOST_ON_DISK, num), random.fold_in(rng_key, num))
     X = check_inputs("X", _no_categories(as_numpy("X", X)))
     check_count("num", num, X.shape[0])
     check_count("num_iters", num_iters, None)

@@ -164,7 +164,7 @@ def condition(
     inspect(partial(_warn_rounded, dtype), rounding)
     if num_steps > 1:  # the first step starts without factors
         inspect(partial(_warn_unsettled, num_steps), *end)
-    return replace(result, kernel=f.kernel)
+    return replace(result, kernel=f.kernel, tables=f.tables)
 
 
 def _condition(

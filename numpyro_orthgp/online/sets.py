@@ -122,7 +122,7 @@ def compress(
             "which cannot hold their part of the mean."
         )
     blocks, beliefs = _compress(f, features, check_jitter(jitter, features[0].dtype))
-    return GPFunction(f.kernel, features, blocks, beliefs, num_latents=f.num_latents)
+    return GPFunction(f.kernel, features, blocks, beliefs, num_latents=f.num_latents, tables=f.tables)
 
 
 @one_program

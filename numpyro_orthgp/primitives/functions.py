@@ -11,6 +11,7 @@ import numpyro
 from jax import lax
 from numpyro.distributions import constraints
 
+from numpyro_orthgp.foreign import KnownTables
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.keys import note_where_seeded, prng_key
 from numpyro_orthgp.functions.mean_only import MeanShift, project_shift, weigh_points
@@ -123,6 +124,7 @@ def gp(
         names=Names(full_name, belief is not None, _words_of_residual(belief, mean_only)),
         values=tuple(message["value"] for message in messages),
         run=Run(),
+        tables=KnownTables.of(inducing),
     )
     announce(full_name, f)
     return f

@@ -16,11 +16,15 @@ BLOCKS = (16, 128, 1024)  # rows per block
 
 
 def in_blocks(program: Callable[..., Any], given: Any, *rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Apply a compiled program to any number of rows. Blocks have one of three sizes, so at most three programs are compiled.
+    """Apply a compiled program to any number of rows, also none. Blocks have one of three sizes, so at most three programs are
+    compiled.
 
     :param program: maps ``given`` and blocks of rows to a tuple of arrays, with one entry or row for each row.
     """
     parts, first, num = [], 0, len(rows[0])
+    if not num:  # the program says which arrays there are
+        empty = [np.zeros((BLOCKS[0], *r.shape[1:]), r.dtype) for r in rows]
+        return tuple(np.asarray(a)[:0] for a in program(given, *map(jnp.asarray, empty)))
     while first < num:
         size = next((b for b in BLOCKS if num - first <= b), BLOCKS[-1])
         here = [r[first : first + size] for r in rows]

@@ -43,7 +43,7 @@ class Column:
     :param levels: levels that have their own column; None for numbers. There are none if no entry is known or hardly one recurs.
     :param median: median of a column of numbers, which replaces missing entries.
     :param mean, scale: numbers are centred by the mean and divided by the scale.
-    :param tells_missing: whether a further column marks missing entries.
+    :param tells_missing: whether entries were missing in training. Of numbers a further column marks them.
     :param seen: all levels of training; None for numbers, and if there were more than 1000.
     :param means: means of the outputs, for categories with more levels than get a column; None for others, and if levels differ no
         more than by chance.
@@ -80,7 +80,8 @@ class Column:
             most = 1 if two else MOST_LEVELS
             if len(levels) > MOST_LEVELS:
                 most = min(most, int(np.sum(counts >= max(LEAST_OF_LEVEL, LEAST_SHARE * len(values)))))
-            return cls(name, tuple(levels[:most]), seen=tuple(levels) if len(levels) <= MOST_SEEN else None)
+            seen = tuple(levels) if len(levels) <= MOST_SEEN else None
+            return cls(name, tuple(levels[:most]), tells_missing=any(v is None for v in values), seen=seen)
         known = values[np.isfinite(values)]
         if not len(known):
             return cls(name, (), seen=())
@@ -301,8 +302,8 @@ class Columns:
         values = tuple(table.values[i] for i in order)
         for i in sorted(set(self.sources.tolist())):
             column = self.columns[i]
-            if column.tells_two or (column.levels is None and not column.tells_missing):
-                warn_of_missing(column.name, values[i])
+            if not column.tells_missing:
+                warn_of_missing(column.name, values[i], column.levels is not None and not column.tells_two)
         return Table(tuple(known), values)
 
     def _all(self, table: Table) -> list[np.ndarray]:
@@ -325,7 +326,7 @@ class Columns:
         used = set(self.sources.tolist())
         names = [c.name for c in self.columns if c.levels == () and c.seen != () and c.means is None]
         left = [column.name for i, column in enumerate(self.columns) if i not in used and column.name not in names]
-        missing = [column.name for column in self.columns if column.tells_missing]
+        missing = [column.name for column in self.columns if column.tells_missing and column.levels is None]
         coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if c.levels]
         means = [f"{c.name} ({len(c.means.levels)})" for c in self.columns if c.means is not None]
         dates = [f"{c.name} ({', '.join(c.periods) or 'no period'})" for c in self.columns if c.periods is not None]

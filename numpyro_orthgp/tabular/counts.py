@@ -22,6 +22,7 @@ from numpyro_orthgp.tabular.families import found_for, log_rates, predictions, z
 from numpyro_orthgp.tabular.files import Arrays
 from numpyro_orthgp.tabular.fits import TableFit
 from numpyro_orthgp.tabular.latent import USUAL_STEPS, latent_function, new_guide
+from numpyro_orthgp.tabular.meanings import warn_of_far
 from numpyro_orthgp.tabular.models import counts_model
 from numpyro_orthgp.tabular.predicted_counts import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, positive_column
@@ -98,8 +99,9 @@ def counts(
     seed, table = check_integer("seed", seed, 0), table_of(X)
     y, seen = observed_counts(y, table.num_rows, table.index)
     part, of_part = part_of(table, seen, seed, MOST)
-    used, y = table.rows(part), y[of_part]
-    exposure = positive_column("exposure", exposure, table.num_rows, table.index)[part]
+    exposure = positive_column("exposure", exposure, table.num_rows, table.index)
+    warn_of_far("`y`", np.flatnonzero(seen), y, y / exposure[seen])
+    used, y, exposure = table.rows(part), y[of_part], exposure[part]
     rate = float(y.sum() / exposure.sum())
     columns, inputs = Columns.learn(used, log_rates(y, rate * exposure)[:, None], seed)
     order, num_held = order_of(len(y), seed)

@@ -141,6 +141,8 @@ def inputs_of(
     check_option("missing", missing, _MISSING_NUMBERS)
     check_option("unseen", unseen, _UNSEEN)
     found = read_table(table)
+    if not found.num_rows:
+        raise ValueError("`table` must have at least one row.")
     strange = [name for name in categories if name not in found.names]
     if strange:
         raise ValueError(f"`categories` names {', '.join(map(repr, strange))}; the table has {', '.join(found.names)}.")

@@ -1,5 +1,5 @@
 """Warnings of entries that mean something else than they are taken for: text that is numbers or dates of other forms than ISO 8601,
-levels that differ only in how they are written, and numbers that stand for missing entries."""
+levels that differ only in how they are written, numbers that stand for missing entries, and slips of the pen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-__all__ = ["alike", "is_number", "warn_of_alike", "warn_of_codes", "warn_of_meanings", "warn_of_missing"]
+__all__ = ["alike", "is_number", "warn_of_alike", "warn_of_codes", "warn_of_far", "warn_of_meanings", "warn_of_missing"]
 
 MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 DATE = re.compile(
@@ -38,6 +38,8 @@ LIMITS = [
 CODES = frozenset(
     np.float32(sign * size) for size in [*NINES, *LIMITS, float(np.finfo(np.float32).max)] for sign in (-1, 1)
 )
+
+FAR, MOST_FAR = 30.0, 3  # ranges of all other outputs, and how many outputs may be so far from these
 
 
 def _is_date(text: str) -> bool:
@@ -153,21 +155,61 @@ def warn_of_codes(name: str, numbers: np.ndarray) -> None:
             )
 
 
+def warn_of_far(name: str, rows: np.ndarray, *numbers: np.ndarray) -> None:
+    """Warn of one to three outputs that are further from all others than ``FAR`` times the range of these.
+
+    Of outputs whose tail is as heavy as 1 / y the largest is so far in 3 % of the tables, and of lighter tails hardly ever.
+
+    :param rows: rows of the numbers in the user's table, shape (N,).
+    :param numbers: outputs without missing ones, shape (N,), and what they may be measured in (rates beside counts): far in all.
+    """
+    far = np.logical_and.reduce([_are_far(x) for x in numbers])
+    y, others = numbers[0][far], numbers[0][~far]
+    is_said = len(y) > 1 and np.ptp(y) == 0 and _is_code(y[0])
+    if len(y) and not is_said:
+        more = "" if len(y) == 1 else f" (and {len(y) - 1} more)"
+        warnings.warn(
+            f"{name} is {y[0]:g} in row {rows[far][0]}{more}, far from all other numbers, {others.min():g} to {others.max():g}. "
+            "One such row can spoil predictions for all others. If it is a slip, make it NaN; if not, such rows need a fit apart "
+            "from the others.",
+            stacklevel=2,
+        )
+
+
+def _are_far(x: np.ndarray) -> np.ndarray:
+    """Which of the numbers are far, all on one side."""
+    order = np.argsort(x, kind="stable")
+    far = np.zeros(len(x), bool)
+    for num in range(1, MOST_FAR + 1):
+        for those, others in ((order[-num:], order[:-num]), (order[:num], order[num:])):
+            rest = x[others]
+            gap = max(x[those].min() - rest[-1], rest[0] - x[those].max())
+            if len(set(rest.tolist())) > 2 and gap > FAR * (rest[-1] - rest[0]):
+                far[those] = True
+                return far
+    return far
+
+
 def _is_code(number: float) -> bool:
     with np.errstate(over="ignore"):
         return np.float32(number) in CODES or abs(number) == np.finfo(float).max
 
 
-def warn_of_missing(name: str, values: np.ndarray) -> None:
+def warn_of_missing(name: str, values: np.ndarray, is_text: bool) -> None:
     """Warn of missing entries in new rows, of a column in which training had none.
 
     :param values: a column of a table, shape (N,).
+    :param is_text: whether it has more than two levels, so that none of them is in the middle.
     """
+    if is_text:
+        what = "They count as none of the levels that are told apart, as if that"
+    else:
+        what = "The middle of the column takes its place as if it"
     gaps = [v is None for v in values] if values.dtype == object else values != values
     if num := int(np.sum(gaps)):
         warnings.warn(
-            f"Column {name!r} of `X` has no entry in {num} rows, and in training none was missing. The middle of the column takes "
-            "its place as if it had been seen, so predictions for these rows are too sure. Fill in what is known, leave the rows "
-            "out, or fit rows of which some lack it too.",
+            f"Column {name!r} of `X` has no entry in {num} rows, and in training none was missing. {what} had been "
+            "seen, so predictions for these rows are too sure. Fill in what is known, leave the rows out, or fit rows of which "
+            "some lack it too.",
             stacklevel=2,
         )

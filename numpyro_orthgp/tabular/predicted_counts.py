@@ -76,7 +76,7 @@ class CountPredictions(Ordered):
         :raises ValueError: for another shape.
         """
         y = as_floats("y", checked_outputs(y, len(self.log_mean), self.index))
-        parts = [slice(first, first + ROWS_AT_ONCE) for first in range(0, len(y), ROWS_AT_ONCE)]
+        parts = [slice(first, first + ROWS_AT_ONCE) for first in range(0, max(len(y), 1), ROWS_AT_ONCE)]
         found = np.concatenate([self._cdf(y[part], self.log_mean[part], self.log_sd[part]) for part in parts])
         found = np.where(y < 0, found, self.extra_zeros + (1 - self.extra_zeros) * found)
         return self.strays.mixed_cdf(found, y)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_orthgp.foreign import as_numpy
-from numpyro_orthgp.tabular.meanings import warn_of_codes
+from numpyro_orthgp.foreign import as_numpy, check_labels_of_rows
+from numpyro_orthgp.tabular.meanings import warn_of_codes, warn_of_far
 from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = [
@@ -43,7 +43,7 @@ def one_column(y: Any, num_rows: int, name: str = "y", index: Any = None) -> np.
         raise ValueError(
             f"`{name}` must have shape ({num_rows},), one entry for each row of X; got {values.shape}.{several}"
         )
-    _check_labels_of_rows(name, getattr(y, "index", None), index)
+    check_labels_of_rows(name, getattr(y, "index", None), "X", index)
     return values
 
 
@@ -59,33 +59,6 @@ def _without_mask(values: Any) -> np.ndarray:
     known = np.ma.getdata(values).astype(object)
     known[np.ma.getmaskarray(values)] = None
     return known
-
-
-def _check_labels_of_rows(name: str, own: Any, index: Any) -> None:
-    if not hasattr(own, "equals") or not hasattr(index, "equals") or own.equals(index):
-        return
-    if not (own.is_unique and index.is_unique):
-        return
-    place = own.get_indexer(index)  # of each row of X in y, by its label
-    moved = (place >= 0) & (place != np.arange(len(index)))
-    if not moved.any():
-        return
-    row = int(np.argmax(moved))
-    label = index[row : row + 1].tolist()[0]
-    where = (
-        f"row {row} of X has the label {label!r}, that of row {place[row]} of {name}, and rows are taken as they stand."
-    )
-    if (place >= 0).all():
-        raise ValueError(
-            f"`{name}` has the rows of `X` in another order by their labels: {where} Did you mean {name}.loc[X.index]? If not, "
-            f"pass {name}.to_numpy()."
-        )
-    warnings.warn(
-        f"Labels of the rows of `X` and `{name}` do not agree: {where} If labels say which rows belong together, take those that "
-        f"both have; if not, pass {name}.to_numpy(), which has no labels.",
-        UserWarning,
-        stacklevel=2,
-    )
 
 
 def observed_numbers(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarray, np.ndarray]:
@@ -105,6 +78,7 @@ def observed_numbers(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarr
     if seen.sum() < LEAST_ROWS:
         raise ValueError(f"At least {LEAST_ROWS} outputs are needed; got {int(seen.sum())}.")
     warn_of_codes("`y`", values[seen])
+    warn_of_far("`y`", np.flatnonzero(seen), values[seen])
     if np.ptp(values[seen]) == 0:
         raise ValueError(f"All outputs are {values[seen][0]:g}: there is nothing to learn.")
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):

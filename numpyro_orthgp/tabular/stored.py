@@ -52,13 +52,16 @@ class StoredTable:
 def table_of(X: Any) -> Table | StoredTable:
     """The table; an array on disk is not read here if it has more than ``PART`` rows.
 
-    :raises TypeError, ValueError: as :func:`~numpyro_orthgp.tabular.columns.read_table`.
+    :raises TypeError, ValueError: as :func:`~numpyro_orthgp.tabular.columns.read_table`, and without rows.
     """
     refuse_unread(X)
     if is_lazy(X):
         Column(X).check_stored("X")
     if not (is_lazy(X) or isinstance(X, np.memmap)) or len(X.shape) != 2 or X.shape[0] <= PART:
-        return read_table(X)
+        table = read_table(X)
+        if not table.num_rows:
+            raise ValueError("`X` must have at least one row.")
+        return table
     read_table(rows_of(X, slice(0, 1)))  # checks its dtype
     return StoredTable(X)
 

@@ -55,10 +55,10 @@ def refuse_unread(X: Any) -> None:
 
 
 def read_table(X: Any) -> Table:
-    """Columns of a pandas, polars or arrow table, or of an array of shape (N,) or (N, D).
+    """Columns of a pandas, polars or arrow table, or of an array of shape (N,) or (N, D). There may be no rows.
 
     :raises TypeError: for other types, and for columns of objects that are not text.
-    :raises ValueError: for a table without rows or columns, two columns with the same name, and infinite numbers.
+    :raises ValueError: for a table without columns, two columns with the same name, and infinite numbers.
     """
     X = X.to_pandas() if hasattr(X, "column_names") else X  # arrow's
     if not hasattr(X, "collect") and hasattr(X, "columns") and hasattr(X, "shape"):
@@ -85,8 +85,8 @@ def read_table(X: Any) -> Table:
         array = array if array.dtype.kind == "M" else array.astype(float)
         array = array[:, None] if array.ndim == 1 else array
         table = Table(tuple(f"x{d}" for d in range(array.shape[1])), tuple(array.T))
-    if not table.names or not table.num_rows:
-        raise ValueError("`X` must have at least one row and one column.")
+    if not table.names:
+        raise ValueError("`X` must have at least one column.")
     for name, column in zip(table.names, table.values, strict=True):
         if column.dtype.kind == "f" and np.isinf(column).any():
             raise ValueError(f"Column {name!r} of `X` has infinite entries. Make them missing (NaN), or finite.")

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.foreign import check_labels_of_rows
 from numpyro_orthgp.training.arrays import as_array, check_range, num_rows, on_disk, read_rows
 from numpyro_orthgp.training.columns import Column, default_blocks
 from numpyro_orthgp.training.groups import MixedOrder
@@ -59,8 +60,8 @@ class Batches:
     :param num_groups: number of such groups at the end of each batch, if rows before them are single ones; or ``None``.
     :param shuffle: how blocks are shuffled; ``None`` shuffles single rows if arrays are in memory or mapped.
     :raises TypeError: for data that are not numeric arrays in a tuple or dict.
-    :raises ValueError: if first axes differ or are empty, ``batch_size`` is not in 1..N, or numbers do not fit into the dtype
-        to which JAX casts them.
+    :raises ValueError: if first axes differ or are empty, tables have their rows in different orders by their labels,
+        ``batch_size`` is not in 1..N, or numbers do not fit into the dtype to which JAX casts them.
     """
 
     is_stream = is_part = False
@@ -94,6 +95,9 @@ class Batches:
         self.arrays = [as_array(name, leaf) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
         self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("=")) for a in self.arrays]
         self.num_rows = num_rows(self.names, self.arrays)
+        labels = [getattr(leaf, "index", None) for _, leaf in leaves]
+        for name, own in zip(self.names[1:], labels[1:], strict=True):
+            check_labels_of_rows(name, own, self.names[0], labels[0])
         for name, array, dtype in zip(self.names, self.arrays, self.dtypes, strict=True):
             if not (isinstance(array, Column) or on_disk(array)):  # `read_rows` checks these
                 check_range(name, array, dtype)

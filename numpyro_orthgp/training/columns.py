@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +15,13 @@ import jax
 import numpy as np
 
 from numpyro_orthgp.foreign import as_numpy
+from numpyro_orthgp.training.chunks import check_chunks
 from numpyro_orthgp.training.sparse import SparseRows, is_sparse
 
 __all__ = ["Column", "columns", "default_blocks", "in_memory", "is_lazy", "rows_of"]
 
 BLOCK_BYTES = 2**20  # of all arrays together
 HELD, HELD_BYTES = 64, 2**27
-BLOSC_HEADER = 16  # bytes, the last four of which are the length of the whole
 
 
 def is_lazy(leaf: Any) -> bool:
@@ -102,39 +101,8 @@ class Column:
 
         :raises ValueError: for a chunk that was cut short.
         """
-        self._warn_of_missing(name)
-        self._refuse_cut()
-
-    def _warn_of_missing(self, name: str) -> None:
-        """Warn of chunks that are not in a folder of zarr: it does not tell lost ones from those that were never written."""
-        known = bool(self._folders) and hasattr(self.leaf, "nchunks_initialized")
-        num, stored = (self.leaf.nchunks, self.leaf.nchunks_initialized) if known else (0, 0)
-        if num != stored:
-            warnings.warn(
-                f"{num - stored} of {num} chunks of `{name}` are not stored in {self._folders[0]}, and their rows read as "
-                f"{self.leaf.fill_value}. zarr leaves out chunks of this value, unless config={{'write_empty_chunks': True}}; if "
-                "there should be other numbers, files are lost.",
-                UserWarning,
-                stacklevel=2,
-            )
-
-    def _refuse_cut(self) -> None:
-        """Refuse chunks of Blosc that are shorter than they say: other numbers are read from them, often without an error."""
-        codecs = getattr(self.leaf, "compressors", ()) if self._folders else ()
-        if not any(type(codec).__name__.startswith("Blosc") for codec in codecs):
-            return
-        for folder, _, names in os.walk(self._folders[0]):
-            for name in names:
-                if name.startswith(".") or name == "zarr.json":
-                    continue
-                path = os.path.join(folder, name)
-                with open(path, "rb") as file:
-                    header = file.read(BLOSC_HEADER)
-                expected, found = int.from_bytes(header[12:16], "little"), os.path.getsize(path)
-                if len(header) < BLOSC_HEADER or found < expected:
-                    raise ValueError(
-                        f"{path} has {found} bytes, fewer than it was written with: the chunk was cut short. Write it again."
-                    )
+        if self._folders:
+            check_chunks(name, self.leaf, self._folders[0])
 
     @property
     def is_unmarked(self) -> bool:

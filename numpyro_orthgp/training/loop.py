@@ -80,7 +80,7 @@ def fit(
     the same size. Without ``batch_size`` every step sees all data, in their own order, and the fit takes the same steps as
     ``SVI.run``.
 
-    **What is guaranteed.** With ``checkpoint="run.npz"``, repeat the same call after a crash, a kill or Ctrl-C: it continues from
+    **What is guaranteed.** With ``checkpoint="run.npz"``, repeat the same call after an error, a kill or Ctrl-C: it continues from
     the last checkpoint and ends with the same bits as a run without interruption. After the run has ended, the call returns its
     result at once, and you may ask for more steps. A file is replaced atomically, and refused for another problem. It contains
     digests of the data (all rows; for more than 256 MiB on disk, 1024 rows, and sizes and times of files) and of the program of
@@ -141,7 +141,7 @@ def fit(
     :param progress_bar: show a progress bar, with minus the mean loss of the last call as ELBO; on the first process only.
     :param early_stopping: when to stop early; see :class:`~numpyro_orthgp.EarlyStopping`.
     :param checkpoint: a file to continue from, and to write every ``checkpoint_every`` steps and when the fit ends or is
-        interrupted. If a source of data or the callback raises, it holds the last of these.
+        interrupted, and before an error of a source of data, a metric or the callback goes on.
     :param checkpoint_every: steps between checkpoints.
     :param resume: ``False`` starts again and overwrites the file. "anyway" continues from a file of another problem, if all shapes
         are equal: other data, a changed model, or a newer JAX.

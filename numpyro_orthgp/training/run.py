@@ -14,6 +14,9 @@ it, bisection finds the step at which it appeared, so the answer does not depend
 **Ctrl-C** saves the last state and returns the best one. If a process continues from a file and the next loss fails, there is no
 earlier state, and it returns the file's state.
 
+**An error** of a source, metric or callback saves the last state too, and then goes on. An error of reading ahead waits until the
+steps of the call are counted.
+
 **Several processes end together**: an error in one (in its reader, a callback, or Ctrl-C) is raised in all at the end of the call.
 """
 
@@ -150,18 +153,42 @@ class Run:
             status = self.train(bar)
         except KeyboardInterrupt:
             status = "interrupted"
+        except BaseException as error:
+            self.save_before(error)
+            raise
         finally:
             bar.close()
-        if self.keeper is not None:
-            try:
-                self.keeper.save(self.now, self.losses)
-            except KeyboardInterrupt:  # asked to stop: it stops once the file is complete
-                self.keeper.save(self.now, self.losses)
+        self.save()
         step, state, windows = self.now
         if status in ("stopped early", "interrupted") and windows.best_state is not None:
             step, state = windows.best_step, windows.best_state
         state = self.devices.local(state)
         return FitResult(self.svi.get_params(state), state, self.losses[: self.num_losses].copy(), status, step)
+
+    def save(self) -> None:
+        """Write the checkpoint, if the user wants one."""
+        if self.keeper is not None:
+            try:
+                self.keeper.save(self.now, self.losses)
+            except KeyboardInterrupt:  # asked to stop: it stops once the file is complete
+                self.keeper.save(self.now, self.losses)
+
+    def save_before(self, error: BaseException) -> None:
+        """Write the checkpoint before an error goes on, which says so in a note. Whatever fails here does not replace it."""
+        if self.keeper is None or not self.now.step:
+            return
+        if self.devices.is_distributed and isinstance(error, jax.errors.JaxRuntimeError):
+            return  # not in all processes, and they exchange marks before they save
+        try:
+            self.save()  # a full disk is a warning
+            if self.keeper.saved == self.now.step:
+                error.add_note(
+                    f"`checkpoint` {self.keeper.path} holds step {self.now.step}; the same call goes on from there."
+                )
+        except Exception as other:
+            error.add_note(
+                f"`checkpoint` {self.keeper.path} could not be written either: {type(other).__name__}: {other}"
+            )
 
     def train(self, bar: Any) -> Status:
         """Take all remaining steps, in calls to the device, and return how the run ended.
@@ -176,7 +203,7 @@ class Run:
             state, losses, nan = self.steps(self.now.state, batches, num)  # does not wait
             end = self.now.step + num
             ahead = self.plan.length(end)
-            taken, batches = batches, self.fetch(end, ahead)
+            taken, (batches, error) = batches, self.fetch_ahead(end, ahead)
             new = np.asarray(losses)[:num]  # waits
             self.plan.took(num, time.perf_counter() - started)
             self.losses[end - num : end] = new
@@ -189,6 +216,8 @@ class Run:
             self.report(bar, new)
             if self.has_waited():
                 return "stopped early"
+            if error is not None:
+                raise error
             num = ahead
         return "stopped early" if self.has_waited() else "finished"
 
@@ -225,6 +254,13 @@ class Run:
             return self.full
         read = partial(self.batches.stacked, step, num, self.plan.capacity, self.devices.put_rows)
         return read() if isinstance(self.batches, Shards) else self.devices.together(read)
+
+    def fetch_ahead(self, step: int, num: int) -> tuple[Any, Exception | None]:
+        """As :meth:`fetch`, while the device computes the steps before; they count even if reading fails."""
+        try:
+            return self.fetch(step, num), None
+        except Exception as error:
+            return None, error
 
     def score(self, step: int, state: Any) -> Windows:
         """The windows so far, including one that ends at this step, if any."""
