@@ -182,6 +182,22 @@ def test_densities_of_two_functions_equal_their_integral(name, dtype):
         assert_allclose(values, likelihoods.HeteroskedasticGaussian(m).log_predictive(y), rtol=1e-4, atol=1e-3)
 
 
+def test_gradients_of_densities_of_two_functions_and_many_draws_of_them():
+    y, mean = np.array([0.0, 3.0]), np.array([[0.3, -0.5]] * 2)
+    m = ogp.Marginals(mean, np.array([[9.0, 4.0]] * 2), np.zeros((2, 2)))
+
+    def density(m, y=y, integrator=None):
+        return ogp.Likelihood(m, TWO["noise"], integrator=integrator).log_predictive(y)
+
+    found = jax.jit(jax.grad(lambda m: density(m).sum()))(m)
+    exact = jax.jit(jax.grad(lambda m: likelihoods.HeteroskedasticGaussian(m).log_predictive(y).sum()))(m)
+    assert_allclose(found.mean, exact.mean, rtol=1e-4, atol=1e-5)
+    assert_allclose(found.explained, exact.explained, rtol=1e-4, atol=1e-5)
+    # Within `vmap` draws cost little.
+    of_draws = jax.jit(jax.vmap(lambda y: density(m, y)))(np.stack([y, y + 1]))
+    assert_allclose(of_draws[0], density(m, integrator=ogp.GaussHermite(31)), rtol=1e-9)
+
+
 def test_rounding_of_large_factorials_far_from_q_is_no_density():
     # A difference of logarithms of factorials of exp(60), which NumPyro rounds to thousands.
     m = ogp.Marginals(np.full(1, 1.0), np.full(1, 9.0), np.zeros(1))

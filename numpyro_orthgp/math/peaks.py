@@ -18,6 +18,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_batching import custom_vmap
 from jax.scipy.special import logsumexp
 
 from numpyro_orthgp.errors import is_concrete
@@ -80,7 +81,7 @@ def log_normal_expectation(log_density: LogDensity, shape: tuple[int, ...], dtyp
 
 
 def log_plane_expectation(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    """log E[p(t)], t ~ N(0, I) on two axes.
+    """log E[p(t)], t ~ N(0, I) on two axes. Within ``vmap`` it is that of 31 Gauss-Hermite nodes on each, so draws cost little.
 
     :param log_density: log p, from t of the given shape and a last axis of two, or of several more axes in front.
     :return: the logarithm, of that shape.
@@ -90,7 +91,19 @@ def log_plane_expectation(log_density: LogDensity, shape: tuple[int, ...], dtype
     agree = lax.stop_gradient(jnp.abs(first - second) <= _AGREES + rounding)
     if is_concrete(agree) and np.all(agree):
         return second
-    return lax.cond(agree.all(), lambda: second, lambda: jnp.where(agree, second, _by_rows(log_density, shape, dtype)))
+    fine = lambda: jnp.where(agree, second, _by_rows(log_density, shape, dtype))  # noqa: E731
+    return lax.cond(_some_differ(agree), fine, lambda: second)
+
+
+@custom_vmap
+def _some_differ(agree: Array) -> Array:
+    return ~agree.all()
+
+
+@_some_differ.def_vmap
+def _none_of_many(axis_size: int, in_batched: list[bool], agree: Array) -> tuple[Array, bool]:
+    # `vmap` would compute both branches of `cond` for each of many draws.
+    return jnp.zeros((), bool), False
 
 
 def _by_rows(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
