@@ -3,7 +3,7 @@ r"""The logarithm of E[p(t)], t ~ N(0, 1), of densities that may be far narrower
 Trapezoidal rules in u for :math:`t = t_k + w_k \sinh u` about peaks :math:`t_k` of :math:`p(t) \phi(t)`, with half-widths
 :math:`w_k`. They are as fine as a peak there, and coarser with the distance from it, where Gauss-Hermite nodes would pass between a
 narrow peak. A density has several peaks where the output does not tell f, as f^2 + noise does not, or heavy tails stand beside q.
-So the integrand is divided: the part :math:`\rho_k^4 / \sum_l \rho_l^4` of it belongs to peak k, where
+So the integrand is divided: the part :math:`\rho_k^8 / \sum_l \rho_l^8` of it belongs to peak k, where
 :math:`\rho_k = (w_k^2 + (t - t_k)^2)^{-1/2}` is how dense its nodes are. These parts are smooth, and sum to one.
 
 On two axes it is such a rule for each of many parallel rows, so that those of a narrow ridge find it, and only where two
@@ -60,8 +60,9 @@ def log_normal_expectation(log_density: LogDensity, shape: tuple[int, ...], dtyp
 
     def log_slope(u: Array, t: Array) -> Array:
         """log of the derivative of t by u, and of the part of the integrand that belongs to this peak."""
-        all_ = (width**2 + (t[:, None] - peak) ** 2) ** -2
-        return -3 * jnp.log(width * jnp.cosh(u)) - jnp.log(all_.sum(1))
+        own = width * jnp.cosh(u)
+        shares = (own[:, None] ** 2 / (width**2 + (t[:, None] - peak) ** 2)) ** 4
+        return jnp.log(own) - jnp.log(shares.sum(1))
 
     def add(total: Array, share: Array) -> tuple[Array, None]:
         u = share * limit
