@@ -7,15 +7,16 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose
 from numpyro.distributions.transforms import AffineTransform
 from scipy import stats
-from scipy.special import gammaln, ndtr
+from scipy.special import gammaln, logsumexp, ndtr
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import likelihoods
-from numpyro_orthgp.math.quadrature import log_normal_expectation
+from numpyro_orthgp.math.peaks import log_normal_expectation
 from tests import oracles
 
 MEAN = np.array([0.0, 2.0, -1.0, 1.0, 0.5])
@@ -114,6 +115,98 @@ def test_a_gaussian_of_any_width_anywhere():
         log_density = lambda t, width=width: jax.scipy.stats.norm.logpdf(center, t, width)  # noqa: E731
         got = jax.jit(lambda f=log_density: log_normal_expectation(f, center.shape, jnp.dtype(float)))()
         assert_allclose(got, stats.norm.logpdf(center, 0, np.sqrt(1 + width**2)), rtol=1e-8, atol=1e-10)
+
+
+# What a user writes of f, and its log density: y does not tell f, or only up to a sign.
+SEVERAL_PEAKS = {
+    "f^2": (lambda f: dist.Normal(f**2, 0.03), lambda y, f: stats.norm.logpdf(y, f**2, 0.03), [-0.1, 0.2, 1.0, 4.0]),
+    "|f|": (lambda f: dist.Normal(abs(f), 0.03), lambda y, f: stats.norm.logpdf(y, abs(f), 0.03), [0.2, 1.0, 4.0]),
+    "sin f": (lambda f: dist.Normal(jnp.sin(f), 0.1), lambda y, f: stats.norm.logpdf(y, np.sin(f), 0.1), [-0.5, 0.9]),
+    "rate f^2": (lambda f: dist.Poisson(f**2), lambda y, f: stats.poisson.logpmf(y, f**2), [0.0, 3.0, 40.0]),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL_PEAKS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_densities_of_several_peaks_equal_their_integral(name, dtype):
+    fn, log_density, y = SEVERAL_PEAKS[name]
+    y = np.asarray(y)
+
+    @jax.jit
+    def found(mean, variance, y):
+        m = ogp.Marginals(mean, variance, 0 * variance)
+        return ogp.Likelihood(m, fn).log_predictive(y), ogp.Likelihood(-m, fn).log_predictive(y)
+
+    with np.errstate(divide="ignore"):
+        expected = [
+            oracles.log_predictive(log_density, value, 0.3, 4.0, num_nodes=400_001, width=14.0)[0] for value in y
+        ]
+    values, mirrored = found(*(np.full(len(y), a, dtype) for a in (0.3, 4.0)), y.astype(dtype))
+    assert_allclose(values, expected, rtol=1e-5, atol=1e-3)
+    if name != "sin f":  # the same density of -f, from other nodes
+        assert_allclose(mirrored, values, rtol=1e-5, atol=1e-3)
+
+
+TWO = {  # two functions; with Gaussian noise one of them has a closed form, and the other 400,000 nodes
+    "noise": lambda f: dist.Normal(f[..., 0], jnp.exp(f[..., 1])),
+    "noise first": lambda f: dist.Normal(f[..., 1], jnp.exp(f[..., 0])),
+    "difference": lambda f: dist.Normal(f[..., 0] - f[..., 1], 0.03),
+}
+
+
+@pytest.mark.parametrize("name", TWO)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_densities_of_two_functions_equal_their_integral(name, dtype):
+    """Gauss-Hermite nodes were off by 0.8 nats where q is wide beside the noise, and no number of them sufficed."""
+    y = np.array([0.0, 1.0, 3.0, 15.0, 0.0, 0.5])
+    mean = np.array([[0.3, -0.5]] * 4 + [[0.2, -3.0]] * 2)
+    variance = np.array([[9.0, 4.0], [1.0, 1.0], [9.0, 4.0], [9.0, 4.0], [4.0, 0.1], [1e-4, 1e-2]])
+    t, step = np.linspace(-12, 12, 400_001, retstep=True)
+    mean_g, variance_g = mean[:, 1:], variance[:, 1:]
+    if name == "difference":
+        expected = stats.norm.logpdf(y, mean[:, 0] - mean[:, 1], np.sqrt(variance.sum(1) + 0.03**2))
+    else:
+        scale = np.sqrt(variance[:, :1] + np.exp(2 * (mean_g + np.sqrt(variance_g) * t)))
+        expected = logsumexp(stats.norm.logpdf(y[:, None], mean[:, :1], scale) + stats.norm.logpdf(t), axis=1)
+        expected += np.log(step)
+    turned = -1 if name == "noise first" else 1
+
+    @jax.jit
+    def found(mean, variance, y):
+        return ogp.Likelihood(ogp.Marginals(mean, variance, 0 * variance), TWO[name]).log_predictive(y)
+
+    values = found(mean[:, ::turned].astype(dtype), variance[:, ::turned].astype(dtype), y.astype(dtype))
+    assert_allclose(values, expected, rtol=1e-4, atol=1e-3)
+    if name == "noise":
+        m = ogp.Marginals(mean, variance, 0 * variance)
+        assert_allclose(values, likelihoods.HeteroskedasticGaussian(m).log_predictive(y), rtol=1e-4, atol=1e-3)
+
+
+def test_gradients_of_densities_of_two_functions_and_many_draws_of_them():
+    y, mean = np.array([0.0, 3.0]), np.array([[0.3, -0.5]] * 2)
+    m = ogp.Marginals(mean, np.array([[9.0, 4.0]] * 2), np.zeros((2, 2)))
+
+    def density(m, y=y, integrator=None):
+        return ogp.Likelihood(m, TWO["noise"], integrator=integrator).log_predictive(y)
+
+    found = jax.jit(jax.grad(lambda m: density(m).sum()))(m)
+    exact = jax.jit(jax.grad(lambda m: likelihoods.HeteroskedasticGaussian(m).log_predictive(y).sum()))(m)
+    assert_allclose(found.mean, exact.mean, rtol=1e-4, atol=1e-5)
+    assert_allclose(found.explained, exact.explained, rtol=1e-4, atol=1e-5)
+    # Within `vmap` draws cost little.
+    of_draws = jax.jit(jax.vmap(lambda y: density(m, y)))(np.stack([y, y + 1]))
+    assert_allclose(of_draws[0], density(m, integrator=ogp.GaussHermite(31)), rtol=1e-9)
+
+
+def test_rounding_of_large_factorials_far_from_q_is_no_density():
+    # A difference of logarithms of factorials of exp(60), which NumPyro rounds to thousands.
+    m = ogp.Marginals(np.full(1, 1.0), np.full(1, 9.0), np.zeros(1))
+    fn = lambda g: dist.NegativeBinomial2(5.0, jnp.exp(g))  # noqa: E731
+    values = ogp.Likelihood(m, fn).log_predictive(np.full(1, 4.0))
+    t = np.linspace(-6, 6, 20_001)
+    r = np.exp(1 + 3 * t)
+    log_p = gammaln(4 + r) - gammaln(r) - gammaln(5) + r * np.log(r / (r + 5)) + 4 * np.log(5 / (r + 5))
+    assert_allclose(values, logsumexp(log_p + stats.norm.logpdf(t)) + np.log(t[1] - t[0]), atol=1e-3)
 
 
 def test_an_integrator_of_draws_is_used_as_it_is():

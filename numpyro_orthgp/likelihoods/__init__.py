@@ -32,7 +32,8 @@ Mixture                                log of an average over draws      log of 
 density bends, so that a q that is many times as wide as the likelihood's own scale loses no digits that matter: for a q thirty
 times as wide errors are below 1e-4 of the value. ``Likelihood``, whose bends are not known, has 20 Gauss-Hermite nodes for each
 latent function that a point mixes, which are off by some per cent there. Predictive densities with one latent function
-use 129 nodes around the peak of p(y | f) q(f), which may be narrow; so does HeteroskedasticGaussian, in its noise level.
+use 129 nodes around each peak of p(y | f) q(f), which may be narrow; so does HeteroskedasticGaussian, in its noise level. With two
+functions they use such nodes on 65 lines of either direction, where Gauss-Hermite rules do not agree.
 "robustmax" uses 112 nodes around its step. ``integrator`` replaces these defaults. The report of :func:`numpyro_orthgp.check`
 shows the integration error of a fit, in nats per point.
 """

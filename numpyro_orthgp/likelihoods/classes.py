@@ -26,7 +26,8 @@ from numpyro_orthgp.likelihoods.special import (
     standardize,
 )
 from numpyro_orthgp.math.linalg import safe_sqrt
-from numpyro_orthgp.math.quadrature import log_normal_expectation, rising_edge
+from numpyro_orthgp.math.peaks import log_normal_expectation
+from numpyro_orthgp.math.quadrature import rising_edge
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Categorical", "Ordinal"]

@@ -25,7 +25,7 @@ from numpyro_orthgp.likelihoods.links import POSITIVE_LINKS
 from numpyro_orthgp.likelihoods.masks import refuse_enumerated_groups
 from numpyro_orthgp.likelihoods.special import LOG_ROOT_TWO_PI, branches
 from numpyro_orthgp.math.linalg import safe_sqrt
-from numpyro_orthgp.math.quadrature import log_normal_expectation
+from numpyro_orthgp.math.peaks import log_normal_expectation
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["Gaussian", "HeteroskedasticGaussian"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from numpyro_orthgp.likelihoods.integrators import (
@@ -16,11 +17,17 @@ from numpyro_orthgp.likelihoods.integrators import (
 )
 from numpyro_orthgp.likelihoods.masks import ToldOfMasks
 from numpyro_orthgp.math.linalg import safe_sqrt
+from numpyro_orthgp.math.peaks import log_normal_expectation, log_plane_expectation
 from numpyro_orthgp.math.quadrature import NUM_ABOUT_BENDS, about_bends
 from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["AtNodes"]
+
+_MOST_PEAKS = 6  # of a density that a user has written; those of this package have one
+# What a user's log density, as a difference of large logarithms of factorials, may reach that many standard deviations from the
+# mean of f, where nothing but rounding is left of it.
+_HIGHEST, _FAR = 20.0, 7.0
 
 
 class AtNodes(ToldOfMasks):
@@ -31,6 +38,7 @@ class AtNodes(ToldOfMasks):
     by_default: bool
     mixes: bool
     lead: int
+    _of_users: bool
 
     def __getattr__(self, name: str) -> Any:  # asked only for what is not there
         if hasattr(type(self), name):
@@ -80,6 +88,22 @@ class AtNodes(ToldOfMasks):
         nodes, weights = self._shared_nodes(line)
         parts = by_blocks(lambda x, w: log_expectation(w, log_value(self._at(x, y, line))), nodes, weights)
         return logsumexp(parts, axis=0)
+
+    def _log_about_peaks(self, log_density: Callable[[Array], Array], shape: tuple[int, ...]) -> Array:
+        """log E_q(f)[exp(log_density(f))] of one function, or of two that a point mixes, by nodes about peaks."""
+        m, dtype = self.marginals, self.marginals.mean.dtype  # NumPyro may make values in its default dtype
+        most = 0.0 if self._of_users and self.support.is_discrete else _HIGHEST
+
+        def of_nodes(t: Array) -> Array:
+            values = log_density(m._at(t) if self.mixes else m.mean + safe_sqrt(m.variance) * t).astype(dtype)
+            if not self._of_users:
+                return values
+            distance = jnp.abs(t).max(-1) if self.mixes else jnp.abs(t)
+            return jnp.where(distance > _FAR, jnp.minimum(values, most), values)
+
+        if self.mixes:
+            return log_plane_expectation(of_nodes, shape, dtype)
+        return log_normal_expectation(of_nodes, shape, dtype, peaks=_MOST_PEAKS if self._of_users else 1)
 
     def _bends(self, y: Array | None) -> tuple[ArrayLike, ArrayLike, ArrayLike] | None:
         """The first and the last place of f at which log p(y | f), or without ``y`` a moment given f, bends, and on which scale.

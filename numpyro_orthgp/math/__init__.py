@@ -12,5 +12,5 @@ All tuning to XLA and LAPACK is here and only here. The rooms below write mathem
 - ``turns``: what other threads wait for.
 - ``dependence``, ``interactions``: on which arguments results depend, and whether as a sum.
 - ``resolution``: whether a dtype resolves the differences between numbers.
-- ``quadrature``, ``harmonics``: nodes and weights; polynomials on a sphere.
+- ``quadrature``, ``peaks``, ``harmonics``: nodes and weights; densities about their peaks; polynomials on a sphere.
 """

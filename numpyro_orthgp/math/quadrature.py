@@ -3,17 +3,16 @@
 **Narrow integrands.** Expectations of log p(y | f) are smooth on the scale of the likelihood, where 20 Gauss-Hermite nodes do if q
 is no wider than that. A q ten times as wide has all its nodes on either side of the bends of log p. Where bends are known, nodes
 are dense about them (:func:`about_bends`). Where they are not, as with a user's kink, ``check`` measures what the nodes miss,
-beside thousands of them. Densities are not smooth: p(y | f) of a large count, or
-the step of the robust-max where one function is far better known than another, passes between such nodes. So predictive
-densities with one function, and the robust-max, have trapezoidal rules in u for t = t0 + w sinh(u) about the peak or the step,
-with nodes that are constants for derivatives. An ``integrator`` that is given is taken as it is.
+beside thousands of them. Densities are not smooth: p(y | f) of a large count, or the step of the robust-max where one function is
+far better known than another, passes between such nodes. So predictive densities (``math/peaks.py``) and the robust-max have
+trapezoidal rules in u for t = t0 + w sinh(u) about peaks or the step, with nodes that are constants for derivatives. An
+``integrator`` that is given is taken as it is.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +24,8 @@ from jax.scipy.special import log_ndtr, ndtri
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = [
-    "NUM_ABOUT_BENDS", "about_bends", "dense_about_zero", "gauss_hermite", "log_normal_expectation", "quasi_normal",
-    "rising_edge", "sobol_normal",
+    "NUM_ABOUT_BENDS", "about_bends", "dense_about_zero", "gauss_hermite", "quasi_normal", "rising_edge", "sobol_normal",
 ]  # fmt: skip
-
-# Of the rule with nodes about a peak: where the peak may be, how far nodes go beyond it and the origin, and how narrow it may be
-# (the logarithm), in standard deviations; the number of nodes on either side; of points, sections and bisections that look for
-# peak and width.
-_FARTHEST, _REACH, _LOG_NARROWEST = 50.0, 10.0, -18.0
-_HALF, _GRID, _SECTIONS, _BISECTIONS = 64, 65, 40, 12
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 # Of the rule about a rising edge: where a step begins to count, as a share of how far nodes go; the width of the dense nodes, in
 # standard deviations of the step; numbers of Newton's steps and of nodes.
@@ -133,94 +124,6 @@ def _tensor(x: np.ndarray, w: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndar
     nodes = np.stack(np.meshgrid(*[x] * dim, indexing="ij"), axis=-1).reshape(-1, dim)
     weights = np.stack(np.meshgrid(*[w] * dim, indexing="ij"), axis=-1).reshape(-1, dim).prod(-1)
     return nodes, weights
-
-
-def log_normal_expectation(log_density: Callable[[Array], Array], shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    r"""log E[p(t)], t ~ N(0, 1), for a density that may be far narrower than the normal one, or far from its middle.
-
-    With the peak :math:`t_0` of :math:`p(t) \phi(t)` and its half-width w, the trapezoidal rule in u for
-    :math:`t = t_0 + w \sinh u`: as fine as the peak there, and coarser with the distance from it, where Gauss-Hermite nodes would
-    pass between a narrow peak. Nodes are constants for derivatives. Peaks are looked for within 50 standard deviations.
-
-    :param log_density: log p elementwise, from t of the given shape, or of several more axes in front.
-    :return: the logarithm, of that shape.
-    """
-
-    def joint(t: Array) -> Array:
-        value = log_density(t) - 0.5 * t**2
-        return jnp.where(jnp.isnan(value), -jnp.inf, value)
-
-    peak = lax.stop_gradient(_peak(log_density, joint, shape, dtype))
-    width = lax.stop_gradient(_half_width(joint, peak))
-    top = log_density(peak)
-    height = lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
-    limit = jnp.arcsinh((_REACH + jnp.abs(peak)) / width)
-    least = 2 * math.log(jnp.finfo(dtype).eps)
-
-    def relative(t: Array) -> Array:
-        # Differences first: beside a large log density half a square would be rounded away.
-        return log_density(t) - height + (peak - t) * (peak + t) / 2
-
-    def add(total: Array, share: Array) -> tuple[Array, None]:
-        u = share * limit
-        t, log_slope = peak + width * jnp.sinh(u), jnp.log(jnp.cosh(u))
-        # Far out derivatives may be infinite, and a weight that has vanished would make them NaN.
-        counts = lax.stop_gradient(relative(t)) + log_slope >= least
-        value = relative(jnp.where(counts, t, peak)) + log_slope
-        return jnp.logaddexp(total, jnp.where(counts, value, -jnp.inf)), None
-
-    # One node after the other: an array of all would have 2 _HALF times the size of the result. The peak, a node itself, begins.
-    shares = jnp.linspace(0, 1, _HALF + 1, dtype=dtype)[1:]
-    total, _ = lax.scan(add, relative(peak), jnp.concatenate([-shares, shares]))
-    return total + height - peak**2 / 2 + jnp.log(width * limit / _HALF) - 0.5 * math.log(2 * math.pi)
-
-
-def _peak(
-    log_density: Callable[[Array], Array], joint: Callable[[Array], Array], shape: tuple[int, ...], dtype: jnp.dtype
-) -> Array:
-    """Where ``joint`` is largest: of the points of a grid, then by golden sections between those beside the best.
-
-    Heavy tails make two peaks, and a narrow one about the output may pass between the points, so the points beside the largest
-    density are another place to look.
-    """
-    grid = jnp.asarray(_FARTHEST * np.sinh(np.linspace(-3, 3, _GRID)) / np.sinh(3), dtype)
-
-    def look(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        index, most = found
-        t = jnp.broadcast_to(grid[i], shape)
-        value = jnp.stack([joint(t), log_density(t)])
-        return jnp.where(value > most, i, index), jnp.fmax(value, most)
-
-    both = (2, *shape)
-    start = (jnp.full(both, _GRID // 2), jnp.full(both, -jnp.inf, dtype))
-    index, _ = lax.fori_loop(0, _GRID, look, start)
-
-    def section(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = ends
-        inner = _GOLDEN * (high - low)
-        left, right = joint(jnp.stack([high - inner, low + inner]))
-        return jnp.where(left > right, low, high - inner), jnp.where(left > right, low + inner, high)
-
-    ends = (grid[jnp.maximum(index - 1, 0)], grid[jnp.minimum(index + 1, _GRID - 1)])
-    low, high = lax.fori_loop(0, _SECTIONS, section, ends)
-    places = 0.5 * (low + high)
-    values = joint(places)
-    return jnp.where(values[1] > values[0], places[1], places[0])
-
-
-def _half_width(joint: Callable[[Array], Array], peak: Array) -> Array:
-    """The distance from its peak, at most 1, at which ``joint`` is lower by 1/2, by bisection of its logarithm."""
-    lower = joint(peak) - 0.5
-
-    def bisect(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        near, far = ends
-        middle = 0.5 * (near + far)
-        distance = jnp.exp(middle)
-        is_far = joint(jnp.stack([peak - distance, peak + distance])).min(0) < lower
-        return jnp.where(is_far, near, middle), jnp.where(is_far, middle, far)
-
-    ends = (jnp.full_like(peak, _LOG_NARROWEST), jnp.zeros_like(peak))
-    return jnp.exp(lax.fori_loop(0, _BISECTIONS, bisect, ends)[1])
 
 
 def rising_edge(shift: Array, slope: Array) -> tuple[Array, Array, Array]:

@@ -1,0 +1,195 @@
+r"""The logarithm of E[p(t)], t ~ N(0, 1), of densities that may be far narrower than the normal one, or far from its middle.
+
+Trapezoidal rules in u for :math:`t = t_k + w_k \sinh u` about peaks :math:`t_k` of :math:`p(t) \phi(t)`, with half-widths
+:math:`w_k`. They are as fine as a peak there, and coarser with the distance from it, where Gauss-Hermite nodes would pass between a
+narrow peak. A density has several peaks where the output does not tell f, as f^2 + noise does not, or heavy tails stand beside q.
+So the integrand is divided: the part :math:`\rho_k^8 / \sum_l \rho_l^8` of it belongs to peak k, where
+:math:`\rho_k = (w_k^2 + (t - t_k)^2)^{-1/2}` is how dense its nodes are. These parts are smooth, and sum to one.
+
+On two axes it is such a rule for each of many parallel rows, so that those of a narrow ridge find it, and only where two
+Gauss-Hermite rules differ. Rows must be across the ridge, or at an angle to it: both directions are tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.scipy.special import logsumexp
+
+from numpyro_orthgp.errors import is_concrete
+from numpyro_orthgp.math.quadrature import gauss_hermite
+from numpyro_orthgp.types import Array
+
+__all__ = ["log_normal_expectation", "log_plane_expectation"]
+
+LogDensity = Callable[[Array], Array]
+
+# Where a peak may be, how far nodes go beyond it and the origin, and how narrow it may be (the logarithm), in standard deviations.
+_FARTHEST, _REACH, _LOG_NARROWEST = 50.0, 10.0, -18.0
+# The number of nodes on either side of a peak; of points, sections and bisections that look for peaks and their widths.
+_HALF, _GRID, _SECTIONS, _BISECTIONS = 64, 129, 40, 12
+_LOWEST = 45.0  # by how much a peak that counts is lower than the highest, at most
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_ORDERS, _AGREES = (20, 31), 2.0**-16  # of two Gauss-Hermite rules, and where they are believed
+_ROWS, _LAST_ROW = 65, 8.0  # of a plane, and how far they go
+
+
+def log_normal_expectation(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, peaks: int = 1) -> Array:
+    """log E[p(t)], t ~ N(0, 1). Nodes are constants for derivatives.
+
+    :param log_density: log p elementwise, from t of the given shape, or of several more axes in front.
+    :param peaks: how many peaks count, of those that a grid shows.
+    :return: the logarithm, of that shape.
+    """
+    peak = lax.stop_gradient(_peaks(log_density, shape, dtype, peaks))
+    top = log_density(peak)
+    width = lax.stop_gradient(_half_width(log_density, peak, top))
+    height = lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
+    farthest = jnp.abs(jnp.stack([peak, peak - peak.max(0), peak - peak.min(0)])).max(0)  # what nodes of each must see
+    limit = jnp.arcsinh((_REACH + farthest) / width)
+    least = 2 * math.log(jnp.finfo(dtype).eps)
+
+    def relative(t: Array) -> Array:
+        # Differences first: beside a large log density half a square would be rounded away.
+        return log_density(t) - height + (peak - t) * (peak + t) / 2
+
+    def log_slope(u: Array, t: Array) -> Array:
+        """log of the derivative of t by u, and of the part of the integrand that belongs to this peak."""
+        own = width * jnp.cosh(u)
+        shares = (own[:, None] ** 2 / (width**2 + (t[:, None] - peak) ** 2)) ** 4
+        return jnp.log(own) - jnp.log(shares.sum(1))
+
+    def add(total: Array, share: Array) -> tuple[Array, None]:
+        u = share * limit
+        t = peak + width * jnp.sinh(u)
+        slope = log_slope(u, t)
+        # Far out derivatives may be infinite, and a weight that has vanished would make them NaN.
+        counts = lax.stop_gradient(relative(t)) + slope - jnp.log(width) >= least
+        value = relative(jnp.where(counts, t, peak)) + slope
+        return jnp.logaddexp(total, jnp.where(counts, value, -jnp.inf)), None
+
+    # One node after the other: an array of all would have many times the size of the result. The peak, a node itself, begins.
+    shares = jnp.linspace(0, 1, _HALF + 1, dtype=dtype)[1:]
+    start = top - height + log_slope(jnp.zeros_like(peak), peak)
+    total, _ = lax.scan(add, start, jnp.concatenate([-shares, shares]))
+    parts = total + height - peak**2 / 2 + jnp.log(limit / _HALF)
+    return logsumexp(parts, axis=0) - 0.5 * math.log(2 * math.pi)
+
+
+def log_plane_expectation(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """log E[p(t)], t ~ N(0, I) on two axes. Within ``vmap`` it is that of 31 Gauss-Hermite nodes on each, so draws cost little.
+
+    :param log_density: log p, from t of the given shape and a last axis of two, or of several more axes in front.
+    :return: the logarithm, of that shape.
+    """
+    first, second = (_by_gauss_hermite(log_density, shape, dtype, order) for order in _ORDERS)
+    rounding = 8 * jnp.finfo(dtype).eps * jnp.abs(second)
+    agree = lax.stop_gradient(jnp.abs(first - second) <= _AGREES + rounding)
+    if is_concrete(agree) and np.all(agree):
+        return second
+    fine = lambda: jnp.where(agree, second, _by_rows(log_density, shape, dtype))  # noqa: E731
+    return lax.cond(_some_differ(agree), fine, lambda: second)
+
+
+@custom_vmap
+def _some_differ(agree: Array) -> Array:
+    return ~agree.all()
+
+
+@_some_differ.def_vmap
+def _none_of_many(axis_size: int, in_batched: list[bool], agree: Array) -> tuple[Array, bool]:
+    # `vmap` would compute both branches of `cond` for each of many draws.
+    return jnp.zeros((), bool), False
+
+
+def _by_rows(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """Rows along either axis, by the trapezoidal rule; of both results that which half of the rows change less."""
+    along = jnp.arange(2).reshape(2, *(1,) * (len(shape) + 1)) == jnp.arange(2)
+
+    def of_row(s: Array) -> Array:
+        return log_normal_expectation(lambda t: log_density(jnp.where(along, t[..., None], s)), (2, *shape), dtype)
+
+    s, step = np.linspace(-_LAST_ROW, _LAST_ROW, _ROWS, retstep=True)
+    weights = jnp.asarray(-(s**2) / 2 + math.log(step) - 0.5 * math.log(2 * math.pi), dtype).reshape(
+        -1, *(1,) * (1 + len(shape))
+    )
+    values = lax.map(of_row, jnp.asarray(s, dtype)) + weights
+    total, of_half = logsumexp(values, axis=0), logsumexp(values[::2], axis=0) + math.log(2)
+    change = lax.stop_gradient(jnp.abs(total - of_half))
+    return jnp.where(change[0] <= change[1], total[0], total[1])
+
+
+def _by_gauss_hermite(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, order: int) -> Array:
+    nodes, masses = gauss_hermite(order, 2)
+    rows = jnp.asarray(nodes.reshape(order, order, *(1,) * len(shape), 2), dtype)
+    weights = jnp.asarray(np.log(masses).reshape(order, order, *(1,) * len(shape)), dtype)
+
+    def of_row(row: tuple[Array, Array]) -> Array:
+        return logsumexp(log_density(jnp.broadcast_to(row[0], (order, *shape, 2))) + row[1], axis=0)
+
+    return logsumexp(lax.map(of_row, (rows, weights)), axis=0)
+
+
+def _peaks(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, peaks: int) -> Array:
+    """Where p(t) phi(t) is largest, with an axis of peaks in front: of the points of a grid, then by sections between neighbours.
+
+    A narrow peak about the output may pass between the points, so the points beside the largest density are another place to look.
+    """
+    grid = jnp.asarray(_FARTHEST * np.sinh(np.linspace(-4, 4, _GRID)) / np.sinh(4), dtype)
+    lowest = jnp.full(shape, -jnp.inf, dtype)
+    places, heights = jnp.full((peaks, *shape), -1), jnp.full((peaks, *shape), -jnp.inf, dtype)
+
+    def look(i: Array, found: tuple[Array, ...]) -> tuple[Array, ...]:
+        before, last, densest, density, places, heights = found
+        log_p = log_density(jnp.broadcast_to(grid[i], shape))
+        value = _joint(log_p, grid[i])
+        # The point before is a peak if it is higher than both its neighbours. It replaces the lowest of those found.
+        better = (last >= before) & (last > value) & (last > heights.min(0))
+        replaces = better & (jnp.arange(peaks).reshape(-1, *(1,) * len(shape)) == heights.argmin(0))
+        places, heights = jnp.where(replaces, i - 1, places), jnp.where(replaces, last, heights)
+        return last, value, jnp.where(log_p > density, i, densest), jnp.fmax(log_p, density), places, heights
+
+    start = (lowest, lowest, jnp.full(shape, _GRID // 2), lowest, places, heights)
+    _, _, densest, _, places, heights = lax.fori_loop(0, _GRID, look, start)
+    best = jnp.take_along_axis(places, heights.argmax(0)[None], 0)
+    index = jnp.concatenate([jnp.where(places < 0, jnp.where(best < 0, densest, best), places), densest[None]])
+
+    def section(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        inner = _GOLDEN * (high - low)
+        t = jnp.stack([high - inner, low + inner])
+        left, right = _joint(log_density(t), t)
+        return jnp.where(left > right, low, high - inner), jnp.where(left > right, low + inner, high)
+
+    ends = grid[jnp.maximum(index - 1, 0)], grid[jnp.minimum(index + 1, _GRID - 1)]
+    low, high = lax.fori_loop(0, _SECTIONS, section, ends)
+    places = 0.5 * (low + high)
+    heights = _joint(log_density(places), places)
+    best = jnp.take_along_axis(places, heights.argmax(0)[None], 0)
+    return jnp.where(heights > heights.max(0) - _LOWEST, places, best)  # not the edge of the grid
+
+
+def _half_width(log_density: LogDensity, peak: Array, top: Array) -> Array:
+    """The distance from its peak, at most 1, at which p(t) phi(t) is lower by sqrt(e), by bisection of its logarithm."""
+    lower = _joint(top, peak) - 0.5
+
+    def bisect(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        near, far = ends
+        middle = 0.5 * (near + far)
+        distance = jnp.exp(middle)
+        t = jnp.stack([peak - distance, peak + distance])
+        is_far = _joint(log_density(t), t).min(0) < lower
+        return jnp.where(is_far, near, middle), jnp.where(is_far, middle, far)
+
+    ends = (jnp.full_like(peak, _LOG_NARROWEST), jnp.zeros_like(peak))
+    return jnp.exp(lax.fori_loop(0, _BISECTIONS, bisect, ends)[1])
+
+
+def _joint(log_p: Array, t: Array) -> Array:
+    value = log_p - 0.5 * t**2
+    return jnp.where(jnp.isnan(value), -jnp.inf, value)
