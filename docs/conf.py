@@ -50,7 +50,10 @@ nitpick_ignore_regex = [
         "py:class",
         r"numpyro_orthgp\.(math\.compiled\._F|functions\.mean_only\.MeanShift|tabular\.(labels\.Labels|atoms\.Atoms))",
     ),
-    ("py:class", r"numpyro_orthgp\.(inducing\.tasks\.Chosen|training\.result\.Fitted|training\.lazy_rows\.LazyRows)"),
+    (
+        "py:class",
+        r"numpyro_orthgp\.(foreign\.KnownTables|inducing\.tasks\.Chosen|training\.(result\.Fitted|lazy_rows\.LazyRows))",
+    ),
 ]
 
 # Links into NumPyro's and JAX's pages need the network, which a build does without unless it is asked.
