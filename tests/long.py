@@ -42,6 +42,7 @@ GUARDS = {
     "test_draws_of_a_residual_that_importance_weights_do_not_see", "test_outputs_that_are_a_formula_of_the_columns",
     "test_bounds_lie_below_expectations_and_draws_about_them", "test_sites_in_branches_under_guides_of_numpyro",
     "test_vectors_whose_correlation_is_a_function", "test_robustmax_of_functions_of_any_width",
+    "test_a_fit_goes_on_where_it_stopped",
 }  # fmt: skip
 
 
