@@ -62,7 +62,7 @@ def kmeans(rng_key: PRNGKey, X: Array, num: int, *, num_iters: int = 30, categor
         2. Huang. Extensions to the k-Means Algorithm for Clustering Large Data Sets with Categorical Values. 1998.
     """
     check_is_key(rng_key)
-    check_count("num", num, (len(X) if getattr(X, "ndim", 0) else 0) or None)
+    check_count("num", num, next(iter(getattr(X, "shape", ())), 0) or None)
     X = few_rows(X, max(MOST_ON_DISK, num), random.fold_in(rng_key, num))
     X = check_inputs("X", _no_categories(as_numpy("X", X)))
     check_count("num", num, X.shape[0])
