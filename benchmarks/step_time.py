@@ -4,7 +4,7 @@ Compares SVGP, SOLVE-GP and SVGP with twice the points, written with numpyro_ort
 hand-written plain JAX step of the same bound. Runs of the four are interleaved and the medians of many short blocks are
 compared, since machines are noisy. Example::
 
-    python benchmarks/step_time.py --data kin40k.npz --num-inducing 256
+    python -m benchmarks.step_time --data kin40k.npz --num-inducing 256
 
 Without ``--data`` the inputs are random: the time of a step does not depend on them.
 """
@@ -21,10 +21,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from jax.scipy.linalg import solve_triangular
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
+from benchmarks.peers.plain import plain_jax_step
 from numpyro_orthgp import kernels, likelihoods
 
 
@@ -43,45 +43,6 @@ def library_step(inducing, N, X, y, optimizer, **options):
     svi = SVI(model, ogp.AutoSparseGP(model, **options), optimizer, TraceMeanField_ELBO())
     state = svi.init(jax.random.PRNGKey(0), X, y, N=N, inducing=inducing)
     return jax.jit(lambda state, X, y: svi.update(state, X, y, N=N, inducing=inducing)), state
-
-
-def plain_jax_step(Z, N, X, y, optimizer):
-    """SVGP as one would write it by hand: no NumPyro, no library, autodiff through everything."""
-    M, D = Z.shape
-    params = {
-        "Z": Z,
-        "m": jnp.zeros(M, Z.dtype),
-        "T": jnp.eye(M, dtype=Z.dtype),
-        "log_lengthscale": jnp.zeros(D, Z.dtype),
-        "log_variance": jnp.zeros((), Z.dtype),
-        "log_noise": jnp.log(jnp.asarray(0.3, Z.dtype)),
-    }
-
-    def kernel(p, A, B):
-        A, B = A / jnp.exp(p["log_lengthscale"]), B / jnp.exp(p["log_lengthscale"])
-        r2 = jnp.sum(A**2, 1)[:, None] + jnp.sum(B**2, 1) - 2 * A @ B.T
-        r = jnp.sqrt(3 * jnp.maximum(r2, 1e-12))
-        return jnp.exp(p["log_variance"]) * (1 + r) * jnp.exp(-r)
-
-    def loss(p, X, y):
-        v, s2 = jnp.exp(p["log_variance"]), jnp.exp(2 * p["log_noise"])
-        T = jnp.tril(p["T"])
-        L = jnp.linalg.cholesky(kernel(p, p["Z"], p["Z"]) + 1e-6 * v * jnp.eye(M, dtype=Z.dtype))
-        A = solve_triangular(L, kernel(p, p["Z"], X), lower=True)
-        mean = A.T @ p["m"]
-        variance = v - jnp.sum(A**2, 0) + jnp.sum((T.T @ A) ** 2, 0)
-        fit = -0.5 * (jnp.log(2 * jnp.pi * s2) + ((y - mean) ** 2 + variance) / s2)
-        kl = 0.5 * (p["m"] @ p["m"] + jnp.sum(T**2) - M) - jnp.sum(jnp.log(jnp.abs(jnp.diag(T))))
-        return kl - N / X.shape[0] * jnp.sum(fit)
-
-    @jax.jit
-    def step(state, X, y):
-        params, opt = state
-        value, gradient = jax.value_and_grad(loss)(params, X, y)
-        updates, opt = optimizer.update(gradient, opt)
-        return (optax.apply_updates(params, updates), opt), value
-
-    return step, (params, optimizer.init(params))
 
 
 def timed(steps, X, y, blocks, per_block):

@@ -95,7 +95,7 @@ def fastest(contenders: list[Contender], found: dict[str, list[dict[str, Any]]])
 
 def race(case: Case, problem: Path, args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """What each contender found in each round; slower variants of a peer are in the first only."""
-    pythons = {"ours": sys.executable, "floor": sys.executable} | args.peer
+    pythons = dict.fromkeys(("ours", "plain", "floor"), sys.executable) | args.peer
     first, *others = (c for c in TASKS[case.task] if c.library in pythons)
     # The first is what ratios are to, and the product what the floor is made of.
     running = [first, *(c for c in others if not args.only or c.name in args.only or c == FLOOR)]

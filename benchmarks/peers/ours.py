@@ -1,8 +1,6 @@
-"""This library, and plain JAX. Each function prepares a task: it returns ``run(n) -> value``, n steps and the value of the last."""
+"""This library. Each function prepares a task: it returns ``run(n) -> value``, n steps and the value of the last."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +11,10 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from benchmarks.peers.floor import device as device
+from benchmarks.peers.plain import Run, repeat
 from benchmarks.peers.problem import LEARNING_RATE, NOISE, VARIANCE, Problem
-from benchmarks.step_time import plain_jax_step
 from numpyro_orthgp import kernels, likelihoods
 
-Run = Callable[[int], float]
 SUBSAMPLED = 1024  # columns of the mean-only points' covariance at each step
 
 
@@ -41,29 +38,6 @@ def start(problem: Problem, sets) -> dict[str, jax.Array]:
     if len(sets[0]) != len(problem.mean):
         return {}
     return {"f.u0_loc": jnp.asarray(problem.mean), "f.u0_scale_tril": jnp.asarray(problem.root)}
-
-
-def repeat(step, state, *args, looped: bool = False) -> Run:
-    """Steps one after the other; the value is minus the loss of the last, before its update.
-
-    :param looped: all steps in one program, as ``fit`` and ``svi.run`` have them.
-    """
-
-    @jax.jit
-    def loop(num, state, *args):
-        loss = jnp.zeros_like(jax.eval_shape(step, state, *args)[1])
-        return jax.lax.fori_loop(0, num, lambda _, carry: step(carry[0], *args), (state, loss))
-
-    def run(num: int) -> float:
-        nonlocal state
-        if looped:
-            state, loss = loop(num, state, *args)
-        else:
-            for _ in range(num):
-                state, loss = step(state, *args)
-        return -float(jax.block_until_ready(loss))
-
-    return run
 
 
 def inference(residual: str = "prior", model=model) -> SVI:
@@ -97,30 +71,13 @@ def training(
     return repeat(jax.jit(update), state, X, y, looped=looped)
 
 
-def plain_jax(problem: Problem) -> Run:
-    """SVGP as one would write it by hand, without any library; from ``benchmarks.step_time``."""
-    X, y, Z = (jnp.asarray(a) for a in (problem.X, problem.y, problem.Z))
-    optimizer = optax.adam(LEARNING_RATE)
-    step, (params, _) = plain_jax_step(Z, problem.num_data, X, y, optimizer)
-    params |= {
-        "m": jnp.asarray(problem.mean),
-        "T": jnp.asarray(problem.root),
-        "log_lengthscale": jnp.log(jnp.asarray(problem.lengthscale)),
-        "log_variance": jnp.log(jnp.asarray(VARIANCE, Z.dtype)),
-        "log_noise": jnp.log(jnp.asarray(NOISE, Z.dtype)),
-    }
-    return repeat(step, (params, optimizer.init(params)), X, y)
-
-
 def step(problem: Problem, variant: str) -> Run:
     """A training step of SVGP: loss, all gradients, Adam."""
-    return plain_jax(problem) if variant == "plain JAX" else training(problem, [problem.Z], looped="loop" in variant)
+    return training(problem, [problem.Z], looped="loop" in variant)
 
 
 def startup(problem: Problem, variant: str) -> Run:
     """The first such step. Outside of ``fit``, ``svi.init`` compiles operation by operation unless it is jitted."""
-    if variant == "plain JAX":
-        return plain_jax(problem)
     if not variant.startswith("SVGP, fit"):
         return training(problem, [problem.Z], jit_init="jitted" in variant)
     sets = [problem.Z]

@@ -76,6 +76,8 @@ def measure(
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Threads of OpenMP, torch's, spin while they wait. Beside any other work a step of GPyTorch then takes up to 30 times as long.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # This library is compiled to bytecode once, as the others were when they were installed.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     # What it compiled in one process JAX finds in the next: in a restart only, whatever the user keeps.
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     programs = {"JAX_COMPILATION_CACHE_DIR": str(problem.parent / "programs"), **KEEP_ALL} if task == "restart" else {}
