@@ -42,7 +42,7 @@ from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.primitives.messages import MESSAGE, belief_of, site_of
 from numpyro_orthgp.types import Array
 
-__all__ = ["advice_on_own_draws", "advice_on_plugged", "own_draws_of", "plugged_of"]
+__all__ = ["advice_on_own_draws", "advice_on_plugged", "numbers_of", "own_draws_of", "plugged_of"]
 
 
 class _Number(NamedTuple):
@@ -88,7 +88,7 @@ def _slopes(subject: Subject, gps: Sequence[str], left: frozenset[int]) -> tuple
         model = _Moved(subject.model, dict(zip(gps, steps, strict=True)), step, left)
 
         def look(sites: Trace, functions: Any) -> tuple[list[Array], list[Array]]:
-            looked_at[:] = _numbers_of(sites)
+            looked_at[:] = numbers_of(sites)
             return [number.value for number in looked_at], [_summed(nodes) for nodes in model.nodes]
 
         return replace(subject, model=model).measure(look)
@@ -163,7 +163,8 @@ def _moved(leaf: Any, step: Array) -> Any:
     return leaf + (step * _weights(leaf)).astype(jnp.result_type(leaf))
 
 
-def _numbers_of(sites: Trace) -> Iterator[_Number]:
+def numbers_of(sites: Trace) -> Iterator[_Number]:
+    """All numbers that sites take: log densities of NumPyro's distributions, and what likelihoods of this package have."""
     for name, site in sites.items():
         if site["type"] != "sample" or isinstance(site["fn"], dist.Unit) or site_of(site) is not None:
             continue
