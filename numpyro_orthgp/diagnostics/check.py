@@ -21,7 +21,7 @@ from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.means_alone import means_alone_of
 from numpyro_orthgp.diagnostics.nearby import nearby_gains
 from numpyro_orthgp.diagnostics.outputs import outputs_of_fit
-from numpyro_orthgp.diagnostics.plugged import own_draws_of, plugged_of
+from numpyro_orthgp.diagnostics.plugged import own_draws_of, plugged_of, unpaid_of
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.report import Report
 from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
@@ -82,6 +82,7 @@ def check(
     * sites that take the mean or the variance of a function as numbers, ``dist.Normal(f(X).mean, s)``: their loss is no bound; and
       likelihoods that take draws of a function beside its marginals, ``Gaussian(f(X), jnp.exp(f(X).sample()))``: nor is theirs;
     * sites that take the mean of a function given its inducing variables, ``f.joint(X).mean``, as if these left no variance;
+    * tightened residuals of which the loss does not have the whole cost, under guides by hand;
     * how far q is from its optimum, if it took natural steps: with a random loss and a constant rate it may be far off;
     * sites that are point estimates in the guide and look like random effects;
     * the share of the outputs' variance that predictions explain (Gaussian outputs and counts are predicted without their own
@@ -167,6 +168,7 @@ def check(
         {} if samples else unsettled_of(subject),
         averaging_errors(subject),
         means_alone_of(subject, gps),
+        unpaid_of(subject),
     )
 
 

@@ -59,6 +59,7 @@ class Report:
         kernels whose averages have no closed form.
     :param means_alone: gps whose mean given the inducing variables a site takes without the covariance, by name of the site, each
         with the largest share of the prior variance that the inducing variables leave, if that is known.
+    :param unpaid: in words, what the loss lacks of the cost of tightened residuals, under a guide by hand.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -81,6 +82,7 @@ class Report:
     unsettled: Mapping[str, Unsettled] = field(default_factory=dict)
     averaging: Mapping[str, float] = field(default_factory=dict)
     means_alone: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    unpaid: str | None = None
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -91,6 +93,7 @@ class Report:
             *advice_on_means_alone(self.means_alone),
             *advice_on_own_draws(self.own_draws),
         )
+        no_bound += () if self.unpaid is None else (self.unpaid,)
         averages = (f"{words_of_nodes(n, e)} {REMEDY}" for n, e in self.averaging.items() if e > TOO_MUCH)
         own = (*no_bound, *advice_on_unsettled(self.unsettled), *averages, *points, *advice_on_starts(self.starts))
         return own + tuple(
