@@ -25,7 +25,7 @@ from numpyro_orthgp.functions.moved import moving
 from numpyro_orthgp.functions.paths import Paths, draw_paths
 from numpyro_orthgp.functions.prior import joint_root
 from numpyro_orthgp.functions.projection import extend
-from numpyro_orthgp.functions.runs import DrawInRun, Run
+from numpyro_orthgp.functions.runs import STACKED_MARGINALS, DrawInRun, Run, refuse_stacked
 from numpyro_orthgp.functions.stacking import draw_stacked
 from numpyro_orthgp.gaussians.family import Value
 from numpyro_orthgp.inducing import Functional, InducingPoints
@@ -54,6 +54,7 @@ MAX_FITTED_DRAW = 2048
 
 def draw_process(f: Any, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     """Draws of f(X), shape ``shape`` + (B,) or (B, P): of the run's one function, or of q(f) outside of a run."""
+    refuse_stacked(f, STACKED_MARGINALS)
     _check_joint_draw(len(X), fitting=f.fitting)
     if f.run is not None:
         known = f.run.values_at(X)
@@ -88,6 +89,7 @@ def _draw_in_run(f: Any, run: Run, X: Rows, rng_key: PRNGKey, shape: tuple[int, 
 
 def paths_of(f: Any, rng_key: PRNGKey, num: int, num_features: int) -> Paths:
     """Paths of q(f), or of the run's function: a single path then stands for the function, see ``GPFunction.sample_paths``."""
+    refuse_stacked(f)
     single = num == 1 and in_run(f)
     if single and f.run.path is not None:
         return f.run.path

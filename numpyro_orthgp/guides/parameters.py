@@ -151,7 +151,7 @@ def check_model_params(
             "starts from, which a fit has changed. Pass all parameters of the fit: svi_result.params, or svi.get_params(state). If "
             "these values are meant, add them to `params`.",
             UserWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
 
 

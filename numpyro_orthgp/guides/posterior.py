@@ -158,15 +158,15 @@ def fitted_trace(
         sites, functions = run(model_key)
         if rng_key is None:
             _warn_of_own_draws(lambda key: run(key)[1], functions, model_key)
-    _check(sites, guide_trace, params, guided=guide is not None)
+    _check(sites, guide_trace, params)
+    check_model_params(sites, guide_trace, params, guided=guide is not None)
     _warn_of_prior_draws(sites, guide_trace, params, functions)
     return sites, functions
 
 
-def _check(sites: Trace, guide_trace: Trace, params: Mapping[str, Any], *, guided: bool) -> None:
+def _check(sites: Trace, guide_trace: Trace, params: Mapping[str, Any]) -> None:
     refuse_own_names(guide_trace, sites)
     _check_known(sites, guide_trace, params)
-    check_model_params(sites, guide_trace, params, guided=guided)
     _check_sizes(sites)
     refuse_other_guide(guide_trace, sites, params)
 
