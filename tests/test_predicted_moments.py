@@ -94,3 +94,34 @@ def test_within_jit_and_with_a_given_integrator():
     nodes, masses = np.polynomial.hermite_e.hermegauss(20)
     expected = plain(0.3 + np.array([[1.0], [3.0]]) * nodes) @ masses / masses.sum()
     np.testing.assert_allclose(given.mean, expected, rtol=1e-5)  # nodes that are given are taken as they are
+
+
+def product_density(y, mean, scale, noise):
+    """log p(y) of y ~ N(a b, noise^2) for normal a and b: a integrated out in closed form, b by sums that end where a step does."""
+    z = -mean[1] / scale[1]  # where b is zero, and the density of y given b narrow
+    half = np.concatenate([[0.0], np.geomspace(1e-6, 20.0, 20001)])
+    t = np.concatenate([z - half[:0:-1], z + half])
+    b = mean[1] + scale[1] * t
+    sd = np.sqrt((scale[0] * b) ** 2 + noise**2)
+    values = np.exp(-(t**2) / 2 - ((y - mean[0] * b) / sd) ** 2 / 2) / sd / (2 * np.pi)
+    return np.log(np.sum((values[1:] + values[:-1]) / 2 * np.diff(t)))
+
+
+PRODUCTS = [  # mean, scale, noise, y, and how close
+    ((0.5, 0.2), (3.0, 3.0), 0.5, 1.3, 1e-3),
+    ((0.5, 0.2), (3.0, 3.0), 0.5, 0.02, 2e-3),  # from here on 65 rows along an axis were off by 0.04 to 0.4
+    ((0.5, 0.2), (3.0, 3.0), 0.1, 1.3, 1e-3),
+    ((0.5, 0.2), (3.0, 3.0), 0.1, 0.02, 2e-2),
+    ((2.0, 1.0), (1.0, 1.0), 0.03, 0.02, 2e-3),
+    ((2.0, 1.0), (1.0, 1.0), 0.03, -1.3, 1e-3),
+]
+
+
+def test_the_density_of_a_product_of_two_wide_functions():
+    mean, scale = (jnp.asarray([case[i] for case in PRODUCTS], jnp.float64) for i in (0, 1))
+    m = ogp.Marginals(mean, scale**2, jnp.zeros_like(mean))
+    noise = jnp.asarray([case[2] for case in PRODUCTS], jnp.float64)
+    y = jnp.asarray([case[3] for case in PRODUCTS], jnp.float64)
+    found = ogp.Likelihood(m, lambda f: dist.Normal(f[..., 0] * f[..., 1], noise)).log_predictive(y)
+    for ours, (mu, sd, s, at, close) in zip(found, PRODUCTS, strict=True):
+        assert ours == pytest.approx(product_density(at, mu, sd, s), abs=close)
