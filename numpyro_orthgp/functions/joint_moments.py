@@ -63,7 +63,7 @@ def joint_moments(gp: str | None, mean: Array, root: Array, prior: Array) -> tup
     :param prior: variances of the prior, shape (..., B).
     """
     state = _moved.get()
-    if state is None or gp not in state.steps:
+    if state is None or gp is None or gp not in state.steps:
         return mean, root
     shares = state.left.setdefault(gp, [])
     if get_opaque_trace_state() == state.trace:

@@ -56,7 +56,7 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
     joint = Partial(draw_stacked, marginals) if any(m.joint is not None for m in marginals) else None
     names = None if marginals[0].names is None else marginals[0].names.side_by_side()
     others: Any = {"total": total, "residual_scale": v, "joint": joint, "groups": groups, "names": names}
-    return replace(marginals[0], **columns, **others)
+    return replace(marginals[0], **others, **columns)  # type: ignore[arg-type]
 
 
 def _stacked_groups(groups: Sequence[Array | None]) -> Array | None:

@@ -252,9 +252,9 @@ def _warn_of_own_draws(
     if random:
         are, of = "is" if len(random) == 1 else "are", [name for name in drawn if name not in random] or drawn
         warnings.warn(
-            f"{', '.join(map(repr, random))} {are} given one draw of {', '.join(map(repr, of))}, on which the kernel or the "
-            "inducing points depend: means and variances are those of this draw. Map over rng_key= with jax.vmap for the mixture "
-            "over draws.",
+            f"{', '.join(map(repr, random))} {are} given one draw of {', '.join(map(repr, of))}, "
+            "on which the kernel or the inducing points depend: means and variances are those of this draw. Map "
+            "over rng_key= with jax.vmap for the mixture over draws.",
             UserWarning,
             stacklevel=4,
         )
