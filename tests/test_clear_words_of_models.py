@@ -924,3 +924,15 @@ def test_columns_of_a_table_in_another_order():
         with pytest.raises(ValueError, match=r"columns b, a, and one before it.* order a, b"):
             use()
     assert result.predict(table, num_samples=4)["y"].mean.shape == (12,)
+
+
+@pytest.mark.parametrize("how", [jax.jit, jax.grad, lambda f: lambda a: jax.vmap(f)(jnp.stack([a, a]))])
+def test_a_traced_power_of_the_collapsed_bound(how):
+    def bound(alpha):
+        return ogp.CollapsedGP(kernels.RBF(0.3), X, Z, 0.1, bound="pep", alpha=alpha).log_prob(y)
+
+    with pytest.raises(
+        ValueError, match="`alpha` is an option of the bound, so it must be a number that is known where"
+    ):
+        how(bound)(jnp.asarray(0.5))
+    assert jnp.isfinite(bound(jnp.asarray(0.5)))

@@ -32,7 +32,12 @@ def check_bound(bound: str, alpha: Any, N: int, num_sets: int, given: bool, unce
     check_option("bound", bound, BOUNDS)
     if (bound == "pep") != (alpha is not None):
         raise ValueError(f"`alpha` belongs to bound='pep', which needs it; got bound={bound!r} and alpha={alpha!r}.")
-    if alpha is not None and not (is_concrete(alpha) and 0 < alpha <= 1):
+    if alpha is not None and not is_concrete(alpha):
+        raise ValueError(
+            "`alpha` is an option of the bound, so it must be a number that is known where the program is traced, such as 0.5; got "
+            f"an array of jit, vmap, grad or a site, {alpha!r}. Compare a few values in a loop of Python."
+        )
+    if alpha is not None and not 0 < alpha <= 1:
         raise ValueError(f"`alpha` must be in (0, 1]: near 0 is titsias2009, 1 is fitc; got {alpha!r}.")
     if bound == "conditional" and N > MAX_CONDITIONAL:
         raise ValueError(

@@ -18,9 +18,10 @@ from numpyro_orthgp.diagnostics.hierarchy import points_of, starts_of
 from numpyro_orthgp.diagnostics.importance import ParetoK, check_guide, khat_of
 from numpyro_orthgp.diagnostics.integration import averaging_errors, integration_errors
 from numpyro_orthgp.diagnostics.layout import Trace
+from numpyro_orthgp.diagnostics.means_alone import means_alone_of
 from numpyro_orthgp.diagnostics.nearby import nearby_gains
 from numpyro_orthgp.diagnostics.outputs import outputs_of_fit
-from numpyro_orthgp.diagnostics.plugged import own_draws_of, plugged_of
+from numpyro_orthgp.diagnostics.plugged import own_draws_of, plugged_of, unpaid_of
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.report import Report
 from numpyro_orthgp.diagnostics.resolution import arguments_of, coarse_of
@@ -80,6 +81,8 @@ def check(
     * whether the loss is still falling, or was lower earlier (with ``losses``), and whether other ``starts`` end at the same loss;
     * sites that take the mean or the variance of a function as numbers, ``dist.Normal(f(X).mean, s)``: their loss is no bound; and
       likelihoods that take draws of a function beside its marginals, ``Gaussian(f(X), jnp.exp(f(X).sample()))``: nor is theirs;
+    * sites that take the mean of a function given its inducing variables, ``f.joint(X).mean``, as if these left no variance;
+    * tightened residuals of which the loss does not have the whole cost, under guides by hand;
     * how far q is from its optimum, if it took natural steps: with a random loss and a constant rate it may be far off;
     * sites that are point estimates in the guide and look like random effects;
     * the share of the outputs' variance that predictions explain (Gaussian outputs and counts are predicted without their own
@@ -140,6 +143,7 @@ def check(
         )
     replay = Replay(model, arguments, source.draw(num_samples), layout)
     functions, scales, inputs = _functions(replay, guide, model_key)
+    gps = [name for name in functions if name not in layout.collapsed]
     arrays = arguments_of(model, args, kwargs)
     subject = Subject(model, guide, params, arguments, layout, draw_key)
     return Report(
@@ -159,10 +163,12 @@ def check(
         None if starts is None else starts_of(losses, starts),
         outputs_of_fit(subject, arrays),
         {name: found for name, (f, X) in scales.items() if (found := scales_of(f, X, arrays)) is not None},
-        plugged_of(subject, [name for name in functions if name not in layout.collapsed]),
+        plugged_of(subject, gps),
         own_draws_of(subject),
         {} if samples else unsettled_of(subject),
         averaging_errors(subject),
+        means_alone_of(subject, gps),
+        unpaid_of(subject),
     )
 
 

@@ -34,7 +34,10 @@ from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.diagnostics.words import listed
 from numpyro_orthgp.functions.draws import drawn_functions
 from numpyro_orthgp.functions.frozen import frozen
+from numpyro_orthgp.guides.auto import AutoSparseGP
 from numpyro_orthgp.guides.own_draws import TwoWays, own_draws
+from numpyro_orthgp.guides.posterior import fitted_trace
+from numpyro_orthgp.guides.weights import unpaid
 from numpyro_orthgp.likelihoods.base import is_expected, unwrap
 from numpyro_orthgp.likelihoods.mixture import Mixture
 from numpyro_orthgp.math.dependence import reached
@@ -42,7 +45,7 @@ from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.primitives.messages import MESSAGE, belief_of, site_of
 from numpyro_orthgp.types import Array
 
-__all__ = ["advice_on_own_draws", "advice_on_plugged", "own_draws_of", "plugged_of"]
+__all__ = ["advice_on_own_draws", "advice_on_plugged", "numbers_of", "own_draws_of", "plugged_of", "unpaid_of"]
 
 
 class _Number(NamedTuple):
@@ -88,7 +91,7 @@ def _slopes(subject: Subject, gps: Sequence[str], left: frozenset[int]) -> tuple
         model = _Moved(subject.model, dict(zip(gps, steps, strict=True)), step, left)
 
         def look(sites: Trace, functions: Any) -> tuple[list[Array], list[Array]]:
-            looked_at[:] = _numbers_of(sites)
+            looked_at[:] = numbers_of(sites)
             return [number.value for number in looked_at], [_summed(nodes) for nodes in model.nodes]
 
         return replace(subject, model=model).measure(look)
@@ -119,6 +122,21 @@ def own_draws_of(subject: Subject) -> tuple[TwoWays, ...]:
     """The sites that take a function in two ways that are independent of each other; see ``guides/own_draws.py``."""
     args, kwargs = subject.arguments.join(subject.arguments.arrays)
     return tuple(own_draws(subject.model, args, kwargs))
+
+
+def unpaid_of(subject: Subject) -> str | None:
+    """What the loss lacks of the cost of tightened residuals, under a guide by hand; see ``guides/weights.py``."""
+    if isinstance(subject.guide, AutoSparseGP):  # which has refused such a model
+        return None
+    args, kwargs = subject.arguments.join(subject.arguments.arrays)
+    tight: list[str] = []
+
+    def note() -> None:
+        _, functions = fitted_trace(subject.model, subject.guide, subject.params, args, kwargs, subject.rng_key)
+        tight.extend(name for name, f in functions.items() if f.residual_scale is not None)
+
+    jax.eval_shape(note)
+    return unpaid(subject.model, args, kwargs, tight) if tight else None
 
 
 def advice_on_own_draws(own: Sequence[TwoWays]) -> Iterator[str]:
@@ -163,7 +181,8 @@ def _moved(leaf: Any, step: Array) -> Any:
     return leaf + (step * _weights(leaf)).astype(jnp.result_type(leaf))
 
 
-def _numbers_of(sites: Trace) -> Iterator[_Number]:
+def numbers_of(sites: Trace) -> Iterator[_Number]:
+    """All numbers that sites take: log densities of NumPyro's distributions, and what likelihoods of this package have."""
     for name, site in sites.items():
         if site["type"] != "sample" or isinstance(site["fn"], dist.Unit) or site_of(site) is not None:
             continue

@@ -16,6 +16,7 @@ from numpyro_orthgp.diagnostics.health import FunctionHealth
 from numpyro_orthgp.diagnostics.hierarchy import Point, Starts, advice_on_points, advice_on_starts
 from numpyro_orthgp.diagnostics.importance import ParetoK
 from numpyro_orthgp.diagnostics.integration import IntegrationError
+from numpyro_orthgp.diagnostics.means_alone import advice_on_means_alone
 from numpyro_orthgp.diagnostics.nearby import GROUP_SIZE, NEIGHBORS, Nearby
 from numpyro_orthgp.diagnostics.outputs import OutputFit
 from numpyro_orthgp.diagnostics.plugged import advice_on_own_draws, advice_on_plugged
@@ -56,6 +57,9 @@ class Report:
     :param unsettled: how far q is from its optimum, by name of the gp, for gps that take natural steps.
     :param averaging: what nodes over uncertain inputs miss, in units of the prior's standard deviation, by name of the output, for
         kernels whose averages have no closed form.
+    :param means_alone: gps whose mean given the inducing variables a site takes without the covariance, by name of the site, each
+        with the largest share of the prior variance that the inducing variables leave, if that is known.
+    :param unpaid: in words, what the loss lacks of the cost of tightened residuals, under a guide by hand.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -77,12 +81,19 @@ class Report:
     own_draws: tuple[TwoWays, ...] = ()
     unsettled: Mapping[str, Unsettled] = field(default_factory=dict)
     averaging: Mapping[str, float] = field(default_factory=dict)
+    means_alone: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    unpaid: str | None = None
 
     @property
     def advice(self) -> tuple[str, ...]:
         """Advice, most urgent first; empty if no problem was found."""
         points = advice_on_points(self.points, self.nuts is not None)
-        no_bound = (*advice_on_plugged(self.plugged), *advice_on_own_draws(self.own_draws))
+        no_bound = (
+            *advice_on_plugged(self.plugged),
+            *advice_on_means_alone(self.means_alone),
+            *advice_on_own_draws(self.own_draws),
+        )
+        no_bound += () if self.unpaid is None else (self.unpaid,)
         averages = (f"{words_of_nodes(n, e)} {REMEDY}" for n, e in self.averaging.items() if e > TOO_MUCH)
         own = (*no_bound, *advice_on_unsettled(self.unsettled), *averages, *points, *advice_on_starts(self.starts))
         return own + tuple(

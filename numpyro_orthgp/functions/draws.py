@@ -19,16 +19,17 @@ from numpyro.infer import ELBO
 from numpyro_orthgp.errors import check_key
 from numpyro_orthgp.functions.arithmetic import draw_columns, draw_scaled, draw_shifted
 from numpyro_orthgp.functions.callers import is_calling
+from numpyro_orthgp.functions.joint_moments import joint_moments
 from numpyro_orthgp.functions.keys import key_in_run
 from numpyro_orthgp.functions.moved import moving
 from numpyro_orthgp.functions.paths import Paths, draw_paths
 from numpyro_orthgp.functions.prior import joint_root
 from numpyro_orthgp.functions.projection import extend
-from numpyro_orthgp.functions.runs import DrawInRun, Run
+from numpyro_orthgp.functions.runs import STACKED_MARGINALS, DrawInRun, Run, refuse_stacked
 from numpyro_orthgp.functions.stacking import draw_stacked
 from numpyro_orthgp.gaussians.family import Value
 from numpyro_orthgp.inducing import Functional, InducingPoints
-from numpyro_orthgp.inducing.rows import Rows, as_feature, join_rows
+from numpyro_orthgp.inducing.rows import Rows, as_feature, join_rows, variance_of_rows
 from numpyro_orthgp.math.linalg import default_jitter, join, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION, combine
 from numpyro_orthgp.types import Array, PRNGKey
@@ -53,6 +54,7 @@ MAX_FITTED_DRAW = 2048
 
 def draw_process(f: Any, X: Rows, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
     """Draws of f(X), shape ``shape`` + (B,) or (B, P): of the run's one function, or of q(f) outside of a run."""
+    refuse_stacked(f, STACKED_MARGINALS)
     _check_joint_draw(len(X), fitting=f.fitting)
     if f.run is not None:
         known = f.run.values_at(X)
@@ -87,6 +89,7 @@ def _draw_in_run(f: Any, run: Run, X: Rows, rng_key: PRNGKey, shape: tuple[int, 
 
 def paths_of(f: Any, rng_key: PRNGKey, num: int, num_features: int) -> Paths:
     """Paths of q(f), or of the run's function: a single path then stands for the function, see ``GPFunction.sample_paths``."""
+    refuse_stacked(f)
     single = num == 1 and in_run(f)
     if single and f.run.path is not None:
         return f.run.path
@@ -141,7 +144,9 @@ class JointInRun(Joint):
         # The cost of a scaled residual is charged at sites, and there is no site here.
         self._of: tuple[Any, Rows] | None = replace(f, residual_scale=None), X
         mean, L = moments_in_run(f, f.run, X)
-        super().__init__(mean, scale_tril=L if f.num_latents is None else f._per_latent(L, event_dim=2))
+        L = L if f.num_latents is None else f._per_latent(L, event_dim=2)
+        mean, L = joint_moments(f.names and f.names.prefix, mean, L, variance_of_rows(f.kernel, X))
+        super().__init__(mean, scale_tril=L)
 
     def sample(self, key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:
         of = getattr(self, "_of", None)

@@ -23,7 +23,7 @@ from numpyro_orthgp.functions.no_array import NoArray
 from numpyro_orthgp.functions.paths import Paths
 from numpyro_orthgp.functions.prior import root_given
 from numpyro_orthgp.functions.projection import Block, all_moments, project, residual_covariance, turn
-from numpyro_orthgp.functions.runs import DrawInRun, Run
+from numpyro_orthgp.functions.runs import DrawInRun, Run, refuse_stacked
 from numpyro_orthgp.functions.sites import Names, drawn_values, model_running, refuse_drawn_by_rows
 from numpyro_orthgp.functions.tasks import joint_of_tasks, marginals_of_tasks
 from numpyro_orthgp.functions.terms import Term
@@ -251,8 +251,7 @@ class GPFunction(NoArray):
         features, mean and covariance are exactly those of :meth:`joint`. With more features the law of one path approaches a
         Gaussian (:mod:`numpyro_orthgp.kernels.random_features`).
 
-        A path costs O(M (L D + M)) to draw and O((L + M) D) at each input, with M the size of all sets together. A draw from
-        ``joint`` costs O(B^3) for B inputs, and cannot be extended to others.
+        A path costs O(M (L D + M)), and O((L + M) D) at each input, with M inducing variables in all; a draw from ``joint`` O(B^3).
 
         In a running model a single path is the function of the run: it goes through the values that were drawn before, later draws
         are its values, and another call returns the same path.
@@ -279,6 +278,7 @@ class GPFunction(NoArray):
     def checked(self, X: Any) -> Array:
         """Inputs as an array; they are refused if they do not match the inducing variables, or tables of earlier calls."""
         refuse_other_order(X, {} if self.tables is None else self.tables)
+        refuse_stacked(self)
         dim, dtype = self._kind
         X = check_same_dtype("X", check_inputs("X", X, dim=dim), dtype)
         if model_running() is not None:  # predictions at few rows would take half as long again

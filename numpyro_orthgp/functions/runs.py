@@ -54,7 +54,15 @@ from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.inducing.rows import join_rows
 from numpyro_orthgp.types import Array, PRNGKey
 
-__all__ = ["DrawInRun", "Drawn", "Run"]
+__all__ = ["STACKED_MARGINALS", "DrawInRun", "Drawn", "Run", "refuse_stacked"]
+
+STACKED_MARGINALS = (
+    "These marginals are stacked, as by jax.vmap, and no longer know the one function that they belong to. Draw within it: "
+    "jax.vmap(lambda x: f(x).sample())(X). Or draw each row by itself, where each y sees one: f(X).independent().sample()."
+)
+_FUNCTIONS = (
+    "These are several functions, stacked as by jax.vmap. Map over them too: jax.vmap(lambda f: f(X).mean)(functions)."
+)
 
 
 class Drawn(NamedTuple):
@@ -158,6 +166,15 @@ class DrawInRun:
     @classmethod
     def tree_unflatten(cls, aux: None, children: Sequence[Any]) -> DrawInRun:
         return cls()
+
+
+def refuse_stacked(f: Any, words: str = _FUNCTIONS) -> None:
+    """
+    :param words: what a user has in the hand, and what to write.
+    :raises ValueError: if the arrays of a function have an axis more than those of one function, or of P.
+    """
+    if jnp.ndim(f.beliefs[0].loc) > 1 + (f.num_latents is not None):
+        raise ValueError(words)
 
 
 def _is_around(where: Any) -> bool:

@@ -213,8 +213,9 @@ class Names:
     All instances are equal, so that as static data of a pytree they never cause a recompilation.
     """
 
-    def __init__(self, prefix: str, fitting: bool = False, residual: str = "") -> None:
+    def __init__(self, prefix: str, fitting: bool = False, residual: str = "", several: bool = False) -> None:
         self.prefix, self.used, self.fitting = prefix, 0, fitting
+        self._several = several  # whether the last axis of marginals with two or more is that of functions, not of rows
         self.residual = residual  # what makes q's residual another than the prior's, in words
         self.drawn = False  # whether something has been drawn given the run's inducing variables
         self.by_rows: list[DrawByRows] = []
@@ -299,9 +300,10 @@ class Names:
         if not at_nodes:
             self.refuse_within("derivative")
         number, own = len(self.by_rows), marginals.own_shape
-        columns = self._columns or tuple(range(own[1] if len(own) > 1 else 0))
+        several = self._several and len(own) > 1  # other axes are rows, such as those of `vmap`
+        columns = self._columns or tuple(range(own[-1] if several else 0))
         columns = columns if marginals.mixing is None else ()
-        self.by_rows.append(DrawByRows(own if at_nodes else values.shape, columns, len(own) > 1))
+        self.by_rows.append(DrawByRows(own if at_nodes else values.shape, columns, several))
         return moved(values, self.prefix, number)
 
     def weights(self) -> Any:
@@ -315,6 +317,12 @@ class Names:
     def fresh(self) -> str:
         self.whole.used += 1
         return f"{self.prefix}.residual_cost{self.whole.used - 1}"
+
+    def side_by_side(self) -> Names:
+        """The names of functions side by side, of which this is the first."""
+        stack = copy(self)
+        stack._several = True
+        return stack
 
     def of_columns(self, columns: Any) -> Names:
         """The names of the same function, for draws row by row of some of its outputs; all, if there are none."""

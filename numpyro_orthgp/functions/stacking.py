@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,9 @@ def stack(marginals: Sequence[Marginals]) -> Marginals:
     scales = [m.residual_scale for m in marginals if m.residual_scale is not None]
     v = jnp.stack(jnp.broadcast_arrays(*scales), -1) if scales else None
     joint = Partial(draw_stacked, marginals) if any(m.joint is not None for m in marginals) else None
-    return replace(marginals[0], **columns, total=total, residual_scale=v, joint=joint, groups=groups)  # type: ignore[arg-type]
+    names = None if marginals[0].names is None else marginals[0].names.side_by_side()
+    others: Any = {"total": total, "residual_scale": v, "joint": joint, "groups": groups, "names": names}
+    return replace(marginals[0], **others, **columns)  # type: ignore[arg-type]
 
 
 def _stacked_groups(groups: Sequence[Array | None]) -> Array | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from numpyro_orthgp.guides.parameters import (
     refuse_own_names,
 )
 from numpyro_orthgp.likelihoods.base import is_expected
+from numpyro_orthgp.math.dependence import reached
 from numpyro_orthgp.math.turns import in_turn
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, is_enumerated, site_of
 from numpyro_orthgp.types import PRNGKey
@@ -52,6 +54,7 @@ def posterior(
     flows, several correlated sets, a Gaussian on whose draw another site depends) a set has one draw, and variances lack the
     guide's contribution. Then map over ``rng_key``; ``f.drawn`` lists such sets, and :func:`check` names them. Other latent sites
     are drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide map over ``rng_key`` with ``jax.vmap`` for a mixture.
+    So is what the model itself draws, such as a path in the kernel of another function.
     The residual is always the prior's (v = 1), also after tightened training (Titsias 2025, Sec. 3.1).
 
     >>> import jax.numpy as jnp, numpyro, optax
@@ -138,7 +141,7 @@ def fitted_trace(
             check_guide_sites(guide_trace, params, guide)
             answers = Answers(guide, seeded, params, guide_trace, args, kwargs, laplace=not is_new)
 
-        def run(inputs: bool = True) -> tuple[Trace, dict[str, GPFunction]]:
+        def run(model_key: PRNGKey, inputs: bool = True) -> tuple[Trace, dict[str, GPFunction]]:
             asking = fitted = Checked(handlers.seed(model, model_key), params)
             if guide is not None:
                 asking = Asking(fitted, answers, inputs)
@@ -150,16 +153,22 @@ def fitted_trace(
                 # Some bounds of CollapsedGP cannot use Gaussians of latent inputs, and were fitted with draws.
                 if not getattr(asking, "has_inputs", False) or not inputs:
                     raise
-                return run(inputs=False)
+                return run(model_key, inputs=False)
 
-        sites, functions = run()
-    refuse_own_names(guide_trace, sites)
-    _check_known(sites, guide_trace, params)
+        sites, functions = run(model_key)
+        if rng_key is None:
+            _warn_of_own_draws(lambda key: run(key)[1], functions, model_key)
+    _check(sites, guide_trace, params)
     check_model_params(sites, guide_trace, params, guided=guide is not None)
-    _check_sizes(sites)
-    refuse_other_guide(guide_trace, sites, params)
     _warn_of_prior_draws(sites, guide_trace, params, functions)
     return sites, functions
+
+
+def _check(sites: Trace, guide_trace: Trace, params: Mapping[str, Any]) -> None:
+    refuse_own_names(guide_trace, sites)
+    _check_known(sites, guide_trace, params)
+    _check_sizes(sites)
+    refuse_other_guide(guide_trace, sites, params)
 
 
 def _check_known(sites: dict[str, Any], guide_trace: dict[str, Any], params: Mapping[str, Any]) -> None:
@@ -213,6 +222,39 @@ def _warn_of_prior_draws(sites: Trace, guide_trace: Trace, params: Mapping[str, 
         warnings.warn(
             f"{', '.join(map(repr, drawn))} is drawn from its prior, since neither the guide nor `params` says what it is, and the "
             "functions may depend on it. Give the guide that was fitted with this model, or its value in `params`.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _warn_of_own_draws(
+    run: Callable[[PRNGKey], Mapping[str, GPFunction]], functions: Mapping[str, GPFunction], rng_key: PRNGKey
+) -> None:
+    """Warn of functions whose prior depends on a draw of another one, such as a kernel with a path in it: they are of one draw.
+
+    :param run: the functions of a run of the model, from its random key.
+    """
+    drawn = [name for name, f in functions.items() if f.names is not None and (f.names.drawn or f.names.by_rows)]
+    if not drawn or len(functions) < 2:
+        return
+    sizes: dict[str, int] = {}
+
+    def arrays_of(key: PRNGKey) -> list[Any]:
+        leaves = {name: jax.tree.leaves(replace(f, values=None, run=None)) for name, f in run(key).items()}
+        sizes.update({name: len(of) for name, of in leaves.items()})
+        return list(chain(*leaves.values()))
+
+    try:
+        marks = iter(reached(jax.make_jaxpr(arrays_of)(rng_key).jaxpr, [frozenset(["key"])]))
+    except Exception:  # the model needs values
+        return
+    random = [name for name, size in sizes.items() if any([next(marks) for _ in range(size)])]
+    if random:
+        are, of = "is" if len(random) == 1 else "are", [name for name in drawn if name not in random] or drawn
+        warnings.warn(
+            f"{', '.join(map(repr, random))} {are} given one draw of {', '.join(map(repr, of))}, "
+            "on which the kernel or the inducing points depend: means and variances are those of this draw. Map "
+            "over rng_key= with jax.vmap for the mixture over draws.",
             UserWarning,
             stacklevel=4,
         )

@@ -6,11 +6,14 @@ r"""What models must pay for tightened residuals.
 :math:`(v - \log v - 1)/2` for each row, and ``expected_log_density`` or a formula of ``f(X).variance`` has none: the loss would
 fall as v goes to zero. Where v is tiny, the derivative of a density by log v is 1/2 for each row that pays, and zero without. So
 the model is traced once more, with v as an argument of the program.
+
+``AutoSparseGP`` refuses such models before a fit. A guide by hand does not know its model, so there ``check`` says it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,16 +31,44 @@ from numpyro_orthgp.functions.frozen import frozen
 from numpyro_orthgp.gaussians.family import Value
 from numpyro_orthgp.guides.additive import with_stand_ins
 from numpyro_orthgp.guides.handlers import OutputsByRow
+from numpyro_orthgp.guides.looking import looked_at
 from numpyro_orthgp.likelihoods.base import is_expected
 from numpyro_orthgp.primitives.messages import MESSAGE, Belief, collected_functions, site_of
 from numpyro_orthgp.types import Array
 
-__all__ = ["refuse_weights"]
+__all__ = ["refuse_weights", "unpaid"]
 
 
 _TINY = -60.0  # log v
 _MOST_CALLS = 1000  # of `at`
 _NONE = 1e-9  # of the slope at v = 1, which no cost of a row falls below
+
+
+class _Unpaid(ValueError):
+    """A tightened residual of which the loss does not have the whole cost."""
+
+
+def unpaid(model: Callable[..., Any], args: Any, kwargs: Any, tight: Sequence[str]) -> str | None:
+    """In words, what a model does not pay of tightened residuals; ``None`` if it pays all, or cannot be traced.
+
+    :param tight: names of the functions whose residual a guide tightens.
+    """
+
+    rng_key = jax.random.key(0)  # a known one, with which programs can be run
+
+    def look_at() -> None:
+        with looked_at() as (_, functions, _loops):
+            run = partial(handlers.seed(model, rng_key), *args, **kwargs)
+            sites = handlers.trace(run).get_trace()
+        refuse_weights(run, None, [functions[name] for name in tight if name in functions], sites)
+
+    try:
+        jax.eval_shape(look_at)
+    except _Unpaid as error:
+        return str(error)
+    except Exception:  # the model needs values
+        return None
+    return None
 
 
 def refuse_weights(
@@ -88,7 +119,7 @@ def _refuse_drawn_outside(tight: Iterable[Any], sites: Mapping[str, dict[str, An
         for gp, num, scale in tight:
             whole = num not in picked and num in (size for size, _ in sizes.values())
             if not whole and is_concrete(scale) and weight > 1.0001 * max(1.0, _most(scale)):
-                raise ValueError(
+                raise _Unpaid(
                     f"`{gp}` has a tightened residual and is drawn at {num} inputs outside of the plate or scale of `{name}`; its "
                     f"rows count {weight:.6g} times. What the draw costs would not, and the loss would be no bound if these inputs "
                     "are those of the rows. Draw within the plate: with numpyro.plate('data', N, subsample_size=len(X)): v = "
@@ -137,7 +168,7 @@ def _refuse_unpaid(run: Callable[[], Any], gps: Sequence[str], factors: Sequence
             run()
         return [jnp.sum(messages[name]["fn"].log_prob(messages[name]["value"])) for name in factors]
 
-    start = jnp.zeros(len(gps))
+    start = np.zeros(len(gps), jnp.result_type(float))
     try:
         closed = with_stand_ins(jax.make_jaxpr(jax.jacfwd(densities))(start))
         with jax.ensure_compile_time_eval():
@@ -148,7 +179,7 @@ def _refuse_unpaid(run: Callable[[], Any], gps: Sequence[str], factors: Sequence
     for name, of_one, of_tiny in zip(factors, at_one, tiny, strict=True):
         for gp, slope, paid in zip(gps, of_one, of_tiny, strict=True):
             if abs(paid) < _NONE * abs(slope):
-                raise ValueError(
+                raise _Unpaid(
                     f"`{name}` takes the marginals of `{gp}`, whose residual is tightened, without what that costs: the loss would "
                     "be no bound, and fall as the residual vanishes. Take the log_prob of a likelihood, which pays, instead of "
                     "its expected_log_density; subtract f(X).tightening_cost from an expectation of your own; or do not tighten "

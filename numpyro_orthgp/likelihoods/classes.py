@@ -221,7 +221,7 @@ class Categorical(ExpectedLikelihood):
         if self.link == "softmax":
             return super().log_predictive(value)
         y = self._checked(value)
-        nodes, weights = self._shared_nodes(line=True)
+        nodes, weights = self._shared_nodes(True, self.integrator)
         rule = None if self.about_step else (self._aligned(nodes, y), weights)
         return jnp.log(self._robust(self._probability_of_largest(y, rule), self.epsilon))
 

@@ -11,6 +11,7 @@ from jax.scipy.special import logsumexp
 from numpyro_orthgp.likelihoods.integrators import (
     GaussHermite,
     by_blocks,
+    checked_expectation,
     expectation,
     for_predictions,
     log_expectation,
@@ -79,13 +80,19 @@ class AtNodes(ToldOfMasks):
         """
         if (own := self._about_bends(y)) is not None:
             return expectation(own[1], value(own[0] if line else self._values(y)[0]))
-        nodes, weights = self._shared_nodes(line)
-        return by_blocks(lambda x, w: expectation(w, value(self._at(x, y, line))), nodes, weights).sum(0)
+
+        def by(rule: Any) -> Array:
+            nodes, weights = self._shared_nodes(line, rule)
+            return by_blocks(lambda x, w: expectation(w, value(self._at(x, y, line))), nodes, weights).sum(0)
+
+        if self.by_default and isinstance(self.integrator, GaussHermite):
+            return checked_expectation(by)
+        return by(self.integrator)
 
     @broadcasting
     def _log_average(self, log_value: Callable[[Array], Array], y: Array | None = None, *, line: bool = False) -> Array:
         """log E_q(f)[exp(log_value(f))], as in ``_average``."""
-        nodes, weights = self._shared_nodes(line)
+        nodes, weights = self._shared_nodes(line, self.integrator)
         parts = by_blocks(lambda x, w: log_expectation(w, log_value(self._at(x, y, line))), nodes, weights)
         return logsumexp(parts, axis=0)
 
@@ -132,8 +139,8 @@ class AtNodes(ToldOfMasks):
         num: int = self.integrator.num_points if self._about_bends(y) is None else NUM_ABOUT_BENDS
         return num
 
-    def _shared_nodes(self, line: bool) -> tuple[Array, Array]:
-        m, rule = self.marginals, for_predictions(self.integrator) if self.by_default else self.integrator
+    def _shared_nodes(self, line: bool, rule: Any) -> tuple[Array, Array]:
+        m, rule = self.marginals, for_predictions(rule) if self.by_default else rule
         mixes = self.mixes and not line
         axes = 1 if mixes or line else len(m.own_shape)
         return rule.shared_nodes(axes, m.num_latents if mixes else None, m.mean.dtype)

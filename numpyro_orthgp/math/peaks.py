@@ -7,7 +7,8 @@ So the integrand is divided: the part :math:`\rho_k^8 / \sum_l \rho_l^8` of it b
 :math:`\rho_k = (w_k^2 + (t - t_k)^2)^{-1/2}` is how dense its nodes are. These parts are smooth, and sum to one.
 
 On two axes it is such a rule for each of many parallel rows, so that those of a narrow ridge find it, and only where two
-Gauss-Hermite rules differ. Rows must be across the ridge, or at an angle to it: both directions are tried.
+Gauss-Hermite rules differ. Rows must be across the ridge, or at an angle to it, so four directions are tried. The ridges of a
+product, two branches of a hyperbola, run along both axes, and rows across the diagonal meet both of them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _LOWEST = 45.0  # by how much a peak that counts is lower than the highest, at m
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _ORDERS, _AGREES = (20, 31), 2.0**-16  # of two Gauss-Hermite rules, and where they are believed
 _ROWS, _LAST_ROW = 65, 8.0  # of a plane, and how far they go
+_TURNS, _PEAKS = 4, 2  # directions of rows, and peaks in a row
 
 
 def log_normal_expectation(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, peaks: int = 1) -> Array:
@@ -108,11 +110,12 @@ def _none_of_many(axis_size: int, in_batched: list[bool], agree: Array) -> tuple
 
 
 def _by_rows(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    """Rows along either axis, by the trapezoidal rule; of both results that which half of the rows change less."""
-    along = jnp.arange(2).reshape(2, *(1,) * (len(shape) + 1)) == jnp.arange(2)
+    """Rows along several directions, by the trapezoidal rule; of the results that which half of the rows change least."""
+    along, across = (jnp.asarray(a, dtype).reshape(-1, *(1,) * len(shape), 2) for a in _directions())
 
     def of_row(s: Array) -> Array:
-        return log_normal_expectation(lambda t: log_density(jnp.where(along, t[..., None], s)), (2, *shape), dtype)
+        rows = (len(along), *shape)
+        return log_normal_expectation(lambda t: log_density(t[..., None] * along + s * across), rows, dtype, _PEAKS)
 
     s, step = np.linspace(-_LAST_ROW, _LAST_ROW, _ROWS, retstep=True)
     weights = jnp.asarray(-(s**2) / 2 + math.log(step) - 0.5 * math.log(2 * math.pi), dtype).reshape(
@@ -121,7 +124,13 @@ def _by_rows(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype) 
     values = lax.map(of_row, jnp.asarray(s, dtype)) + weights
     total, of_half = logsumexp(values, axis=0), logsumexp(values[::2], axis=0) + math.log(2)
     change = lax.stop_gradient(jnp.abs(total - of_half))
-    return jnp.where(change[0] <= change[1], total[0], total[1])
+    return jnp.take_along_axis(total, change.argmin(0)[None], 0)[0]
+
+
+def _directions() -> tuple[np.ndarray, np.ndarray]:
+    """Unit vectors along rows, and at right angles to them."""
+    angles = np.pi * np.arange(_TURNS) / _TURNS
+    return np.stack([np.cos(angles), np.sin(angles)], -1), np.stack([-np.sin(angles), np.cos(angles)], -1)
 
 
 def _by_gauss_hermite(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, order: int) -> Array:

@@ -25,6 +25,7 @@ from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 __all__ = [
     "NUM_ABOUT_BENDS", "about_bends", "dense_about_zero", "gauss_hermite", "quasi_normal", "rising_edge", "sobol_normal",
+    "trapezoidal",
 ]  # fmt: skip
 
 # Of the rule about a rising edge: where a step begins to count, as a share of how far nodes go; the width of the dense nodes, in
@@ -68,6 +69,18 @@ def dense_about_zero(num_points: int, reach: float, dim: int = 1) -> tuple[np.nd
     """
     u = np.linspace(-np.arcsinh(reach), np.arcsinh(reach), num_points)
     x, w = np.sinh(u), np.cosh(u) * np.exp(-(np.sinh(u) ** 2) / 2)
+    return _tensor(x, w / w.sum(), dim)
+
+
+@functools.lru_cache(maxsize=64)
+def trapezoidal(num_points: int, reach: float, dim: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Tensor trapezoidal rule for N(0, I), with even distances.
+
+    :param reach: how far nodes go, in standard deviations.
+    :return: nodes and weights, as of :func:`gauss_hermite`.
+    """
+    x = np.linspace(-reach, reach, num_points)
+    w = np.exp(-(x**2) / 2)
     return _tensor(x, w / w.sum(), dim)
 
 

@@ -121,7 +121,7 @@ def gp(
         grouping=None if belief is None else belief.grouping,
         num_latents=num_latents,
         fitting=belief is not None,
-        names=Names(full_name, belief is not None, _words_of_residual(belief, mean_only)),
+        names=Names(full_name, belief is not None, _words_of_residual(belief, mean_only), num_latents is not None),
         values=tuple(message["value"] for message in messages),
         run=Run(),
         tables=KnownTables.of(inducing),
