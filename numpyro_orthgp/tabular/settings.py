@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import jax
 
+from numpyro_orthgp.processes import refuse_fork
 from numpyro_orthgp.training.start import one_thread
 
 __all__ = ["fitting", "own_settings"]
@@ -16,6 +17,7 @@ __all__ = ["fitting", "own_settings"]
 def own_settings() -> Iterator[None]:
     """A context in float64, in which JAX refuses nothing that it is asked to refuse in the caller's code: axes that are added,
     dtypes that are promoted (optax does so), arrays of NumPy that go to a device."""
+    refuse_fork()
     with (
         jax.enable_x64(True),
         jax.numpy_rank_promotion("allow"),
