@@ -23,7 +23,7 @@ from numpyro_orthgp.math.digest import from_host, to_host
 from numpyro_orthgp.training.fingerprint import check_same
 from numpyro_orthgp.training.stopping import Windows
 
-__all__ = ["Snapshot", "dump", "load", "mark_in", "prepare", "read", "write"]
+__all__ = ["Snapshot", "dump", "load", "mark_in", "place", "prepare", "read", "write"]
 
 FORMAT = 2  # 1 did not record data and program
 
@@ -123,6 +123,11 @@ def _restored(array: np.ndarray, like: Any) -> jax.Array:
     if (array.shape, array.dtype) != (expected.shape, expected.dtype):
         raise ValueError(f"{array.dtype}{list(array.shape)} where {expected.dtype}{list(expected.shape)} was expected")
     return from_host(array.view(to_host(like).dtype), like)
+
+
+def place(path: Any) -> Path:
+    """The path, with ``~`` for the home folder, as in a shell: otherwise a folder of that name would be made."""
+    return Path(os.path.expanduser(path))
 
 
 def _temporary(path: Path) -> Path:
