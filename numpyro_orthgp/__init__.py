@@ -11,7 +11,7 @@ The tightened bounds shrink the variance of the residual.
 The rooms of the package, in reading order; each imports only from those before it:
 
     types, closures           array aliases and axis letters; functions as pytrees of what they close over
-    foreign, errors           arrays of other libraries; clear words
+    processes, foreign, errors   where JAX cannot run; arrays of other libraries; clear words
     math                      linear algebra and quadrature: arrays in, arrays out, made fast
     kernels                   covariance functions, their random features, and their expectations at Gaussian inputs
     inducing                  what is conditioned on: points, patches, Fourier and spherical features; functionals, for data too

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_orthgp.processes import refuse_fork
+
 __all__ = [
     "KnownTables", "as_jax", "as_numpy", "as_outputs", "check_labels_of_rows", "filled", "refuse_other_order", "without_mask",
 ]  # fmt: skip
@@ -49,6 +51,7 @@ def as_jax(x: Any) -> jax.Array:
     """An array of JAX. Within a program that is traced its values stay known, where ``jnp.asarray`` would return a tracer."""
     if isinstance(x, jax.Array):
         return x
+    refuse_fork()
     with jax.ensure_compile_time_eval():
         return jnp.asarray(x)
 

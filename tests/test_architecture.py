@@ -25,8 +25,8 @@ PACKAGE = Path(numpyro_orthgp.__file__).parent
 
 # From top to bottom: a room imports only from rooms above it (and from itself, if it is a folder).
 ROOMS = [
-    "types", "closures", "foreign", "errors", "math", "kernels", "inducing", "gaussians", "functions", "likelihoods", "collapsed",
-    "primitives", "guides", "online", "training", "init", "diagnostics", "plots", "tabular", "sklearn", "__init__",
+    "types", "closures", "processes", "foreign", "errors", "math", "kernels", "inducing", "gaussians", "functions", "likelihoods",
+    "collapsed", "primitives", "guides", "online", "training", "init", "diagnostics", "plots", "tabular", "sklearn", "__init__",
 ]  # fmt: skip
 
 # What arrays-in-arrays-out rooms must not know.
@@ -123,7 +123,7 @@ def test_files_and_functions_stay_small():
 
 # Between f(X) and the bound: what they call, and can be taken for granted. `runs` and `sites` are for draws.
 TAKEN_FOR_GRANTED = (
-    "math/", "kernels/", "inducing/", "errors.py", "foreign.py", "types.py", "closures.py", "likelihoods/checks.py",
+    "math/", "kernels/", "inducing/", "errors.py", "foreign.py", "types.py", "closures.py", "processes.py", "likelihoods/checks.py",
     "likelihoods/integrators.py", "likelihoods/special.py", "functions/arithmetic.py", "functions/keys.py", "functions/runs.py",
     "functions/sites.py", "functions/callers.py",
 )  # fmt: skip
@@ -179,7 +179,7 @@ def test_public_names():
         "to_arviz", "variance_shares", "with_neighbors",
         # submodules, visible because they are imported
         "closures", "collapsed", "diagnostics", "errors", "foreign", "functions", "gaussians", "guides", "inducing", "math",
-        "plots", "primitives", "tabular", "training", "types",
+        "plots", "primitives", "processes", "tabular", "training", "types",
     ])  # fmt: skip
     assert {
         "Bernoulli", "Beta", "Binomial", "Categorical", "Exponential", "Gamma", "Gaussian", "HeteroskedasticGaussian", "Laplace",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -776,6 +777,20 @@ def test_marginals_in_a_deterministic_site_are_no_values():
     params = svi.run(jax.random.PRNGKey(0), 3, y, progress_bar=False).params
     found = ogp.to_arviz(model, guide, params, y, num_samples=10)["posterior"]
     assert {"mean", "f"} <= set(found.data_vars) and "all" not in found.data_vars
+
+
+def test_a_home_folder_that_cannot_be_written(monkeypatch):
+    """ArviZ 0.23 makes a folder there when it is imported."""
+
+    class Finder:
+        def find_spec(self, name, *_):
+            if name == "arviz":
+                raise PermissionError("read-only file system: '/home/.cache/arviz'")
+
+    monkeypatch.delitem(sys.modules, "arviz", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    with pytest.raises(RuntimeError, match=r"read-only file system.*Set XDG_CACHE_HOME to a folder"):
+        versions.smooth_weights(np.zeros(100))
 
 
 def test_pareto_weights_without_docstrings(monkeypatch):

@@ -291,6 +291,29 @@ def test_a_folder_is_refused_before_the_first_step(tmp_path, resume):
     assert list(tmp_path.iterdir()) == [tmp_path / "runs"]
 
 
+def test_two_runs_with_one_file_are_told(tmp_path, whole):
+    """Each overwrote the other's steps without a word."""
+    path, others = tmp_path / "run.npz", tmp_path / "other.npz"
+    fit(checkpoint=others, num_steps=5, key=jax.random.PRNGKey(7))
+
+    def other(report):
+        if report.step > 5 and others.exists():
+            os.replace(others, path)
+
+    with pytest.warns(RuntimeWarning, match=r"run.npz was written by another run while this one was running"):
+        result = fit(checkpoint=path, callback=other)
+    assert_same_bits(result.params, whole.params)
+    assert checkpoint_step(path) == STEPS
+
+
+def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
+    """A folder of the name ~ was made where the program ran."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    fit(checkpoint="~/runs/run.npz", num_steps=5)
+    assert checkpoint_step(tmp_path / "runs" / "run.npz") == 5 and not (tmp_path / "~").exists()
+
+
 def test_a_pipe_is_refused(tmp_path):
     """Reading one waits for ever, and reading /dev/full fills the memory."""
     os.mkfifo(tmp_path / "run.npz")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,3 +156,22 @@ def test_keys_of_another_kind_by_default(rng):
         assert np.isfinite(result.posterior()["f"](X).mean).all()
         assert result.predict(X, num_samples=10)["y"].draws.shape == (10, 12)
         assert result.khat(num_samples=50).num_samples == 50
+
+
+@pytest.mark.parametrize("call", ["regression", "classification"])
+def test_calls_for_tables_choose_their_own_settings(call, rng):
+    """Also where JAX refuses promotion by optax's Adam, axes of a softmax's intercepts, and arrays of NumPy."""
+    X = rng.integers(0, 6, (60, 2)) / 2.0
+    wave = np.sin(X[:, 0]) + 0.1 * rng.normal(size=60)
+    y = {"regression": wave, "classification": np.digitize(wave, [0.0, 0.7])}
+    fit_and_serve = partial(served, getattr(ogp, call), X, y[call])
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"), jax.transfer_guard("disallow"):
+        strict = fit_and_serve()
+    for one, other in zip(strict, fit_and_serve(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def served(call, X, y):
+    fit = call(X, y, M=8, num_steps=6)
+    new = fit.predict(X[:5])
+    return new.log_density(y[:5]), fit.export().in_avals[0].shape[1:]

@@ -202,6 +202,26 @@ def test_a_failed_save_leaves_the_file_before(fits, tmp_path):
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["fit.npz"]
 
 
+def test_a_device_is_neither_replaced_nor_read(fits, tmp_path):
+    """As root a save to /dev/null replaced it by the fit."""
+    path = tmp_path / "fit.npz"
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="cannot be written: it is a folder, a device or a pipe"):
+        fits["regression"][1].save(path)
+    assert path.is_fifo() and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(ValueError, match="cannot be read: it is a folder, a device or a pipe"):
+        ogp.load(path)
+
+
+def test_a_file_may_be_read_by_those_who_may_read_other_files(fits, tmp_path, monkeypatch):
+    """It was for its owner alone, whatever the umask, and a service under another name could not load it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    fits["regression"][1].save("~/fit.npz")
+    (tmp_path / "other").write_text("")
+    assert (tmp_path / "fit.npz").stat().st_mode == (tmp_path / "other").stat().st_mode
+    assert ogp.load("~/fit.npz").num_rows == fits["regression"][1].num_rows
+
+
 def test_any_number_of_rows_takes_three_programs(fits, monkeypatch):
     X, fit = fits["regression"]
     counted = []

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import numpy as np
@@ -92,3 +96,45 @@ def test_a_call_for_a_table_is_not_ended_by_another(monkeypatch):
     monkeypatch.setattr(module, "search", other)
     assert ogp.regression(X, Y, M=5, num_steps=2).num_rows == 20
     assert "Another thread is fitting a model" in str(found[0])
+
+
+FORKED = {
+    "fit": lambda fit, table, f: fitted("h", 0.2),
+    "posterior": lambda fit, table, f: fit.posterior(),
+    "check": lambda fit, table, f: fit.check(),
+    "function": lambda fit, table, f: f(X),
+    "table": lambda fit, table, f: ogp.regression(X, Y, M=5, num_steps=3),
+    "predictions of a table": lambda fit, table, f: table.predict(X),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_process_that_is_forked_after_a_fit_says_so(fits):
+    """JAX waits there for threads that a fork does not copy: all of these never ended."""
+    given = fits["f"], ogp.regression(X, Y, M=5, num_steps=3), fits["f"].posterior()["f"]
+    for name, call in FORKED.items():
+        said = in_child(partial(call, *given))
+        assert "This process was forked from one in which JAX has run" in said, (name, said)
+    assert np.isfinite(given[-1](X).mean).all()  # nothing has changed here
+
+
+def in_child(call):
+    """What a call raises in a forked process, which ends after 20 seconds at the latest."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX's, of any fork
+        pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        try:
+            call()
+            said = "nothing"
+        except BaseException as error:
+            said = repr(error)
+        os.write(writer, said.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        said = file.read()
+    os.waitpid(pid, 0)
+    return said

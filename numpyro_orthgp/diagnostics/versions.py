@@ -45,7 +45,16 @@ def smooth_weights(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _arviz() -> tuple[Any, bool]:
+    """
+    :raises RuntimeError: if ArviZ 0.23 cannot note that it has announced 1.0 today.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # 0.23 announces 1.0 when it is imported
-        import arviz as az
+        try:
+            import arviz as az
+        except OSError as error:
+            raise RuntimeError(
+                f"ArviZ, which `check`, `khat` and `to_arviz` use, writes to the user's cache folder when it is imported: {error}. "
+                "Set XDG_CACHE_HOME to a folder that can be written, or install ArviZ 1.0."
+            ) from error
     return az, int(az.__version__.split(".")[0]) < 1

@@ -23,6 +23,7 @@ from jax.tree_util import Partial
 from numpyro_orthgp.closures import Closure
 from numpyro_orthgp.errors import is_concrete, with_checks
 from numpyro_orthgp.math.ranks import broadcasting
+from numpyro_orthgp.processes import refuse_fork
 
 __all__ = ["ARRAYS", "can_be_compiled", "is_within_program", "one_program", "quick_jit", "quick_options"]
 
@@ -44,6 +45,7 @@ def one_program(function: _F) -> _F:
 
     @wraps(function)
     def call(*args: Any, **sizes: Any) -> Any:
+        refuse_fork()
         if not can_be_compiled(args):
             return function(*args, **sizes)
         result, waiting = compiled(tuple(sizes))(*args, **sizes)
@@ -83,6 +85,7 @@ def quick_jit(function: Callable[..., Any], effort: int, **options: Any) -> Call
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        refuse_fork()
         is_part = is_within_program() or not all(map(is_concrete, jax.tree.leaves((args, kwargs))))
         return (within if is_part else alone())(*args, **kwargs)
 

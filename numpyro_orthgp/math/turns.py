@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from numpyro_orthgp.processes import refuse_fork
+
 __all__ = ["in_turn"]
 
 _turn = threading.RLock()
@@ -18,5 +20,6 @@ _turn = threading.RLock()
 @contextmanager
 def in_turn() -> Iterator[None]:
     """A context, or the decorator of a function, that other threads wait for. The same thread may enter it again."""
+    refuse_fork()
     with _turn:
         yield

@@ -25,10 +25,10 @@ from numpyro_orthgp.tabular.models import classification_model
 from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predictions import ClassPredictions
 from numpyro_orthgp.tabular.rows import order_of_classes
+from numpyro_orthgp.tabular.settings import fitting, own_settings
 from numpyro_orthgp.tabular.stages import CLEARLY, Found
 from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
 from numpyro_orthgp.tabular.votes import REACHES, TOTALS, Votes, VotesOf
-from numpyro_orthgp.training.start import one_thread
 from numpyro_orthgp.types import Array
 
 __all__ = ["ClassificationFit", "classification"]
@@ -103,7 +103,7 @@ def classification(
     order, num_held = order_of_classes(codes, seed)
     data = {"X": inputs[order], "y": codes[order]}
     other, warped = columns.warped(used, data["X"], order)
-    with one_thread(), jax.enable_x64(True):
+    with fitting():
         found, data = found_for(data, warped, options, num_held, budget)
         columns = other if data["X"] is warped else columns
         f = latent_function(classification_model, found.params, found.Z, data, options)
@@ -252,7 +252,7 @@ class ClassificationFit(TableFit):
         :raises ValueError: for other columns.
         """
         table, votes = read_table(X), self.found.votes
-        with jax.enable_x64(True):
+        with own_settings():
             columns = self.columns.encode(table)
             p = sharpened(
                 probabilities_of(self.function, self.found.values["offset"], columns), self.shares, self.found.sharpness
@@ -268,7 +268,7 @@ class ClassificationFit(TableFit):
 
     @cached_property  # else each prediction would hand all rows to the device
     def _voters(self) -> VotesOf:
-        with jax.enable_x64(True), jax.ensure_compile_time_eval():
+        with own_settings(), jax.ensure_compile_time_eval():
             return VotesOf.rows(self.found.values["lengthscale"], self.X, self.y, len(self.classes))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,9 +26,9 @@ from numpyro_orthgp.tabular.models import counts_model
 from numpyro_orthgp.tabular.predicted_counts import CountPredictions
 from numpyro_orthgp.tabular.rows import observed_counts, order_of, positive_column
 from numpyro_orthgp.tabular.serving import moments_at
+from numpyro_orthgp.tabular.settings import fitting, own_settings
 from numpyro_orthgp.tabular.stored import MOST, part_of, table_of
 from numpyro_orthgp.tabular.strays import NONE, StrayCounts, weight_of
-from numpyro_orthgp.training.start import one_thread
 from numpyro_orthgp.types import Array
 
 __all__ = ["CountsFit", "counts"]
@@ -107,7 +106,7 @@ def counts(
     order, num_held = order_of(len(y), seed)
     data = {"X": inputs[order], "y": y[order], "expected": rate * exposure[order]}
     other, warped = columns.warped(used, data["X"], order)
-    with one_thread(), jax.enable_x64(True):
+    with fitting():
         found, search = found_for(data, warped, num_held, budget)
         X, y, expected = (search.data[name] for name in ("X", "y", "expected"))
         columns = other if X is warped else columns
@@ -176,7 +175,7 @@ class CountsFit(TableFit):
                 stacklevel=2,
             )
         exposure = positive_column("exposure", exposure, table.num_rows, table.index)
-        with jax.enable_x64(True):
+        with own_settings():
             columns = self.columns.encode(table)
             mean, variance = moments(self.function, columns)
         log_mean = mean + float(values["offset"]) + np.log(self.rate * exposure)

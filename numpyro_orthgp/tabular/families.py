@@ -33,6 +33,7 @@ from numpyro_orthgp.tabular.latent import LatentSearch
 from numpyro_orthgp.tabular.models import counts_model, extra_zeros
 from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predicted_counts import CountPredictions
+from numpyro_orthgp.tabular.settings import own_settings
 from numpyro_orthgp.tabular.stages import CLEARLY, ENOUGH, Found, Stage, Tried
 
 __all__ = ["found_for", "is_better", "log_rates", "one_rate", "predictions", "zeros_at"]
@@ -239,5 +240,5 @@ class _Densities:
     concentration: np.ndarray | None
 
     def __call__(self, log_mean: np.ndarray, log_sd: np.ndarray, y: np.ndarray) -> np.ndarray:
-        with jax.enable_x64(True):
+        with own_settings():
             return log_densities(self.concentration, log_mean, log_sd, y)

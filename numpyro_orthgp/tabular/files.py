@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ from numpyro_orthgp.tabular.near import Near
 from numpyro_orthgp.tabular.stages import Found, Stage
 from numpyro_orthgp.tabular.votes import Votes
 from numpyro_orthgp.tabular.warps import Warp
+from numpyro_orthgp.training.checkpoint import place
 
 __all__ = ["read_fit", "write_fit"]
 
@@ -50,28 +51,29 @@ Arrays = dict[str, np.ndarray]
 
 
 def write_fit(path: Any, description: dict[str, Any], arrays: Arrays) -> None:
-    """Write a whole file, or none.
+    """Write a whole file, or none. Those may read it who may read any new file of the user.
 
     :raises ValueError: if it cannot be written.
     """
-    path = Path(path)
+    path = place(path)
     arrays = {
         name: np.ascontiguousarray(array) if np.ndim(array) else np.asarray(array) for name, array in arrays.items()
     }
     text = json.dumps({"format": FORMAT, "version": VERSION, "digest": digest(arrays)} | description)
     if any(array.dtype == object for array in arrays.values()):
         raise ValueError("Arrays of Python objects cannot be saved without pickle.")
-    name = None
+    name = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            name = file.name
+        if path.exists() and not path.is_file():  # it would be replaced by a file
+            raise ValueError(f"{path} cannot be written: it is a folder, a device or a pipe.")
+        with open(name, "xb") as file:
             np.savez(file, description=np.frombuffer(text.encode(), np.uint8), **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)
     except OSError as error:
-        if name is not None:
-            Path(name).unlink(missing_ok=True)
+        with suppress(OSError):
+            name.unlink()
         raise ValueError(f"{path} cannot be written: {error}.") from error
 
 
@@ -81,9 +83,11 @@ def read_fit(path: Any, restore: Callable[[dict[str, Any], Arrays], Any]) -> Any
     :raises FileNotFoundError: if there is no such file.
     :raises ValueError: if it is damaged, not a saved fit, or of another version of the format.
     """
-    path = Path(path)
+    path = place(path)
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
+    if not path.is_file():  # reading a pipe would never end
+        raise ValueError(f"{path} cannot be read: it is a folder, a device or a pipe.")
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

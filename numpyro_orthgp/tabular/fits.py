@@ -28,6 +28,7 @@ from numpyro_orthgp.tabular.files import (
 )
 from numpyro_orthgp.tabular.importance import importance_of
 from numpyro_orthgp.tabular.serving import exported, numbers_of, standardized
+from numpyro_orthgp.tabular.settings import own_settings
 from numpyro_orthgp.tabular.stages import Found
 from numpyro_orthgp.types import Array
 
@@ -45,7 +46,7 @@ class _Wide:
 
 
 def _as_it_was(array: np.ndarray) -> Array:
-    with jax.enable_x64(True):
+    with own_settings():
         return jnp.asarray(array)
 
 
@@ -138,7 +139,7 @@ class TableFit(ABC):
         exceed one. For correlated columns the fitted function decides, not the data.
         """
 
-        with jax.enable_x64(True):
+        with own_settings():
             return importance_of(self._mean_at, self.X, self.columns)
 
     def _mean_at(self, X: np.ndarray) -> np.ndarray:
@@ -151,7 +152,7 @@ class TableFit(ABC):
         :param options: options of ``check``, such as ``nuts=200``.
         """
         options = {"losses": comparable(self.found.losses)} | options
-        with jax.enable_x64(True):
+        with own_settings():
             arguments: dict[str, Any] = jax.tree.map(
                 lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, self.arguments
             )
@@ -179,7 +180,7 @@ class TableFit(ABC):
     def _described(self) -> tuple[dict[str, Any], Arrays]:
         found, found_arrays = describe_found(self.found)
         more, more_arrays = self._more()
-        with jax.enable_x64(True):
+        with own_settings():
             function = describe_function(self.function, self._recipe())
         common = {"num_held": self.num_held, "num_dropped": self.num_dropped, "budget": self.budget}
         common["num_rows"] = self.num_rows
@@ -196,7 +197,7 @@ class TableFit(ABC):
         common = description["common"] | {"columns": columns_of(description["columns"]), "found": found}
         common |= {"X": arrays["X"], "y": arrays["y"], "function": None}
         fit = cls._with_more(common, description["more"], arrays)
-        with jax.enable_x64(True):
+        with own_settings():
             return fit._with_functions(arrays)
 
     def _with_functions(self, arrays: Arrays) -> TableFit:
@@ -214,7 +215,7 @@ class TableFit(ABC):
             open("fit.bin", "wb").write(fit.export().serialize())
 
             program = jax.export.deserialize(open("fit.bin", "rb").read())  # in a process that has JAX only
-            with jax.enable_x64(True):
+            with own_settings():
                 program.call(X)["mean"]
 
         Its argument is the array of :meth:`as_array`, float64; for counts the exposure, shape (N,), is a second argument. For

@@ -31,11 +31,11 @@ from numpyro_orthgp.tabular.predictions import Predictions
 from numpyro_orthgp.tabular.rows import observed_numbers, order_of
 from numpyro_orthgp.tabular.search import MANY_HELD, Rows, everything, function_of, functions_of, new_guide, search
 from numpyro_orthgp.tabular.serving import moments_at
+from numpyro_orthgp.tabular.settings import fitting, own_settings
 from numpyro_orthgp.tabular.stages import FOLDS
 from numpyro_orthgp.tabular.stored import PART, all_rows, part_of, table_of
 from numpyro_orthgp.tabular.strays import NONE, StrayNumbers, weight_of
 from numpyro_orthgp.tabular.units import Units, may_be_logarithms
-from numpyro_orthgp.training.start import one_thread
 from numpyro_orthgp.types import Array
 
 __all__ = ["RegressionFit", "regression"]
@@ -136,7 +136,7 @@ def regression(
     inputs, outputs = inputs[order], outputs[order]
     other, warped = columns.warped(used, inputs, order)
     tried = [Units.of(outputs, is_log) for is_log in (False, True)[: 1 + logs]]
-    with one_thread(), jax.enable_x64(True):
+    with fitting():
         searches, stages, last, ended, grows = search(
             inputs, [units.standardized(outputs) for units in tried], num_held, budget, warped
         )
@@ -232,7 +232,7 @@ class RegressionFit(TableFit):
         :raises ValueError: for other columns.
         """
         table = read_table(X)
-        with jax.enable_x64(True):
+        with own_settings():
             mean, variance = moments(self.predictor, self.columns.encode(table))
         given = self._distribution(mean, variance)
         atoms = None if self.atoms is None else self.atoms.at(X)
@@ -277,7 +277,7 @@ class RegressionFit(TableFit):
     def _more(self) -> tuple[dict[str, Any], Arrays]:
         arrays: Arrays = {}
         if isinstance(self.predictor, NeighborFunction):
-            with jax.enable_x64(True):
+            with own_settings():
                 arrays = describe_function(self.predictor.f, self._recipe(self.found.near), "near")
         atoms, of_atoms = (None, {}) if self.atoms is None else self.atoms.described()
         return {"units": list(self.units), "num_given": self.num_given, "atoms": atoms}, arrays | of_atoms

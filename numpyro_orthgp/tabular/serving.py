@@ -12,6 +12,7 @@ from jax import export
 
 from numpyro_orthgp.functions.neighbors import NeighborFunction
 from numpyro_orthgp.tabular.columns import Column, Columns, Table
+from numpyro_orthgp.tabular.settings import own_settings
 from numpyro_orthgp.types import Array
 
 __all__ = ["exported", "moments_at", "numbers_of", "standardized"]
@@ -71,7 +72,7 @@ def exported(
     :param num_more: number of further arrays.
     """
     (rows,) = export.symbolic_shape("rows")
-    with jax.enable_x64(True):
+    with own_settings():
         arguments = [jax.ShapeDtypeStruct((rows, num_columns), jnp.float64)]
         arguments += [jax.ShapeDtypeStruct((rows,), jnp.float64)] * num_more
         return export.export(jax.jit(program), platforms=platforms)(*arguments)

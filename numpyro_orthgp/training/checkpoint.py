@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from numpyro_orthgp.math.digest import from_host, to_host
 from numpyro_orthgp.training.fingerprint import check_same
 from numpyro_orthgp.training.stopping import Windows
 
-__all__ = ["Snapshot", "dump", "load", "mark_in", "prepare", "read", "write"]
+__all__ = ["Snapshot", "dump", "load", "mark_in", "place", "prepare", "read", "stamp_of", "warn_of_others", "write"]
 
 FORMAT = 2  # 1 did not record data and program
 
@@ -125,6 +126,11 @@ def _restored(array: np.ndarray, like: Any) -> jax.Array:
     return from_host(array.view(to_host(like).dtype), like)
 
 
+def place(path: Any) -> Path:
+    """The path, with ``~`` for the home folder, as in a shell: otherwise a folder of that name would be made."""
+    return Path(os.path.expanduser(path))
+
+
 def _temporary(path: Path) -> Path:
     return path.with_name(path.name + ".tmp")
 
@@ -167,6 +173,25 @@ def read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise ValueError(f"`checkpoint` {path} cannot be read: {error}.") from error
+
+
+def stamp_of(path: Path) -> tuple[int, ...] | None:
+    """Tells two files of one name apart; ``None`` if there is none."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+    return None
+
+
+def warn_of_others(path: Path, stamp: tuple[int, ...] | None) -> None:
+    """Warn if the file is not the one that this run read or wrote: two runs that share it undo each other's steps."""
+    if stamp_of(path) not in (None, stamp):
+        warnings.warn(
+            f"`checkpoint` {path} was written by another run while this one was running. Each overwrites what the other has "
+            "saved, and the last one wins. Give each run a file of its own.",
+            RuntimeWarning,
+            stacklevel=6,
+        )
 
 
 def write(path: Path, content: bytes) -> None:

@@ -16,7 +16,7 @@ from numpyro_orthgp.errors import check_integer, check_option
 from numpyro_orthgp.math.resolution import warn_of_coarse
 from numpyro_orthgp.training.arrays import NOT_TRACED
 from numpyro_orthgp.training.batches import Batches
-from numpyro_orthgp.training.checkpoint import Snapshot
+from numpyro_orthgp.training.checkpoint import Snapshot, place
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.fingerprint import fingerprint, sample_of
 from numpyro_orthgp.training.groups import check_groups
@@ -177,7 +177,7 @@ def fit(
         rules["values"] = batches.values() if isinstance(batches, Shards) else None
         rules["score"] = "loss" if early_stopping is None or early_stopping.metric is None else "metric"
         mark = devices.of_first(partial(fingerprint, svi, state, batches, kwargs, **rules))
-        keeper = Keeper(Path(checkpoint), check_integer("checkpoint_every", checkpoint_every), mark, devices, batches)
+        keeper = Keeper(place(checkpoint), check_integer("checkpoint_every", checkpoint_every), mark, devices, batches)
     now, before = (keeper and keeper.begin(state, resume)) or (Snapshot(0, devices.put_state(state)), np.zeros(0))
     periods = [window] if keeper is None else [window, keeper.every]
     losses = np.zeros(max(num_steps, now.step), jax.dtypes.canonicalize_dtype(float))

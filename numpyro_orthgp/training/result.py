@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from numpyro_orthgp.processes import refuse_fork
 from numpyro_orthgp.training.columns import rows_of
 
 __all__ = ["FitResult", "Fitted", "Progress", "Status", "answer_with"]
@@ -56,6 +57,7 @@ class Fitted:
 
         :param rows: rows of the data, a slice or sorted numbers; by default all.
         """
+        refuse_fork()
         if self.is_part and rows is None:
             raise ValueError(
                 "This needs all rows, but the fit read its data as a stream, of which it keeps one batch, or as "

@@ -62,6 +62,7 @@ class Keeper:
     :param devices: devices of the run; only the first process has a file.
     :param batches: the run's batches. If they are a stream, it must be at the same place when a run continues.
     :param saved: the number of steps after which the file was written, if known.
+    :param stamp: of the file, as this run read or wrote it.
     """
 
     path: Path
@@ -70,6 +71,7 @@ class Keeper:
     devices: Devices
     batches: Feed
     saved: int | None = None
+    stamp: tuple[int, ...] | None = None
 
     def begin(self, like: Any, resume: bool | str) -> tuple[Snapshot, np.ndarray] | None:
         """The run so far and its losses; ``None`` if there is no file, or it should not be read.
@@ -82,6 +84,7 @@ class Keeper:
             if not self.devices.is_first:
                 return None
             checkpoint.prepare(self.path)
+            self.stamp = checkpoint.stamp_of(self.path)
             return checkpoint.read(self.path) if resume else None
 
         content = self.devices.share(self.devices.together(read))
@@ -105,8 +108,10 @@ class Keeper:
         if self.devices.is_first:
             mark = self.fingerprint if last is None else self.fingerprint | {"rows of the last batch": last}
             content = checkpoint.dump(snapshot, losses[: snapshot.step], mark)
+            checkpoint.warn_of_others(self.path, self.stamp)
             try:
                 checkpoint.write(self.path, content)
+                self.stamp = checkpoint.stamp_of(self.path)
             except OSError as error:
                 warnings.warn(
                     f"`checkpoint` {self.path} could not be written after step {snapshot.step}: {error}. The fit goes on; the file "

@@ -25,6 +25,7 @@ from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.guides.looking import KeptArrays
 from numpyro_orthgp.math.kept import run_checked
 from numpyro_orthgp.math.turns import in_turn
+from numpyro_orthgp.processes import refuse_fork
 from numpyro_orthgp.training.batches import as_arguments
 
 __all__ = ["initial_state", "one_thread"]
@@ -39,6 +40,7 @@ def one_thread() -> Iterator[None]:
 
     :raises RuntimeError: if another thread is in it.
     """
+    refuse_fork()
     if not _fitting.acquire(blocking=False):
         raise RuntimeError(
             "Another thread is fitting a model. NumPyro has one stack of handlers for all threads, so the models would mix. Fit "

@@ -1,0 +1,27 @@
+"""Processes in which JAX cannot run.
+
+A fork copies one thread only. JAX's programs wait for others, so in a process that is forked after JAX has run they wait for ever.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["refuse_fork"]
+
+_process: int | None = None  # that has run programs of JAX
+
+
+def refuse_fork() -> None:
+    """
+    :raises RuntimeError: in a process that was forked from one in which this has been called.
+    """
+    global _process
+    if _process is None:
+        _process = os.getpid()
+    if _process != os.getpid():
+        raise RuntimeError(
+            "This process was forked from one in which JAX has run, and a fork does not copy the threads that JAX waits for: its "
+            "programs would never end here. Start processes by multiprocessing.get_context('spawn') or by joblib's default "
+            "backend, or fork before the first fit."
+        )
