@@ -101,7 +101,9 @@ def variational(hyper: Any, X, y, Z, num_steps: int, num_draws: int) -> Posterio
     _, functions = jax.jit(jax.vmap(draw))(random.split(random.PRNGKey(1), num_draws))
     data = ogp.to_arviz(model, guide, params, X, y, num_samples=4 * num_draws, Z=Z)
     drawn = {name: np.asarray(data.posterior[name]).ravel() for name in HYPER}
-    return Posterior(drawn, functions, data, ogp.khat(model, guide, params, X, y, Z=Z, num_samples=4000).khat, seconds)
+    return Posterior(
+        drawn, functions, data, ogp.khat(model, guide, params, X, y, Z=Z, num_samples=8 * num_draws).khat, seconds
+    )
 
 
 def markov_chain(X, y, Z, num_draws: int, num_chains: int) -> Posterior:
@@ -191,9 +193,10 @@ def main(argv: list[str] | None = None) -> None:
     numpyro.enable_x64()
 
     rng = np.random.default_rng(args.seed)
-    (X, y), test = simulate(args.num, rng), simulate(NUM_TEST, rng)
+    num_test = NUM_TEST // 10 if args.quick else NUM_TEST
+    (X, y), test = simulate(args.num, rng), simulate(num_test, rng)
     Z = jnp.linspace(-3.2, 3.2, 12)[:, None]
-    print(f"{args.num} labels to learn from, {NUM_TEST} to predict, {len(Z)} inducing points.\n")
+    print(f"{args.num} labels to learn from, {num_test} to predict, {len(Z)} inducing points.\n")
     print(
         f"{'hyperparameters':22s}  {'lengthscale, 90 %':>21s}  {'scale, 90 %':>21s}  {'k-hat':>5s}  {'elpd_loo':>8s}  "
         f"{'test log p':>10s}  {'CPU s':>7s}"
