@@ -125,3 +125,19 @@ def test_the_density_of_a_product_of_two_wide_functions():
     found = ogp.Likelihood(m, lambda f: dist.Normal(f[..., 0] * f[..., 1], noise)).log_predictive(y)
     for ours, (mu, sd, s, at, close) in zip(found, PRODUCTS, strict=True):
         assert ours == pytest.approx(product_density(at, mu, sd, s), abs=close)
+
+
+def test_draws_of_two_functions_cost_little():
+    """Within vmap 31 nodes on each axis, where the dense rule has 14,641 for each draw."""
+    link, _ = TWO["maximum"]
+    scales = [[3.0, 3.0], [10.0, 1.0]]
+    alone = of_two(link, scales, float)
+    rule = ogp.Likelihood(alone.marginals, alone.conditional, integrator=ogp.GaussHermite(31))
+
+    def mean(factor):
+        return of_two(link, factor * jnp.asarray(scales), float).mean
+
+    many = jax.vmap(mean)(jnp.ones(2))
+    np.testing.assert_allclose(many, jnp.stack([rule.mean] * 2), rtol=1e-12)
+    assert abs(many[0] - alone.mean).max() > 1e-3
+    np.testing.assert_allclose(jax.jit(mean)(1.0), alone.mean, rtol=1e-12)

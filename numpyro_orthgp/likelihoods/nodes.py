@@ -86,7 +86,7 @@ class AtNodes(ToldOfMasks):
             return by_blocks(lambda x, w: expectation(w, value(self._at(x, y, line))), nodes, weights).sum(0)
 
         if self.by_default and isinstance(self.integrator, GaussHermite):
-            return checked_expectation(by)
+            return checked_expectation(by, plane=self.mixes and not line)
         return by(self.integrator)
 
     @broadcasting

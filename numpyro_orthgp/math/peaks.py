@@ -26,7 +26,7 @@ from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.math.quadrature import gauss_hermite
 from numpyro_orthgp.types import Array
 
-__all__ = ["log_normal_expectation", "log_plane_expectation"]
+__all__ = ["log_normal_expectation", "log_plane_expectation", "some_differ"]
 
 LogDensity = Callable[[Array], Array]
 
@@ -95,15 +95,16 @@ def log_plane_expectation(log_density: LogDensity, shape: tuple[int, ...], dtype
     if is_concrete(agree) and np.all(agree):
         return second
     fine = lambda: jnp.where(agree, second, _by_rows(log_density, shape, dtype))  # noqa: E731
-    return lax.cond(_some_differ(agree), fine, lambda: second)
+    return lax.cond(some_differ(agree), fine, lambda: second)
 
 
 @custom_vmap
-def _some_differ(agree: Array) -> Array:
+def some_differ(agree: Array) -> Array:
+    """Whether one is false; within ``vmap`` no, so that ``cond`` leaves out what many draws would pay for."""
     return ~agree.all()
 
 
-@_some_differ.def_vmap
+@some_differ.def_vmap
 def _none_of_many(axis_size: int, in_batched: list[bool], agree: Array) -> tuple[Array, bool]:
     # `vmap` would compute both branches of `cond` for each of many draws.
     return jnp.zeros((), bool), False
