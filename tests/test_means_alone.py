@@ -12,6 +12,7 @@ import pytest
 from jax import lax, random
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
@@ -84,15 +85,15 @@ RIGHT = {
 }
 
 
-def fitted(observe):
+def fitted(observe, of=ogp.AutoSparseGP):
     model = model_of(observe)
-    guide = ogp.AutoSparseGP(model)
+    guide = of(model)
     svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
     return model, guide, svi.get_params(svi.init(random.PRNGKey(0), X, Y))
 
 
-def named(observe):
-    model, guide, params = fitted(observe)
+def named(observe, of=ogp.AutoSparseGP):
+    model, guide, params = fitted(observe, of)
     arguments = Arguments((X, Y), {})
     layout = look(model, arguments, GuideDraws(guide, params, arguments, random.PRNGKey(0)), fitted=True, whole=False)
     return means_alone_of(Subject(model, guide, params, arguments, layout, random.PRNGKey(0)), ["f", "h"])
@@ -105,6 +106,50 @@ def test_a_mean_without_its_covariance_is_named(kind):
     known = kind not in ("steps of scan", "a map")
     (words,) = advice_on_means_alone(found)
     assert np.isnan(found["y"]["f"]) != known and (", up to " in words) == known
+
+
+DRAWN = {
+    "AutoNormal": AutoNormal,
+    "analytic=False": lambda model: ogp.AutoSparseGP(model, analytic=False),
+    "a mean field": lambda model: ogp.AutoSparseGP(model),
+}
+OF_MARGINALS = {
+    "a mean": (True, lambda f, h, X, y: sees(dist.Normal(f(X).mean, NOISE), y)),
+    "an average": (True, lambda f, h, X, y: sees(dist.Normal(f(ogp.Average(X[:, None])).mean, NOISE), y)),
+    "inputs": (True, lambda f, h, X, y: sees(likelihoods.Gaussian(h(f(X).mean[:, None]), NOISE), y)),
+    "the variance as noise": (
+        False,
+        lambda f, h, X, y: sees(dist.Normal((m := f(X)).mean, (m.variance + 1) ** 0.5), y),
+    ),
+    "a likelihood": (False, lambda f, h, X, y: sees(likelihoods.Gaussian(f(X), NOISE), y)),
+    "draws": (False, lambda f, h, X, y: sees(dist.Normal(f(X).sample(), NOISE), y)),
+    "points that leave nothing": (False, lambda f, h, X, y: sees(dist.Normal(h(X).mean, NOISE), y)),
+}
+
+
+@pytest.mark.parametrize("kind", OF_MARGINALS)
+@pytest.mark.parametrize("guide", DRAWN)
+def test_means_of_marginals_if_the_guide_draws_inducing_variables(guide, kind):
+    """Under a guide that a fit integrates over, f(X).mean is that of q: `plugged` names it, with other words."""
+    alone, observe = OF_MARGINALS[kind]
+    found = named(observe, DRAWN[guide])
+    assert list(found) == (["y"] if alone and guide != "a mean field" else [])
+    if found:
+        assert found["y"]["f"] > 0.3
+
+
+def test_means_of_tasks_if_the_guide_draws_inducing_variables():
+    def model(X, y):
+        f = ogp.gp("f", kernels.RBF(1.2), Z, num_latents=2)
+        sees(dist.Normal(f(ogp.Tasks(X, jnp.arange(N) % 2)).mean, NOISE), y)
+
+    guide = AutoNormal(model)
+    svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    params = svi.get_params(svi.init(random.PRNGKey(0), X, Y))
+    arguments = Arguments((X, Y), {})
+    layout = look(model, arguments, GuideDraws(guide, params, arguments, random.PRNGKey(0)), fitted=True, whole=False)
+    found = means_alone_of(Subject(model, guide, params, arguments, layout, random.PRNGKey(0)), ["f"])
+    assert found["y"]["f"] > 0.3
 
 
 def test_the_page_says_it():

@@ -1,6 +1,7 @@
 """Sites that take the mean of f given the inducing variables as a function: ``dist.Normal(f.joint(X).mean, s)``.
 
-In a running model ``f.joint(X)`` is p(f | u). Its mean moves with the draw of u, so q learns from y. But the function of this model
+In a running model ``f.joint(X)`` is p(f | u), and so is ``f(X)`` where a fit draws u, as under guides of NumPyro
+and with ``analytic=False``. Its mean moves with the draw of u, so q learns from y. But the function of this model
 has no variance beside that of u: where inducing points are few, the loss may lie below the negative log evidence, and noise
 takes the place of what the points miss. A density that has the covariance too, such as
 ``dist.MultivariateNormal(j.mean, j.covariance_matrix + s**2 * I)`` with ``j = f.joint(X)``, is that of f.
@@ -12,19 +13,24 @@ which of them a site depends on. One that depends on the mean alone is named if 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from numpyro.primitives import Messenger
 
 from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.plugged import numbers_of
 from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.diagnostics.words import percent
+from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.joint_moments import Moved, Steps, moved_moments
+from numpyro_orthgp.functions.marginals import Marginals
+from numpyro_orthgp.inducing.rows import Rows, variance_of_rows
 from numpyro_orthgp.math.dependence import reached
+from numpyro_orthgp.primitives.messages import MESSAGE, belief_of
 from numpyro_orthgp.types import Array
 
 __all__ = ["advice_on_means_alone", "means_alone_of"]
@@ -46,7 +52,7 @@ def means_alone_of(subject: Subject, gps: Sequence[str]) -> dict[str, dict[str, 
         def model(*args: Any, **kwargs: Any) -> Any:
             with moved_moments(steps) as state:
                 last[:] = [state]
-                return subject.model(*args, **kwargs)
+                return _Drawn(subject.model, state)(*args, **kwargs)
 
         def look(found: Trace, functions: Any) -> tuple[list[Array], dict[str, list[Array]]]:
             numbers = list(numbers_of(found))
@@ -73,14 +79,41 @@ def means_alone_of(subject: Subject, gps: Sequence[str]) -> dict[str, dict[str, 
     return {site: of for site, of in found.items() if of}
 
 
+class _Drawn(Messenger):
+    """A model in which marginals of the gps whose inducing variables a fit draws have moved."""
+
+    def __init__(self, fn: Callable[..., Any], state: Moved) -> None:
+        super().__init__(fn)
+        self.state = state
+        self.drawn: set[str] = set()
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and MESSAGE in msg.get("infer", {}):
+            belief = belief_of(msg)
+            if belief is None or not belief.analytic:
+                self.drawn.add(msg["name"].rpartition(".u")[0])
+
+    def see_marginals(self, m: Marginals, f: GPFunction, X: Rows) -> Marginals:
+        """Called by ``functions/sites.py``."""
+        gp = f.names.prefix if f.names else ""
+        if gp not in self.drawn or gp not in self.state.steps:
+            return m
+        # Of several functions the largest: rows of tasks see some of them.
+        left, prior = (a if a.ndim == 1 else a.max(-1) for a in (m.residual, f._columns(variance_of_rows(f.kernel, X))))
+        self.state.note(gp, left, prior)
+        steps = jax.tree.map(lambda step: step.astype(m.mean.dtype), self.state.steps[gp])
+        total = None if m.total is None else m.total + steps.root
+        return replace(m, mean=m.mean + steps.mean, residual=m.residual + steps.root, total=total)
+
+
 def advice_on_means_alone(alone: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     """Sentences."""
     for site, of in alone.items():
         for gp, share in of.items():
             most = "" if math.isnan(share) else f", up to {percent(share)} of the prior variance"
             yield (
-                f"{site} takes the mean of {gp} given its inducing variables, f.joint(X).mean, without the covariance, so the loss "
-                f"is that of a function without what these leave{most}. Draw f: "
-                "f(X).sample(). Or give the density both, as in dist.MultivariateNormal(j.mean, j.covariance_matrix + s**2 * "
-                "jnp.eye(len(X))) with j = f.joint(X)."
+                f"{site} takes the mean of {gp} given its inducing variables, f.joint(X).mean, without the covariance, "
+                f"or f(X).mean, if the guide draws these. So the loss is that of a function without what they leave{most}. "
+                "Draw f: f(X).sample(). Or give the density both, as in dist.MultivariateNormal(j.mean, j.covariance_matrix + "
+                "s**2 * jnp.eye(len(X))) with j = f.joint(X)."
             )

@@ -24,7 +24,7 @@ from numpyro_orthgp.functions.paths import Paths
 from numpyro_orthgp.functions.prior import root_given
 from numpyro_orthgp.functions.projection import Block, all_moments, project, residual_covariance, turn
 from numpyro_orthgp.functions.runs import DrawInRun, Run, refuse_stacked
-from numpyro_orthgp.functions.sites import Names, drawn_values, model_running, refuse_drawn_by_rows
+from numpyro_orthgp.functions.sites import Names, drawn_values, model_running, refuse_drawn_by_rows, seen
 from numpyro_orthgp.functions.tasks import joint_of_tasks, marginals_of_tasks
 from numpyro_orthgp.functions.terms import Term
 from numpyro_orthgp.gaussians.family import Value, Whitened
@@ -97,8 +97,7 @@ class GPFunction(NoArray):
     def __call__(self, X: ArrayLike | LatentInputs | Functional | Tasks) -> Marginals:
         """Marginals of the function at inputs, or of a linear functional of it for each row, such as a derivative or an average.
 
-        Costs O(B M^2) per set and never forms a B x B matrix. Outside of a fit, many inputs are processed in blocks, in
-        memory O(M^2 + B).
+        Costs O(B M^2) per set, without a B x B matrix. Outside of a fit many inputs are processed in blocks, in O(M^2 + B) memory.
 
         :param X: inputs, shape (B, D), same units as the inducing points; or a functional, such as ``Derivative(X, 0)``; or one of
             these with the task of each row, ``Tasks(X, task)``.
@@ -113,7 +112,8 @@ class GPFunction(NoArray):
             refuse_drawn_by_rows("A residual is tightened in groups of rows (`group_size`)")
         mean, explained, residual, total, groups = self._moments(X)
         joint = (DrawInRun if self.fitting else Partial)(draw_process, self, X)
-        return Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names, total, groups)
+        m = Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names, total, groups)
+        return seen(m, self, X)
 
     @one_program
     def _moments(self, X: Rows) -> tuple[Array, Array, Array, Array, Array | None]:

@@ -39,6 +39,12 @@ class Moved:
     left: dict[str, list[Array]] = field(default_factory=dict)
     trace: object = field(default_factory=get_opaque_trace_state)
 
+    def note(self, gp: str, left: Array, prior: Array) -> None:
+        """What is left of the prior variances at some inputs, both of shape (..., B)."""
+        shares = self.left.setdefault(gp, [])
+        if get_opaque_trace_state() == self.trace:
+            shares.append(jnp.max(left / jnp.maximum(prior, jnp.finfo(left.dtype).tiny)))
+
 
 _moved: ContextVar[Moved | None] = ContextVar("moved_moments", default=None)
 
@@ -65,8 +71,6 @@ def joint_moments(gp: str | None, mean: Array, root: Array, prior: Array) -> tup
     state = _moved.get()
     if state is None or gp is None or gp not in state.steps:
         return mean, root
-    shares = state.left.setdefault(gp, [])
-    if get_opaque_trace_state() == state.trace:
-        shares.append(jnp.max(jnp.sum(root**2, -1) / jnp.maximum(prior, jnp.finfo(root.dtype).tiny)))
+    state.note(gp, jnp.sum(root**2, -1), prior)
     steps = state.steps[gp]
     return mean + steps.mean.astype(mean.dtype), root + steps.root.astype(root.dtype)

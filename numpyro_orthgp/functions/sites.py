@@ -38,6 +38,7 @@ __all__ = [
     "refuse_other_rows",
     "refuse_uncharged",
     "refuse_while_fitting",
+    "seen",
     "states_may_differ",
     "told_of_enumeration",
 ]
@@ -51,6 +52,14 @@ _NOT_OF_PRIORS = (
 def model_running() -> Any:
     """The outermost handler, which identifies a run of a model; ``None`` if no model is running."""
     return _PYRO_STACK[0] if _PYRO_STACK else None
+
+
+def seen(marginals: Any, f: Any, X: Any) -> Any:
+    """The marginals of f(X), as a handler that looks at them makes them (``diagnostics/means_alone.py``)."""
+    for handler in _PYRO_STACK:
+        if hasattr(handler, "see_marginals"):
+            marginals = handler.see_marginals(marginals, f, X)
+    return marginals
 
 
 def enumerating() -> bool:

@@ -14,6 +14,7 @@ from numpyro_orthgp.functions.joint_moments import joint_moments
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.runs import DrawInRun
 from numpyro_orthgp.functions.separate import moments_of_own, some_functions
+from numpyro_orthgp.functions.sites import seen
 from numpyro_orthgp.inducing.rows import Rows, variance_of_rows
 from numpyro_orthgp.inducing.tasks import Chosen, Tasks
 from numpyro_orthgp.math.cholesky import safe_cholesky
@@ -46,7 +47,7 @@ def marginals_of_tasks(f: Any, X: Rows, tasks: Tasks) -> Marginals:
     if chosen.weights is not None:
         mean, mixing = jnp.sum(chosen.weights * mean, -1), chosen.weights[..., None]
     mean = jnp.where(chosen.known, mean, jnp.nan)
-    return Marginals(mean, explained, residual, mixing, v, joint, f.names, total)
+    return seen(Marginals(mean, explained, residual, mixing, v, joint, f.names, total), f, X)
 
 
 def _moments(f: Any, X: Rows, chosen: Chosen) -> tuple[Array, ...]:
