@@ -173,7 +173,7 @@ def refuse_stacked(f: Any, words: str = _FUNCTIONS) -> None:
     :param words: what a user has in the hand, and what to write.
     :raises ValueError: if the arrays of a function have an axis more than those of one function, or of P.
     """
-    if jnp.ndim(f.beliefs[0].loc) > 1 + (f.num_latents is not None):
+    if any(jnp.ndim(q.loc) > 1 + (f.num_latents is not None) for q in f.beliefs):
         raise ValueError(words)
 
 
