@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import get_opaque_trace_state
 from numpyro.primitives import Messenger
 
 from numpyro_orthgp.diagnostics.layout import Trace
@@ -26,7 +27,6 @@ from numpyro_orthgp.diagnostics.plugged import numbers_of
 from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.diagnostics.words import percent
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.functions.joint_moments import Moved, Steps, moved_moments
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.inducing.rows import Rows, variance_of_rows
 from numpyro_orthgp.math.dependence import reached
@@ -38,6 +38,13 @@ __all__ = ["advice_on_means_alone", "means_alone_of"]
 _LITTLE = 0.01  # share of the prior variance that the inducing variables may leave
 
 
+class _Steps(NamedTuple):
+    """By how much the moments of one function move: the mean, and the variance or the root of the covariance."""
+
+    mean: Array
+    spread: Array
+
+
 def means_alone_of(subject: Subject, gps: Sequence[str]) -> dict[str, dict[str, float]]:
     """For each site that takes means given the inducing variables alone, by name of the gp, the largest share of the prior variance
     that is left there; NaN, if that is not known.
@@ -46,32 +53,29 @@ def means_alone_of(subject: Subject, gps: Sequence[str]) -> dict[str, dict[str, 
     """
     sites: list[str] = []
 
-    def traced(steps: Mapping[str, Steps]) -> tuple[list[Array], dict[str, list[Array]]]:
-        last: list[Moved] = []
-
-        def model(*args: Any, **kwargs: Any) -> Any:
-            with moved_moments(steps) as state:
-                last[:] = [state]
-                return _Drawn(subject.model, state)(*args, **kwargs)
+    def traced(steps: Mapping[str, _Steps]) -> tuple[list[Array], dict[str, list[Array]]]:
+        model = _Moved(subject.model, steps)
 
         def look(found: Trace, functions: Any) -> tuple[list[Array], dict[str, list[Array]]]:
             numbers = list(numbers_of(found))
             sites[:] = [number.site for number in numbers]
-            return [number.value for number in numbers], last[0].left
+            return [number.value for number in numbers], model.left
 
         return replace(subject, model=model).measure(look)
 
     zero = jnp.zeros(())
-    start = {gp: Steps(zero, zero) for gp in gps}
+    start = {gp: _Steps(zero, zero) for gp in gps}
     jaxpr, shapes = jax.make_jaxpr(traced, return_shape=True)(start)
     if not shapes[1]:
         return {}
-    keys, _ = jax.tree.flatten({gp: Steps(f"mean {gp}", f"root {gp}") for gp in gps})  # type: ignore[arg-type]
+    keys, _ = jax.tree.flatten({gp: _Steps(f"mean {gp}", f"spread {gp}") for gp in gps})  # type: ignore[arg-type]
     marks = reached(jaxpr.jaxpr, [frozenset([key]) for key in keys])
     reaches: dict[str, frozenset[Any]] = {}
     for site, of in zip(sites, marks, strict=False):
         reaches[site] = reaches.get(site, frozenset()) | of
-    alone = {site: [gp for gp in gps if f"mean {gp}" in of and f"root {gp}" not in of] for site, of in reaches.items()}
+    alone = {
+        site: [gp for gp in gps if f"mean {gp}" in of and f"spread {gp}" not in of] for site, of in reaches.items()
+    }
     if not any(alone.values()):
         return {}
     left = {gp: max(map(float, shares), default=math.nan) for gp, shares in traced(start)[1].items()}
@@ -79,13 +83,25 @@ def means_alone_of(subject: Subject, gps: Sequence[str]) -> dict[str, dict[str, 
     return {site: of for site, of in found.items() if of}
 
 
-class _Drawn(Messenger):
-    """A model in which marginals of the gps whose inducing variables a fit draws have moved."""
+class _Moved(Messenger):
+    """A model in which moments of f given the inducing variables u have moved: those of ``f.joint(X)``, and of ``f(X)`` if the fit
+    draws u. ``functions/sites.py`` calls the methods.
 
-    def __init__(self, fn: Callable[..., Any], state: Moved) -> None:
+    ``left`` has, by name of each gp that was asked, the largest share of the prior variance that is left, for each call. Those of
+    calls within a loop of JAX are left out: its arrays are not valid outside.
+    """
+
+    def __init__(self, fn: Callable[..., Any], steps: Mapping[str, _Steps]) -> None:
         super().__init__(fn)
-        self.state = state
+        self.steps = steps
         self.drawn: set[str] = set()
+        self.left: dict[str, list[Array]] = {}
+        self.trace: object = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.left.clear()  # a model may run more than once
+        self.trace = get_opaque_trace_state()
+        return super().__call__(*args, **kwargs)
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "sample" and MESSAGE in msg.get("infer", {}):
@@ -93,17 +109,35 @@ class _Drawn(Messenger):
             if belief is None or not belief.analytic:
                 self.drawn.add(msg["name"].rpartition(".u")[0])
 
-    def see_marginals(self, m: Marginals, f: GPFunction, X: Rows) -> Marginals:
-        """Called by ``functions/sites.py``."""
-        gp = f.names.prefix if f.names else ""
-        if gp not in self.drawn or gp not in self.state.steps:
+    def see_joint(self, f: GPFunction, X: Rows, moments: tuple[Array, Array]) -> tuple[Array, Array]:
+        mean, root = moments
+        if (steps := self._steps(f, mean.dtype)) is None:
+            return moments
+        self._note(f, X, jnp.sum(root**2, -1))
+        return mean + steps.mean, root + steps.spread
+
+    def see_marginals(self, f: GPFunction, X: Rows, m: Marginals) -> Marginals:
+        steps = self._steps(f, m.mean.dtype)
+        if steps is None or f.names is None or f.names.prefix not in self.drawn:
             return m
-        # Of several functions the largest: rows of tasks see some of them.
-        left, prior = (a if a.ndim == 1 else a.max(-1) for a in (m.residual, f._columns(variance_of_rows(f.kernel, X))))
-        self.state.note(gp, left, prior)
-        steps = jax.tree.map(lambda step: step.astype(m.mean.dtype), self.state.steps[gp])
-        total = None if m.total is None else m.total + steps.root
-        return replace(m, mean=m.mean + steps.mean, residual=m.residual + steps.root, total=total)
+        self._note(f, X, m.residual.T)
+        total = None if m.total is None else m.total + steps.spread
+        return replace(m, mean=m.mean + steps.mean, residual=m.residual + steps.spread, total=total)
+
+    def _steps(self, f: GPFunction, dtype: Any) -> _Steps | None:
+        if f.names is None or f.names.prefix not in self.steps:
+            return None
+        return _Steps(*(step.astype(dtype) for step in self.steps[f.names.prefix]))
+
+    def _note(self, f: GPFunction, X: Rows, left: Array) -> None:
+        """
+        :param left: variances at X, shape (B,), or (P, B) of several functions, of which the largest counts.
+        """
+        assert f.names is not None
+        shares = self.left.setdefault(f.names.prefix, [])
+        if get_opaque_trace_state() == self.trace:
+            of_rows, prior = (a.reshape(-1, a.shape[-1]).max(0) for a in (left, variance_of_rows(f.kernel, X)))
+            shares.append(jnp.max(of_rows / jnp.maximum(prior, jnp.finfo(left.dtype).tiny)))
 
 
 def advice_on_means_alone(alone: Mapping[str, Mapping[str, float]]) -> Iterator[str]:

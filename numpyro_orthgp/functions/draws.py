@@ -19,17 +19,17 @@ from numpyro.infer import ELBO
 from numpyro_orthgp.errors import check_key
 from numpyro_orthgp.functions.arithmetic import draw_columns, draw_scaled, draw_shifted
 from numpyro_orthgp.functions.callers import is_calling
-from numpyro_orthgp.functions.joint_moments import joint_moments
 from numpyro_orthgp.functions.keys import key_in_run
 from numpyro_orthgp.functions.moved import moving
 from numpyro_orthgp.functions.paths import Paths, draw_paths
 from numpyro_orthgp.functions.prior import joint_root
 from numpyro_orthgp.functions.projection import extend
 from numpyro_orthgp.functions.runs import STACKED_MARGINALS, DrawInRun, Run, refuse_stacked
+from numpyro_orthgp.functions.sites import as_seen
 from numpyro_orthgp.functions.stacking import draw_stacked
 from numpyro_orthgp.gaussians.family import Value
 from numpyro_orthgp.inducing import Functional, InducingPoints
-from numpyro_orthgp.inducing.rows import Rows, as_feature, join_rows, variance_of_rows
+from numpyro_orthgp.inducing.rows import Rows, as_feature, join_rows
 from numpyro_orthgp.math.linalg import default_jitter, join, safe_sqrt
 from numpyro_orthgp.math.products import PRECISION, combine
 from numpyro_orthgp.types import Array, PRNGKey
@@ -145,7 +145,7 @@ class JointInRun(Joint):
         self._of: tuple[Any, Rows] | None = replace(f, residual_scale=None), X
         mean, L = moments_in_run(f, f.run, X)
         L = L if f.num_latents is None else f._per_latent(L, event_dim=2)
-        mean, L = joint_moments(f.names and f.names.prefix, mean, L, variance_of_rows(f.kernel, X))
+        mean, L = as_seen("see_joint", f, X, (mean, L))
         super().__init__(mean, scale_tril=L)
 
     def sample(self, key: PRNGKey | None = None, sample_shape: tuple[int, ...] = ()) -> Array:

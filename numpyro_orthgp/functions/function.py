@@ -24,7 +24,7 @@ from numpyro_orthgp.functions.paths import Paths
 from numpyro_orthgp.functions.prior import root_given
 from numpyro_orthgp.functions.projection import Block, all_moments, project, residual_covariance, turn
 from numpyro_orthgp.functions.runs import DrawInRun, Run, refuse_stacked
-from numpyro_orthgp.functions.sites import Names, drawn_values, model_running, refuse_drawn_by_rows, seen
+from numpyro_orthgp.functions.sites import Names, as_seen, drawn_values, model_running, refuse_drawn_by_rows
 from numpyro_orthgp.functions.tasks import joint_of_tasks, marginals_of_tasks
 from numpyro_orthgp.functions.terms import Term
 from numpyro_orthgp.gaussians.family import Value, Whitened
@@ -113,7 +113,7 @@ class GPFunction(NoArray):
         mean, explained, residual, total, groups = self._moments(X)
         joint = (DrawInRun if self.fitting else Partial)(draw_process, self, X)
         m = Marginals(mean, explained, residual, None, self.residual_scale, joint, self.names, total, groups)
-        return seen(m, self, X)
+        return as_seen("see_marginals", self, X, m)
 
     @one_program
     def _moments(self, X: Rows) -> tuple[Array, Array, Array, Array, Array | None]:

@@ -29,6 +29,7 @@ from numpyro_orthgp.types import Array
 
 __all__ = [
     "Names",
+    "as_seen",
     "charge",
     "drawn_values",
     "enumerating",
@@ -38,7 +39,6 @@ __all__ = [
     "refuse_other_rows",
     "refuse_uncharged",
     "refuse_while_fitting",
-    "seen",
     "states_may_differ",
     "told_of_enumeration",
 ]
@@ -54,12 +54,12 @@ def model_running() -> Any:
     return _PYRO_STACK[0] if _PYRO_STACK else None
 
 
-def seen(marginals: Any, f: Any, X: Any) -> Any:
-    """The marginals of f(X), as a handler that looks at them makes them (``diagnostics/means_alone.py``)."""
+def as_seen(how: str, f: Any, X: Any, moments: Any) -> Any:
+    """Moments of f(X), as handlers with a method ``how`` return them: ``diagnostics/means_alone.py`` looks at them."""
     for handler in _PYRO_STACK:
-        if hasattr(handler, "see_marginals"):
-            marginals = handler.see_marginals(marginals, f, X)
-    return marginals
+        if hasattr(handler, how):
+            moments = getattr(handler, how)(f, X, moments)
+    return moments
 
 
 def enumerating() -> bool:

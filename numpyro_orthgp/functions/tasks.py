@@ -10,12 +10,11 @@ from jax.tree_util import Partial
 
 from numpyro_orthgp.functions.arithmetic import draw_of_tasks
 from numpyro_orthgp.functions.draws import Joint, draw_process, in_run, moments_in_run
-from numpyro_orthgp.functions.joint_moments import joint_moments
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.runs import DrawInRun
 from numpyro_orthgp.functions.separate import moments_of_own, some_functions
-from numpyro_orthgp.functions.sites import seen
-from numpyro_orthgp.inducing.rows import Rows, variance_of_rows
+from numpyro_orthgp.functions.sites import as_seen
+from numpyro_orthgp.inducing.rows import Rows
 from numpyro_orthgp.inducing.tasks import Chosen, Tasks
 from numpyro_orthgp.math.cholesky import safe_cholesky
 from numpyro_orthgp.math.linalg import jitter_scale
@@ -47,7 +46,8 @@ def marginals_of_tasks(f: Any, X: Rows, tasks: Tasks) -> Marginals:
     if chosen.weights is not None:
         mean, mixing = jnp.sum(chosen.weights * mean, -1), chosen.weights[..., None]
     mean = jnp.where(chosen.known, mean, jnp.nan)
-    return seen(Marginals(mean, explained, residual, mixing, v, joint, f.names, total), f, X)
+    m = Marginals(mean, explained, residual, mixing, v, joint, f.names, total)
+    return as_seen("see_marginals", f, X, m)
 
 
 def _moments(f: Any, X: Rows, chosen: Chosen) -> tuple[Array, ...]:
@@ -66,8 +66,7 @@ def joint_of_tasks(f: Any, X: Rows, tasks: Tasks) -> dist.MultivariateNormal:
     """Joint distribution of all rows, event shape (B,). Functions are independent, so rows covary through common functions only."""
     chosen = tasks.chosen(f.num_latents, X.dtype)
     if in_run(f):
-        mean, L = moments_in_run(f, f.run, X)
-        mean, L = joint_moments(f.names and f.names.prefix, mean, L, variance_of_rows(f.kernel, X))
+        mean, L = as_seen("see_joint", f, X, moments_in_run(f, f.run, X))
     else:
         mean, L = (q := f._joint(X)).loc, q.scale_tril
     functions = chosen.functions(len(X))

@@ -16,7 +16,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from numpyro_orthgp.errors import is_concrete
-from numpyro_orthgp.math.peaks import some_differ
+from numpyro_orthgp.math.peaks import AGREES, ORDERS, some_differ
 from numpyro_orthgp.math.quadrature import gauss_hermite, quasi_normal, sobol_normal, trapezoidal
 from numpyro_orthgp.types import Array, PRNGKey
 
@@ -27,9 +27,8 @@ __all__ = [
 
 FOR_PREDICTIONS = 2048  # quasi-Monte Carlo points: probabilities of up to ten classes are accurate to 1e-3
 MODERATE = 8  # functions that a softmax integrates by as many points as other likelihoods
-# Of predictions by default: two Gauss-Hermite rules, and where they are believed; nodes of the rule beyond, for one function and
-# for each of two, and how far they go, in standard deviations.
-_ORDERS, _AGREES = (20, 31), 2.0**-16
+# Of predictions where Gauss-Hermite rules differ: nodes for one function and for each of two, and how far they go, in standard
+# deviations.
 _LINE, _PLANE, _REACH = 577, 121, 12.0
 _BLOCK = 128  # nodes processed together, if there are many
 
@@ -132,8 +131,8 @@ def checked_expectation(by: Callable[[Any], Array], plane: bool) -> Array:
     :param by: the expectation by a rule.
     :param plane: whether nodes have two axes.
     """
-    first, second = (by(GaussHermite(num)) for num in _ORDERS)
-    agree = jax.lax.stop_gradient(jnp.abs(first - second) <= _AGREES * jnp.abs(second))
+    first, second = (by(GaussHermite(num)) for num in ORDERS)
+    agree = jax.lax.stop_gradient(jnp.abs(first - second) <= AGREES * jnp.abs(second))
     if is_concrete(agree) and np.all(agree):
         return second
 

@@ -26,7 +26,7 @@ from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.math.quadrature import gauss_hermite
 from numpyro_orthgp.types import Array
 
-__all__ = ["log_normal_expectation", "log_plane_expectation", "some_differ"]
+__all__ = ["AGREES", "ORDERS", "log_normal_expectation", "log_plane_expectation", "some_differ"]
 
 LogDensity = Callable[[Array], Array]
 
@@ -36,7 +36,7 @@ _FARTHEST, _REACH, _LOG_NARROWEST = 50.0, 10.0, -18.0
 _HALF, _GRID, _SECTIONS, _BISECTIONS = 64, 129, 40, 12
 _LOWEST = 45.0  # by how much a peak that counts is lower than the highest, at most
 _GOLDEN = (math.sqrt(5) - 1) / 2
-_ORDERS, _AGREES = (20, 31), 2.0**-16  # of two Gauss-Hermite rules, and where they are believed
+ORDERS, AGREES = (20, 31), 2.0**-16  # of two Gauss-Hermite rules, and where they are believed
 _ROWS, _LAST_ROW = 65, 8.0  # of a plane, and how far they go
 _TURNS, _PEAKS = 4, 2  # directions of rows, and peaks in a row
 
@@ -89,9 +89,9 @@ def log_plane_expectation(log_density: LogDensity, shape: tuple[int, ...], dtype
     :param log_density: log p, from t of the given shape and a last axis of two, or of several more axes in front.
     :return: the logarithm, of that shape.
     """
-    first, second = (_by_gauss_hermite(log_density, shape, dtype, order) for order in _ORDERS)
+    first, second = (_by_gauss_hermite(log_density, shape, dtype, order) for order in ORDERS)
     rounding = 8 * jnp.finfo(dtype).eps * jnp.abs(second)
-    agree = lax.stop_gradient(jnp.abs(first - second) <= _AGREES + rounding)
+    agree = lax.stop_gradient(jnp.abs(first - second) <= AGREES + rounding)
     if is_concrete(agree) and np.all(agree):
         return second
     fine = lambda: jnp.where(agree, second, _by_rows(log_density, shape, dtype))  # noqa: E731
