@@ -223,7 +223,7 @@ class ExpectedLikelihood(AtNodes):
         If y depends on one or two functions, the default quadrature has nodes around the peaks of p(y | f) q(f), such as the two
         of y = f^2 + noise. Gauss-Hermite nodes depend only on q(f), and would miss a density that is much narrower than q(f), such
         as that of a large count. For two functions they are used where rules of 20 and 31 nodes agree, and within ``jax.vmap``, as
-        over draws; elsewhere some tens of milliseconds go to each point. For three or more it is quasi-Monte Carlo, whose points
+        over draws; elsewhere some ten milliseconds go to each point. For three or more it is quasi-Monte Carlo, whose points
         depend only on q(f) too.
         """
         y = self._checked(value)
