@@ -39,9 +39,13 @@ def one_column(y: Any, num_rows: int, name: str = "y", index: Any = None) -> np.
         values = np.array(y, object)  # NumPy writes numbers and NaN among text as text
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.shape != (num_rows,):
-        several = " Fit each of its columns by itself." if values.ndim == 2 and len(values) == num_rows else ""
+        more = " Fit each of its columns by itself." if values.ndim == 2 and len(values) == num_rows else ""
+        if isinstance(y, str):
+            more = f" The name of a column stands for none here: pass table[{y!r}], and X without it."
+        elif not values.shape and values.dtype == object:
+            more = f" A {type(y).__name__} is no array: pass a list or an array of its entries."
         raise ValueError(
-            f"`{name}` must have shape ({num_rows},), one entry for each row of X; got {values.shape}.{several}"
+            f"`{name}` must have shape ({num_rows},), one entry for each row of X; got {values.shape}.{more}"
         )
     check_labels_of_rows(name, getattr(y, "index", None), "X", index)
     return values
