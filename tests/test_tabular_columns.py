@@ -347,6 +347,25 @@ def test_a_series_is_a_table_of_one_column(kind, rng):
             ogp.regression(series(x), series(x)[::-1])
 
 
+def test_one_row_of_a_table_is_said(rng):
+    table = pd.DataFrame({"a": rng.normal(size=12), "b": rng.normal(size=12)})
+    with pytest.raises(
+        ValueError, match=r"2 columns of training, a, b; got 3\. One row of a table is table\.iloc\[\[i\]\]"
+    ):
+        learned(table)[0].encode(read_table(table.iloc[3]))
+
+
+@pytest.mark.parametrize("number", [1e160, -1e300])
+def test_new_numbers_beyond_float64_are_refused(number, rng):
+    """Predictions were NaN without a word."""
+    columns, _ = learned(pd.DataFrame({"a": rng.normal(size=12) / 1e20, "b": rng.normal(size=12)}))
+    assert np.isfinite(columns.encode(read_table(pd.DataFrame({"b": [0.0], "a": [1e100]})))).all()
+    with pytest.raises(
+        ValueError, match=r"Column 'a' of `X` has a number in row 1 that is more than 1e\+150 standard dev"
+    ):
+        columns.encode(read_table(pd.DataFrame({"a": [0.0, number], "b": [0.0, 0.0]})))
+
+
 def test_arrays_of_durations_are_columns_of_days():
     hours = np.arange(12, dtype="timedelta64[h]")
     np.testing.assert_array_equal(read_table(hours).values[0], np.arange(12) / 24)
