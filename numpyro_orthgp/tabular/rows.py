@@ -224,8 +224,8 @@ def refuse_beyond(names: list[str], X: np.ndarray) -> None:
     if len(beyond):
         row, column = beyond[0]
         raise ValueError(
-            f"Column {names[column]!r} of `X` has a number in row {row} that is more than {BEYOND:g} standard deviations from those "
-            "of training: squares of that are no numbers of float64. Make it missing (NaN) if it is none, or correct it."
+            f"Column {names[column]!r} of `X` has a number in row {row} that is more than {BEYOND:g} standard deviations from "
+            "those of training: squares of that are no numbers of float64. Make it missing (NaN) if it is none, or correct it."
         )
 
 
