@@ -230,8 +230,8 @@ def test_every_flipped_bit_of_the_directory_is_noticed_or_harmless(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_path):
     (tmp_path / "file").write_text("")
-    (tmp_path / "run.npz.tmp").mkdir()
-    for path in (tmp_path / "file" / "run.npz", tmp_path / "run.npz"):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (tmp_path / "file" / "run.npz", tmp_path / "loop" / "run.npz"):
         with pytest.raises(ValueError, match=r"`checkpoint` .*run.npz cannot be written: "):
             fit(checkpoint=path, callback=lambda _: pytest.fail("a step was taken"))
 
@@ -304,6 +304,39 @@ def test_two_runs_with_one_file_are_told(tmp_path, whole):
         result = fit(checkpoint=path, callback=other)
     assert_same_bits(result.params, whole.params)
     assert checkpoint_step(path) == STEPS
+
+
+def test_each_of_two_runs_writes_a_whole_file(tmp_path):
+    """They had one temporary file: a third of the writes failed, and readers found an empty checkpoint."""
+    path = tmp_path / "run.npz"
+    with checkpoint.replacing(path) as slow:
+        slow.write(b"one")
+        checkpoint.prepare(path)  # of a run that begins now
+        checkpoint.write(path, b"two")
+        assert path.read_bytes() == b"two"
+        slow.write(b"!")
+    assert path.read_bytes() == b"one!" and [p.name for p in tmp_path.iterdir()] == ["run.npz"]
+
+
+def test_what_crashes_have_left_is_removed(tmp_path):
+    left, young, other = (tmp_path / f"{name}.tmp" for name in ("run.npz.0123abcd", "run.npz.fedcba98", "run[1].npz"))
+    for file in (left, young, other):
+        file.write_bytes(b"half")
+    for file in (left, other):
+        os.utime(file, (0, 0))
+    checkpoint.prepare(tmp_path / "run.npz")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.npz.fedcba98.tmp", "run[1].npz.tmp"]
+
+
+def test_of_a_link_the_file_is_written_to_which_it_points(tmp_path):
+    """The link was replaced by a file in its own folder, which may be a small disk."""
+    (tmp_path / "large").mkdir()
+    link, target = tmp_path / "run.npz", tmp_path / "large" / "run.npz"
+    link.symlink_to(target)
+    for content in (b"one", b"two"):
+        checkpoint.write(link, content)
+        assert link.is_symlink() and target.read_bytes() == content
+    assert [p.name for p in target.parent.iterdir()] == ["run.npz"]
 
 
 def test_a_path_may_begin_at_home(tmp_path, monkeypatch):

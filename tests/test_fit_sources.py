@@ -902,6 +902,13 @@ def _imported(name):
     return importlib.import_module(name) if importlib.util.find_spec(name) else None
 
 
+@pytest.mark.skipif(np.dtype("longdouble").itemsize == 8, reason="these are plain numbers here")
+def test_numbers_of_more_than_64_bits_say_how_to_make_fewer():
+    X, y = data()
+    with pytest.raises(TypeError, match=r"got an array of float128\. JAX has at most 64 bits: array\.astype\(float\)"):
+        run((X.astype(np.longdouble), y), num_steps=1)
+
+
 def test_what_is_no_array_says_how_to_make_one(tmp_path):
     pandas = pytest.importorskip("pandas")
     X, y = data()
@@ -911,7 +918,9 @@ def test_what_is_no_array_says_how_to_make_one(tmp_path):
         ({1: X}.keys(), r"got dict_keys\. Convert lists first"),
         (whole, r"got an array of object\. Pass table\.to_numpy\(float\)"),
         (fields, r"Pass its fields, each by itself: array\['X'\]"),
-        (X.astype("m8[s]"), r"must hold numbers; got an array of timedelta64"),
+        (X.astype("m8[s]"), r"must hold numbers; got an array of timedelta64.*days since a start"),
+        (X.astype(object), r"got an array of object\. .*array\.astype\(float\)"),
+        (y.astype("S4"), r"got an array of \|S4\. Labels become codes by np\.unique\(array, return_inverse=True\)"),
     ):
         with pytest.raises(TypeError, match=message):
             Batches((wrong, y), 8, (0,))

@@ -158,3 +158,12 @@ def test_learned_points_keep_their_categories(rng, table):
     y = jnp.asarray(rng.normal(size=30))
     slope = jax.grad(lambda Z: ogp.CollapsedGP(kernel, X, Z, 0.3).log_prob(y))(Z)
     assert (slope[:, town.column] == 0).all() and (slope[:, 0] != 0).all()
+
+
+def test_columns_that_are_constant_or_huge_are_standardized(rng):
+    """Rounding errors were the scale of the first, and the second was zero throughout: its variance is no number of float64."""
+    x = rng.normal(size=50)
+    table = pd.DataFrame({"constant": np.full(50, 0.1), "huge": 1e200 * x})
+    inputs = ogp.inputs_of(table)
+    np.testing.assert_allclose(inputs(table)[:, 1], (x - x.mean()) / x.std(), rtol=1e-12)
+    np.testing.assert_allclose(inputs(table.assign(constant=0.2))[:, 0], 0.1, rtol=1e-12)

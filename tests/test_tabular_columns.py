@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import numpyro_orthgp as ogp
 from numpyro_orthgp.tabular.columns import MOST_LEVELS, Columns, read_table
 from numpyro_orthgp.tabular.importance import importance_of
 from numpyro_orthgp.tabular.labels import Labels
@@ -329,6 +330,45 @@ def test_outputs_in_another_order_than_their_rows_are_refused():
             match="in another order by their labels: row 0 of X has the label 'a', that of row 11 of y",
         ):
             read(y[::-1], 12, y.index)
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+def test_a_series_is_a_table_of_one_column(kind, rng):
+    """Its labels were lost, so that an y in another order than X was fitted without a word; and its text was refused."""
+    series = pytest.importorskip(kind).Series
+    x = rng.normal(size=12)
+    columns, X = learned(series(name="a", **{"data" if kind == "pandas" else "values": x}))
+    assert columns.names == ["a"] and np.array_equal(X, learned(x)[1])
+    table = read_table(series(["u", "v", "u"]))  # without a name: by its place, as an array
+    assert table.names == ("x0",) and table.like is None and list(table.values[0]) == ["u", "v", "u"]
+    assert np.array_equal(columns.encode(read_table(series(x))), X)
+    if kind == "pandas":
+        with pytest.raises(ValueError, match="in another order by their labels"):
+            ogp.regression(series(x), series(x)[::-1])
+
+
+def test_one_row_of_a_table_is_said(rng):
+    table = pd.DataFrame({"a": rng.normal(size=12), "b": rng.normal(size=12)})
+    with pytest.raises(
+        ValueError, match=r"2 columns of training, a, b; got 3\. One row of a table is table\.iloc\[\[i\]\]"
+    ):
+        learned(table)[0].encode(read_table(table.iloc[3]))
+
+
+@pytest.mark.parametrize("number", [1e160, -1e300])
+def test_new_numbers_beyond_float64_are_refused(number, rng):
+    """Predictions were NaN without a word."""
+    columns, _ = learned(pd.DataFrame({"a": rng.normal(size=12) / 1e20, "b": rng.normal(size=12)}))
+    assert np.isfinite(columns.encode(read_table(pd.DataFrame({"b": [0.0], "a": [1e100]})))).all()
+    with pytest.raises(
+        ValueError, match=r"Column 'a' of `X` has a number in row 1 that is more than 1e\+150 standard dev"
+    ):
+        columns.encode(read_table(pd.DataFrame({"a": [0.0, number], "b": [0.0, 0.0]})))
+
+
+def test_arrays_of_durations_are_columns_of_days():
+    hours = np.arange(12, dtype="timedelta64[h]")
+    np.testing.assert_array_equal(read_table(hours).values[0], np.arange(12) / 24)
 
 
 def test_one_class_is_named():

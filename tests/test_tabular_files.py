@@ -188,7 +188,7 @@ def test_arrays_that_do_not_fit_are_refused(fits, tmp_path):
         ogp.load(path)
 
 
-def test_a_failed_save_leaves_the_file_before(fits, tmp_path):
+def test_a_failed_save_leaves_the_file_before(fits, tmp_path, monkeypatch):
     path = tmp_path / "fit.npz"
     fit = fits["regression"][1]
     fit.save(path)
@@ -199,6 +199,9 @@ def test_a_failed_save_leaves_the_file_before(fits, tmp_path):
         strange.save(path)
     with pytest.raises(ValueError, match="cannot be written"):
         fit.save(tmp_path / "no folder" / "fit.npz")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):  # which left a file of half the fit
+        patched.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        fit.save(path)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["fit.npz"]
 
 

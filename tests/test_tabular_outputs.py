@@ -483,6 +483,27 @@ def test_outputs_far_from_all_others_are_said_with_their_row(slips, rng):
         observed_numbers(y, 100)
 
 
+@pytest.mark.parametrize("num, signs", [(3, [1, -1, 1]), (8, [1] * 8), (10, [1, -1] * 5)])
+def test_several_slips_on_both_sides_are_said(num, signs, rng):
+    """Three rows in another unit, not all of one sign, made errors a thousand times as large without a word."""
+    y = rng.normal(size=200)
+    rows = np.sort(rng.choice(200, num, replace=False))
+    y[rows] = 1000 * (1 + rng.random(num)) * signs
+    others = np.delete(y, rows)
+    more = f"row {rows[0]} (and {num - 1} more), far from all other numbers, {others.min():g} to {others.max():g}"
+    with pytest.warns(UserWarning, match=re.escape(more)):
+        observed_numbers(y, 200)
+
+
+def test_outputs_that_are_many_or_not_far_are_no_slips(rng, recwarn):
+    y = rng.normal(size=200)
+    many = np.where(np.arange(200) < 11, 1e4, y)
+    near = np.where(np.arange(200) < 3, 25 * np.ptp(y), y)
+    for others in (many, near, np.r_[many, -1e5 + many[:6]], np.r_[np.zeros(195), np.arange(5) + 1e6]):
+        observed_numbers(others, len(others))
+    assert not recwarn.list
+
+
 def test_outputs_of_heavy_tails_and_large_exposures_are_not_far(rng, recwarn):
     """The largest of numbers whose tail is as heavy as 1 / y^2 is more than 30 times the second in one table of 900."""
     for y in (

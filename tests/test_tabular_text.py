@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from datetime import date, time
 from decimal import Decimal
 from fractions import Fraction
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from numpyro_orthgp.tabular.columns import MOST_LEVELS, Columns, read_table
+from numpyro_orthgp.tabular.labels import Labels
 from numpyro_orthgp.tabular.rows import observed_counts, observed_numbers
 from numpyro_orthgp.tabular.serving import numbers_of, standardized
 
@@ -231,3 +233,33 @@ def test_truth_values_as_numbers_are_said():
 def test_several_outputs_are_refused():
     with pytest.raises(ValueError, match=r"shape \(12,\).*got \(12, 2\)\. Fit each of its columns by itself"):
         observed_numbers(np.ones((12, 2)), 12)
+
+
+@pytest.mark.parametrize("value, other, words", [
+    (b"x", None, r"bytes; .*Decode them: table\['a'\]\.str\.decode\('utf-8'\)"),
+    (date(2024, 5, 31), "2024-05-31", r"date beside str; .*pandas\.to_datetime\(table\['a'\], errors='coerce'\)"),
+    (time(12), None, "time; .*numbers of hours"),
+    ([1, 2], None, r"(list|ndarray); .*a column of its own"),
+    ({"b": 1}, None, "dict; .*a column of its own"),
+])  # fmt: skip
+def test_columns_that_are_refused_say_what_to_do(value, other, words):
+    column = pd.Series([value, None, other, value], dtype=object)
+    with pytest.raises(TypeError, match=f"Column 'a' of `X` holds {words}"):
+        read_table(pd.DataFrame({"a": column}))
+
+
+@pytest.mark.parametrize("y", [np.array([b"no", b"yes"] * 5), np.array([b"no", b"yes"] * 5, object)])
+def test_labels_that_are_bytes_say_what_to_do(y):
+    with pytest.raises(TypeError, match=r"Labels must be .*Bytes become text by \[v\.decode\(\) for v in y\]"):
+        Labels.read(y, 10)
+
+
+@pytest.mark.parametrize("y, words", [
+    ("price", r"pass table\['price'\], and X without it"),
+    ((v for v in range(10)), "A generator is no array: pass a list"),
+    (dict(enumerate(range(10))), "A dict is no array"),
+    (None, "A NoneType is no array"),
+])  # fmt: skip
+def test_outputs_that_are_no_arrays_say_what_to_do(y, words):
+    with pytest.raises(ValueError, match=rf"`y` must have shape \(10,\), .*got \(\)\..*{words}"):
+        observed_numbers(y, 10)

@@ -123,9 +123,8 @@ def found_for(
     relevant = of_classes(data["y"], options["num_classes"])
     shares = shares_of(data["y"][num_held:], options["num_classes"])
 
-    def score(f: GPFunction, values: Values, rows: dict[str, np.ndarray], sharpness: float = 1.0) -> np.ndarray:
-        p = sharpened(probabilities_of(f, values["offset"], rows["X"]), shares, sharpness)
-        return np.log(p[np.arange(len(p)), rows["y"]])
+    def score(f: GPFunction, values: Values, rows: dict[str, np.ndarray]) -> np.ndarray:
+        return log_probabilities(probabilities_of(f, values["offset"], rows["X"]), rows["y"])
 
     search = LatentSearch(
         classification_model, data, options, num_held, budget, relevant, score, warped, may_be_single=True
@@ -137,13 +136,14 @@ def found_for(
     baseline = float(np.log(shares[held["y"]]).mean())
     # The last search did not see the held-out rows, but the final fit did. So the search judges the choices.
     f, values = search.function(search.best["params"], search.best["Z"]), search.best["values"]
-    totals = {s: float(score(f, values, held, s).sum()) for s in SHARPNESS}
+    p = probabilities_of(f, values["offset"], held["X"])  # with a hundred classes the slowest part
+    totals = {s: float(log_probabilities(sharpened(p, shares, s), held["y"]).sum()) for s in SHARPNESS}
     best = max(totals, key=lambda s: totals[s])
     sharpness = best if totals[best] > totals[1.0] + CLEARLY else 1.0
     found = replace(found, baseline=baseline, sharpness=sharpness)
     if totals[sharpness] / num_held < baseline:
         found = replace(found, is_mean=True, sharpness=0.0)
-    p = sharpened(probabilities_of(f, values["offset"], held["X"]), shares, found.sharpness)
+    p = sharpened(p, shares, found.sharpness)
     seen = VotesOf.rows(values["lengthscale"], search.seen["X"], search.seen["y"], options["num_classes"])
     return replace(found, votes=votes_for(p, seen, held["X"], held["y"])), search.data
 
@@ -157,13 +157,16 @@ def votes_for(p: np.ndarray, rows: VotesOf, X: np.ndarray, y: np.ndarray) -> Vot
     :param X, y: the held-out rows and their classes.
     """
 
-    def score(p: np.ndarray) -> float:
-        return float(np.log(p[np.arange(len(y)), y]).sum())
-
     counted = zip(REACHES, rows.counted_at(X, REACHES), strict=True)
-    scores = {Votes(s, a): score(Votes(s, a).mixed(p, near)) for s, near in counted for a in TOTALS}
+    pairs = ((Votes(s, a), near) for s, near in counted for a in TOTALS)
+    scores = {votes: float(log_probabilities(votes.mixed(p, near), y).sum()) for votes, near in pairs}
     best = max(scores, key=lambda votes: scores[votes])
-    return best if scores[best] > score(p) + np.log(len(scores)) else None
+    return best if scores[best] > log_probabilities(p, y).sum() + np.log(len(scores)) else None
+
+
+def log_probabilities(p: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Log probabilities of the classes y, shape (N,), from those of all classes, shape (N, C)."""
+    return np.log(p[np.arange(len(y)), y])
 
 
 def shares_of(codes: np.ndarray, num_classes: int) -> np.ndarray:

@@ -24,7 +24,7 @@ import numpy as np
 from numpyro_orthgp.tabular.dates import as_days, dates_in_text, periods_in, places
 from numpyro_orthgp.tabular.level_means import LEAST_OF_LEVEL, LevelMeans, by_frequency, level_means
 from numpyro_orthgp.tabular.meanings import is_number, warn_of_alike, warn_of_codes, warn_of_meanings, warn_of_missing
-from numpyro_orthgp.tabular.rows import mean_and_sd, warn_of_rounded
+from numpyro_orthgp.tabular.rows import mean_and_sd, refuse_beyond, some, warn_of_rounded
 from numpyro_orthgp.tabular.tables import Table, level_of, read_table
 from numpyro_orthgp.tabular.warps import Warp, warp_of
 
@@ -194,7 +194,7 @@ class Column:
         levels = [str(v) for v in np.unique(values.astype(str))]
         what = "lie between the two levels" if self.tells_two else "count as none of the levels that are told apart"
         warnings.warn(
-            f"Column {self.name!r} of `X` holds {_some(map(repr, levels), 3)} in {len(values)} rows, which training did not have: "
+            f"Column {self.name!r} of `X` holds {some(map(repr, levels), 3)} in {len(values)} rows, which training did not have: "
             f"these rows {what}, and predictions for them may be far off.",
             stacklevel=2,
         )
@@ -274,10 +274,13 @@ class Columns:
     def encode(self, table: Table) -> np.ndarray:
         """Standardized numbers, shape (N, D).
 
-        :raises ValueError: if the table's columns are not those of training.
+        :raises ValueError: if the table's columns are not those of training, and for numbers too far from these.
         """
-        encoded = self._all(self.ordered(table))
-        return np.stack([encoded[i] for i in self.kept], -1)
+        with np.errstate(over="ignore"):
+            encoded = self._all(self.ordered(table))
+        X = np.stack([encoded[i] for i in self.kept], -1)
+        refuse_beyond(self.names, X)
+        return X
 
     def ordered(self, table: Table) -> Table:
         """The columns of training, in their order.
@@ -286,16 +289,16 @@ class Columns:
         """
         known = [column.name for column in self.columns]
         if len(table.names) != len(known):
+            is_row = table.index is not None and set(known) <= set(map(str, table.index))
+            row = " One row of a table is table.iloc[[i]], with two brackets." if is_row else ""
             raise ValueError(
-                f"`X` must have the {len(known)} columns of training, {_some(known)}; got {_some(table.names)}."
+                f"`X` must have the {len(known)} columns of training, {some(known)}; got {some(table.names)}.{row}"
             )
         order = range(len(known))
         if table.like is not None:
             lacking = [name for name in known if name not in table.names]
             if lacking:
-                raise ValueError(
-                    f"`X` lacks {_some(lacking)}, of the columns of training; it has {_some(table.names)}."
-                )
+                raise ValueError(f"`X` lacks {some(lacking)}, of the columns of training; it has {some(table.names)}.")
             order = [table.names.index(name) for name in known]  # type: ignore[assignment]
             for column, i in zip(self.columns, order, strict=True):
                 column.check_unit(table.units[i], table.values[i])
@@ -339,10 +342,4 @@ class Columns:
             ("categories, columns of -1 and 1 (levels)", coded),
             ("categories, means of y by level, from other rows (levels)", means),
         ]
-        return [f"{what}: {_some(those, 6)}" for what, those in found if those]
-
-
-def _some(names: Any, most: int = 12) -> str:
-    names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(str, names[:most])) + more
+        return [f"{what}: {some(those, 6)}" for what, those in found if those]

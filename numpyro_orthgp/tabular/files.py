@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 import zipfile
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -30,7 +27,7 @@ from numpyro_orthgp.tabular.near import Near
 from numpyro_orthgp.tabular.stages import Found, Stage
 from numpyro_orthgp.tabular.votes import Votes
 from numpyro_orthgp.tabular.warps import Warp
-from numpyro_orthgp.training.checkpoint import place
+from numpyro_orthgp.training.checkpoint import place, replacing
 
 __all__ = ["read_fit", "write_fit"]
 
@@ -62,18 +59,12 @@ def write_fit(path: Any, description: dict[str, Any], arrays: Arrays) -> None:
     text = json.dumps({"format": FORMAT, "version": VERSION, "digest": digest(arrays)} | description)
     if any(array.dtype == object for array in arrays.values()):
         raise ValueError("Arrays of Python objects cannot be saved without pickle.")
-    name = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         if path.exists() and not path.is_file():  # it would be replaced by a file
             raise ValueError(f"{path} cannot be written: it is a folder, a device or a pipe.")
-        with open(name, "xb") as file:
+        with replacing(path) as file:
             np.savez(file, description=np.frombuffer(text.encode(), np.uint8), **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
     except OSError as error:
-        with suppress(OSError):
-            name.unlink()
         raise ValueError(f"{path} cannot be written: {error}.") from error
 
 

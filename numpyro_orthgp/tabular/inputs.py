@@ -166,22 +166,16 @@ def _learned(table: Table, coded: set[str], missing: str, unseen: str, dtype: An
             encoders.append(Category(name, len(names), levels, len(levels) + (unseen == "new")))
             names.append(name)
             continue
-        column = Column.learn(name, values)
-        if not np.isfinite(values).any():
+        known = np.isfinite(values)
+        if not known.any():
             raise ValueError(f"Column {name!r} has no number at all. Leave it out.")
         # Only "indicator" marks missing numbers; otherwise they are refused or kept.
-        of_column = column.names() if missing == "indicator" else [name]
-        encoders.append(column if missing == "indicator" else _known(column, values))
-        numbers += range(len(names), len(names) + len(of_column))
-        names += of_column
+        column = Column.learn(name, values if missing == "indicator" else values[known])
+        encoders.append(column)
+        numbers += range(len(names), len(names) + len(column.names()))
+        names += column.names()
     found = tuple(e for e in encoders if isinstance(e, Category))
     return Inputs(tuple(numbers), found, tuple(names), tuple(encoders), missing, dtype)
-
-
-def _known(column: Column, values: np.ndarray) -> Column:
-    """The encoding of a column, standardized by its observed numbers."""
-    known = values[np.isfinite(values)]
-    return Column(column.name, None, column.median, float(known.mean()), float(known.std()) or 1.0)
 
 
 def _levels(values: np.ndarray) -> list[str]:

@@ -16,6 +16,7 @@ __all__ = ["Labels", "categories_of"]
 
 MOST_CLASSES = 100
 MEANS_MISSING = ("", "nan", "NaN", "NaT", "<NA>", "NA", "N/A", "None", "null", "NULL", "?")  # as others write it
+DECODED = " Bytes become text by [v.decode() for v in y]."
 MOST_FRACTIONS = 10  # most distinct numbers with fractions that may be labels
 
 
@@ -105,7 +106,8 @@ def _of_one_type(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "biufU":
         return values
     if values.dtype.kind != "O":
-        raise TypeError(f"Labels must be text, numbers, truth values or categories; got {values.dtype}.")
+        remedy = DECODED if values.dtype.kind == "S" else ""
+        raise TypeError(f"Labels must be text, numbers, truth values or categories; got {values.dtype}.{remedy}")
     kinds = {
         "text" if isinstance(v, str) else "truth values" if isinstance(v, bool | np.bool_) else "numbers"
         for v in values
@@ -114,10 +116,8 @@ def _of_one_type(values: np.ndarray) -> np.ndarray:
     strange = [type(v).__name__ for v in values if not isinstance(v, str | bool | np.bool_ | int | float | np.number)]
     if strange or len(kinds) > 1:
         found = sorted(kinds | set(strange))
-        raise TypeError(
-            f"Labels must be all text, all numbers or all truth values; got {' and '.join(found)}. Pass others as text, such as "
-            "y.astype(str)."
-        )
+        remedy = DECODED if "bytes" in found else " Pass others as text, such as y.astype(str)."
+        raise TypeError(f"Labels must be all text, all numbers or all truth values; got {' and '.join(found)}.{remedy}")
     if kinds == {"text"}:
         return values.astype(object)
     numbers = np.array(values.tolist())

@@ -39,7 +39,11 @@ CODES = frozenset(
     np.float32(sign * size) for size in [*NINES, *LIMITS, float(np.finfo(np.float32).max)] for sign in (-1, 1)
 )
 
-FAR, MOST_FAR = 30.0, 3  # ranges of all other outputs, and how many outputs may be so far from these
+FAR, LEAST_FAR, MOST_FAR = (
+    30.0,
+    3,
+    1000,
+)  # ranges of all other outputs, and how many may be so far, whatever a twentieth is
 
 
 def _is_date(text: str) -> bool:
@@ -156,7 +160,7 @@ def warn_of_codes(name: str, numbers: np.ndarray) -> None:
 
 
 def warn_of_far(name: str, rows: np.ndarray, *numbers: np.ndarray) -> None:
-    """Warn of one to three outputs that are further from all others than ``FAR`` times the range of these.
+    """Warn of outputs that are further from all others than ``FAR`` times the range of these, a twentieth of them at most.
 
     Of outputs whose tail is as heavy as 1 / y the largest is so far in 3 % of the tables, and of lighter tails hardly ever.
 
@@ -177,16 +181,22 @@ def warn_of_far(name: str, rows: np.ndarray, *numbers: np.ndarray) -> None:
 
 
 def _are_far(x: np.ndarray) -> np.ndarray:
-    """Which of the numbers are far, all on one side."""
-    order = np.argsort(x, kind="stable")
-    far = np.zeros(len(x), bool)
-    for num in range(1, MOST_FAR + 1):
-        for those, others in ((order[-num:], order[:-num]), (order[:num], order[num:])):
-            rest = x[others]
-            gap = max(x[those].min() - rest[-1], rest[0] - x[those].max())
-            if len(set(rest.tolist())) > 2 and gap > FAR * (rest[-1] - rest[0]):
-                far[those] = True
-                return far
+    """Which of the numbers are far, on one side or on both: as many as can be, and at most a twentieth."""
+    order, num = np.argsort(x, kind="stable"), len(x)
+    y, far = x[order], np.zeros(num, bool)
+    most = min(max(LEAST_FAR, num // 20), MOST_FAR, (num - 1) // 2)
+    with np.errstate(over="ignore"):  # gaps are infinite then
+        gaps = np.diff(y)
+        wide = gaps > FAR * (y[num - 1 - most] - y[most])  # few or none
+        below, above = (np.r_[0, 1 + np.flatnonzero(ends)] for ends in (wide[:most], wide[::-1][:most]))
+        first, last = below[:, None], num - 1 - above  # of all others
+        least = FAR * (y[last] - y[first])
+        apart = (np.r_[np.inf, gaps][first] > least) & (np.r_[gaps, np.inf][last] > least)
+    differ = np.r_[0, np.cumsum(gaps > 0)]
+    given = np.where(apart & (differ[last] - differ[first] > 1), first + above, 0)
+    i, j = np.unravel_index(np.argmax(np.where(given > most, 0, given)), given.shape)
+    if 0 < given[i, j] <= most:
+        far[order[: below[i]]] = far[order[num - above[j] :]] = True
     return far
 
 

@@ -13,10 +13,11 @@ from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = [
     "FEW", "LEAST_ROWS", "as_floats", "is_missing", "mean_and_sd", "observed_counts", "observed_numbers", "one_column", "order_of",
-    "order_of_classes", "positive_column", "series_of", "warn_of_rounded",
+    "order_of_classes", "positive_column", "refuse_beyond", "series_of", "some", "warn_of_rounded",
 ]  # fmt: skip
 
 LEAST_ROWS = 10
+BEYOND = 1e150  # standard deviations whose squares are hardly numbers of float64
 COARSE = 2.0**-20  # steps of float64, relative to the standard deviation, from which rounding is said
 MOST_HELD, LEAST_HELD = 1000, 10  # rows that are held out, if there are enough
 FEW = 4 * LEAST_HELD  # rows below which there are not
@@ -39,9 +40,13 @@ def one_column(y: Any, num_rows: int, name: str = "y", index: Any = None) -> np.
         values = np.array(y, object)  # NumPy writes numbers and NaN among text as text
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.shape != (num_rows,):
-        several = " Fit each of its columns by itself." if values.ndim == 2 and len(values) == num_rows else ""
+        more = " Fit each of its columns by itself." if values.ndim == 2 and len(values) == num_rows else ""
+        if isinstance(y, str):
+            more = f" The name of a column stands for none here: pass table[{y!r}], and X without it."
+        elif not values.shape and values.dtype == object:
+            more = f" A {type(y).__name__} is no array: pass a list or an array of its entries."
         raise ValueError(
-            f"`{name}` must have shape ({num_rows},), one entry for each row of X; got {values.shape}.{several}"
+            f"`{name}` must have shape ({num_rows},), one entry for each row of X; got {values.shape}.{more}"
         )
     check_labels_of_rows(name, getattr(y, "index", None), "X", index)
     return values
@@ -207,6 +212,28 @@ def warn_of_rounded(name: str, numbers: np.ndarray) -> None:
             UserWarning,
             stacklevel=2,
         )
+
+
+def refuse_beyond(names: list[str], X: np.ndarray) -> None:
+    """
+    :param names: names of the columns.
+    :param X: standardized rows, shape (N, D).
+    :raises ValueError: for numbers so far from those of training that predictions would be NaN.
+    """
+    beyond = np.argwhere(~(np.abs(X) < BEYOND))
+    if len(beyond):
+        row, column = beyond[0]
+        raise ValueError(
+            f"Column {names[column]!r} of `X` has a number in row {row} that is more than {BEYOND:g} standard deviations from "
+            "those of training: squares of that are no numbers of float64. Make it missing (NaN) if it is none, or correct it."
+        )
+
+
+def some(names: Any, most: int = 12) -> str:
+    """The first names, and how many there are more."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def order_of_classes(codes: np.ndarray, seed: int) -> tuple[np.ndarray, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import time
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -55,26 +56,30 @@ def refuse_unread(X: Any) -> None:
 
 
 def read_table(X: Any) -> Table:
-    """Columns of a pandas, polars or arrow table, or of an array of shape (N,) or (N, D). There may be no rows.
+    """Columns of a pandas, polars or arrow table, or of an array of shape (N,) or (N, D). There may be no rows. A series is a table
+    of one column; if it has no name it is known by its place, as columns of arrays are.
 
     :raises TypeError: for other types, and for columns of objects that are not text.
     :raises ValueError: for a table without columns, two columns with the same name, and infinite numbers.
     """
     X = X.to_pandas() if hasattr(X, "column_names") else X  # arrow's
+    is_series = hasattr(X, "to_frame") and not hasattr(X, "columns")
+    is_named = not is_series or getattr(X, "name", None) not in (None, "")
+    X = X.to_frame() if is_series else X
     if not hasattr(X, "collect") and hasattr(X, "columns") and hasattr(X, "shape"):
-        names = [str(name) for name in X.columns]
+        names = [str(name) for name in X.columns] if is_named else ["x0"]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"`X` has more than one column of the name {twice[0]!r}: give each a name of its own.")
         values = tuple(_column(name, X[key]) for name, key in zip(names, X.columns, strict=True))
         units = tuple(unit_of(X[key]) for key in X.columns)
-        table = Table(tuple(names), values, getattr(X, "index", None), type(X), units)
+        table = Table(tuple(names), values, getattr(X, "index", None), type(X) if is_named else None, units)
     else:
         refuse_unread(X)
         X = rows_of(X) if is_lazy(X) else as_numpy("X", X)
         array = np.asarray(filled(X))
-        if array.dtype.kind == "M":
-            array = read_dates(array)
+        if array.dtype.kind in "mM":
+            array = read_dates(array) if array.dtype.kind == "M" else as_durations(array)
         elif array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(
                 f"`X` must be numbers, or a pandas or polars table; got {type(X).__name__} of {array.dtype}. An array has one "
@@ -117,12 +122,34 @@ def _column(name: str, column: Any) -> np.ndarray:
         if _holds_only(values, kinds):
             warn_of_zones(name, values)
             return read(values)
-    strange = [v for v in values if not (v is None or isinstance(v, str | np.generic | NUMBERS))]
+    strange = [
+        v for v in values if isinstance(v, bytes) or not (v is None or isinstance(v, str | np.generic | NUMBERS))
+    ]
     if strange and not (of_ranges or dtype == "category"):
-        raise TypeError(
-            f"Column {name!r} of `X` holds {type(strange[0]).__name__}; columns are numbers, dates, text or categories."
+        raise _strange(
+            name, strange[0], next((v for v in values if v is not None and type(v) is not type(strange[0])), None)
         )
     return np.array([None if v is None else level_of(v) for v in values], object)
+
+
+def _strange(name: str, value: Any, other: Any) -> TypeError:
+    """
+    :param other: an entry of another type, if the column has one.
+    """
+    beside = "" if other is None else f" beside {type(other).__name__}"
+    remedies: tuple[tuple[Any, str], ...] = (
+        (bytes, f"Decode them: table[{name!r}].str.decode('utf-8')."),
+        (
+            DATES,
+            f"pandas.to_datetime(table[{name!r}], errors='coerce') makes dates of all, missing ones where it cannot.",
+        ),
+        (time, "Pass times of the day as numbers of hours."),
+        (list | tuple | dict | np.ndarray, "Give each of their entries a column of its own."),
+    )
+    remedy = next((words for kinds, words in remedies if isinstance(value, kinds)), "Pass text or numbers that say it.")
+    return TypeError(
+        f"Column {name!r} of `X` holds {type(value).__name__}{beside}; columns are numbers, dates, text or categories. {remedy}"
+    )
 
 
 def _complex(name: str) -> TypeError:

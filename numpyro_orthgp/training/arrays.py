@@ -30,7 +30,7 @@ def read_rows(name: str, array: Any, dtype: Any, rows: Any) -> np.ndarray:
 
 def is_plain(leaf: Any) -> bool:
     """Whether it is an array of NumPy of which nothing else need be checked: nothing masked or lazy, rows of numbers."""
-    return type(leaf) is np.ndarray and leaf.dtype.kind in "biuf" and leaf.ndim > 0
+    return type(leaf) is np.ndarray and leaf.dtype.kind in "biuf" and leaf.dtype.itemsize <= 8 and leaf.ndim > 0
 
 
 def as_array(name: str, leaf: Any) -> Any:
@@ -53,7 +53,8 @@ def as_array(name: str, leaf: Any) -> Any:
     if is_lazy(leaf) and leaf.shape is None:
         raise ValueError(f"`{name}` must have a first axis of N rows; got an empty dataset.")
     array = Column(leaf) if is_lazy(leaf) else np.asarray(as_numpy(name, leaf))
-    if array.dtype.kind == "m" or not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
+    of_numbers = jnp.issubdtype(array.dtype, np.number) or array.dtype == bool
+    if array.dtype.kind == "m" or array.dtype.char in "gG" or not of_numbers:
         raise TypeError(
             f"`{name}` must hold numbers; got an array of {array.dtype}.{_way_to_numbers(leaf, array.dtype)}"
         )
@@ -80,7 +81,17 @@ def _way_to_numbers(leaf: Any, dtype: Any) -> str:
         return f" Pass its fields, each by itself: array[{dtype.names[0]!r}]."
     if hasattr(leaf, "to_numpy"):
         return " Pass table.to_numpy(float), with NaN for missing entries. Categories become codes by inputs_of(table)."
-    return ""
+    if dtype.char in "gG":
+        return " JAX has at most 64 bits: array.astype(float)."
+    if dtype.kind in "mM":
+        return (
+            " Take days since a start, or what the model is to see of it: (array - array[0]) / np.timedelta64(1, 'D')."
+        )
+    return {
+        "O": " Numbers that are objects become numbers by array.astype(float).",
+        "U": " Labels become codes by np.unique(array, return_inverse=True)[1].",
+        "S": " Labels become codes by np.unique(array, return_inverse=True)[1].",
+    }.get(dtype.kind, "")
 
 
 def check_range(name: str, array: Any, dtype: Any) -> None:

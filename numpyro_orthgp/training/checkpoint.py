@@ -8,14 +8,16 @@ If there is no file yet, writing is tested before the first step. If a later wri
 
 from __future__ import annotations
 
+import glob
 import io
 import json
 import os
+import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
@@ -24,9 +26,12 @@ from numpyro_orthgp.math.digest import from_host, to_host
 from numpyro_orthgp.training.fingerprint import check_same
 from numpyro_orthgp.training.stopping import Windows
 
-__all__ = ["Snapshot", "dump", "load", "mark_in", "place", "prepare", "read", "stamp_of", "warn_of_others", "write"]
+__all__ = [
+    "Snapshot", "dump", "load", "mark_in", "place", "prepare", "read", "replacing", "stamp_of", "warn_of_others", "write",
+]  # fmt: skip
 
 FORMAT = 2  # 1 did not record data and program
+LEFT = 3600  # seconds after which a temporary file is one that a crash has left
 
 
 class Snapshot(NamedTuple):
@@ -132,11 +137,12 @@ def place(path: Any) -> Path:
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(path.name + ".tmp")
+    """A name beside the file that no other process has: runs may share a file, and a reader must find all of one."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def prepare(path: Path) -> None:
-    """Make the folder and test writing now, not after an hour. Remove what a crash during writing may have left.
+    """Make the folder and test writing now, not after an hour. Remove what crashes during writing have left.
 
     A folder that cannot be written is accepted if the file already exists: reading it may be enough.
 
@@ -150,10 +156,22 @@ def prepare(path: Path) -> None:
             raise ValueError(f"`checkpoint` must be a file; {path} is a device or a pipe.")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(b"")
+        _remove_left(path, temporary.stat().st_mtime)
         temporary.unlink()
     except OSError as error:
         if not _is_file(path):
             raise ValueError(f"`checkpoint` {path} cannot be written: {error}.") from error
+
+
+def _remove_left(path: Path, now: float) -> None:
+    """Remove temporary files that no process can still be writing.
+
+    :param now: by the clock of the file system.
+    """
+    for left in path.parent.glob(f"{glob.escape(path.name)}.????????.tmp"):
+        with suppress(OSError):  # another run may remove it too
+            if now - left.stat().st_mtime > LEFT:
+                left.unlink()
 
 
 def _is_file(path: Path) -> bool:
@@ -196,18 +214,27 @@ def warn_of_others(path: Path, stamp: tuple[int, ...] | None) -> None:
 
 def write(path: Path, content: bytes) -> None:
     """Replace the file atomically: at any time a reader finds the complete old or new file."""
-    temporary = _temporary(path)
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(content)
     with suppress(OSError):  # some systems cannot open a folder; there a power failure may lose the new name
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file, which takes the place of ``path`` when the block ends, and is removed if it does not. Of a link it takes the
+    place of what it points to."""
+    path = Path(os.path.realpath(path))
+    temporary = _temporary(path)
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
