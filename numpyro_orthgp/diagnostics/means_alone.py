@@ -58,7 +58,7 @@ def means_alone_of(subject: Subject, gps: Sequence[str]) -> dict[str, dict[str, 
 
         def look(found: Trace, functions: Any) -> tuple[list[Array], dict[str, list[Array]]]:
             numbers = list(numbers_of(found))
-            sites[:] = [number.site for number in numbers]
+            sites[:] = [number.by.site for number in numbers]
             return [number.value for number in numbers], model.left
 
         return replace(subject, model=model).measure(look)
