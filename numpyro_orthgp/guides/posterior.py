@@ -284,8 +284,8 @@ def _warn_of_random_sets(
     if random := [f"{name}.u{i}" for (name, i), mark in zip(sets, marks, strict=True) if mark]:
         warnings.warn(
             f"The guide gives one draw of {', '.join(map(repr, random))}, and no Gaussian of it alone: means and variances are "
-            "those of this draw, and variances lack what the guide adds. Map over rng_key= with jax.vmap for the mixture over draws, or fit "
-            "AutoSparseGP(model).",
+            "those of this draw, and variances lack what the guide adds. Map over rng_key= with jax.vmap for the mixture over "
+            "draws, or fit AutoSparseGP(model).",
             UserWarning,
             stacklevel=3,
         )
