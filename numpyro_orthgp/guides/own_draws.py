@@ -145,7 +145,7 @@ def own_draws(model: Callable[..., Any], args: Any, kwargs: Any) -> list[TwoWays
             messages = seeded.get_trace(*args, **kwargs)
             if drawn is not None:
                 drawn.update(noted)
-            functions.update({gp: _Function(f.num_latents, tuple(f.names.by_rows)) for gp, f in found.items()})
+            functions.update(_remembered(found))
             for name, message in messages.items():
                 if message["type"] == "sample" and site_of(message) is None:
                     leaves, density = _arrays_of(message), _density(message)
@@ -167,6 +167,10 @@ def own_draws(model: Callable[..., Any], args: Any, kwargs: Any) -> list[TwoWays
     reaches = [frozenset().union(*marks) for marks in of_arrays]
     program = closed, shapes, functions, looked_at
     return list(_pairs(functions, looked_at, reaches, partial(_needed_jointly, *program), partial(_is_apart, *program)))
+
+
+def _remembered(found: Mapping[str, Any]) -> dict[str, _Function]:
+    return {gp: _Function(f.num_latents, tuple(f.names.by_rows)) for gp, f in found.items()}
 
 
 def _shapes(functions: Mapping[str, _Function]) -> dict[Any, tuple[int, ...]]:
@@ -256,7 +260,7 @@ def _is_apart(
     if not own or any(_overlap(own, f.by_rows[k].columns) for k in draws) or (closed := with_stand_ins(closed)) is None:
         return False
     first = sum(site.num + site.has_density for site in looked_at[:which])
-    moved = np.isin(np.arange(f.num_latents), own).astype(float)[:, None]
+    moved = np.isin(np.arange(f.num_latents or 0), own).astype(float)[:, None]
 
     def at(step: float) -> list[Array]:
         steps = [jnp.asarray(step * moved) if mark == gp else jnp.zeros(shape) for mark, shape in shapes.items()]
