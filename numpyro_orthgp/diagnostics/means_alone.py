@@ -161,9 +161,9 @@ def warn_of_means_alone(subject: Drawn, gps: Sequence[str]) -> None:
             most = "" if math.isnan(share) else f", up to {percent(share)} of the prior variance,"
             warnings.warn(
                 f"{site} takes the mean of {gp} given its inducing variables, f(X).mean, so what these leave{most} "
-                "is missing in the model that was sampled. Give the site a likelihood of numpyro_orthgp: likelihoods.Gaussian(f(X), "
-                "s). Or give it the variance too, as a latent site needs: with m = f(X), "
-                "dist.Normal(m.mean, jnp.sqrt(m.variance + s**2)).",
+                "is missing in the model that was sampled. Give the site a likelihood of numpyro_orthgp: likelihoods.Gaussian("
+                "f(X), s). Or give it the variance too, as a latent site needs: with m = f(X), dist.Normal(m.mean, "
+                "jnp.sqrt(m.variance + s**2)).",
                 RuntimeWarning,
                 stacklevel=4,
             )
