@@ -53,7 +53,8 @@ def posterior(
     diagonal, or if it has one set of one function (given the draws of all other sites). With any other guide (``AutoDelta``,
     flows, several correlated sets, a Gaussian on whose draw another site depends) a set has one draw, and variances lack the
     guide's contribution. Then map over ``rng_key``; ``f.drawn`` lists such sets, :func:`check` names them, and a warning says so
-    of draws without an ``rng_key``. Other latent sites are drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide map over ``rng_key`` with ``jax.vmap`` for a mixture.
+    of draws without an ``rng_key``. Other latent sites are drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide
+    map over ``rng_key`` with ``jax.vmap`` for a mixture.
     So is what the model itself draws, such as a path in the kernel of another function.
     The residual is always the prior's (v = 1), also after tightened training (Titsias 2025, Sec. 3.1).
 
