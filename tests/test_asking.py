@@ -1,5 +1,7 @@
 """What a guide is asked for: its Gaussians, whatever it hands to fits; and parameters that are those of this model."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,6 +159,30 @@ def test_what_has_no_gaussian_of_its_own_is_a_draw_and_says_so(make):
     guide = make()
     f = ogp.posterior(two_sets, guide, {} if guide is chained else moved(guide, two_sets), X, Y)["f"]
     assert 0 in f.drawn
+
+
+@pytest.mark.parametrize(
+    "name, given, said", [("draws", {}, 1), ("draws", {"rng_key": random.key(1)}, 0), ("a point", {}, 0)]
+)
+def test_posterior_says_that_it_is_of_one_draw(name, given, said):
+    """The spread of draws is as large as that of the guide, which variances lack."""
+
+    def point(X, y=None):
+        numpyro.sample("f.u0", dist.Delta(numpyro.param("at", jnp.ones(M)), event_dim=1))
+
+    guide = {"draws": student, "a point": point}[name]
+    params = {} if name == "draws" else {"at": jnp.ones(M)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        f = ogp.posterior(model, guide, params, X, Y, **given)["f"]
+    assert f.drawn == (0,)
+    assert [w.filename for w in caught if "gives one draw of 'f.u0'" in str(w.message)] == [__file__] * said
+    if said:
+        draws = jax.vmap(lambda key: ogp.posterior(model, guide, {}, X, Y, rng_key=key)["f"](Z[:1]).mean[0])
+        values = draws(random.split(random.key(0), 300))
+        u = dist.StudentT(5.0, 0.0, 0.3).sample(random.key(1), (20_000, M))
+        assert np.std(values) == pytest.approx(float(dense_moments(u, Z[:1])[0].std()), rel=0.2)
+        assert f(Z[:1]).variance < 1e-4
 
 
 def test_check_names_sets_that_are_drawn():

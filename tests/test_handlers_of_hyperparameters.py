@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+import pytest
 import scipy.optimize
 from jax import random
 from numpyro import handlers
@@ -45,6 +48,24 @@ def mode(log_prior, lengthscale, start):
 
     found = scipy.optimize.minimize(jax.jit(jax.value_and_grad(loss)), start, jac=True)
     return found.x, -found.fun
+
+
+def of_prior():
+    observe(numpyro.sample("l", dist.LogNormal(0.0, 0.5)))
+
+
+def test_a_substituted_value_is_a_start_which_is_said_and_a_condition_fixes_it():
+    def fitted(handler):
+        model = handler(of_prior, {"l": jnp.array(2.0)})
+        svi = SVI(model, ogp.AutoSparseGP(model), optax.adam(0.1), TraceMeanField_ELBO())
+        return svi.run(random.PRNGKey(0), 2, progress_bar=False).params
+
+    with pytest.warns(RuntimeWarning, match=r"`l` has a value from handlers.substitute .* handlers.condition\(model"):
+        moved = fitted(handlers.substitute)
+    assert abs(moved["l_auto_loc"] - 2.0) > 0.1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "l_auto_loc" not in fitted(handlers.condition)
 
 
 def test_a_lifted_parameter():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ import optax
 import pytest
 from jax import lax, random
 from numpyro.contrib.control_flow import scan
-from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer import HMC, MCMC, SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_orthgp as ogp
@@ -168,6 +170,31 @@ def test_the_share_is_that_of_the_prior():
 @pytest.mark.parametrize("kind", RIGHT)
 def test_what_is_right_is_not_named(kind):
     assert named(RIGHT[kind]) == {}
+
+
+@pytest.mark.parametrize("kind", ["mean", "likelihood", "both"])
+def test_to_arviz_says_what_a_model_for_mcmc_leaves_out(kind):
+    observed = {
+        "mean": lambda m: dist.Normal(m.mean, NOISE),
+        "likelihood": lambda m: likelihoods.Gaussian(m, NOISE),
+        "both": lambda m: dist.Normal(m.mean, jnp.sqrt(m.variance + NOISE**2)),
+    }
+
+    def model(X, y):
+        f = ogp.gp("f", kernels.RBF(1.2), Z)
+        numpyro.deterministic("mean", f(X).mean)
+        sees(observed[kind](f(X)), y)
+
+    mcmc = MCMC(HMC(model, trajectory_length=0.1), num_warmup=1, num_samples=1, progress_bar=False)
+    mcmc.run(random.PRNGKey(0), X, Y)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ogp.to_arviz(model, mcmc, None, X, Y, posterior_predictive=False, log_likelihood=False)
+    said = [str(w.message) for w in caught if "is missing in the model that was sampled" in str(w.message)]
+    K = lambda A, B: np.exp(-((np.asarray(A) - np.asarray(B).T) ** 2) / 2 / 1.2**2)  # noqa: E731
+    left = 1 - np.einsum("nm,nm->n", K(X, Z), np.linalg.solve(K(Z, Z), K(Z, X)).T)
+    assert len(said) == (kind == "mean")
+    assert all(f"up to {100 * left.max():.0f} % of the prior variance" in words for words in said)
 
 
 def test_the_loss_is_no_bound():

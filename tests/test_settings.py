@@ -15,6 +15,11 @@ from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
+from numpyro_orthgp.diagnostics.plugged import plugged_of
+from numpyro_orthgp.diagnostics.replay import look
+from numpyro_orthgp.diagnostics.subject import Subject
+from numpyro_orthgp.guides.own_draws import own_draws
 
 SETTINGS = {
     "ranks": lambda: jax.numpy_rank_promotion("raise"),
@@ -95,6 +100,30 @@ def test_natural_gradients_paths_and_collapsed_bounds(setting, rng):
         paths = f.sample_paths(jax.random.PRNGKey(0), 3)(X)
         bound = ogp.CollapsedGP(kernels.RBF(0.5), X, [X[::3], X[1::3]], 0.3).log_prob(y)
     assert np.isfinite(paths).all() and np.isfinite(bound)
+
+
+def test_looking_for_what_sites_take_keeps_nothing_of_a_program(rng):
+    """With tracers in what was kept JAX looked for the leak for hours, so ``check`` did not end."""
+    X = jnp.asarray(rng.uniform(-2, 2, (3, 1)))
+
+    def model(X):
+        f = ogp.gp("f", kernels.RBF(0.5), X[:1])
+        numpyro.sample("y", likelihoods.Gaussian(f(X), 0.3), obs=X[:, 0])
+
+    params = {"f.u0_loc": jnp.zeros(1), "f.u0_scale_tril": jnp.eye(1)}
+    guide, arguments, key = ogp.AutoSparseGP(model), Arguments((X,), {}), jax.random.PRNGKey(0)
+    layout = look(model, arguments, GuideDraws(guide, params, arguments, key), fitted=True)
+    with jax.checking_leaks():
+        assert own_draws(model, (X,), {}) == []
+        assert plugged_of(Subject(model, guide, params, arguments, layout, key), ["f"]) == {}
+
+
+def test_paths_without_jit():
+    f = ogp.CollapsedGP(kernels.RBF(0.5), jnp.zeros((1, 1)), jnp.zeros((1, 1)), 0.3).posterior(jnp.ones(1))
+    X = jnp.ones((1, 1))
+    compiled = f.sample_paths(jax.random.PRNGKey(0), 2, num_features=4)(X)
+    with jax.disable_jit():
+        np.testing.assert_allclose(f.sample_paths(jax.random.PRNGKey(0), 2, num_features=4)(X), compiled)
 
 
 def test_operands_of_the_user_are_still_refused(rng):

@@ -31,7 +31,7 @@ from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.diagnostics.unsettled import unsettled_of
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
-from numpyro_orthgp.guides import posterior
+from numpyro_orthgp.guides.posterior import fitted_trace, functions_of
 from numpyro_orthgp.inducing import Functional
 from numpyro_orthgp.inducing.rows import Rows
 from numpyro_orthgp.math.kept import run_kept
@@ -180,7 +180,7 @@ def _functions(
 
     def fitted(arrays: Any, params: Any) -> dict[str, GPFunction]:
         args, kwargs = arguments.join(arrays)
-        return posterior(replay.model, guide, params, *args, **kwargs)
+        return functions_of(*fitted_trace(replay.model, guide, params, args, kwargs))  # advice says what is drawn
 
     def inputs(sites: Trace, functions: dict[str, GPFunction], key: PRNGKey) -> dict[str, Rows]:
         collapsed = {

@@ -18,8 +18,10 @@ from numpyro_orthgp.diagnostics.given import given_functions
 from numpyro_orthgp.diagnostics.groups import Groups
 from numpyro_orthgp.diagnostics.importance import check_guide, log_density_of_guide
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, functions_at_data, output_key
+from numpyro_orthgp.diagnostics.means_alone import warn_of_means_alone
 from numpyro_orthgp.diagnostics.replay import Replay, look
 from numpyro_orthgp.diagnostics.sites import function_draw, log_joint, mask_of, predictive_draw
+from numpyro_orthgp.diagnostics.subject import Drawn
 from numpyro_orthgp.errors import check_integer
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.inducing import Functional
@@ -124,6 +126,8 @@ def to_arviz(
             "hyperparameters alone pass posterior_predictive=False and log_likelihood=False."
         )
     groups = Groups(layout, coords or {}, dims or {})
+    if isinstance(source, Draws):
+        warn_of_means_alone(Drawn(model, arguments, source), sorted({u.rpartition(".u")[0] for u in layout.inducing}))
     draws = (
         source.draw(NUM_SAMPLES if num_samples is None else num_samples) if isinstance(source, GuideDraws) else source
     )

@@ -1,7 +1,7 @@
 """Sites that take the mean of f given the inducing variables as a function: ``dist.Normal(f.joint(X).mean, s)``.
 
-In a running model ``f.joint(X)`` is p(f | u), and so is ``f(X)`` where a fit draws u, as under guides of NumPyro
-and with ``analytic=False``. Its mean moves with the draw of u, so q learns from y. But the function of this model
+In a running model ``f.joint(X)`` is p(f | u), and so is ``f(X)`` where a fit draws u, as under guides of NumPyro, with
+``analytic=False`` and in MCMC. Its mean moves with the draw of u, so q learns from y. But the function of this model
 has no variance beside that of u: where inducing points are few, the loss may lie below the negative log evidence, and noise
 takes the place of what the points miss. A density that has the covariance too, such as
 ``dist.MultivariateNormal(j.mean, j.covariance_matrix + s**2 * I)`` with ``j = f.joint(X)``, is that of f.
@@ -13,6 +13,7 @@ which of them a site depends on. One that depends on the mean alone is named if 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_orthgp.diagnostics.layout import Trace
 from numpyro_orthgp.diagnostics.plugged import numbers_of
-from numpyro_orthgp.diagnostics.subject import Subject
+from numpyro_orthgp.diagnostics.subject import Drawn, Subject
 from numpyro_orthgp.diagnostics.words import percent
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
@@ -33,7 +34,7 @@ from numpyro_orthgp.math.dependence import reached
 from numpyro_orthgp.primitives.messages import MESSAGE, belief_of
 from numpyro_orthgp.types import Array
 
-__all__ = ["advice_on_means_alone", "means_alone_of"]
+__all__ = ["advice_on_means_alone", "means_alone_of", "warn_of_means_alone"]
 
 _LITTLE = 0.01  # share of the prior variance that the inducing variables may leave
 
@@ -45,7 +46,7 @@ class _Steps(NamedTuple):
     spread: Array
 
 
-def means_alone_of(subject: Subject, gps: Sequence[str]) -> dict[str, dict[str, float]]:
+def means_alone_of(subject: Subject | Drawn, gps: Sequence[str]) -> dict[str, dict[str, float]]:
     """For each site that takes means given the inducing variables alone, by name of the gp, the largest share of the prior variance
     that is left there; NaN, if that is not known.
 
@@ -58,7 +59,7 @@ def means_alone_of(subject: Subject, gps: Sequence[str]) -> dict[str, dict[str, 
 
         def look(found: Trace, functions: Any) -> tuple[list[Array], dict[str, list[Array]]]:
             numbers = list(numbers_of(found))
-            sites[:] = [number.site for number in numbers]
+            sites[:] = [number.by.site for number in numbers]
             return [number.value for number in numbers], model.left
 
         return replace(subject, model=model).measure(look)
@@ -150,4 +151,19 @@ def advice_on_means_alone(alone: Mapping[str, Mapping[str, float]]) -> Iterator[
                 f"or f(X).mean, if the guide draws these. So the loss is that of a function without what they leave{most}. "
                 "Draw f: f(X).sample(). Or give the density both, as in dist.MultivariateNormal(j.mean, j.covariance_matrix + "
                 "s**2 * jnp.eye(len(X))) with j = f.joint(X)."
+            )
+
+
+def warn_of_means_alone(subject: Drawn, gps: Sequence[str]) -> None:
+    """Say it of a model that MCMC has sampled."""
+    for site, of in means_alone_of(subject, gps).items():
+        for gp, share in of.items():
+            most = "" if math.isnan(share) else f", up to {percent(share)} of the prior variance,"
+            warnings.warn(
+                f"{site} takes the mean of {gp} given its inducing variables, f(X).mean, so what these leave{most} "
+                "is missing in the model that was sampled. Give the site a likelihood of numpyro_orthgp: likelihoods.Gaussian("
+                "f(X), s). Or give it the variance too, as a latent site needs: with m = f(X), dist.Normal(m.mean, "
+                "jnp.sqrt(m.variance + s**2)).",
+                RuntimeWarning,
+                stacklevel=4,
             )

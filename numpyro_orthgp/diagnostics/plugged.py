@@ -48,15 +48,24 @@ from numpyro_orthgp.types import Array
 __all__ = ["advice_on_own_draws", "advice_on_plugged", "numbers_of", "own_draws_of", "plugged_of", "unpaid_of"]
 
 
-class _Number(NamedTuple):
-    """
-    :param site: the site that takes it.
-    :param own: the gps whose marginals it is part of, by which it may move.
-    :param value: a sum of all entries, each with a weight of its own, so that none cancel.
+class _Taken(NamedTuple):
+    """What takes a number.
+
+    :param site: the site.
+    :param own: the gps whose marginals the number is part of, by which it may move.
     """
 
     site: str
     own: frozenset[str]
+
+
+class _Number(NamedTuple):
+    """
+    :param by: what takes it.
+    :param value: a sum of all entries, each with a weight of its own, so that none cancel.
+    """
+
+    by: _Taken
     value: Array
 
 
@@ -71,28 +80,29 @@ def plugged_of(subject: Subject, gps: Sequence[str]) -> dict[str, tuple[str, ...
     if plugged := frozenset(np.flatnonzero(of_nodes).tolist()):
         looked_at, slopes, _ = _slopes(subject, gps, plugged)
     found: dict[str, list[str]] = {}
-    for number, slope in zip(looked_at, slopes, strict=True):
-        moves = [gp for gp, s in zip(gps, slope, strict=True) if s != 0 and gp not in number.own]
+    for taken, slope in zip(looked_at, slopes, strict=True):
+        moves = [gp for gp, s in zip(gps, slope, strict=True) if s != 0 and gp not in taken.own]
         if moves:
-            found.setdefault(number.site, []).extend(moves)
+            found.setdefault(taken.site, []).extend(moves)
     return {site: tuple(gp for gp in gps if gp in moves) for site, moves in found.items()}
 
 
-def _slopes(subject: Subject, gps: Sequence[str], left: frozenset[int]) -> tuple[list[_Number], np.ndarray, np.ndarray]:
-    """All numbers, their derivatives with respect to the move of each gp, and those of nodes with respect to all other values.
+def _slopes(subject: Subject, gps: Sequence[str], left: frozenset[int]) -> tuple[list[_Taken], np.ndarray, np.ndarray]:
+    """What takes numbers; derivatives of these with respect to the move of each gp, and of nodes with respect to all other values.
 
     In most models the graph of the program shows that they are zero, or allowed. Then nothing is compiled.
 
     :param left: see ``functions/frozen.py``.
     """
-    looked_at: list[_Number] = []
+    looked_at: list[_Taken] = []
 
     def numbers(steps: list[Array], step: Array) -> tuple[list[Array], list[Array]]:
         model = _Moved(subject.model, dict(zip(gps, steps, strict=True)), step, left)
 
         def look(sites: Trace, functions: Any) -> tuple[list[Array], list[Array]]:
-            looked_at[:] = numbers_of(sites)
-            return [number.value for number in looked_at], [_summed(nodes) for nodes in model.nodes]
+            numbers = list(numbers_of(sites))
+            looked_at[:] = [number.by for number in numbers]
+            return [number.value for number in numbers], [_summed(nodes) for nodes in model.nodes]
 
         return replace(subject, model=model).measure(look)
 
@@ -100,7 +110,7 @@ def _slopes(subject: Subject, gps: Sequence[str], left: frozenset[int]) -> tuple
     start = [jnp.asarray(0.5)] * len(gps), jnp.zeros(())
     marks = [frozenset([mark]) for mark in (*gps, None)]
     found = reached(jax.make_jaxpr(numbers)(*start).jaxpr, marks)  # draws too, which are constants for derivatives only
-    if all(by <= {*number.own, None} for number, by in zip(looked_at, found, strict=False)):
+    if all(by <= {*taken.own, None} for taken, by in zip(looked_at, found, strict=False)):
         return looked_at, np.zeros((len(looked_at), len(gps))), np.zeros(0)
     values, nodes = run_kept(jax.jacrev(numbers, (0, 1)), *start)
     slopes, of_nodes = [by_gp for by_gp, _ in values], [by_other for _, by_other in nodes]
@@ -189,7 +199,7 @@ def numbers_of(sites: Trace) -> Iterator[_Number]:
         if is_expected(site["fn"]):
             yield from _of_likelihood(name, site)
         else:
-            yield _Number(name, frozenset(), _summed(density(site)))
+            yield _Number(_Taken(name, frozenset()), _summed(density(site)))
 
 
 def _of_likelihood(name: str, site: Mapping[str, Any]) -> Iterator[_Number]:
@@ -199,9 +209,9 @@ def _of_likelihood(name: str, site: Mapping[str, Any]) -> Iterator[_Number]:
     for leaf in jax.tree.leaves((fn, mask, site["value"] if site["is_observed"] else None), is_leaf=is_marginals):
         if not is_marginals(leaf):
             if jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-                yield _Number(name, frozenset(), _summed(leaf))
+                yield _Number(_Taken(name, frozenset()), _summed(leaf))
         elif own := frozenset(f.names.prefix for f, _ in drawn_functions(leaf.joint) if f.names is not None):
-            yield _Number(name, own, _summed(leaf.mean) + _summed(leaf.variance))
+            yield _Number(_Taken(name, own), _summed(leaf.mean) + _summed(leaf.variance))
 
 
 def _summed(values: Any) -> Array:

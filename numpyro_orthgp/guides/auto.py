@@ -32,7 +32,7 @@ from numpyro_orthgp.guides.declare import (
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.hyper import PointsAndEffects, started_at_medians
 from numpyro_orthgp.guides.looking import look, looked_at, start_apart
-from numpyro_orthgp.guides.missing import refuse_objective, refuse_replaced, refuse_unobserved, sample_missing
+from numpyro_orthgp.guides.missing import check_handlers, refuse_objective, refuse_unobserved, sample_missing
 from numpyro_orthgp.guides.own_draws import refuse_own_draws
 from numpyro_orthgp.guides.parameters import refuse_own_names
 from numpyro_orthgp.guides.summaries import Summaries
@@ -207,7 +207,7 @@ class AutoSparseGP(Summaries):
         with looked_at() as (declared, functions, self._in_loops):
             seeded = partial(handlers.seed(self.model, jax.random.key(0)), *args, **kwargs)
             messages = handlers.trace(seeded).get_trace()
-        refuse_replaced(declared, messages)
+        check_handlers(declared, messages, self._in_loops)
         self._order, self._gps, self._inputs, seen = [], {}, {}, True
         self._missing = {name for name in messages if hidden_by_mask(name, messages)}
         self._enumerated = [name for name, message in messages.items() if is_enumerated(message)]

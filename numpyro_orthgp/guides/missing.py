@@ -11,6 +11,7 @@ Diagnostics have draws, so they move a hidden value and test whether other densi
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from numpyro_orthgp.guides.handlers import OutputsByRow, hidden_by_mask
 from numpyro_orthgp.likelihoods.base import is_expected
 from numpyro_orthgp.primitives.branches import IN_A_BRANCH
 
-__all__ = ["NoBranches", "refuse_objective", "refuse_replaced", "refuse_unobserved", "sample_missing"]
+__all__ = ["NoBranches", "check_handlers", "refuse_objective", "refuse_unobserved", "sample_missing"]
 
 
 class _Beside(Messenger):
@@ -130,13 +131,28 @@ def refuse_objective(enumerated: Iterable[str], in_loops: Sequence[str]) -> None
         )
 
 
-def refuse_replaced(declared: Iterable[str], messages: Mapping[str, dict[str, Any]]) -> None:
-    """Refuse sites of primitives that a handler around the model hides or replaces: the guide could not give them its Gaussians.
+def check_handlers(declared: Iterable[str], messages: Mapping[str, dict[str, Any]], in_loops: Iterable[str]) -> None:
+    """Say what handlers around the model do to its sites that a guide does not follow.
 
     :param declared: names of the sites that the primitives of the model have declared.
     :param messages: messages of all sites, by name.
-    :raises ValueError: if there is such a site.
+    :param in_loops: names of sites in ``scan``, which have values before other handlers see them.
+    :raises ValueError: if there is no Gaussian for a site that they hide or replace.
     """
+    _refuse_replaced(declared, messages)
+    looped = set(in_loops)
+    for name, message in messages.items():
+        is_latent = message["type"] == "sample" and not message["is_observed"] and name not in looped
+        if is_latent and message["kwargs"].get("rng_key") is None:  # nobody had to draw it
+            warnings.warn(
+                f"`{name}` has a value from handlers.substitute around the model. In a fit the guide's values take its place, so "
+                f"it is a start, and does not fix `{name}`. To fix it use handlers.condition(model, {{{name!r}: value}}).",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _refuse_replaced(declared: Iterable[str], messages: Mapping[str, dict[str, Any]]) -> None:
     # `handlers.do` keeps the site, and gives its value to a second one that nobody sees.
     types = {name: messages.get(name.removesuffix("__CF"), {}).get("type") for name in declared}
     for name, kind in types.items():

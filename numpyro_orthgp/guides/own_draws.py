@@ -41,7 +41,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_orthgp.functions.draws import drawn_columns
 from numpyro_orthgp.functions.marginals import Marginals
-from numpyro_orthgp.functions.moved import Noted, moved_draws
+from numpyro_orthgp.functions.moved import DrawByRows, Noted, moved_draws
 from numpyro_orthgp.gaussians.family import Value
 from numpyro_orthgp.guides.additive import GAUSSIAN, interactions, moves_of, with_stand_ins
 from numpyro_orthgp.guides.handlers import OutputsByRow
@@ -97,6 +97,13 @@ def refuse_own_draws(
             raise ValueError(message.format(site=f"`{site}`", gp=f"`{gp}`"))
 
 
+class _Function(NamedTuple):
+    """What is remembered of a function, which has arrays of the program that is traced: its outputs, its draws row by row."""
+
+    num_latents: int | None
+    by_rows: tuple[DrawByRows, ...]
+
+
 class _Looked(NamedTuple):
     """
     :param site: name of a site.
@@ -115,12 +122,12 @@ class _Looked(NamedTuple):
 
 def own_draws(model: Callable[..., Any], args: Any, kwargs: Any) -> list[TwoWays]:
     """The sites that take one function in two ways."""
-    functions: dict[str, Any] = {}
+    functions: dict[str, _Function] = {}
     looked_at: list[_Looked] = []
     in_loops: set[str] = set()  # functions that are drawn row by row there
 
     def run(steps: Mapping[Any, Array]) -> list[Array]:
-        if not any(f.names.by_rows for f in functions.values()):
+        if not any(f.by_rows for f in functions.values()):
             return run_given(steps, {})
         # Draws are those of Gaussians, and not to move with them.
         still: Noted = {}
@@ -138,7 +145,7 @@ def own_draws(model: Callable[..., Any], args: Any, kwargs: Any) -> list[TwoWays
             messages = seeded.get_trace(*args, **kwargs)
             if drawn is not None:
                 drawn.update(noted)
-            functions.update(found)
+            functions.update(_remembered(found))
             for name, message in messages.items():
                 if message["type"] == "sample" and site_of(message) is None:
                     leaves, density = _arrays_of(message), _density(message)
@@ -162,17 +169,21 @@ def own_draws(model: Callable[..., Any], args: Any, kwargs: Any) -> list[TwoWays
     return list(_pairs(functions, looked_at, reaches, partial(_needed_jointly, *program), partial(_is_apart, *program)))
 
 
-def _shapes(functions: Mapping[str, Any]) -> dict[Any, tuple[int, ...]]:
+def _remembered(found: Mapping[str, Any]) -> dict[str, _Function]:
+    return {gp: _Function(f.num_latents, tuple(f.names.by_rows)) for gp, f in found.items()}
+
+
+def _shapes(functions: Mapping[str, _Function]) -> dict[Any, tuple[int, ...]]:
     """The arguments that move draws given the inducing variables, the Gaussians of marginals, and each draw row by row, and
     their shapes."""
     latents = {gp: () if f.num_latents is None else (f.num_latents, 1) for gp, f in functions.items()}
     gaussians = {(gp, GAUSSIAN): shape for gp, shape in latents.items()}
-    draws = {(gp, k): draw.shape for gp, f in functions.items() for k, draw in enumerate(f.names.by_rows)}
+    draws = {(gp, k): draw.shape for gp, f in functions.items() for k, draw in enumerate(f.by_rows)}
     return {**latents, **gaussians, **draws}
 
 
 def _pairs(
-    functions: Mapping[str, Any],
+    functions: Mapping[str, _Function],
     looked_at: Sequence[_Looked],
     reaches: Sequence[frozenset[Any]],
     needed_jointly: Callable[[str], list[set[str]] | None],
@@ -185,7 +196,7 @@ def _pairs(
     :param is_apart: by name of a function, number of a site and numbers of draws, whether these are of outputs of their own.
     """
     for gp, f in functions.items():
-        draws = [(gp, k) for k in range(len(f.names.by_rows))]
+        draws = [(gp, k) for k in range(len(f.by_rows))]
         rows = [[k for _, k in of.intersection(draws)] for of in reaches]
         both = [
             s.may_take and (gp, GAUSSIAN) in of and bool(k or gp in of)
@@ -198,7 +209,7 @@ def _pairs(
             elif both[i] and gp not in site.own and jointly is not None and OWN_DRAW in jointly[i]:
                 yield TwoWays(site.site, gp, OWN_DRAW)
             elif jointly is None or not site.has_density:
-                several = [f.names.by_rows[k].columns for k in rows[i]]
+                several = [f.by_rows[k].columns for k in rows[i]]
                 if (several and gp in reaches[i]) or any(_overlap(a, b) for a, b in combinations(several, 2)):
                     yield TwoWays(site.site, gp, TWO_DRAWS)
             elif found := [message for message in (TWO_DRAWS, SEVERAL_ROWS) if message in jointly[i]]:
@@ -208,7 +219,7 @@ def _pairs(
 def _needed_jointly(
     closed: core.ClosedJaxpr,
     shapes: Mapping[Any, tuple[int, ...]],
-    functions: Mapping[str, Any],
+    functions: Mapping[str, _Function],
     looked_at: Sequence[_Looked],
     gp: str,
 ) -> list[set[str]] | None:
@@ -216,7 +227,7 @@ def _needed_jointly(
     if (closed := with_stand_ins(closed)) is None:
         return None
     f = functions[gp]
-    moves = list(moves_of(gp, f.num_latents, f.names.by_rows, (OWN_DRAW, TWO_DRAWS, SEVERAL_ROWS)))
+    moves = list(moves_of(gp, f.num_latents, f.by_rows, (OWN_DRAW, TWO_DRAWS, SEVERAL_ROWS)))
     ends = np.cumsum([site.num + site.has_density for site in looked_at])
     evaluate = core.jaxpr_as_fun(closed)
 
@@ -234,7 +245,7 @@ def _needed_jointly(
 def _is_apart(
     closed: core.ClosedJaxpr,
     shapes: Mapping[Any, tuple[int, ...]],
-    functions: Mapping[str, Any],
+    functions: Mapping[str, _Function],
     looked_at: Sequence[_Looked],
     gp: str,
     which: int,
@@ -246,14 +257,10 @@ def _is_apart(
     so much that a comparison with a number sees it.
     """
     own, f = looked_at[which].own[gp], functions[gp]
-    if (
-        not own
-        or any(_overlap(own, f.names.by_rows[k].columns) for k in draws)
-        or (closed := with_stand_ins(closed)) is None
-    ):
+    if not own or any(_overlap(own, f.by_rows[k].columns) for k in draws) or (closed := with_stand_ins(closed)) is None:
         return False
     first = sum(site.num + site.has_density for site in looked_at[:which])
-    moved = np.isin(np.arange(f.num_latents), own).astype(float)[:, None]
+    moved = np.isin(np.arange(f.num_latents or 0), own).astype(float)[:, None]
 
     def at(step: float) -> list[Array]:
         steps = [jnp.asarray(step * moved) if mark == gp else jnp.zeros(shape) for mark, shape in shapes.items()]
@@ -279,8 +286,7 @@ def _density(message: Mapping[str, Any]) -> Array | None:
     while isinstance(fn, dist.Independent):
         fn = fn.base_dist
     try:
-        density: Array = fn.log_prob(value)
-        return density
+        return jnp.asarray(fn.log_prob(value))
     except Exception:
         return None
 

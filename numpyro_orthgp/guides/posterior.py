@@ -52,8 +52,9 @@ def posterior(
     ``MultivariateNormal``, or affine maps of them; for ``AutoNormal``; and for NumPyro's guides with one joint Gaussian, if it is
     diagonal, or if it has one set of one function (given the draws of all other sites). With any other guide (``AutoDelta``,
     flows, several correlated sets, a Gaussian on whose draw another site depends) a set has one draw, and variances lack the
-    guide's contribution. Then map over ``rng_key``; ``f.drawn`` lists such sets, and :func:`check` names them. Other latent sites
-    are drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide map over ``rng_key`` with ``jax.vmap`` for a mixture.
+    guide's contribution. Then map over ``rng_key``; ``f.drawn`` lists such sets, :func:`check` names them, and a warning says so
+    of draws without an ``rng_key``. Other latent sites are drawn once (a point for ``AutoDelta``); under a random ``hyper`` guide
+    map over ``rng_key`` with ``jax.vmap`` for a mixture.
     So is what the model itself draws, such as a path in the kernel of another function.
     The residual is always the prior's (v = 1), also after tightened training (Titsias 2025, Sec. 3.1).
 
@@ -94,6 +95,8 @@ def posterior(
             "The model has no gp(), and no CollapsedGP that is observed, so there is no function to return. Does it need its "
             "observations, as in the fit? (model, guide, params, X, y)"
         )
+    if rng_key is None:
+        _warn_of_random_sets(lambda key: fitted_trace(model, guide, params, args, kwargs, key)[1], functions)
     return functions
 
 
@@ -257,6 +260,35 @@ def _warn_of_own_draws(
             "over rng_key= with jax.vmap for the mixture over draws.",
             UserWarning,
             stacklevel=4,
+        )
+
+
+def _warn_of_random_sets(
+    run: Callable[[PRNGKey], Mapping[str, GPFunction]], functions: Mapping[str, GPFunction]
+) -> None:
+    """Warn of functions with the value of a set that the guide draws anew each time, as those of flows do.
+
+    :param run: the functions of a run of guide and model, from its random key.
+    """
+    sets = [(name, i) for name, f in functions.items() for i in f.drawn]
+    if not sets:
+        return
+
+    def values_of(key: PRNGKey) -> list[Any]:
+        found = run(key)
+        return [found[name].beliefs[i].loc for name, i in sets]
+
+    try:
+        marks = reached(jax.make_jaxpr(values_of)(jax.random.key(0)).jaxpr, [frozenset(["key"])])
+    except Exception:  # the model needs values
+        return
+    if random := [f"{name}.u{i}" for (name, i), mark in zip(sets, marks, strict=True) if mark]:
+        warnings.warn(
+            f"The guide gives one draw of {', '.join(map(repr, random))}, and no Gaussian of it alone: means and variances are "
+            "those of this draw, and variances lack what the guide adds. Map over rng_key= with jax.vmap for the mixture over "
+            "draws, or fit AutoSparseGP(model).",
+            UserWarning,
+            stacklevel=3,
         )
 
 

@@ -276,7 +276,9 @@ def _draw_term(summand: _Summand, draw: Draw) -> Term:
         factors.append(Ridge(sum(frequencies[1:], start=frequencies[0]), phases, "cosine"))
         # A uniform number may be zero (one of 2^23 in float32), and jax turns it into an infinite amplitude.
         largest = math.sqrt(-2 * math.log(jnp.finfo(draw.dtype).eps))
-        amplitudes = jnp.minimum(jax.random.rayleigh(own_key, 1.0, draw.shape, draw.dtype), largest)
+        amplitudes = jnp.minimum(
+            jax.random.rayleigh(own_key, jnp.ones((), draw.dtype), draw.shape, draw.dtype), largest
+        )
     elif summand.single:
         amplitudes = jnp.ones(draw.shape, draw.dtype)
     else:
