@@ -54,6 +54,7 @@ class Ordinal(ExpectedLikelihood):
 
     pytree_data_fields: tuple[str, ...] = ("cutpoints",)
     pytree_aux_fields: tuple[str, ...] = ("link",)
+    _unimodal = True
 
     def __init__(
         self,
@@ -217,7 +218,7 @@ class Categorical(ExpectedLikelihood):
     def log_predictive(self, value: ArrayLike) -> Array:
         if self._two:
             m, v = self._difference(self._checked(value))
-            return log_normal_expectation(lambda t: log_sigmoid(-m - safe_sqrt(v) * t), m.shape, m.dtype)
+            return log_normal_expectation(lambda t: log_sigmoid(-m - safe_sqrt(v) * t), m.shape, m.dtype, unimodal=True)
         if self.link == "softmax":
             return super().log_predictive(value)
         y = self._checked(value)

@@ -236,6 +236,7 @@ class Beta(ExpectedLikelihood):
 
     pytree_data_fields: tuple[str, ...] = ("concentration",)
     pytree_aux_fields: tuple[str, ...] = ("link",)
+    _unimodal = True
 
     def __init__(
         self,

@@ -45,6 +45,7 @@ class _Rate(ExpectedLikelihood):
 
     pytree_data_fields: tuple[str, ...] = ("exposure",)
     pytree_aux_fields: tuple[str, ...] = ("link",)
+    _unimodal = True
 
     def __init__(
         self,

@@ -40,6 +40,9 @@ class AtNodes(ToldOfMasks):
     mixes: bool
     lead: int
     _of_users: bool
+    _unimodal = (
+        False  # whether p(y | f) times any Gaussian has one peak as a function of f: where its logarithm is concave
+    )
 
     def __getattr__(self, name: str) -> Any:  # asked only for what is not there
         if hasattr(type(self), name):
@@ -110,7 +113,9 @@ class AtNodes(ToldOfMasks):
 
         if self.mixes:
             return log_plane_expectation(of_nodes, shape, dtype)
-        return log_normal_expectation(of_nodes, shape, dtype, peaks=_MOST_PEAKS if self._of_users else 1)
+        if self._of_users:
+            return log_normal_expectation(of_nodes, shape, dtype, peaks=_MOST_PEAKS)
+        return log_normal_expectation(of_nodes, shape, dtype, unimodal=self._unimodal)
 
     def _bends(self, y: Array | None) -> tuple[ArrayLike, ArrayLike, ArrayLike] | None:
         """The first and the last place of f at which log p(y | f), or without ``y`` a moment given f, bends, and on which scale.

@@ -44,6 +44,7 @@ class SurvivalLikelihood(ExpectedLikelihood):
     """
 
     pytree_data_fields: tuple[str, ...] = ("censored",)
+    _unimodal = True
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ class _Trials(ExpectedLikelihood):
     """
 
     pytree_aux_fields: tuple[str, ...] = ("link",)
+    _unimodal = True
 
     def __init__(
         self, marginals: Marginals, link: str, *, integrator: Integrator | None, validate_args: bool | None

@@ -33,7 +33,7 @@ LogDensity = Callable[[Array], Array]
 # Where a peak may be, how far nodes go beyond it and the origin, and how narrow it may be (the logarithm), in standard deviations.
 _FARTHEST, _REACH, _LOG_NARROWEST = 50.0, 10.0, -18.0
 # The number of nodes on either side of a peak; of points, sections and bisections that look for peaks and their widths.
-_HALF, _GRID, _SECTIONS, _BISECTIONS = 64, 129, 40, 12
+_HALF, _GRID, _FEWER, _SECTIONS, _BISECTIONS = 64, 129, 65, 40, 12
 _LOWEST = 45.0  # by how much a peak that counts is lower than the highest, at most
 _GOLDEN = (math.sqrt(5) - 1) / 2
 ORDERS, AGREES = (20, 31), 2.0**-16  # of two Gauss-Hermite rules, and where they are believed
@@ -41,14 +41,18 @@ _ROWS, _LAST_ROW = 65, 8.0  # of a plane, and how far they go
 _TURNS, _PEAKS = 4, 2  # directions of rows, and peaks in a row
 
 
-def log_normal_expectation(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, peaks: int = 1) -> Array:
+def log_normal_expectation(
+    log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, peaks: int = 1, *, unimodal: bool = False
+) -> Array:
     """log E[p(t)], t ~ N(0, 1). Nodes are constants for derivatives.
 
     :param log_density: log p elementwise, from t of the given shape, or of several more axes in front.
     :param peaks: how many peaks count, of those that a grid shows.
+    :param unimodal: whether p(t) phi(t) is known to have one peak, which takes half of the time.
     :return: the logarithm, of that shape.
     """
-    peak = lax.stop_gradient(_peaks(log_density, shape, dtype, peaks))
+    found = _only_peak(log_density, shape, dtype) if unimodal else _peaks(log_density, shape, dtype, peaks)
+    peak = lax.stop_gradient(found)
     top = log_density(peak)
     width = lax.stop_gradient(_half_width(log_density, peak, top))
     height = lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
@@ -63,6 +67,8 @@ def log_normal_expectation(log_density: LogDensity, shape: tuple[int, ...], dtyp
     def log_slope(u: Array, t: Array) -> Array:
         """log of the derivative of t by u, and of the part of the integrand that belongs to this peak."""
         own = width * jnp.cosh(u)
+        if len(peak) == 1:
+            return jnp.log(own)
         shares = (own[:, None] ** 2 / (width**2 + (t[:, None] - peak) ** 2)) ** 4
         return jnp.log(own) - jnp.log(shares.sum(1))
 
@@ -150,7 +156,7 @@ def _peaks(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, pe
 
     A narrow peak about the output may pass between the points, so the points beside the largest density are another place to look.
     """
-    grid = jnp.asarray(_FARTHEST * np.sinh(np.linspace(-4, 4, _GRID)) / np.sinh(4), dtype)
+    grid = _grid(_GRID, dtype)
     lowest = jnp.full(shape, -jnp.inf, dtype)
     places, heights = jnp.full((peaks, *shape), -1), jnp.full((peaks, *shape), -jnp.inf, dtype)
 
@@ -169,19 +175,46 @@ def _peaks(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, pe
     best = jnp.take_along_axis(places, heights.argmax(0)[None], 0)
     index = jnp.concatenate([jnp.where(places < 0, jnp.where(best < 0, densest, best), places), densest[None]])
 
-    def section(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = ends
-        inner = _GOLDEN * (high - low)
-        t = jnp.stack([high - inner, low + inner])
-        left, right = _joint(log_density(t), t)
-        return jnp.where(left > right, low, high - inner), jnp.where(left > right, low + inner, high)
-
-    ends = grid[jnp.maximum(index - 1, 0)], grid[jnp.minimum(index + 1, _GRID - 1)]
-    low, high = lax.fori_loop(0, _SECTIONS, section, ends)
-    places = 0.5 * (low + high)
+    places = _between(log_density, grid, index)
     heights = _joint(log_density(places), places)
     best = jnp.take_along_axis(places, heights.argmax(0)[None], 0)
     return jnp.where(heights > heights.max(0) - _LOWEST, places, best)  # not the edge of the grid
+
+
+def _only_peak(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """Where p(t) phi(t) is largest if it has one peak, which lies beside the best point of any grid; with an axis of size one."""
+    grid = _grid(_FEWER, dtype)
+
+    def look(i: Array, best: tuple[Array, Array]) -> tuple[Array, Array]:
+        value = _joint(log_density(jnp.broadcast_to(grid[i], shape)), grid[i])
+        return jnp.where(value > best[1], i, best[0]), jnp.maximum(value, best[1])
+
+    start = jnp.full(shape, _FEWER // 2), jnp.full(shape, -jnp.inf, dtype)
+    return _between(log_density, grid, lax.fori_loop(0, _FEWER, look, start)[0][None])
+
+
+def _grid(size: int, dtype: jnp.dtype) -> Array:
+    return jnp.asarray(_FARTHEST * np.sinh(np.linspace(-4, 4, size)) / np.sinh(4), dtype)
+
+
+def _between(log_density: LogDensity, grid: Array, index: Array) -> Array:
+    """Peaks between the neighbours of points of a grid, by golden sections: of two inner points one was the other's before."""
+    low, high = grid[jnp.maximum(index - 1, 0)], grid[jnp.minimum(index + 1, len(grid) - 1)]
+    joint = lambda t: _joint(log_density(t), t)  # noqa: E731
+
+    def section(_: int, points: tuple[Array, ...]) -> tuple[Array, ...]:
+        low, left, right, high, at_left, at_right = points
+        is_left = at_left > at_right
+        low, high = jnp.where(is_left, low, left), jnp.where(is_left, right, high)
+        new = jnp.where(is_left, high - _GOLDEN * (high - low), low + _GOLDEN * (high - low))
+        at_new = joint(new)
+        left, right = jnp.where(is_left, new, right), jnp.where(is_left, left, new)
+        at_left, at_right = jnp.where(is_left, at_new, at_right), jnp.where(is_left, at_left, at_new)
+        return low, left, right, high, at_left, at_right
+
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    low, *_, high, _, _ = lax.fori_loop(0, _SECTIONS, section, (low, left, right, high, joint(left), joint(right)))
+    return 0.5 * (low + high)
 
 
 def _half_width(log_density: LogDensity, peak: Array, top: Array) -> Array:
