@@ -236,7 +236,6 @@ class Beta(ExpectedLikelihood):
 
     pytree_data_fields: tuple[str, ...] = ("concentration",)
     pytree_aux_fields: tuple[str, ...] = ("link",)
-    _unimodal = True
 
     def __init__(
         self,
