@@ -39,11 +39,8 @@ CODES = frozenset(
     np.float32(sign * size) for size in [*NINES, *LIMITS, float(np.finfo(np.float32).max)] for sign in (-1, 1)
 )
 
-FAR, LEAST_FAR, MOST_FAR = (
-    30.0,
-    3,
-    1000,
-)  # ranges of all other outputs, and how many may be so far, whatever a twentieth is
+FAR = 30.0  # ranges of all other outputs, from which an output is far from them
+LEAST_FAR, MOST_FAR = 3, 1000  # how many may be so far, whatever a twentieth of the rows is
 
 
 def _is_date(text: str) -> bool:
