@@ -12,6 +12,7 @@ import pytest
 from numpy.testing import assert_allclose
 from numpyro.distributions.transforms import AffineTransform
 from scipy import stats
+from scipy.optimize import minimize_scalar
 from scipy.special import gammaln, logsumexp, ndtr
 
 import numpyro_orthgp as ogp
@@ -154,6 +155,33 @@ def test_what_is_said_to_have_one_peak_has_one(name):
         for row in rises:
             row = row[~np.isnan(row)]
             assert (np.diff(row) <= 0).all(), (name, mean, sd)  # up, then down
+
+
+# Outputs that q excludes: mean, standard deviation and output, which put the peak of p(y | f) q(f) 15 to 400 deviations away.
+FAR = {
+    "poisson 0": [(10.0, 0.01, 0.0), (10.0, 0.01, 5000.0), (2.0, 0.03, 1e6), (8.0, 0.05, 500.0)],
+    "binomial": [(5.0, 0.02, 0.0), (-7.0, 0.1, 9000.0)],
+    "gamma": [(-2.0, 0.02, 2000.0), (10.0, 0.02, 800.0)],
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_outputs_that_q_excludes(name, dtype):
+    """A count of 1e6 where 7.4 was expected, within 3 %, had the log density -7.5e6, for -7.7e4."""
+    build, _, log_density = NARROW[name]
+    mean, sd, y = np.array(FAR[name]).T
+    t = np.linspace(-14, 14, 200_001)
+    exact = []
+    for m, s, of in zip(mean, sd, y, strict=True):
+        joint = lambda t, m=m, s=s, of=of: log_density(of, m + s * t) - t**2 / 2  # noqa: E731
+        at = minimize_scalar(lambda t, joint=joint: -joint(t)).x
+        assert 15 < abs(at) < 400
+        exact.append(logsumexp(joint(at + t)) + np.log((t[1] - t[0]) / np.sqrt(2 * np.pi)))
+    m = ogp.Marginals(*(v.astype(dtype) for v in (mean, sd**2, 0 * sd)))
+    found = jax.jit(lambda y: build(m).log_predictive(y))(y.astype(dtype))
+    assert found.dtype == dtype
+    assert_allclose(found, exact, rtol=1e-11 if dtype == np.float64 else 1e-5)
 
 
 # What a user writes of f, and its log density: y does not tell f, or only up to a sign.

@@ -30,8 +30,8 @@ __all__ = ["AGREES", "ORDERS", "log_normal_expectation", "log_plane_expectation"
 
 LogDensity = Callable[[Array], Array]
 
-# Where a peak may be, how far nodes go beyond it and the origin, and how narrow it may be (the logarithm), in standard deviations.
-_FARTHEST, _REACH, _LOG_NARROWEST = 50.0, 10.0, -18.0
+# Where peaks may be, or one alone, how far nodes go beyond, and how narrow they may be (the logarithm), in standard deviations.
+_FARTHEST, _FARTHEST_ALONE, _REACH, _LOG_NARROWEST = 50.0, 1e5, 10.0, -18.0
 # The number of nodes on either side of a peak; of points, sections and bisections that look for peaks and their widths.
 _HALF, _GRID, _FEWER, _SECTIONS, _BISECTIONS = 64, 129, 65, 40, 12
 _LOWEST = 45.0  # by how much a peak that counts is lower than the highest, at most
@@ -56,8 +56,9 @@ def log_normal_expectation(
     top = log_density(peak)
     width = lax.stop_gradient(_half_width(log_density, peak, top))
     height = lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
-    farthest = jnp.abs(jnp.stack([peak, peak - peak.max(0), peak - peak.min(0)])).max(0)  # what nodes of each must see
-    limit = jnp.arcsinh((_REACH + farthest) / width)
+    # What nodes of each must see. A peak alone falls as fast as phi or faster, if log p is concave.
+    others = jnp.abs(jnp.stack([peak, peak - peak.max(0), peak - peak.min(0)])).max(0)
+    limit = jnp.arcsinh((_REACH + (0 if unimodal else others)) / width)
     least = 2 * math.log(jnp.finfo(dtype).eps)
 
     def relative(t: Array) -> Array:
@@ -156,7 +157,7 @@ def _peaks(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, pe
 
     A narrow peak about the output may pass between the points, so the points beside the largest density are another place to look.
     """
-    grid = _grid(_GRID, dtype)
+    grid = _grid(_GRID, dtype, _FARTHEST)
     lowest = jnp.full(shape, -jnp.inf, dtype)
     places, heights = jnp.full((peaks, *shape), -1), jnp.full((peaks, *shape), -jnp.inf, dtype)
 
@@ -183,7 +184,7 @@ def _peaks(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, pe
 
 def _only_peak(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     """Where p(t) phi(t) is largest if it has one peak, which lies beside the best point of any grid; with an axis of size one."""
-    grid = _grid(_FEWER, dtype)
+    grid = _grid(_FEWER, dtype, _FARTHEST_ALONE)
 
     def look(i: Array, best: tuple[Array, Array]) -> tuple[Array, Array]:
         value = _joint(log_density(jnp.broadcast_to(grid[i], shape)), grid[i])
@@ -193,8 +194,9 @@ def _only_peak(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype
     return _between(log_density, grid, lax.fori_loop(0, _FEWER, look, start)[0][None])
 
 
-def _grid(size: int, dtype: jnp.dtype) -> Array:
-    return jnp.asarray(_FARTHEST * np.sinh(np.linspace(-4, 4, size)) / np.sinh(4), dtype)
+def _grid(size: int, dtype: jnp.dtype, farthest: float) -> Array:
+    end = math.asinh(farthest / 2)
+    return jnp.asarray(2 * np.sinh(np.linspace(-end, end, size)), dtype)
 
 
 def _between(log_density: LogDensity, grid: Array, index: Array) -> Array:
