@@ -40,9 +40,7 @@ class AtNodes(ToldOfMasks):
     mixes: bool
     lead: int
     _of_users: bool
-    _unimodal = (
-        False  # whether p(y | f) times any Gaussian has one peak as a function of f: where its logarithm is concave
-    )
+    _unimodal = False  # whether p(y | f) q(f) has one peak for any q, as where log p(y | f) is concave in f
 
     def __getattr__(self, name: str) -> Any:  # asked only for what is not there
         if hasattr(type(self), name):

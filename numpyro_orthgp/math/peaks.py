@@ -31,7 +31,7 @@ __all__ = ["AGREES", "ORDERS", "log_normal_expectation", "log_plane_expectation"
 LogDensity = Callable[[Array], Array]
 
 # Where peaks may be, or one alone, how far nodes go beyond, and how narrow they may be (the logarithm), in standard deviations.
-_FARTHEST, _FARTHEST_ALONE, _REACH, _LOG_NARROWEST = 50.0, 1e5, 10.0, -18.0
+_FARTHEST, _FARTHEST_ALONE, _REACH, _LOG_NARROWEST = 50.0, 1e4, 10.0, -18.0
 # The number of nodes on either side of a peak; of points, sections and bisections that look for peaks and their widths.
 _HALF, _GRID, _FEWER, _SECTIONS, _BISECTIONS = 64, 129, 65, 40, 12
 _LOWEST = 45.0  # by how much a peak that counts is lower than the highest, at most
