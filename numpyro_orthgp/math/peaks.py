@@ -48,7 +48,7 @@ def log_normal_expectation(
 
     :param log_density: log p elementwise, from t of the given shape, or of several more axes in front.
     :param peaks: how many peaks count, of those that a grid shows.
-    :param unimodal: whether p(t) phi(t) is known to have one peak, which takes half of the time.
+    :param unimodal: whether p(t) phi(t) is known to have one peak. Then fewer densities are needed, and it may be further away.
     :return: the logarithm, of that shape.
     """
     found = _only_peak(log_density, shape, dtype) if unimodal else _peaks(log_density, shape, dtype, peaks)
