@@ -307,7 +307,7 @@ def test_two_runs_with_one_file_are_told(tmp_path, whole):
 
 
 def test_each_of_two_runs_writes_a_whole_file(tmp_path):
-    """They had one temporary file: a third of the writes failed, and readers found an empty checkpoint."""
+    """They had one temporary file: some writes failed, and a reader could find an empty checkpoint."""
     path = tmp_path / "run.npz"
     with checkpoint.replacing(path) as slow:
         slow.write(b"one")

@@ -103,7 +103,7 @@ def test_natural_gradients_paths_and_collapsed_bounds(setting, rng):
 
 
 def test_looking_for_what_sites_take_keeps_nothing_of_a_program(rng):
-    """With tracers in what was kept JAX looked for the leak for hours, so ``check`` did not end."""
+    """With tracers in what was kept JAX looked for leaks, and ``check`` did not end."""
     X = jnp.asarray(rng.uniform(-2, 2, (3, 1)))
 
     def model(X):

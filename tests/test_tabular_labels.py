@@ -521,7 +521,7 @@ def test_fast_functions_are_not_taken_for_noise():
 
 
 def test_choices_of_held_out_rows_share_their_probabilities(rng, monkeypatch):
-    """With 100 classes each of eleven powers took a second."""
+    """They were computed anew for each of eleven powers."""
     module, computed = importlib.import_module("numpyro_orthgp.tabular.classification"), []
     compute = module.probabilities_of
     monkeypatch.setattr(module, "probabilities_of", lambda *given: computed.append(1) or compute(*given))

@@ -247,11 +247,8 @@ def _warn_of_own_draws(
         sizes.update({name: len(of) for name, of in leaves.items()})
         return list(chain(*leaves.values()))
 
-    try:
-        marks = iter(reached(jax.make_jaxpr(arrays_of)(rng_key).jaxpr, [frozenset(["key"])]))
-    except Exception:  # the model needs values
-        return
-    random = [name for name, size in sizes.items() if any([next(marks) for _ in range(size)])]
+    marks = iter(_depend_on_key(arrays_of, rng_key))
+    random = [name for name, size in sizes.items() if any([next(marks, False) for _ in range(size)])]
     if random:
         are, of = "is" if len(random) == 1 else "are", [name for name in drawn if name not in random] or drawn
         warnings.warn(
@@ -261,6 +258,14 @@ def _warn_of_own_draws(
             UserWarning,
             stacklevel=4,
         )
+
+
+def _depend_on_key(run: Callable[[PRNGKey], list[Any]], rng_key: PRNGKey) -> list[bool]:
+    """Which arrays of a run depend on its random key; an empty list, if that is not known."""
+    try:
+        return [bool(of) for of in reached(jax.make_jaxpr(run)(rng_key).jaxpr, [frozenset(["key"])])]
+    except Exception:  # the model needs values
+        return []
 
 
 def _warn_of_random_sets(
@@ -278,11 +283,8 @@ def _warn_of_random_sets(
         found = run(key)
         return [found[name].beliefs[i].loc for name, i in sets]
 
-    try:
-        marks = reached(jax.make_jaxpr(values_of)(jax.random.key(0)).jaxpr, [frozenset(["key"])])
-    except Exception:  # the model needs values
-        return
-    if random := [f"{name}.u{i}" for (name, i), mark in zip(sets, marks, strict=True) if mark]:
+    marks = _depend_on_key(values_of, jax.random.key(0))
+    if random := [f"{name}.u{i}" for (name, i), mark in zip(sets, marks, strict=False) if mark]:
         warnings.warn(
             f"The guide gives one draw of {', '.join(map(repr, random))}, and no Gaussian of it alone: means and variances are "
             "those of this draw, and variances lack what the guide adds. Map over rng_key= with jax.vmap for the mixture over "

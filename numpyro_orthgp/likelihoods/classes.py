@@ -54,7 +54,7 @@ class Ordinal(ExpectedLikelihood):
 
     pytree_data_fields: tuple[str, ...] = ("cutpoints",)
     pytree_aux_fields: tuple[str, ...] = ("link",)
-    _unimodal = True
+    _log_concave = True
 
     def __init__(
         self,
@@ -218,7 +218,9 @@ class Categorical(ExpectedLikelihood):
     def log_predictive(self, value: ArrayLike) -> Array:
         if self._two:
             m, v = self._difference(self._checked(value))
-            return log_normal_expectation(lambda t: log_sigmoid(-m - safe_sqrt(v) * t), m.shape, m.dtype, unimodal=True)
+            return log_normal_expectation(
+                lambda t: log_sigmoid(-m - safe_sqrt(v) * t), m.shape, m.dtype, log_concave=True
+            )
         if self.link == "softmax":
             return super().log_predictive(value)
         y = self._checked(value)

@@ -45,7 +45,7 @@ class _Rate(ExpectedLikelihood):
 
     pytree_data_fields: tuple[str, ...] = ("exposure",)
     pytree_aux_fields: tuple[str, ...] = ("link",)
-    _unimodal = True
+    _log_concave = True
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class AtNodes(ToldOfMasks):
     mixes: bool
     lead: int
     _of_users: bool
-    _unimodal = False  # whether p(y | f) q(f) has one peak for any q, as where log p(y | f) is concave in f
+    _log_concave = False  # whether log p(y | f) is concave in f, so that p(y | f) q(f) has one peak
 
     def __getattr__(self, name: str) -> Any:  # asked only for what is not there
         if hasattr(type(self), name):
@@ -113,7 +113,7 @@ class AtNodes(ToldOfMasks):
             return log_plane_expectation(of_nodes, shape, dtype)
         if self._of_users:
             return log_normal_expectation(of_nodes, shape, dtype, peaks=_MOST_PEAKS)
-        return log_normal_expectation(of_nodes, shape, dtype, unimodal=self._unimodal)
+        return log_normal_expectation(of_nodes, shape, dtype, log_concave=self._log_concave)
 
     def _bends(self, y: Array | None) -> tuple[ArrayLike, ArrayLike, ArrayLike] | None:
         """The first and the last place of f at which log p(y | f), or without ``y`` a moment given f, bends, and on which scale.

@@ -44,7 +44,7 @@ class SurvivalLikelihood(ExpectedLikelihood):
     """
 
     pytree_data_fields: tuple[str, ...] = ("censored",)
-    _unimodal = True
+    _log_concave = True
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class _Trials(ExpectedLikelihood):
     """
 
     pytree_aux_fields: tuple[str, ...] = ("link",)
-    _unimodal = True
+    _log_concave = True
 
     def __init__(
         self, marginals: Marginals, link: str, *, integrator: Integrator | None, validate_args: bool | None

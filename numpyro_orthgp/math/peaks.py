@@ -42,23 +42,23 @@ _TURNS, _PEAKS = 4, 2  # directions of rows, and peaks in a row
 
 
 def log_normal_expectation(
-    log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, peaks: int = 1, *, unimodal: bool = False
+    log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, peaks: int = 1, *, log_concave: bool = False
 ) -> Array:
     """log E[p(t)], t ~ N(0, 1). Nodes are constants for derivatives.
 
     :param log_density: log p elementwise, from t of the given shape, or of several more axes in front.
     :param peaks: how many peaks count, of those that a grid shows.
-    :param unimodal: whether p(t) phi(t) is known to have one peak. Then fewer densities are needed, and it may be further away.
+    :param log_concave: whether log p is known to be concave. Then there is one peak, which fewer densities find, and further away.
     :return: the logarithm, of that shape.
     """
-    found = _only_peak(log_density, shape, dtype) if unimodal else _peaks(log_density, shape, dtype, peaks)
+    found = _only_peak(log_density, shape, dtype) if log_concave else _peaks(log_density, shape, dtype, peaks)
     peak = lax.stop_gradient(found)
     top = log_density(peak)
     width = lax.stop_gradient(_half_width(log_density, peak, top))
     height = lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
-    # What nodes of each must see. A peak alone falls as fast as phi or faster, if log p is concave.
+    # What nodes of each must see. A peak alone falls as fast as phi, or faster.
     others = jnp.abs(jnp.stack([peak, peak - peak.max(0), peak - peak.min(0)])).max(0)
-    limit = jnp.arcsinh((_REACH + (0 if unimodal else others)) / width)
+    limit = jnp.arcsinh((_REACH + (0 if log_concave else others)) / width)
     least = 2 * math.log(jnp.finfo(dtype).eps)
 
     def relative(t: Array) -> Array:
