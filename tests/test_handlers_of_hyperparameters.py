@@ -14,6 +14,7 @@ import pytest
 import scipy.optimize
 from jax import random
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.reparam import LocScaleReparam
 
@@ -66,6 +67,18 @@ def test_a_substituted_value_is_a_start_which_is_said_and_a_condition_fixes_it()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "l_auto_loc" not in fitted(handlers.condition)
+
+
+def test_what_a_loop_draws_is_not_said_to_be_substituted():
+    def model():
+        def step(state, _):
+            return numpyro.sample("state", dist.Normal(state, 0.1)), None
+
+        observe(jnp.exp(scan(step, jnp.zeros(()), None, 3)[0]))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        ogp.AutoSparseGP(model)._setup_prototype()
 
 
 def test_a_lifted_parameter():
