@@ -86,6 +86,30 @@ def test_a_loss_of_arguments_is_traced_once_and_takes_what_differs():
         np.testing.assert_allclose(ours.params["w_auto_loc"], plain.params["w_auto_loc"], rtol=1e-6, atol=1e-9)
 
 
+def test_a_start_of_arguments_runs_the_model_once():
+    """Values of all parameters are a start; with some, or with none, model and guide are run again."""
+
+    def model(X, y):
+        runs.append(1)
+        noise = numpyro.sample("noise", dist.LogNormal(0.0, 1.0))
+        w = numpyro.sample("w", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
+        numpyro.sample("y", dist.Normal(X @ w, noise).to_event(1), obs=y)
+
+    runs, data, few = [], fitting.data(), {"w_auto_loc": np.arange(3.0)}
+    given = few | {"noise_auto_loc": np.array(0.7)}
+    ours, plain = (kind(model, AutoDelta(model), optax.adam(0.1), Trace_ELBO()) for kind in (OfArguments, SVI))
+    for params, runs_model in ((given, True), (given, False), (few, True), (None, True)):
+        runs.clear()
+        states = [ours.init(KEY, *data, init_params=params)]
+        assert bool(runs) is runs_model
+        states.append(plain.init(KEY, *data, init_params=params))
+        one, other = (
+            jax.tree.map(np.asarray, (svi.get_params(s), s.rng_key))
+            for svi, s in zip((ours, plain), states, strict=True)
+        )
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
 def test_rosenbrock_from_afar():
     result = minimize(lambda x: 100 * (x[1] + 3 - x[0] ** 2) ** 2 + (2 - x[0]) ** 2, tolerance=1e-9)
     assert result.status == "converged"

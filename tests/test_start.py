@@ -16,7 +16,7 @@ from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO, autoguide
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
-from numpyro_orthgp.errors import inspect
+from numpyro_orthgp.errors import inspect, is_concrete
 from numpyro_orthgp.math.kept import run_checked
 from numpyro_orthgp.training.start import initial_state
 from tests import problems
@@ -168,28 +168,52 @@ def test_errors_are_those_of_svi_init(model, data, message):
             ogp.fit(svi, KEY, data, num_steps=1, progress_bar=False)
 
 
+def by_numpy(X, y):
+    numpyro.param("start", lambda key: np.asarray(jax.random.normal(key, (2,))) + 1)
+    with_params(X, y)
+
+
+def computed_bounds(X, y):
+    low = jnp.asarray([0.1, 0.2]) * X.max()
+    numpyro.param("start", low + 0.5, constraint=constraints.interval(low, low + 1))
+    with_params(X, y)
+
+
 def test_what_cannot_be_compiled_starts_as_before(caplog):
-    """A start that NumPy computes, and a constraint that jit would leave traced in the SVI."""
+    """A start that NumPy computes."""
     caplog.set_level("DEBUG", logger="numpyro_orthgp")
+    counted = Counted(by_numpy)
+    svi, state = start(counted, compiled=True)
+    assert not counted.traced[-1]
+    assert [record.message for record in caplog.records] == ["svi.init is not compiled as a whole:"]
+    other, expected = start(by_numpy, compiled=False)
+    assert_allclose(svi.get_params(state)["start"], other.get_params(expected)["start"], rtol=1e-6)
+    assert np.isfinite(jax.jit(svi.update)(state, X, Y)[1])
 
-    def by_numpy(X, y):
-        numpyro.param("start", lambda key: np.asarray(jax.random.normal(key, (2,))) + 1)
-        with_params(X, y)
 
-    def computed_bounds(X, y):
-        low = jnp.asarray([0.1, 0.2])
-        numpyro.param("start", low + 0.5, constraint=constraints.interval(low, low + 1))
-        with_params(X, y)
+def bounded_noise(X, y):
+    """The support of the noise is computed, and ``AutoDelta`` keeps a parameter with it."""
+    low = jnp.asarray(0.05) * X.max()
+    above = dist.transforms.AffineTransform(low, 1.0, domain=constraints.positive)
+    noise = numpyro.sample("start", dist.TransformedDistribution(dist.LogNormal(-2.0, 1.0), above))
+    numpyro.sample("y", ogp.CollapsedGP(kernels.RBF(0.3), X, jnp.asarray(X[::3]), noise), obs=y)
 
-    for model in (by_numpy, computed_bounds):
-        counted = Counted(model)
-        svi, state = start(counted, compiled=True)
-        assert not counted.traced[-1]
-        assert [record.message for record in caplog.records] == ["svi.init is not compiled as a whole:"]
-        caplog.clear()
-        other, expected = start(model, compiled=False)
-        assert_allclose(svi.get_params(state)["start"], other.get_params(expected)["start"], rtol=1e-6)
-        assert np.isfinite(jax.jit(svi.update)(state, X, Y)[1])
+
+@pytest.mark.parametrize("model, guide", [
+    (computed_bounds, ogp.AutoSparseGP), (bounded_noise, autoguide.AutoDelta)
+], ids=["parameter", "support"])  # fmt: skip
+def test_bounds_that_the_model_computes_are_kept_as_numbers(model, guide, caplog):
+    """The ``SVI`` keeps them from its start. Under `jit` they would be tracers, which the program returns."""
+    caplog.set_level("DEBUG", logger="numpyro_orthgp")
+    name = "start" if guide is ogp.AutoSparseGP else "start_auto_loc"
+    ours, plain = (SVI(model, guide(model), optax.adam(0.01), TraceMeanField_ELBO()) for _ in range(2))
+    expected = plain.get_params(plain.init(KEY, X, Y))
+    for _ in range(2):  # again with a guide that has had its first look
+        state = initial_state(ours, KEY, (X, Y), None, {})
+        assert not caplog.records
+        assert all(map(is_concrete, jax.tree.leaves(ours.constrain_fn.args)))
+        assert_allclose(ours.get_params(state)[name], expected[name], rtol=1e-6)
+        assert np.isfinite(jax.jit(ours.update)(state, X, Y)[1])
 
 
 def test_other_guides_start_as_numpyro_starts_them():

@@ -13,12 +13,14 @@ from numpyro_orthgp.diagnostics.layout import Layout, Trace
 from numpyro_orthgp.diagnostics.replay import run as run_at
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.posterior import fitted_trace
+from numpyro_orthgp.math.compiled import effort_for
 from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["Drawn", "Subject"]
 
 _T = TypeVar("_T")
+FINER = 16  # times as long as a predictive density takes the rule that an expectation is compared with
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Subject:
             args, kwargs = self.arguments.join(arrays)
             return of(*fitted_trace(self.model, self.guide, params, args, kwargs, self.rng_key))
 
-        return run_kept(run, self.arguments.arrays, self.params)
+        effort = effort_for(FINER * self.layout.num_values)
+        return run_kept(run, self.arguments.arrays, self.params, effort=effort)
 
 
 @dataclass(frozen=True)

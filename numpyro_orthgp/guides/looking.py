@@ -12,7 +12,6 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoDelta
 from numpyro.primitives import Messenger
 
-from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.guides.hyper import PointsAndEffects
@@ -23,7 +22,8 @@ from numpyro_orthgp.types import PRNGKey
 
 __all__ = ["KeptArrays", "look", "looked_at", "start_apart"]
 
-KEPT = ("prototype_trace", "_init_locs")  # attributes that AutoDelta uses later
+KEEPERS = (AutoDelta, PointsAndEffects)
+KEPT = ("prototype_trace", "_init_locs", "_effects")  # attributes that such guides use later
 NOT_KEPT = (
     "_potential_fn_gen",
     "_potential_fn",
@@ -41,16 +41,23 @@ class KeptArrays:
     @staticmethod
     def are_known(guide: Any) -> bool:
         """Whether the guide keeps only these arrays. For other guides, and subclasses of ``AutoDelta``, this is unknown."""
-        return type(guide) in (AutoDelta, PointsAndEffects) and guide.prototype_trace is None
+        return type(guide) in KEEPERS and guide.prototype_trace is None
+
+    @staticmethod
+    def are_put(guide: Any) -> bool:
+        """Whether such a guide has had its first look, after which it keeps nothing more."""
+        return type(guide) in KEEPERS and guide.prototype_trace is not None
 
     def __init__(self, guide: AutoDelta) -> None:
         self.guide = guide
+        self._names: list[str] = []
         self._tree: Any = None
         self._others: list[Any] = []
 
     def taken(self) -> list[Any]:
         """The arrays, for the program to return."""
-        leaves, self._tree = jax.tree.flatten([getattr(self.guide, name) for name in KEPT])
+        self._names = [name for name in KEPT if hasattr(self.guide, name)]
+        leaves, self._tree = jax.tree.flatten([getattr(self.guide, name) for name in self._names])
         self._others = [None if isinstance(leaf, jax.Array) else (leaf,) for leaf in leaves]
         return [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
 
@@ -58,7 +65,7 @@ class KeptArrays:
         """Give the guide the arrays that the program returned."""
         rest = iter(arrays)
         leaves = [next(rest) if other is None else other[0] for other in self._others]
-        for name, value in zip(KEPT, jax.tree.unflatten(self._tree, leaves), strict=True):
+        for name, value in zip(self._names, jax.tree.unflatten(self._tree, leaves), strict=True):
             setattr(self.guide, name, value)
         for name in NOT_KEPT:
             self.guide.__dict__.pop(name, None)
@@ -97,8 +104,6 @@ def start_apart(guide: Any, compiled: Callable[..., Any], args: tuple[Any, ...],
 
     try:
         kept.put(compiled(run, numpyro.prng_key()))
-        if not all(is_concrete(leaf) for leaf in jax.tree.leaves(getattr(guide, "_effects", {}))):
-            raise TypeError("Supports that the model computes would be kept as tracers.")
     except BaseException:
         kept.forget()
         raise

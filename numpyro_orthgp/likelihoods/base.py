@@ -43,6 +43,7 @@ from numpyro_orthgp.likelihoods.integrators import (
 )
 from numpyro_orthgp.likelihoods.masks import refuse_groups
 from numpyro_orthgp.likelihoods.nodes import AtNodes
+from numpyro_orthgp.likelihoods.prompted import prompted
 from numpyro_orthgp.likelihoods.rows import refuse_several_rows
 from numpyro_orthgp.likelihoods.wrapped import (
     MASK,
@@ -65,10 +66,10 @@ __all__ = [
 
 _MOST_AXES = 8  # of enumeration, in front of the axes of f
 
-# Methods of subclasses in which parameters are aligned with points, and points with nodes.
-_BROADCASTING = {
-    "conditional", "expected_log_density", "log_density", "log_predictive", "log_prob", "mean", "probs", "variance",
-}  # fmt: skip
+# Methods of subclasses in which parameters are aligned with points, and points with nodes; how they run at a prompt.
+_BROADCASTING = {n: broadcasting for n in ("conditional", "log_density", "log_prob")} | {
+    n: prompted for n in ("expected_log_density", "log_predictive", "mean", "probs", "variance")
+}
 
 
 class ExpectedLikelihood(AtNodes):
@@ -99,10 +100,9 @@ class ExpectedLikelihood(AtNodes):
         _refuse_formulas_of_another(cls)
         if "conditional" in vars(cls) and "_of_users" not in vars(cls):
             cls._of_users = not cls.__module__.startswith(__name__.partition(".")[0] + ".")
-        for name in _BROADCASTING & vars(cls).keys():
-            value: Any = vars(cls)[name]
-            getter = value.fget if isinstance(value, property) else None
-            setattr(cls, name, broadcasting(value) if getter is None else property(broadcasting(getter)))
+        for name in _BROADCASTING.keys() & vars(cls).keys():
+            value, wrap = vars(cls)[name], _BROADCASTING[name]
+            setattr(cls, name, property(wrap(value.fget)) if isinstance(value, property) else wrap(value))
 
     def __init__(
         self, marginals: Marginals, *, integrator: Integrator | None = None, validate_args: bool | None = None
@@ -193,7 +193,7 @@ class ExpectedLikelihood(AtNodes):
         """log p(y | f). Subclasses override it if there is a more precise formula than that of ``conditional``."""
         return self.conditional(f).log_prob(y)
 
-    @broadcasting
+    @prompted
     def expected_log_density(self, y: Array) -> Array:
         """E_q(f)[log p(y | f)] by integration. Subclasses with a closed form override it."""
         f, weights = self._values(y)
@@ -216,7 +216,7 @@ class ExpectedLikelihood(AtNodes):
             )
         return density - self.tightening_cost
 
-    @broadcasting
+    @prompted
     def log_predictive(self, value: ArrayLike) -> Array:
         """log E_q(f)[p(y | f)], the log density of y with the latent function integrated out, shape of the batch.
 
@@ -250,12 +250,14 @@ class ExpectedLikelihood(AtNodes):
         return self.conditional(self.marginals.mean).support
 
     @property
+    @prompted
     def mean(self) -> Array:
         """E[y], f integrated out, shape batch + event. Quadrature is checked, and finer where rules of 20 and 31 Gauss-Hermite
         nodes differ; for two functions within ``jax.vmap`` it is that of 31."""
         return self._average(lambda f: moment_of(self.conditional(f), "mean"))
 
     @property
+    @prompted
     def variance(self) -> Array:
         """Var[y], f integrated out, by the law of total variance."""
         mean = self.mean

@@ -25,9 +25,11 @@ from numpyro_orthgp.errors import is_concrete, with_checks
 from numpyro_orthgp.math.ranks import broadcasting
 from numpyro_orthgp.processes import refuse_fork
 
-__all__ = ["ARRAYS", "can_be_compiled", "is_within_program", "one_program", "quick_jit", "quick_options"]
+__all__ = ["ARRAYS", "can_be_compiled", "effort_for", "is_within_program", "one_program", "quick_jit", "quick_options"]
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)  # what `jit` takes
+
+MANY_INTEGRALS = 2**15  # whose nodes take as long as the rest of compiling does, two thirds of a second
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -102,7 +104,9 @@ def quick_options(effort: int) -> dict[str, Any] | None:
 
     On GPUs XLA tries several kernels for each product while it compiles. With effort 0 it takes the first.
 
-    :param effort: 0 or 1.
+    Loops over nodes of integrals take seven times as long with either: see :func:`effort_for`.
+
+    :param effort: 0 or 1, or 2 for a program that is compiled as JAX does.
     """
     for options in _options(jax.default_backend(), effort):
         try:
@@ -113,8 +117,15 @@ def quick_options(effort: int) -> dict[str, Any] | None:
     return None
 
 
+def effort_for(integrals: int) -> int:
+    """The effort with which a program of so many predictive densities is compiled and run soonest."""
+    return 2 if integrals > MANY_INTEGRALS else 1
+
+
 def _options(platform: str, effort: int) -> list[dict[str, Any]]:
     """What to try, best first."""
+    if effort > 1:
+        return []
     if platform == "gpu":
         return [] if effort else [{"xla_gpu_autotune_level": 0}]
     level = {"xla_backend_optimization_level": effort}

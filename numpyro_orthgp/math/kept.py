@@ -84,16 +84,17 @@ def run_checked(function: Callable[..., Any], *args: Any) -> Any:
     return result
 
 
-def run_kept(function: Callable[..., Any], *args: Any) -> Any:
+def run_kept(function: Callable[..., Any], *args: Any, effort: int = 1) -> Any:
     """``jax.jit(function)(*args)`` for a function that is a new object at each call: equal programs are compiled once.
 
-    Within another program it is a part of that. Compiled for a few runs of some seconds (effort 1 of ``quick_options``).
+    Within another program it is a part of that. Compiled for a few runs of some seconds.
 
     :param args: pytrees of arrays.
+    :param effort: as for ``quick_options``.
     """
     if is_within_program():
         return function(*args)
-    return _run(traced(function, *args), args, 1)
+    return _run(traced(function, *args), args, effort)
 
 
 def run_as_one(function: Callable[..., Any], *args: Any) -> Any:

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
+from numpyro.infer.util import transform_fn
 
 from numpyro_orthgp.math.compiled import quick_jit
 from numpyro_orthgp.math.kept import Traced, compiled, traced
@@ -29,12 +31,21 @@ ROUNDINGS = 100  # by which two evaluations of one function may differ, as devic
 class OfArguments(SVI):
     """An ``SVI`` whose model and guide are functions of their arguments alone: of no global value, and of no array in a closure.
 
-    So its loss is traced once for arguments of the same shapes. Arrays among the keywords are arguments of the program too.
+    So its loss is traced once for arguments of the same shapes. Arrays among the keywords are arguments of the program too. And
+    model and guide are run once to start: a later start is a matter of the parameters alone, if all are given.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.programs: dict[str, Traced] = {}
+
+    def init(
+        self, rng_key: jax.Array, *args: Any, init_params: dict[str, Any] | None = None, **kwargs: Any
+    ) -> SVIState:
+        if self.constrain_fn is None or set(init_params or ()) != set(self.constrain_fn.args[0]):
+            return super().init(rng_key, *args, init_params=init_params, **kwargs)
+        params = transform_fn(self.constrain_fn.args[0], init_params, invert=True)
+        return SVIState(self.optim.init(params), None, jax.random.split(rng_key, 3)[0])  # the key that SVI.init keeps
 
     def traced(self, function: Callable[..., Any], *args: Any, fixed: Any) -> Traced:
         """The program of a function that depends on ``fixed`` and on this ``SVI``."""

@@ -1,9 +1,9 @@
 """The initial state of training, from ``svi.init``. It is computed by one compiled program if the guide allows it.
 
-Two things prevent simple compilation of ``svi.init``. First, checks see no values under ``jit``: ``inspect`` in ``errors.py``
+Three things prevent simple compilation of ``svi.init``. First, checks see no values under ``jit``: ``inspect`` in ``errors.py``
 delays the checks until the program has run. Second, NumPyro's guides keep arrays of their first call. The arrays of ``AutoDelta``
 are known, and the program returns them too (``KeptArrays``). The ``hyper`` guide of ``AutoSparseGP`` is started first, by a call
-of ``svi.init`` that ends there (``AutoSparseGP.prepared``).
+of ``svi.init`` that ends there (``AutoSparseGP.prepared``). Third, the ``SVI`` keeps bounds of its parameters.
 
 If anything raises, ``svi.init`` is called without compilation. The error then points to its cause, and models that cannot be
 compiled still start. In compiled programs, NumPyro checks distribution arguments only if they are Python numbers or belong to
@@ -16,12 +16,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.guides.looking import KeptArrays
 from numpyro_orthgp.math.kept import run_checked
 from numpyro_orthgp.math.turns import in_turn
@@ -79,12 +79,14 @@ def initial_state(
 def _way_to_compile(guide: Any) -> Callable[..., Any] | None:
     if hasattr(guide, "prepared"):
         return _prepared
-    return _with_kept_arrays if KeptArrays.are_known(guide) else None
+    if KeptArrays.are_known(guide):
+        return _with_kept_arrays
+    return _with_bounds if KeptArrays.are_put(guide) else None
 
 
 def _prepared(svi: Any, init: Callable[..., Any], *given: Any) -> Any:
     with svi.guide.prepared(lambda: init(*given), run_checked):
-        return _checked(svi, run_checked(init, *given))
+        return _with_bounds(svi, init, *given)
 
 
 def _with_kept_arrays(svi: Any, init: Callable[..., Any], *given: Any) -> Any:
@@ -94,18 +96,35 @@ def _with_kept_arrays(svi: Any, init: Callable[..., Any], *given: Any) -> Any:
         return init(*given), kept.taken()
 
     try:
-        state, arrays = run_checked(init_and_kept, *given)
+        state, arrays = _with_bounds(svi, init_and_kept, *given)
         kept.put(arrays)
-        return _checked(svi, state)
+        return state
     except BaseException:
         kept.forget()
         raise
 
 
-def _checked(svi: Any, state: Any) -> Any:
+def _with_bounds(svi: Any, start: Callable[..., Any], *given: Any) -> Any:
+    """``start``, which calls ``svi.init``, as one program. The ``SVI`` keeps the transforms of its parameters, and in these the
+    bounds that the model computes, such as that of a noise; in a program they are tracers, so it returns them too.
+
+    :raises TypeError: if tracers are left in the transforms.
     """
-    :raises TypeError: if the ``SVI`` has kept tracers of the program.
-    """
-    if not all(is_concrete(leaf) for leaf in jax.tree.leaves(svi.constrain_fn.args)):
-        raise TypeError("Bounds that the model computes would be kept as tracers.")
-    return state
+
+    def start_and_bounds(*given: Any) -> Any:
+        return start(*given), _bounds_of(svi)
+
+    try:
+        result, bounds = run_checked(start_and_bounds, *given)
+    except BaseException:
+        svi.constrain_fn = None
+        raise
+    kept, tree = jax.tree.flatten(svi.constrain_fn.args)
+    known = iter(bounds)
+    kept = [next(known) if isinstance(leaf, jax.Array) else leaf for leaf in kept]
+    svi.constrain_fn = partial(svi.constrain_fn.func, *jax.tree.unflatten(tree, kept))
+    return result
+
+
+def _bounds_of(svi: Any) -> list[jax.Array]:
+    return [leaf for leaf in jax.tree.leaves(svi.constrain_fn.args) if isinstance(leaf, jax.Array)]
