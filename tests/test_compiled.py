@@ -17,7 +17,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels
-from numpyro_orthgp.math.compiled import one_program, quick_jit, quick_options
+from numpyro_orthgp.math.compiled import effort_for, one_program, quick_jit, quick_options
 
 
 class Compiled(logging.Handler):
@@ -200,6 +200,8 @@ def test_quick_programs_are_the_same_functions_alone_and_within_others():
 
 def test_quick_options_are_those_of_the_platform_and_of_an_xla_that_has_them(monkeypatch):
     assert quick_options(1)["xla_backend_optimization_level"] == 1
+    assert [quick_options(effort_for(number)) == quick_options(1) for number in (200, 200_000)] == [True, False]
+    assert quick_options(2) is None
     look = quick_options.__wrapped__
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert look(0) == {"xla_gpu_autotune_level": 0} and look(1) is None

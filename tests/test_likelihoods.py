@@ -735,3 +735,34 @@ def test_vectors_whose_correlation_is_a_function(law):
     assert_allclose(likelihood.log_prob(jnp.asarray(y)), w @ log_density, rtol=1e-5)
     assert np.isfinite(likelihood.log_predictive(jnp.asarray(y))).all()
     assert likelihood.sample(jax.random.PRNGKey(0), (4,)).shape == (4, 3, 2)
+
+
+class Shifted(likelihoods.ExpectedLikelihood):
+    """A user's class, which names none of its attributes for programs."""
+
+    def __init__(self, marginals, shift):
+        self.shift = shift
+        super().__init__(marginals)
+
+    def conditional(self, f):
+        return dist.Normal(f + self.shift, 0.5)
+
+
+def test_predictions_at_a_prompt_are_those_of_a_program():
+    """Outside of models they are one program, in which a likelihood is a pytree; a user's stays what it is."""
+    f = ogp.Marginals(mean=jnp.array([0.3, -1.0]), explained=jnp.array([0.4, 0.1]), residual=jnp.array([0.1, 0.2]))
+    variance, y = f.explained + f.residual, np.array([0.5, 2.0])
+    for own in (Shifted(f, 1.5), likelihoods.Transformed(Shifted(f, 1.5), dist.transforms.AffineTransform(0.0, 1.0))):
+        assert_allclose(
+            own.log_predictive(y), dist.Normal(f.mean + 1.5, jnp.sqrt(variance + 0.25)).log_prob(y), rtol=1e-9
+        )
+    counts = likelihoods.ZeroInflated(likelihoods.NegativeBinomial(f, 3.0), jnp.array([0.2, 0.1]))
+    names = ("mean", "variance")
+    within = jax.jit(lambda d: [getattr(d, name) for name in names] + [d.log_predictive(jnp.array([2, 0]))])(counts)
+    at_prompt = [getattr(counts, name) for name in names] + [counts.log_predictive([2, 0])]
+    for a, b in zip(at_prompt, within, strict=True):
+        assert_allclose(a, b, rtol=1e-12)
+    with pytest.raises(TypeError, match="mask"):
+        counts.log_predictive(np.ma.masked_equal([2, 0], 0))
+    with pytest.raises(ValueError, match="support of ZeroInflated"):
+        counts.log_predictive([2, -1])

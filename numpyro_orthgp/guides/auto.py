@@ -31,7 +31,7 @@ from numpyro_orthgp.guides.declare import (
 )
 from numpyro_orthgp.guides.handlers import InModelOrder, KeysUsed, OutputsByRow, SamePlates, WithoutGPs, hidden_by_mask
 from numpyro_orthgp.guides.hyper import PointsAndEffects, started_at_medians
-from numpyro_orthgp.guides.looking import look, looked_at, start_apart
+from numpyro_orthgp.guides.looking import look, looked_at, start
 from numpyro_orthgp.guides.missing import check_handlers, refuse_objective, refuse_unobserved, sample_missing
 from numpyro_orthgp.guides.own_draws import refuse_own_draws
 from numpyro_orthgp.guides.parameters import refuse_own_names
@@ -129,7 +129,7 @@ class AutoSparseGP(Summaries):
         self._inputs: dict[str, InputSite] = {}
         self._plate_of: dict[str, str] = {}  # name of the plate around latent inputs
         self._missing: set[str] = set()  # latent sites from `obs_mask`
-        self._enumerated: list[str] = []  # latent sites that no guide draws
+        self._enumerated: list[str] = []  # that no guide draws
         self._preparing: Callable[..., Any] | None = None  # compiles the separate start of `hyper`
         self._keys_of_start = 0  # number of keys that `hyper` took in its separate start
 
@@ -284,9 +284,8 @@ class AutoSparseGP(Summaries):
                     numpyro.prng_key()
                 self._keys_of_start = 0
                 with SamePlates(picked), starting, KeysUsed(self._hyper_is_new) as used:
-                    if self._preparing:
-                        start_apart(self._hyper, self._preparing, args, kwargs)
-                    else:
+                    start(self._hyper, self._preparing, args, kwargs)
+                    if not self._preparing:
                         self._hyper(*args, **kwargs)
                 if self._preparing:
                     self._keys_of_start = used.count

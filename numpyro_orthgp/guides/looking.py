@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
@@ -17,10 +17,11 @@ from numpyro_orthgp.guides.handlers import OutputsByRow
 from numpyro_orthgp.guides.hyper import PointsAndEffects
 from numpyro_orthgp.guides.missing import NoBranches
 from numpyro_orthgp.math.compiled import is_within_program
+from numpyro_orthgp.math.kept import run_checked
 from numpyro_orthgp.primitives.messages import collected_functions, collected_sites
 from numpyro_orthgp.types import PRNGKey
 
-__all__ = ["KeptArrays", "look", "looked_at", "start_apart"]
+__all__ = ["KeptArrays", "look", "looked_at", "start"]
 
 KEEPERS = (AutoDelta, PointsAndEffects)
 KEPT = ("prototype_trace", "_init_locs", "_effects")  # attributes that such guides use later
@@ -87,14 +88,23 @@ class _Key(Messenger):
             msg["kwargs"]["rng_key"] = self.rng_key
 
 
-def start_apart(guide: Any, compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run the first call of a ``hyper`` guide. If the arrays that it keeps are known, run only its first look, as one program.
+def start(guide: Any, compiled: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The first look of a ``hyper`` guide as one program, if the arrays that it keeps are known.
 
-    :param compiled: ``compiled(function, rng_key)`` runs a function as one program.
+    :param compiled: ``compiled(function, rng_key)`` runs a function as one program, and other guides are called now; ``None`` if
+        the guide is called next, which reports its errors.
     """
     if not KeptArrays.are_known(guide):
-        guide(*args, **kwargs)
-        return
+        if compiled:
+            guide(*args, **kwargs)
+    elif compiled:
+        _look_apart(guide, compiled, args, kwargs)
+    elif not is_within_program():
+        with suppress(Exception):
+            _look_apart(guide, run_checked, args, kwargs)
+
+
+def _look_apart(guide: Any, compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     kept = KeptArrays(guide)
 
     def run(rng_key: PRNGKey) -> list[Any]:
