@@ -1,4 +1,5 @@
-"""What quick compilation saves and costs: a collapsed bound with its gradient, the function given the data, and a step of SVI.
+"""What quick compilation saves and costs: a collapsed bound with its gradient, the function given the data, a step of SVI, and
+predictive densities of counts at draws of f.
 
     python -m benchmarks.quick_compiles [--repeats 10]
 
@@ -60,6 +61,19 @@ def svi_step(num_points: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return svi.update, (svi.init(jax.random.PRNGKey(0), X, y), X, y)
 
 
+def densities(draws: int, num: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    rng = np.random.default_rng(0)
+    mean = rng.normal(size=(draws, num)).astype(np.float32)
+
+    def at_draws(mean: Any, y: Any) -> Any:
+        spread = jnp.full(num, 0.02, jnp.float32)
+        return jax.vmap(lambda m: likelihoods.Poisson(ogp.Marginals(m, spread, 0 * spread)).log_predictive(y).sum())(
+            mean
+        )
+
+    return at_draws, (mean, rng.poisson(np.exp(mean[0])))
+
+
 def measure(program: Callable[..., Any], args: tuple[Any, ...], repeats: int) -> str:
     compiled, seconds, times = [], [], []
     for options in (None, quick_options(1), quick_options(0)):
@@ -95,6 +109,7 @@ def main(argv: list[str] | None = None) -> None:
                 flush=True,
             )
         print(f"{'function, 1400 x 200':34s}", measure(*function(1400, 200), args.repeats), flush=True)
+    print(f"{'200,000 densities of counts, float32':34s}", measure(*densities(1000, 200), args.repeats), flush=True)
     for num_points in (64, 256):
         print(
             f"{f'step of SVI, float32, M = {num_points}':34s}",

@@ -30,6 +30,7 @@ from numpyro_orthgp.types import Array
 __all__ = ["REACHES", "TOTALS", "Votes", "VotesOf"]
 
 NEAR = 64  # rows near an input
+MANY = 5000  # rows from which a program that is compiled as JAX does saves more time than compiling it takes
 REACHES = tuple(2.0**k for k in (-10, -8, *range(-6, 1)))
 TOTALS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
@@ -87,7 +88,8 @@ class VotesOf(NamedTuple):
 
     def counted_at(self, X: np.ndarray, reaches: tuple[float, ...]) -> tuple[np.ndarray, ...]:
         """The same at any number of inputs. At most three programs are compiled."""
-        return in_blocks(_counted, (self, tuple(map(jnp.asarray, reaches))), X)
+        counted = _counted if len(self.X) < MANY else _counted_of_many
+        return in_blocks(counted, (self, tuple(map(jnp.asarray, reaches))), X)
 
 
 def _program(given: tuple[VotesOf, tuple[Any, ...]], X: Array) -> tuple[Array, ...]:
@@ -95,4 +97,4 @@ def _program(given: tuple[VotesOf, tuple[Any, ...]], X: Array) -> tuple[Array, .
     return rows.counted(X, reaches)
 
 
-_counted = quick_jit(_program, 1)
+_counted, _counted_of_many = quick_jit(_program, 1), quick_jit(_program, 2)
