@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.collapsed import CollapsedGP
+from numpyro_orthgp.collapsed.bounds import Bound
+from numpyro_orthgp.collapsed.sums import Prior, Rows, project_inputs, sum_over_points
 from numpyro_orthgp.diagnostics.health import FunctionHealth
 from numpyro_orthgp.diagnostics.layout import Layout, Trace
 from numpyro_orthgp.diagnostics.nearby import regressions
@@ -43,6 +45,10 @@ from numpyro_orthgp.likelihoods import (
     StudentT,
 )
 from numpyro_orthgp.likelihoods.base import unwrap
+from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
+from numpyro_orthgp.math.cholesky import inverse_cholesky
+from numpyro_orthgp.math.grouped import added_identity
+from numpyro_orthgp.math.products import diagonal, lower_matmul
 from numpyro_orthgp.types import Array
 
 __all__ = ["OutputFit", "advice_on_outputs", "outputs_of_fit"]
@@ -176,8 +182,16 @@ def _leverage(m: Marginals, noise: Array, seen: Array) -> Array:
     if f is None or not isinstance(X, jax.Array) or m.shape != seen.shape:
         of_q = m.explained_variance / noise**2
         return jnp.where(of_q < 1, of_q, 0)
-    best = CollapsedGP(f.kernel, X, f.features, scale, bound="dtc", observed=seen, num_outputs=f.num_latents)
-    return best.posterior(jnp.zeros(m.shape, X.dtype))(X).explained / scale**2
+    prior, precision = Prior(f.kernel, f.features, f.blocks), jnp.where(seen, 1 / scale**2, 0)
+    size = max(MAX_ENTRIES // (f.num_inducing * (f.num_latents or 1)), 1)
+    rows = Rows(X, None, jnp.zeros((len(X), precision[0].size), X.dtype), precision)
+    P = added_identity(sum_over_points(prior, rows, Bound("titsias2009"), size).gram)
+    W = inverse_cholesky(P, diagonal(P).mean(-1))  # of all sets together, as their means are
+
+    def explained(X: Array) -> Array:
+        return jnp.sum(lower_matmul(W, jnp.concatenate(project_inputs(prior, X), -2)) ** 2, -2).T
+
+    return map_blocks(explained, X, size) / scale**2
 
 
 def _judged(
