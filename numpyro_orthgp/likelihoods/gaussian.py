@@ -8,7 +8,6 @@ may have different kinds of likelihoods. The closed form applies to unmixed func
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -84,10 +83,9 @@ class Quadratic(ExpectedLikelihood):
 
     @property
     def _without_residual(self) -> Quadratic:
-        changed, m = copy(self), self.marginals
-        changed.marginals = replace(
-            m, residual=jnp.zeros_like(m.residual), residual_scale=None, total=None, groups=None
-        )
+        changed, m = object.__new__(type(self)), self.marginals
+        known = replace(m, residual=jnp.zeros_like(m.residual), residual_scale=None, total=None, groups=None)
+        changed.__dict__.update(self.__dict__, marginals=known)
         return changed
 
     @property
