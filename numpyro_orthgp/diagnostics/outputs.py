@@ -49,7 +49,7 @@ from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
 from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.grouped import added_identity
 from numpyro_orthgp.math.products import diagonal, lower_matmul
-from numpyro_orthgp.types import Array
+from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["OutputFit", "advice_on_outputs", "outputs_of_fit"]
 
@@ -135,8 +135,9 @@ def outputs_of_fit(subject: Subject, arrays: Mapping[str, Any]) -> dict[str, Out
             fn, y = unwrap(sites[output.site]["fn"])[0], jnp.asarray(sites[output.site]["value"])
             if isinstance(fn, WITH_MEAN):
                 kinds[output.name] = type(fn).__name__
-                mask = mask_of(sites[output.site]["fn"])
-                found[output.name] = _moments(fn, y, jnp.broadcast_to(True if mask is None else mask, y.shape))
+                mask, weight = mask_of(sites[output.site]["fn"]), sites[output.site]["scale"]
+                seen = jnp.broadcast_to(True if mask is None else mask, y.shape)
+                found[output.name] = _moments(fn, y, seen, 1.0 if weight is None else weight)
         return found
 
     found = jax.device_get(subject.measure(collect))
@@ -159,30 +160,32 @@ def _collapsed(layout: Layout, sites: Trace, fitting: dict[str, GPFunction]) -> 
             yield name, {"y": y, "mean": m.mean, "seen": jnp.ones(y.shape, bool), **parts}
 
 
-def _moments(fn: Any, y: Array, seen: Array) -> dict[str, Array]:
+def _moments(fn: Any, y: Array, seen: Array, weight: ArrayLike) -> dict[str, Array]:
     """Quantities of each output, shape of y.
 
     :param seen: where it is observed.
+    :param weight: of each row, shape () or (B,): above one if it stands for others, below one as a power of its density.
     """
     m, found = fn.marginals, {"mean": fn.mean}
     if isinstance(fn, Gaussian):
-        found |= {"leverage": _leverage(m, fn.scale, seen), "residual": m.residual_variance, "noise": fn.scale}
+        found |= {"leverage": _leverage(m, fn.scale, seen, weight), "residual": m.residual_variance, "noise": fn.scale}
     elif isinstance(fn, Poisson) and fn.link == "exp":
-        found |= {"leverage": _leverage(m, 1 / jnp.sqrt(fn.mean), seen)}
+        found |= {"leverage": _leverage(m, 1 / jnp.sqrt(fn.mean), seen, weight)}
     return {"y": y, "seen": seen} | {name: jnp.broadcast_to(v, y.shape) for name, v in found.items()}
 
 
-def _leverage(m: Marginals, noise: Array, seen: Array) -> Array:
+def _leverage(m: Marginals, noise: Array, seen: Array, weight: ArrayLike) -> Array:
     """How far the prediction of each row follows its own output, for Gaussian noise about m; shape of m."""
     joint, scale = m.joint, jnp.broadcast_to(noise, m.shape)
+    weight = jnp.reshape(jnp.asarray(weight), (-1, *(1 for _ in m.shape[1:])))
     while getattr(joint, "func", None) in (draw_shifted, draw_scaled):
         by_factor, (joint, operand) = joint.func is draw_scaled, joint.args
         scale = scale / jnp.abs(operand) if by_factor else scale
     f, X = joint.args if getattr(joint, "func", None) is draw_process else (None, None)
     if f is None or not isinstance(X, jax.Array) or m.shape != seen.shape:
-        of_q = m.explained_variance / noise**2
+        of_q = jnp.minimum(weight, 1) * m.explained_variance / noise**2
         return jnp.where(of_q < 1, of_q, 0)
-    prior, precision = Prior(f.kernel, f.features, f.blocks), jnp.where(seen, 1 / scale**2, 0)
+    prior, precision = Prior(f.kernel, f.features, f.blocks), jnp.where(seen, weight / scale**2, 0)
     size = max(MAX_ENTRIES // (f.num_inducing * (f.num_latents or 1)), 1)
     rows = Rows(X, None, jnp.zeros((len(X), precision[0].size), X.dtype), precision)
     P = added_identity(sum_over_points(prior, rows, Bound("titsias2009"), size).gram)
@@ -191,7 +194,7 @@ def _leverage(m: Marginals, noise: Array, seen: Array) -> Array:
     def explained(X: Array) -> Array:
         return jnp.sum(lower_matmul(W, jnp.concatenate(project_inputs(prior, X), -2)) ** 2, -2).T
 
-    return map_blocks(explained, X, size) / scale**2
+    return map_blocks(explained, X, size) * jnp.minimum(weight, 1) / scale**2
 
 
 def _judged(
