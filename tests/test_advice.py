@@ -148,6 +148,45 @@ def test_predictions_without_the_own_row():
     assert found.noise == NOISE and found.num == 40 and found.likelihood == "CollapsedGP"
 
 
+@pytest.mark.parametrize("covariance, weight", [("prior", 1), ("diagonal", 2)])
+def test_leverages_are_those_of_the_mean(covariance, weight):
+    """Whatever covariance q has. The prior's, as of the second set of ODVGP, made good predictions explain nothing."""
+    inputs, Z, offset, factor = X[:40], X[:40:5], 0.3, np.linspace(0.5, 2.0, 40)
+    wave, mask = np.sin(inputs[:, 0]), np.arange(40) % 7 > 0
+
+    def moved(x, y, z):
+        f, g = ogp.gp("f", kernels.RBF(1.0), z), ogp.gp("g", kernels.RBF(1.0), z, num_latents=2)
+        with numpyro.plate("data", weight * 40, subsample_size=40):
+            numpyro.sample("y", likelihoods.Gaussian(f(x) * factor + offset, NOISE), obs=y)
+            both = likelihoods.Gaussian(g(x), jnp.array([NOISE, 2 * NOISE]))
+            numpyro.sample("both", both.mask(mask[:, None]).to_event(1), obs=jnp.stack([y, -y], -1))
+
+    k = problems.kernel_oracle("rbf", 1.0, np.array([1.0, 1.0]))
+    A = np.linalg.solve(np.linalg.cholesky(k(Z, Z) + 1e-10 * np.eye(8)), k(Z, inputs))
+    y = factor * wave + offset + NOISE * np.random.default_rng(0).normal(size=40)
+    rng = np.random.default_rng(1)
+    loc = {"f": rng.normal(size=8), "g": rng.normal(size=(2, 8))}
+    params = {f"{name}.u0_loc": jnp.asarray(m) for name, m in loc.items()}
+    if covariance == "diagonal":
+        params |= {f"{name}.u0_scale": jnp.full(m.shape, 3.0) for name, m in loc.items()}
+
+    def explained(a, m, y, noise):
+        a = a / noise
+        leverage = np.einsum("mn,mk,kn->n", a, np.linalg.inv(np.eye(8) + weight * a @ a.T), a)
+        return (y - a.T @ m * noise) / (1 - leverage)
+
+    left = explained(A * factor, loc["f"], y - offset, NOISE)
+    a, seen = A[:, mask], y[mask]
+    both = np.stack(
+        [explained(a, m, s * seen, n) for m, s, n in zip(loc["g"], (1, -1), (NOISE, 2 * NOISE), strict=True)]
+    )
+    args = jnp.asarray(inputs), jnp.asarray(y), jnp.asarray(Z)
+    outputs = ogp.check(moved, ogp.AutoSparseGP(moved, covariance=covariance), params, *args, num_samples=25).outputs
+    np.testing.assert_allclose(outputs["y"].explained, 1 - np.mean(left**2) / y.var(), rtol=1e-5)
+    spread = np.stack([seen, -seen]).var()
+    np.testing.assert_allclose(outputs["both"].explained, 1 - np.mean(both**2) / spread, rtol=1e-5)
+
+
 def test_a_function_that_is_its_prior():
     """Whatever the likelihood; the only set of a function cannot be left out."""
 

@@ -161,7 +161,7 @@ def student(m, scale, **options):
 
 def dense(fn, y, dim):
     assert integration._probe(fn, y).dim == dim
-    return jax.jit(lambda fn, y: integration._dense(fn, y, dim))(fn, y)
+    return jax.jit(lambda fn, y: integration.dense_expectation(fn, y, dim))(fn, y)
 
 
 @pytest.mark.parametrize("scale, tolerance", [(0.02, 1e-5), (0.001, 2e-4)])

@@ -268,7 +268,7 @@ def test_nodes_that_are_asked_for_are_taken_and_the_report_knows_those_that_are_
     assert integration._probe(asked, y).num_points == 20
     assert integration._probe(likelihoods.Bernoulli(m), y).dim is None  # in closed form
     assert integration._probe(probit, y).num_points == NUM_ABOUT_BENDS
-    dense = jax.jit(lambda fn, y: integration._dense(fn, y, 1))(probit, y)
+    dense = jax.jit(lambda fn, y: integration.dense_expectation(fn, y, 1))(probit, y)
     assert_allclose(probit.log_prob(y), dense, rtol=1e-4)
 
 

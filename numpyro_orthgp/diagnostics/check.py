@@ -13,6 +13,7 @@ from numpyro_orthgp.diagnostics.calibration import calibrate, with_held_out
 from numpyro_orthgp.diagnostics.comparison import compare
 from numpyro_orthgp.diagnostics.convergence import convergence_of
 from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
+from numpyro_orthgp.diagnostics.formulas import formulas_of
 from numpyro_orthgp.diagnostics.health import FunctionHealth, health_of, inputs_of, residual_scales
 from numpyro_orthgp.diagnostics.hierarchy import points_of, starts_of
 from numpyro_orthgp.diagnostics.importance import ParetoK, check_guide, khat_of
@@ -156,8 +157,7 @@ def check(
         layout.collapsed,
         coarse_of(arrays | inputs),
         integration_errors(subject),
-        # Of a sample near rows are not those of the data.
-        {} if samples else nearby_gains(subject),
+        {} if samples else nearby_gains(subject),  # of a sample near rows are not those of the data
         samples,
         points_of(replay),
         None if starts is None else starts_of(losses, starts),
@@ -169,6 +169,7 @@ def check(
         averaging_errors(subject),
         means_alone_of(subject, gps),
         unpaid_of(subject),
+        formulas_of(subject),
     )
 
 

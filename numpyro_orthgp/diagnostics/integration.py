@@ -23,7 +23,7 @@ from numpyro_orthgp.likelihoods.stacked import Stacked
 from numpyro_orthgp.math.quadrature import sobol_normal
 from numpyro_orthgp.types import Array
 
-__all__ = ["IntegrationError", "averaging_errors", "integration_errors"]
+__all__ = ["IntegrationError", "averaging_errors", "dense_expectation", "integration_errors", "which_count"]
 
 # Of the dense rule: how far it goes, in standard deviations; nodes for one function, for each of two, for several together; how
 # many are looked at together.
@@ -69,7 +69,7 @@ def integration_errors(subject: Subject) -> dict[str, IntegrationError]:
             fn, y = sites[output.site]["fn"], jnp.asarray(sites[output.site]["value"])
             if is_expected(fn) and (probe := _probe(fn, y)).dim is not None:
                 numbers[output.name] = probe.num_points
-                found[output.name] = _expected(fn, y) - _dense(fn, y, probe.dim), _counts(fn, y)
+                found[output.name] = _expected(fn, y) - dense_expectation(fn, y, probe.dim), which_count(fn, y)
         return found
 
     found = jax.device_get(subject.measure(collect))
@@ -135,7 +135,7 @@ def _probe(fn: Any, y: Array) -> _Probe:
     return probe
 
 
-def _dense(fn: Any, y: Array, dim: int) -> Array:
+def dense_expectation(fn: Any, y: Array, dim: int) -> Array:
     """Average over parts. Expectations are linear in the weights, except for terms in closed form, which are equal in all parts."""
 
     def add(total: Array, index: Array) -> tuple[Array, None]:
@@ -172,7 +172,7 @@ def _with_rule(fn: ExpectedLikelihood, rule: Any, y: Array) -> ExpectedLikelihoo
     return fn
 
 
-def _counts(fn: Any, y: Array) -> Array:
+def which_count(fn: Any, y: Array) -> Array:
     """Which expectations are not masked, in their shape."""
     shape = jax.eval_shape(lambda y: _expected(fn, y), y).shape
     mask = mask_of(fn)

@@ -1,9 +1,12 @@
 """Distances of outputs from their predictions. They show fits that explain nothing, overdispersion, outliers and duplicates.
 
-A row that was fitted pulls its own prediction towards it, with leverage h = e / s^2: the variance that inducing variables explain,
-over the noise variance. Without the row its distance r would be r / (1 - h), as for any linear smoother with fixed parameters.
-That distance has variance s^2 / (1 - h), plus the residual of f, which no row has pulled. For Poisson counts s^2 is 1 / rate,
-since f is the logarithm of the rate.
+A row that was fitted pulls its own prediction towards it, with leverage h = e / s^2: the variance that inducing variables explain
+under the best q, over the noise variance. Without the row its distance r would be r / (1 - h), as for any linear smoother with
+fixed parameters. That distance has variance s^2 / (1 - h), plus the residual of f, which no row has pulled. For Poisson counts s^2
+is 1 / rate, since f is the logarithm of the rate.
+
+The mean of q decides how a row pulls, not its covariance, which may be the prior's, or that of a divergence with a weight. So e is
+computed of the noise. Where f(X) is not one function at arrays, e is that of q, unless it exceeds s^2, as that of no best q does.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.collapsed import CollapsedGP
+from numpyro_orthgp.collapsed.bounds import Bound
+from numpyro_orthgp.collapsed.sums import Prior, Rows, project_inputs, sum_over_points
 from numpyro_orthgp.diagnostics.health import FunctionHealth
 from numpyro_orthgp.diagnostics.layout import Layout, Trace
 from numpyro_orthgp.diagnostics.nearby import regressions
@@ -25,7 +30,10 @@ from numpyro_orthgp.diagnostics.sites import mask_of
 from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.diagnostics.tails import tail_gain
 from numpyro_orthgp.diagnostics.words import percent
+from numpyro_orthgp.functions.arithmetic import draw_scaled, draw_shifted
+from numpyro_orthgp.functions.draws import draw_process
 from numpyro_orthgp.functions.function import GPFunction
+from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.guides.posterior import functions_of
 from numpyro_orthgp.likelihoods import (
     Bernoulli,
@@ -37,7 +45,11 @@ from numpyro_orthgp.likelihoods import (
     StudentT,
 )
 from numpyro_orthgp.likelihoods.base import unwrap
-from numpyro_orthgp.types import Array
+from numpyro_orthgp.math.blocks import MAX_ENTRIES, map_blocks
+from numpyro_orthgp.math.cholesky import inverse_cholesky
+from numpyro_orthgp.math.grouped import added_identity
+from numpyro_orthgp.math.products import diagonal, lower_matmul
+from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["OutputFit", "advice_on_outputs", "outputs_of_fit"]
 
@@ -123,8 +135,9 @@ def outputs_of_fit(subject: Subject, arrays: Mapping[str, Any]) -> dict[str, Out
             fn, y = unwrap(sites[output.site]["fn"])[0], jnp.asarray(sites[output.site]["value"])
             if isinstance(fn, WITH_MEAN):
                 kinds[output.name] = type(fn).__name__
-                mask = mask_of(sites[output.site]["fn"])
-                found[output.name] = _moments(fn, y) | {"seen": jnp.ones(y.shape, bool) if mask is None else mask}
+                mask, weight = mask_of(sites[output.site]["fn"]), sites[output.site]["scale"]
+                seen = jnp.broadcast_to(True if mask is None else mask, y.shape)
+                found[output.name] = _moments(fn, y, seen, 1.0 if weight is None else weight)
         return found
 
     found = jax.device_get(subject.measure(collect))
@@ -143,18 +156,45 @@ def _collapsed(layout: Layout, sites: Trace, fitting: dict[str, GPFunction]) -> 
     for name, f, X, y, noise in regressions(layout, sites, functions_of(sites, fitting)):
         if isinstance(outputs.get(name), CollapsedGP):
             m = f(X)
-            parts = {"explained": m.explained, "residual": m.residual, "noise": noise}
+            parts = {"leverage": m.explained / noise**2, "residual": m.residual, "noise": noise}
             yield name, {"y": y, "mean": m.mean, "seen": jnp.ones(y.shape, bool), **parts}
 
 
-def _moments(fn: Any, y: Array) -> dict[str, Array]:
-    """Quantities of each output, shape of y."""
+def _moments(fn: Any, y: Array, seen: Array, weight: ArrayLike) -> dict[str, Array]:
+    """Quantities of each output, shape of y.
+
+    :param seen: where it is observed.
+    :param weight: of each row, shape () or (B,): above one if it stands for others, below one as a power of its density.
+    """
     m, found = fn.marginals, {"mean": fn.mean}
     if isinstance(fn, Gaussian):
-        found |= {"explained": m.explained_variance, "residual": m.residual_variance, "noise": fn.scale}
+        found |= {"leverage": _leverage(m, fn.scale, seen, weight), "residual": m.residual_variance, "noise": fn.scale}
     elif isinstance(fn, Poisson) and fn.link == "exp":
-        found |= {"explained": m.explained_variance}
-    return {"y": y} | {name: jnp.broadcast_to(v, y.shape) for name, v in found.items()}
+        found |= {"leverage": _leverage(m, 1 / jnp.sqrt(fn.mean), seen, weight)}
+    return {"y": y, "seen": seen} | {name: jnp.broadcast_to(v, y.shape) for name, v in found.items()}
+
+
+def _leverage(m: Marginals, noise: Array, seen: Array, weight: ArrayLike) -> Array:
+    """How far the prediction of each row follows its own output, for Gaussian noise about m; shape of m."""
+    joint, scale = m.joint, jnp.broadcast_to(noise, m.shape)
+    weight = jnp.reshape(jnp.asarray(weight), (-1, *(1 for _ in m.shape[1:])))
+    while getattr(joint, "func", None) in (draw_shifted, draw_scaled):
+        by_factor, (joint, operand) = joint.func is draw_scaled, joint.args
+        scale = scale / jnp.abs(operand) if by_factor else scale
+    f, X = joint.args if getattr(joint, "func", None) is draw_process else (None, None)
+    if f is None or not isinstance(X, jax.Array) or m.shape != seen.shape:
+        of_q = jnp.minimum(weight, 1) * m.explained_variance / noise**2
+        return jnp.where(of_q < 1, of_q, 0)
+    prior, precision = Prior(f.kernel, f.features, f.blocks), jnp.where(seen, weight / scale**2, 0)
+    size = max(MAX_ENTRIES // (f.num_inducing * (f.num_latents or 1)), 1)
+    rows = Rows(X, None, jnp.zeros((len(X), precision[0].size), X.dtype), precision)
+    P = added_identity(sum_over_points(prior, rows, Bound("titsias2009"), size).gram)
+    W = inverse_cholesky(P, diagonal(P).mean(-1))  # of all sets together, as their means are
+
+    def explained(X: Array) -> Array:
+        return jnp.sum(lower_matmul(W, jnp.concatenate(project_inputs(prior, X), -2)) ** 2, -2).T
+
+    return map_blocks(explained, X, size) * jnp.minimum(weight, 1) / scale**2
 
 
 def _judged(
@@ -166,14 +206,13 @@ def _judged(
     if not len(y) or np.ptp(y) == 0:
         return None
     noise = dispersion = error = np.nan
-    df, gain, free = np.inf, 0.0, np.ones(len(y))
+    df, gain = np.inf, 0.0
+    free = np.maximum(1 - of["leverage"], SPARED) if "leverage" in of else np.ones(len(y))
     if "noise" in of:
         square = of["noise"] ** 2
         noise = float(np.sqrt(square.mean()))
-        free = np.maximum(1 - of["explained"] / square, SPARED)
         df, gain = tail_gain((y - mean) / np.sqrt(free * square + of["residual"]))
-    elif kind == "Poisson" and "explained" in of:
-        free = np.maximum(1 - of["explained"] * mean, SPARED)
+    elif "leverage" in of:
         dispersion = float(np.sum((y - mean) ** 2 / mean) / free.sum())
         error = float(np.sqrt(np.sum(2 + 1 / mean)) / free.sum())
     explained = 1 - np.mean(((y - mean) / free) ** 2) / y.var()

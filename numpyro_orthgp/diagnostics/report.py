@@ -12,6 +12,7 @@ from numpyro_orthgp.diagnostics.advice import advise
 from numpyro_orthgp.diagnostics.calibration import LEVELS, Calibration
 from numpyro_orthgp.diagnostics.comparison import CHAINS, Comparison, Moments
 from numpyro_orthgp.diagnostics.convergence import Convergence
+from numpyro_orthgp.diagnostics.formulas import advice_on_formulas
 from numpyro_orthgp.diagnostics.health import FunctionHealth
 from numpyro_orthgp.diagnostics.hierarchy import Point, Starts, advice_on_points, advice_on_starts
 from numpyro_orthgp.diagnostics.importance import ParetoK
@@ -60,6 +61,8 @@ class Report:
     :param means_alone: gps whose mean given the inducing variables a site takes without the covariance, by name of the site, each
         with the largest share of the prior variance that the inducing variables leave, if that is known.
     :param unpaid: in words, what the loss lacks of the cost of tightened residuals, under a guide by hand.
+    :param formulas: by how many nats per point the formula of a user's likelihood is above E[log p(y | f)] of the distribution that
+        its ``conditional`` gives, by name of the output, where it differs.
     """
 
     functions: Mapping[str, FunctionHealth]
@@ -83,6 +86,7 @@ class Report:
     averaging: Mapping[str, float] = field(default_factory=dict)
     means_alone: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     unpaid: str | None = None
+    formulas: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -93,7 +97,7 @@ class Report:
             *advice_on_means_alone(self.means_alone),
             *advice_on_own_draws(self.own_draws),
         )
-        no_bound += () if self.unpaid is None else (self.unpaid,)
+        no_bound += (*(() if self.unpaid is None else (self.unpaid,)), *advice_on_formulas(self.formulas))
         averages = (f"{words_of_nodes(n, e)} {REMEDY}" for n, e in self.averaging.items() if e > TOO_MUCH)
         own = (*no_bound, *advice_on_unsettled(self.unsettled), *averages, *points, *advice_on_starts(self.starts))
         return own + tuple(
@@ -146,6 +150,9 @@ class Report:
                 f"quadrature error of {name}, {found.num_points} nodes: {found.mean:+.1g} nats per point (largest "
                 f"{found.most:.1g})"
             )
+        for name, above in self.formulas.items():
+            where = "above" if above > 0 else "below"
+            yield f"formula of {name}: {abs(above):.2g} nats per point {where} the expectation of its density"
         for name, missed in self.averaging.items():
             yield f"nodes over uncertain inputs of {name} miss {missed:.1g} of the prior's standard deviation"
         for name, gain in self.nearby.items():

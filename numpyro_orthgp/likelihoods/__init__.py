@@ -56,6 +56,7 @@ from numpyro_orthgp.likelihoods.counts import Poisson as Poisson
 from numpyro_orthgp.likelihoods.counts import ZeroInflated as ZeroInflated
 from numpyro_orthgp.likelihoods.gaussian import Gaussian as Gaussian
 from numpyro_orthgp.likelihoods.gaussian import HeteroskedasticGaussian as HeteroskedasticGaussian
+from numpyro_orthgp.likelihoods.gaussian import Quadratic as Quadratic
 from numpyro_orthgp.likelihoods.general import Likelihood as Likelihood
 from numpyro_orthgp.likelihoods.mixture import Mixture as Mixture
 from numpyro_orthgp.likelihoods.stacked import Stacked as Stacked

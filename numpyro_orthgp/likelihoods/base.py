@@ -28,6 +28,7 @@ from numpyro_orthgp.likelihoods.checks import (
     Allowed,
     check_allowed,
     check_broadcasts,
+    check_variances,
     draw_given,
     moment_of,
     real,
@@ -158,6 +159,7 @@ class ExpectedLikelihood(AtNodes):
                 f"{type(self).__name__} needs the marginals of a function, f(X); got {type(marginals).__name__}. For plain arrays "
                 "use numpyro.distributions."
             )
+        check_variances(marginals)
         if not jnp.issubdtype(marginals.mean.dtype, jnp.floating):
             raise TypeError(
                 f"{type(self).__name__} needs marginals of a floating dtype; their mean is of {marginals.mean.dtype}. Convert it: "
@@ -320,7 +322,9 @@ def _refuse_formulas_of_another(cls: type[ExpectedLikelihood]) -> None:
     if cls.__module__.startswith(package):
         return
     own_bound = above.log_prob is not ExpectedLikelihood.log_prob and "log_prob" not in vars(cls)
-    if own_bound and "expected_log_density" in vars(cls):
+    # What `Quadratic.log_prob` follows.
+    own_noise = getattr(cls, "noise", None) is not getattr(above, "noise", None)
+    if own_bound and not own_noise and "expected_log_density" in vars(cls):
         raise TypeError(
             f"{cls.__name__} changes `expected_log_density` of {above.__name__}, whose `log_prob` has a formula of its own and "
             "does not use it. Define `log_prob` too, or derive the class from ExpectedLikelihood."

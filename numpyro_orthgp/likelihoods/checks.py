@@ -19,7 +19,7 @@ from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = [
     "FRACTION", "INCREASING", "OPEN_FRACTION", "POSITIVE", "WHOLE", "Allowed", "ToldOfCallers", "check_allowed",
-    "check_broadcasts", "check_censored", "draw_given", "moment_of", "real", "refused_as_latent", "signs",
+    "check_broadcasts", "check_censored", "check_variances", "draw_given", "moment_of", "real", "refused_as_latent", "signs",
 ]  # fmt: skip
 
 
@@ -55,6 +55,19 @@ def _refuse_others(name: str, allowed: Allowed, value: Array) -> None:
     bad = ~allowed.holds(values)
     if bad.any():
         raise ValueError(f"`{name}` must be {allowed.words}; got a value of {values[bad].flat[0]}.")
+
+
+def check_variances(m: Any) -> None:
+    """Check that marginals, which a user may have made, have variances of the shape of their means.
+
+    :raises ValueError: if they have another shape, with which a loss would count each row many times, or are no arrays.
+    """
+    for name in ("mean", "explained", "residual"):
+        shape = getattr(value := getattr(m, name), "shape", None)
+        if shape is None:
+            raise ValueError(f"`{name}` of Marginals must be an array; got a {type(value).__name__}.")
+        if m.mixing is None and not broadcasts(shape, m.own_shape, m.lead):
+            raise ValueError(f"`{name}` of Marginals must have the shape of `mean`, {m.own_shape}; got {shape}.")
 
 
 def check_censored(censored: Any, shape: tuple[int, ...], lead: int = 0) -> Array | None:

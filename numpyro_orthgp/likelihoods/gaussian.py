@@ -1,4 +1,4 @@
-"""Gaussian noise with a constant or varying standard deviation.
+"""Gaussian noise with a constant or varying standard deviation, and what is quadratic in f as its log density is.
 
 **Two kinds of likelihood on one tightened gp.** The closed form for Gaussian noise has one v per point; other likelihoods share one
 v. On one gp in one model they imply two different q's of the residual, so tighten a model only if its likelihoods are of one kind.
@@ -8,6 +8,7 @@ may have different kinds of likelihoods. The closed form applies to unmixed func
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -28,14 +29,77 @@ from numpyro_orthgp.math.linalg import safe_sqrt
 from numpyro_orthgp.math.peaks import log_normal_expectation
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["Gaussian", "HeteroskedasticGaussian"]
+__all__ = ["Gaussian", "HeteroskedasticGaussian", "Quadratic"]
 
 
 # Coefficients of 1 / log(1 + x)^2 - (1 + x) / x^2, highest first.
 _SERIES = (407 / 172_800, -9829 / 3_628_800, 19 / 6048, -221 / 60_480, 1 / 240, -1 / 240, 0, 1 / 12)
 
 
-class Gaussian(ExpectedLikelihood):
+class Quadratic(ExpectedLikelihood):
+    r"""A base class: log p(y | f), or a lower bound on it, is quadratic in f, :math:`c + b f - f^2 / (2 s^2)`.
+
+    Then a tightened residual has the best v of each row, :math:`v = 1 / (1 + r / s^2)`, as for Gaussian noise: after scaling by s,
+    divergence and trace have closed forms (Titsias 2025, Eqs. 15-19). A subclass defines ``conditional``, ``noise`` and
+    ``expected_log_density``. If s depends on f(X), as a bound that touches the density somewhere, it takes ``marginals.mean`` and
+    ``marginals.variance``; the latter is the explained variance where v has its best value.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if any(getattr(cls, name) is getattr(Quadratic, name) for name in ("noise", "expected_log_density")):
+            raise TypeError(
+                f"{cls.__name__} must define the property `noise`, s of - f^2 / (2 s^2), and `expected_log_density(y)`, the "
+                "expectation of what is quadratic in f, from self.marginals.mean and self.marginals.variance."
+            )
+        super().__init_subclass__(**kwargs)
+
+    @property
+    def noise(self) -> Array:
+        """s, a standard deviation in units of f, of a shape that broadcasts to f(X)."""
+        raise NotImplementedError
+
+    def expected_log_density(self, y: Array) -> Array:
+        """E_q(f) of the quadratic function, in closed form."""
+        raise NotImplementedError
+
+    def log_prob(self, value: ArrayLike) -> Array:
+        y = self._checked(value)
+        if not self.closed_form:
+            return self.expected_log_density(y) - self.tightening_cost
+        return self._without_residual.expected_log_density(y) - self._charge / 2
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether the residual is tightened with a separate v for each point.
+
+        Outputs that mix latent functions use each function's learned v, with its cost.
+        """
+        return self.marginals.tight and self.marginals.mixing is None and self.marginals.groups is None
+
+    @property
+    def residual_scale(self) -> Array:
+        """The v of each point if ``closed_form``, 1 / (1 + r / s^2), shape of f(X)."""
+        return 1 / (1 + self.marginals.residual / self._noise**2)
+
+    @property
+    def _without_residual(self) -> Quadratic:
+        changed, m = object.__new__(type(self)), self.marginals
+        known = replace(m, residual=jnp.zeros_like(m.residual), residual_scale=None, total=None, groups=None)
+        changed.__dict__.update(self.__dict__, marginals=known)
+        return changed
+
+    @property
+    def _noise(self) -> Array:
+        """``noise`` as the residual sees it: a power of the density is one of larger noise."""
+        noise = self._without_residual.noise
+        return noise if self.power is None else noise / jnp.sqrt(self.power)
+
+    @property
+    def _charge(self) -> Array:
+        return self._charged(jnp.log1p(self.marginals.residual / self._noise**2))
+
+
+class Gaussian(Quadratic):
     r"""y = f(x) + Gaussian noise. Everything has a closed form, including the best tightening.
 
     .. math:: E_q[\log N(y \mid f, s^2)] = \log N(y \mid m, s^2) - \frac{e + r}{2 s^2},
@@ -75,20 +139,23 @@ class Gaussian(ExpectedLikelihood):
     def conditional(self, f: Array) -> dist.Distribution:
         return dist.Normal(f, self.scale)
 
+    @property
+    def noise(self) -> Array:
+        """Its standard deviation, ``scale``."""
+        return self.scale
+
     def log_prob(self, value: ArrayLike) -> Array:
-        y, m, s2 = self._checked(value), self.marginals, self.scale**2
-        log_density = dist.Normal(m.mean, self.scale).log_prob(y)
-        if not self.closed_form:
-            return log_density - (m.variance / (2 * s2) + self.tightening_cost)
-        cost, charge = m.explained_variance / (2 * s2), self._charge / 2
-        if m.groups is None or (weights := shares(m.groups, m.own_shape[0])) is None:
-            return log_density - (cost + charge)
+        m = self.marginals
+        weights = None if m.groups is None or not self.closed_form else shares(m.groups, m.own_shape[0])
+        if weights is None:
+            return super().log_prob(value)
         of_outputs, of_charges = (w.reshape(-1, *(1 for _ in m.own_shape[1:])) for w in weights)
-        return of_outputs * (log_density - cost) - of_charges * charge
+        density = self._without_residual.expected_log_density(self._checked(value))
+        return of_outputs * density - of_charges * self._charge / 2
 
     @property
     def closed_form(self) -> bool:
-        """Whether the residual is tightened with a separate v for each point.
+        """Whether the residual is tightened with a separate v for each point, or in groups.
 
         Outputs that mix latent functions use each function's learned v, with its cost.
         """
@@ -99,21 +166,16 @@ class Gaussian(ExpectedLikelihood):
         """The v of each point if ``closed_form``, 1 / (1 + r / s^2); for groups the diagonal of V. Shape of f(X)."""
         m = self.marginals
         if m.groups is None:
-            return 1 / (1 + m.residual / self._noise**2)
+            return super().residual_scale
         return outputs_first(best_scales(m.groups, *self._by_output), m.own_shape)
 
     @property
     def _charge(self) -> Array:
         m = self.marginals
         if m.groups is None:
-            return self._charged(jnp.log1p(m.residual / self._noise**2))
+            return super()._charge
         self.refuse_wrappers()
         return self._charged(outputs_first(charges(m.groups, *self._by_output), m.own_shape))
-
-    @property
-    def _noise(self) -> Array:
-        """Its standard deviation as the residual sees it: a power of the density is one of larger noise."""
-        return self.scale if self.power is None else self.scale / jnp.sqrt(self.power)
 
     @property
     def _by_output(self) -> tuple[Array, Array]:
