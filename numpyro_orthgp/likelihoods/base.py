@@ -44,6 +44,7 @@ from numpyro_orthgp.likelihoods.integrators import (
 from numpyro_orthgp.likelihoods.masks import refuse_groups
 from numpyro_orthgp.likelihoods.nodes import AtNodes
 from numpyro_orthgp.likelihoods.rows import refuse_several_rows
+from numpyro_orthgp.likelihoods.tails import log_prob
 from numpyro_orthgp.likelihoods.wrapped import (
     MASK,
     check_observed,
@@ -191,7 +192,7 @@ class ExpectedLikelihood(AtNodes):
 
     def log_density(self, f: Array, y: Array) -> Array:
         """log p(y | f). Subclasses override it if there is a more precise formula than that of ``conditional``."""
-        return self.conditional(f).log_prob(y)
+        return log_prob(self.conditional(f), y)
 
     @broadcasting
     def expected_log_density(self, y: Array) -> Array:
