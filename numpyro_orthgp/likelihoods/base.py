@@ -49,6 +49,7 @@ from numpyro_orthgp.likelihoods.wrapped import (
     MASK,
     check_observed,
     hint_of_mixture,
+    hint_of_shape,
     is_expected,
     key_of_draw,
     log_predictive,
@@ -303,7 +304,7 @@ class ExpectedLikelihood(AtNodes):
         """
         shape = self.batch_shape[self.lead :] + self.event_shape  # one y for all enumerated values
         if y.shape[max(y.ndim - len(shape), 0) :] != shape:
-            hint = hint_of_mixture() or (" Did you mean y[:, 0]?" if y.shape == (*shape, 1) else "")
+            hint = hint_of_mixture() or hint_of_shape(y.shape, shape)
             raise ValueError(f"`{name}` must have shape {shape} to match the likelihood; got {y.shape}.{hint}")
         if mask is not False:
             inspect(partial(refuse_outside, type(self).__name__, name), self.support, y, mask)
