@@ -14,7 +14,8 @@ import numpy as np
 from numpyro_orthgp.processes import refuse_fork
 
 __all__ = [
-    "KnownTables", "as_jax", "as_numpy", "as_outputs", "check_labels_of_rows", "filled", "refuse_other_order", "without_mask",
+    "KnownTables", "as_jax", "as_numpy", "as_outputs", "check_labels_of_rows", "filled", "in_bits_of_now", "refuse_other_order",
+    "without_mask",
 ]  # fmt: skip
 
 _BUFFERS = (memoryview, array.array)
@@ -54,6 +55,18 @@ def as_jax(x: Any) -> jax.Array:
     refuse_fork()
     with jax.ensure_compile_time_eval():
         return jnp.asarray(x)
+
+
+def in_bits_of_now(tree: Any) -> Any:
+    """Arrays of JAX that have 64 bits from before ``jax_enable_x64`` was switched off, with 32: JAX does not mix the two."""
+
+    def cast(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or not jnp.issubdtype(x.dtype, jnp.number):
+            return x
+        now = jax.dtypes.canonicalize_dtype(x.dtype)
+        return x if now == x.dtype else x.astype(now)
+
+    return jax.tree.map(cast, tree)
 
 
 def without_mask(name: str, x: Any, remedy: str) -> Any:

@@ -49,7 +49,7 @@ def _interval_censored(given: Any, y: Array) -> Array:
     base, low, high = given.base_dist, y[..., 0], y[..., 1]
     left, right, inside, _, point = given._get_censoring_masks(y)
     low, high = jnp.where(left, high, low), jnp.where(right, low, high)  # what is not used may be anything
-    between = _log_between(base, jnp.where(inside, low, -jnp.inf), high)
+    between = _log_between(base, jnp.where(inside, low, high - 1), high)
     allowed = base.support.feasible_like(low)
     finite = jnp.where(jnp.isfinite(low), low, jnp.where(jnp.isfinite(high), high, allowed))
     below = _log_cdf(base, jnp.where(inside, finite, low))
