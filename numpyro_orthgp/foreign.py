@@ -94,7 +94,8 @@ def filled(x: Any) -> Any:
 def as_outputs(name: str, y: Any, remedy: str) -> jax.Array:
     """Outputs as an array of JAX.
 
-    :raises TypeError: for a masked array with entries missing, with a ``remedy``, and for text, categories and other objects.
+    :raises TypeError: for a masked array with entries missing, with a ``remedy``, for complex numbers, text, categories and other
+        objects.
     :raises ValueError: for integers that JAX would wrap around.
     """
     y = without_mask(name, y, remedy)
@@ -113,6 +114,10 @@ def as_outputs(name: str, y: Any, remedy: str) -> jax.Array:
                 f"`{name}` is {y.dtype} and holds {wrapped[0]}, which JAX would wrap around in {limits.dtype}. Take another "
                 "unit, or use 64 bits (numpyro.enable_x64())."
             )
+    if jnp.iscomplexobj(y):
+        raise TypeError(
+            f"`{name}` must hold real numbers; got {y.dtype}. Pass real and imaginary parts as two outputs."
+        )
     return as_jax(y)
 
 
