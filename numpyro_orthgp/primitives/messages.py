@@ -316,8 +316,7 @@ def _refuse_importance_weights(name: str) -> None:
     :raises ValueError: if a ``RenyiELBO`` calls the model.
     """
     # With the Gaussian integrated out, the weight p(u)/q(u) of a particle would average to one inside the logarithm, and the
-    # "bound" would lose its KL divergence. Neither model nor guide knows the objective, so look at the callers. This happens
-    # only while tracing.
+    # "bound" would lose its KL divergence. Neither model nor guide knows the objective, so look at the callers, while tracing.
     if is_calling(RenyiELBO):
         raise ValueError(
             f"RenyiELBO weighs particles by importance and must see values, but the guide of `{name}` hands over its Gaussian: "
