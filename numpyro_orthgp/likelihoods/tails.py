@@ -1,4 +1,4 @@
-"""log p(y | f) of NumPyro's censored and truncated distributions, also where f is far from y.
+"""log p(y | f) of NumPyro's censored, truncated and ordered distributions, also where f is far from y.
 
 NumPyro computes a distribution function and takes its logarithm. The function rounds to zero or one where y is eight scales away
 from f (five in float32), and its logarithm is infinite, or clipped to some number whose derivative is zero. Nodes of a wide q and
@@ -30,8 +30,8 @@ def log_prob(given: Any, y: Array) -> Array:
     if isinstance(given, dist.Independent):
         values = log_prob(given.base_dist, y)
         return values.sum(tuple(range(values.ndim - given.reinterpreted_batch_ndims, values.ndim)))
-    formula = _FORMULAS.get(type(given))
-    known = formula is not None and type(given.base_dist) in _TAILS
+    formula, base = _FORMULAS.get(type(given)), getattr(given, "base_dist", None)
+    known = formula is not None and (base is None or type(base) in _TAILS)
     density: Array = formula(given, y) if formula is not None and known else given.log_prob(y)
     return density
 
@@ -70,6 +70,15 @@ def _truncated(given: Any, y: Array) -> Array:
     return given.base_dist.log_prob(y) - _log_between(given.base_dist, given.low, given.high)
 
 
+def _ordered_logistic(given: Any, y: Array) -> Array:
+    infinite = jnp.full((*given.cutpoints.shape[:-1], 1), jnp.inf, given.cutpoints.dtype)
+    ends = jnp.concatenate([-infinite, given.cutpoints, infinite], -1)
+    shape = jnp.broadcast_shapes(y.shape, ends.shape[:-1])
+    ends, y = jnp.broadcast_to(ends, (*shape, ends.shape[-1])), jnp.broadcast_to(y, shape).astype(int)[..., None]
+    low, high = (jnp.take_along_axis(ends, y + i, -1)[..., 0] for i in (0, 1))
+    return _log_between(dist.Logistic(given.predictor, 1.0), low, high)
+
+
 _FORMULAS: dict[type, Callable[[Any, Array], Array]] = {
     dist.LeftCensoredDistribution: _left_censored,
     dist.RightCensoredDistribution: _right_censored,
@@ -77,6 +86,7 @@ _FORMULAS: dict[type, Callable[[Any, Array], Array]] = {
     dist.LeftTruncatedDistribution: _left_truncated,
     dist.RightTruncatedDistribution: _right_truncated,
     dist.TwoSidedTruncatedDistribution: _truncated,
+    dist.OrderedLogistic: _ordered_logistic,
 }
 
 
@@ -103,6 +113,9 @@ def _log_difference(base: Any, low: Array, high: Array) -> Array:
     if type(base) in _SCORES:
         a, b = (_SCORES[type(base)](base, x) for x in (low, high))
         return log_ndtr_difference(b, b - a, jnp.zeros(b.shape, bool))
+    if type(base) is dist.Logistic:
+        a, b = _score(base, low), _score(base, high)
+        return log1mexp(b - a) - jax.nn.softplus(-b) - jax.nn.softplus(a)
     above = _log_survival(base, low) < _log_cdf(base, high)
     larger = jnp.where(above, _log_survival(base, low), _log_cdf(base, high))
     smaller = jnp.where(above, _log_survival(base, high), _log_cdf(base, low))
