@@ -14,7 +14,8 @@ import numpy as np
 from numpyro_orthgp.processes import refuse_fork
 
 __all__ = [
-    "KnownTables", "as_jax", "as_numpy", "as_outputs", "check_labels_of_rows", "filled", "refuse_other_order", "without_mask",
+    "KnownTables", "as_jax", "as_numpy", "as_outputs", "check_labels_of_rows", "filled", "in_bits_of_now", "refuse_other_order",
+    "without_mask",
 ]  # fmt: skip
 
 _BUFFERS = (memoryview, array.array)
@@ -56,6 +57,18 @@ def as_jax(x: Any) -> jax.Array:
         return jnp.asarray(x)
 
 
+def in_bits_of_now(tree: Any) -> Any:
+    """Arrays of JAX that have 64 bits from before ``jax_enable_x64`` was switched off, with 32: JAX does not mix the two."""
+
+    def cast(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or not jnp.issubdtype(x.dtype, jnp.number):
+            return x
+        now = jax.dtypes.canonicalize_dtype(x.dtype)
+        return x if now == x.dtype else x.astype(now)
+
+    return jax.tree.map(cast, tree)
+
+
 def without_mask(name: str, x: Any, remedy: str) -> Any:
     """``x`` as :func:`as_numpy` has it, a masked array in which nothing is masked as a plain one: JAX takes no others.
 
@@ -81,7 +94,8 @@ def filled(x: Any) -> Any:
 def as_outputs(name: str, y: Any, remedy: str) -> jax.Array:
     """Outputs as an array of JAX.
 
-    :raises TypeError: for a masked array with entries missing, with a ``remedy``, and for text, categories and other objects.
+    :raises TypeError: for a masked array with entries missing, with a ``remedy``, for complex numbers, text, categories and other
+        objects.
     :raises ValueError: for integers that JAX would wrap around.
     """
     y = without_mask(name, y, remedy)
@@ -100,6 +114,10 @@ def as_outputs(name: str, y: Any, remedy: str) -> jax.Array:
                 f"`{name}` is {y.dtype} and holds {wrapped[0]}, which JAX would wrap around in {limits.dtype}. Take another "
                 "unit, or use 64 bits (numpyro.enable_x64())."
             )
+    if jnp.iscomplexobj(y):
+        raise TypeError(
+            f"`{name}` must hold real numbers; got {y.dtype}. Pass real and imaginary parts as two outputs."
+        )
     return as_jax(y)
 
 

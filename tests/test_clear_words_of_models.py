@@ -812,9 +812,18 @@ TWO = jnp.ones((1, 2))
             r"\(12, 2\).*'outputs'.* 2 rows at dim=-2",
             r"numpyro\.plate\('outputs', 2, dim=-1\), the plate of the rows with dim=-2",
         ),
+        (
+            ours,
+            [("repeats", 3, {}), ("data", 12, {})],
+            r"\(12,\).*'repeats'.* 3 rows at dim=-1",
+            r"numpyro\.plate\('data', 12, dim=-1\), the plate 'repeats' with dim=-2, and y of shape \(3, 12\)",
+        ),
+        (ours, [("repeats", 3, {})], r"\(12,\).*'repeats'.* 3 rows at dim=-1", r"several y for all.*to_event\(1\)"),
     ],
-    ids=["minibatch", "no event", "more rows", "no to_event", "event", "two plates", "plates the other way round"],
-)
+    ids=[
+        "minibatch", "no event", "more rows", "no to_event", "event", "two plates", "plates the other way round", "in front", "no",
+    ],
+)  # fmt: skip
 def test_other_rows_than_those_of_a_plate(likelihood, plates, came, fix):
     program = rows_of(likelihood, plates, y)
     for run in (
@@ -833,6 +842,56 @@ def test_rows_that_a_plate_does_not_count():
     svi, other = (SVI(p, ogp.AutoSparseGP(p), optax.adam(0.01), TraceMeanField_ELBO()) for p in (program, once))
     at_prior = [s.evaluate(s.init(KEY, X), X) for s in (svi, other)]
     assert_allclose(at_prior[0], 12 * at_prior[1], rtol=1e-5)
+
+
+ROWS, REPEATS = ("data", 12, {"dim": -1}), ("repeats", 3, {"dim": -2})
+
+
+@pytest.mark.filterwarnings("ignore:Missing a plate statement")
+@pytest.mark.parametrize(
+    "likelihood, plates, outputs, words",
+    [
+        (
+            ours,
+            [ROWS, REPEATS],
+            jnp.stack([y] * 3, -1),
+            r"\(12,\).*got \(12, 3\).*y\.T of shape \(3, 12\).*num_latents=3",
+        ),
+        (
+            lambda f, X: ours(f, X).to_event(1),
+            [ROWS, REPEATS],
+            jnp.stack([y] * 3),
+            r"has shape \(3, 12\).*batch shape \(3, 12\).*no plate of their own",
+        ),
+        # silently, twelve times the observations
+        (ours, [("data", 12, {"dim": -2})], y, r"12 times.*rows are at dim=-1.*'data'.*at dim=-2\. Leave dim=-2 out"),
+        (
+            lambda f, X: dist.Normal(f(X).sample(), 0.1),
+            [("data", 12, {"dim": -2})],
+            y,
+            r"12 times.*'data'.*at dim=-2\. Leave dim=-2 out",
+        ),
+    ],
+    ids=["y the other way round", "rows twice", "rows at another axis", "a draw at another axis"],
+)
+def test_repetitions_of_one_function(likelihood, plates, outputs, words):
+    with pytest.raises(ValueError, match=words):
+        start(rows_of(likelihood, plates, outputs), X)
+
+
+def test_repetitions_of_one_function_as_they_should_be():
+    """The bound counts each of them once."""
+    program, once = rows_of(ours, [ROWS, REPEATS], jnp.stack([y] * 3)), rows_of(ours, [ROWS], y)
+    svi, other = (SVI(p, ogp.AutoSparseGP(p), optax.adam(0.01), TraceMeanField_ELBO()) for p in (program, once))
+    at_prior = [s.evaluate(s.init(KEY, X), X) for s in (svi, other)]
+    assert_allclose(at_prior[0], 3 * at_prior[1], rtol=1e-5)
+
+
+def test_guides_of_several_samples():
+    program = rows_of(ours, [ROWS], y)
+    svi = SVI(program, ogp.AutoSparseGP(program), optax.adam(0.01), Trace_ELBO(3, multi_sample_guide=True))
+    with pytest.raises(ValueError, match=r"`f\.u0` has shape \(\);.*num_particles, not multi_sample_guide=True"):
+        svi.evaluate(svi.init(KEY, X), X)
 
 
 @pytest.mark.parametrize("handwritten", [True, False])

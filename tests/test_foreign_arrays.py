@@ -222,6 +222,13 @@ def test_outputs_that_are_no_numbers_have_words_of_ours(y):
         as_outputs("y", y, "")
 
 
+def test_complex_outputs_have_words_of_ours():
+    """They were those of float()."""
+    for y in (np.ones(2) + 1j, jnp.ones(2) + 1j):
+        with pytest.raises(TypeError, match=r"`y` must hold real numbers; got complex.*two outputs"):
+            as_outputs("y", y, "")
+
+
 def test_categories_and_days_in_tables_are_named():
     pd = pytest.importorskip("pandas")
     with pytest.raises(TypeError, match=r"`y` must hold numbers; got an array of (str|object)"):

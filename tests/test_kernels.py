@@ -486,6 +486,7 @@ def test_scaling_from_either_side_by_any_number(X, X2):
             assert isinstance(kernel, Kernel)
             np.testing.assert_allclose(kernel(X, X2), expected, rtol=1e-14)
             np.testing.assert_allclose(kernel(X), 2.0)
+        np.testing.assert_allclose((base / two)(X, X2), expected / 4, rtol=1e-14)
         for kernel in (two + base, base + two):
             assert isinstance(kernel, Kernel)
             np.testing.assert_allclose(kernel(X, X2), 2 + base(X, X2), rtol=1e-14)
@@ -494,6 +495,12 @@ def test_scaling_from_either_side_by_any_number(X, X2):
     np.testing.assert_allclose(jax.jit(lambda v: (base * v)(X, X2))(2.0), expected, rtol=1e-12)
     np.testing.assert_allclose(jax.jit(lambda v: (v + base)(X, X2))(2.0), 2 + expected / 2, rtol=1e-12)
     np.testing.assert_allclose(jax.grad(lambda v: (v * base + v)(X).sum())(2.0), 12.0)
+
+
+def test_a_kernel_is_divided_by_numbers_alone():
+    for two, one in ((RBF(0.8), RBF(0.8)), (2.0, RBF(0.8))):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            two / one
 
 
 def test_sum_of_a_list(X, X2):

@@ -102,6 +102,47 @@ def test_natural_gradients_paths_and_collapsed_bounds(setting, rng):
     assert np.isfinite(paths).all() and np.isfinite(bound)
 
 
+@pytest.mark.parametrize("name", ["one peak", "several peaks", "natural"])
+def test_nothing_infinite_on_the_way(name, rng):
+    """``jax_debug_infs`` stopped at where the search for peaks starts, and before the first natural step."""
+    f = ogp.Marginals(jnp.array([0.3, -1.0]), jnp.array([0.5, 2.0]), jnp.zeros(2))
+    X, y, model = regression(rng)
+    svi = SVI(model, ogp.AutoSparseGP(model, natural=True), ogp.natural_gradient(optax.sgd(1e-4), 1.0), Trace_ELBO())
+    run = {
+        "one peak": lambda: likelihoods.Poisson(f).log_predictive(jnp.array([2, 0])),
+        "several peaks": lambda: likelihoods.StudentT(f, 4.0, 0.1).log_predictive(jnp.array([2.0, 0.0])),
+        "natural": lambda: svi.run(jax.random.PRNGKey(0), 2, X, y, progress_bar=False).losses,
+    }[name]
+    with jax.debug_infs(True):
+        found = run()
+    np.testing.assert_array_equal(found, run())
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # of the guide, which remembers 64
+def test_diagnostics_of_a_fit_with_other_bits(rng):
+    """In 32 bits, parameters of 64 ended in JAX's words about dtypes; the other way round they were promoted."""
+    with jax.enable_x64(True):
+        X = rng.uniform(-2, 2, (12, 1))
+        y = np.sin(X[:, 0])
+
+        def model(X, y=None):
+            f = ogp.gp("f", kernels.RBF(numpyro.param("scale", 0.5)), np.linspace(-2, 2, 4)[:, None])
+            with numpyro.plate("data", len(X)):
+                numpyro.sample("y", likelihoods.Gaussian(f(X), 0.3), obs=y)
+
+        guide = ogp.AutoSparseGP(model)
+        svi = SVI(model, guide, optax.sgd(1e-3), TraceMeanField_ELBO())
+        params = svi.get_params(svi.init(jax.random.PRNGKey(0), X, y))
+        mean = ogp.posterior(model, guide, params, X)["f"](X).mean
+    assert all(p.dtype == np.float64 for p in params.values())
+    with jax.enable_x64(False):
+        f = ogp.posterior(model, guide, params, X)["f"]
+        np.testing.assert_allclose(f(X).mean, mean, 1e-5, 1e-5)
+        assert "y:" in str(ogp.check(model, guide, params, X, y, num_samples=25))
+        assert np.isfinite(ogp.khat(model, guide, params, X, y, num_samples=100).khat)
+        assert ogp.to_arviz(model, guide, params, X, y, num_samples=10).posterior["f.u0"].dtype == np.float32
+
+
 def test_looking_for_what_sites_take_keeps_nothing_of_a_program(rng):
     """With tracers in what was kept JAX looked for leaks, and ``check`` did not end."""
     X = jnp.asarray(rng.uniform(-2, 2, (3, 1)))

@@ -146,7 +146,7 @@ def check(
     functions, scales, inputs = _functions(replay, guide, model_key)
     gps = [name for name in functions if name not in layout.collapsed]
     arrays = arguments_of(model, args, kwargs)
-    subject = Subject(model, guide, params, arguments, layout, draw_key)
+    subject = Subject(model, guide, source.params, arguments, layout, draw_key)
     return Report(
         functions,
         residual_scales(subject),

@@ -13,6 +13,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC
 
 from numpyro_orthgp.errors import check_params, is_concrete
+from numpyro_orthgp.foreign import in_bits_of_now
 from numpyro_orthgp.guides.parameters import Checked, check_guide_sites
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.math.kept import run_kept
@@ -61,7 +62,7 @@ class Arguments:
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._leaves, self._tree = jax.tree.flatten((args, kwargs))
+        self._leaves, self._tree = jax.tree.flatten(in_bits_of_now((args, kwargs)))
         self.arrays = {i: leaf for i, leaf in enumerate(self._leaves) if _is_input(leaf)}
 
     def join(self, arrays: Mapping[int, Array]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -79,6 +80,7 @@ class GuideDraws:
     def __init__(
         self, guide: Callable[..., Any], params: dict[str, Any], arguments: Arguments, rng_key: PRNGKey
     ) -> None:
+        params = in_bits_of_now(params)
         self.guide, self.params, self.arguments, self.rng_key = guide, params, arguments, rng_key
         if not all(map(is_concrete, jax.tree.leaves((params, arguments.arrays, rng_key)))):
             raise TypeError(

@@ -77,6 +77,7 @@ def predict(
     draw_key, model_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     arguments = Arguments(args, kwargs)
     draws = GuideDraws(guide, params, arguments, draw_key).draw(num_samples)
+    params = draws.params
 
     def one(arrays: Any, params: Any, values: Any, key: PRNGKey) -> dict[str, Any]:
         fitted = Checked(model, draws.params)

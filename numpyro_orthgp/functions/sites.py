@@ -36,7 +36,6 @@ __all__ = [
     "model_running",
     "refuse_drawn_by_rows",
     "refuse_enumerated",
-    "refuse_other_rows",
     "refuse_uncharged",
     "refuse_while_fitting",
     "states_may_differ",
@@ -65,36 +64,6 @@ def as_seen(how: str, f: Any, X: Any, moments: Any) -> Any:
 def enumerating() -> bool:
     """Whether NumPyro enumerates discrete sites of the running model. Their values then have axes to the left of all plates."""
     return any(hasattr(handler, "first_available_dim") for handler in _PYRO_STACK)
-
-
-def refuse_other_rows(shape: tuple[int, ...]) -> None:
-    """Refuse a likelihood with other numbers of rows than the plates around it. NumPyro would name the two shapes alone.
-
-    :param shape: its batch shape.
-    :raises ValueError: if a plate of the running model has another number of rows.
-    """
-    for plate in (handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)):
-        rows, picked = shape[plate.dim] if -plate.dim <= len(shape) else 1, plate.subsample_size
-        if rows in (1, picked):
-            continue
-        if shape[:1] == (picked,) and plate.dim == -1:
-            fix = "Its last axis has the outputs of a row: write likelihood.to_event(1)."
-        elif plate.dim == -2 and shape[1:] == (picked,):
-            fix = (
-                f"Rows of f(X) are at dim=-2, its outputs at dim=-1: numpyro.plate({plate.name!r}, {picked}, dim=-1), the plate of "
-                "the rows with dim=-2, and y of shape (rows, outputs)."
-            )
-        elif picked < plate.size:
-            fix = (
-                f"Give f, y and masks the rows that the plate picks: with numpyro.plate({plate.name!r}, N, subsample_size=...) as "
-                "rows, write f(X[rows]) and obs=y[rows]; or pass the rows of a minibatch, with subsample_size=len(X)."
-            )
-        else:
-            fix = f"Give the plate the number of rows, numpyro.plate({plate.name!r}, len(X)); in predictions, N=len(X_new)."
-        raise ValueError(
-            f"The likelihood has batch shape {shape}, and the plate {plate.name!r} around it has {picked} rows at dim={plate.dim}. "
-            + fix
-        )
 
 
 def states_may_differ() -> bool:

@@ -223,8 +223,9 @@ def _gaussians(params: dict[str, Any]) -> list[_Gaussian]:
 def _no_past(params: dict[str, Any]) -> _Past:
     start = {name: params[name] for q in _gaussians(params) for name in q.names}
     one = jnp.ones((), jnp.result_type(*jax.tree.leaves(start)))
-    # There is no earlier gradient for comparison.
-    return _Past(start, jax.tree.map(jnp.zeros_like, start), one * jnp.inf, one)
+    # There is no earlier gradient for comparison. An infinite size would stop fits with jax_debug_infs.
+    most = jnp.finfo(one.dtype).max / _MOST_GROWTH
+    return _Past(start, jax.tree.map(jnp.zeros_like, start), one * most, one)
 
 
 def _look_back(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 from numpyro_orthgp.collapsed import CollapsedGP
+from numpyro_orthgp.foreign import in_bits_of_now
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.asking import Answers, Asking
 from numpyro_orthgp.guides.handlers import EvenRows, OutputsByRow, hidden_by_mask
@@ -131,6 +132,7 @@ def fitted_trace(
             "`params` must be a dictionary of parameters by their names, result.params or svi.get_params(state); got "
             f"{type(params).__name__}."
         )
+    params = in_bits_of_now(params)
     guide_key, model_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     guide_trace: Trace = {}
     # Inside another model these sites do not belong to that model.

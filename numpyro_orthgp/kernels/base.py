@@ -137,6 +137,9 @@ class Kernel(PointByPoint, abc.ABC):
     def __rmul__(self, other: Any) -> Kernel:
         return Scaled(self, other) if _is_number(other) else Product(_operand(other), self)
 
+    def __truediv__(self, divisor: Any) -> Kernel:
+        return Scaled(self, 1 / divisor) if _is_number(divisor) else NotImplemented
+
 
 class Sum(Kernel):
     r""":math:`k(x, y) = k_1(x, y) + k_2(x, y)`: the kernel of a sum of independent functions.

@@ -46,10 +46,12 @@ from numpyro_orthgp.likelihoods.masks import refuse_groups
 from numpyro_orthgp.likelihoods.nodes import AtNodes
 from numpyro_orthgp.likelihoods.prompted import prompted
 from numpyro_orthgp.likelihoods.rows import refuse_several_rows
+from numpyro_orthgp.likelihoods.tails import log_prob
 from numpyro_orthgp.likelihoods.wrapped import (
     MASK,
     check_observed,
     hint_of_mixture,
+    hint_of_shape,
     is_expected,
     key_of_draw,
     log_predictive,
@@ -193,7 +195,7 @@ class ExpectedLikelihood(AtNodes):
 
     def log_density(self, f: Array, y: Array) -> Array:
         """log p(y | f). Subclasses override it if there is a more precise formula than that of ``conditional``."""
-        return self.conditional(f).log_prob(y)
+        return log_prob(self.conditional(f), y)
 
     @prompted
     def expected_log_density(self, y: Array) -> Array:
@@ -306,7 +308,7 @@ class ExpectedLikelihood(AtNodes):
         """
         shape = self.batch_shape[self.lead :] + self.event_shape  # one y for all enumerated values
         if y.shape[max(y.ndim - len(shape), 0) :] != shape:
-            hint = hint_of_mixture() or (" Did you mean y[:, 0]?" if y.shape == (*shape, 1) else "")
+            hint = hint_of_mixture() or hint_of_shape(y.shape, shape)
             raise ValueError(f"`{name}` must have shape {shape} to match the likelihood; got {y.shape}.{hint}")
         if mask is not False:
             inspect(partial(refuse_outside, type(self).__name__, name), self.support, y, mask)

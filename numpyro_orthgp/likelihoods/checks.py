@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from numpyro_orthgp.errors import Unobserved, inspect
 from numpyro_orthgp.functions.arithmetic import broadcasts
 from numpyro_orthgp.functions.callers import is_latent_of_guide, who_asks
-from numpyro_orthgp.functions.sites import refuse_other_rows
+from numpyro_orthgp.functions.plates import refuse_other_rows
 from numpyro_orthgp.likelihoods.wrapped import no_cdf
 from numpyro_orthgp.types import Array, PRNGKey
 

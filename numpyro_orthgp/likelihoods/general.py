@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.likelihoods.base import ExpectedLikelihood, Integrator
+from numpyro_orthgp.likelihoods.tails import log_prob
 from numpyro_orthgp.types import Array
 
 __all__ = ["Likelihood"]
@@ -70,5 +71,4 @@ class Likelihood(ExpectedLikelihood):
         given = self.conditional(f)
         if given.event_shape:
             y = jnp.broadcast_to(y, jnp.broadcast_shapes(y.shape, given.shape()))
-        density: Array = given.log_prob(y)
-        return density
+        return log_prob(given, y)

@@ -30,8 +30,8 @@ MASK = (
 READ_AS: dict[type, Callable[[Any], Any]] = {}
 
 __all__ = [
-    "MASK", "READ_AS", "check_observed", "hint_of_mixture", "is_expected", "key_of_draw", "log_predictive", "no_cdf",
-    "refuse_outer_product", "refuse_outside", "unwrap",
+    "MASK", "READ_AS", "check_observed", "hint_of_mixture", "hint_of_shape", "is_expected", "key_of_draw", "log_predictive",
+    "no_cdf", "refuse_outer_product", "refuse_outside", "unwrap",
 ]  # fmt: skip
 
 
@@ -57,6 +57,22 @@ def hint_of_mixture() -> str:
         if is_calling("_MixtureBase", "log_prob")
         else ""
     )
+
+
+def hint_of_shape(y: tuple[int, ...], rows: tuple[int, ...]) -> str:
+    """A sentence for errors about a y whose shape is not that of its likelihood; nothing, if there is none to say.
+
+    :param y: the shape of y.
+    :param rows: that of the likelihood's batch and event.
+    """
+    if y == (*rows, 1):
+        return " Did you mean y[:, 0]?"
+    if len(rows) == 1 and y[:-1] == rows:
+        return (
+            f" Several y for each row of one function have an axis in front, y.T of shape {(y[-1], *rows)}, and a plate of "
+            f"{y[-1]} with dim=-2; {y[-1]} functions are gp(..., num_latents={y[-1]})."
+        )
+    return ""
 
 
 def is_expected(fn: Any) -> bool:
@@ -140,8 +156,10 @@ def refuse_outer_product(name: str, message: Mapping[str, Any]) -> None:
     """Refuse observations whose distribution, values and masks broadcast to more entries than those have, outside of plates.
 
     :param message: the message of an observed site.
-    :raises ValueError: for a y of shape (N, 1) beside a distribution of batch shape (N,), for example.
+    :raises ValueError: for a y of shape (N, 1) beside a distribution of batch shape (N,), for example; for shapes that do not
+        broadcast.
     """
+    _refuse_other_shape(name, message["fn"], np.shape(message["value"]))
     inner, masks, fn = message["fn"], [], message["fn"]
     while isinstance(inner, (dist.MaskedDistribution, dist.ExpandedDistribution, dist.Independent)):
         if isinstance(inner, dist.MaskedDistribution) and inner.event_dim == fn.event_dim:
@@ -153,13 +171,30 @@ def refuse_outer_product(name: str, message: Mapping[str, Any]) -> None:
     shapes += [("a mask", (*mask, *(1,) * made)) for mask in masks]
     together = np.broadcast_shapes(*(shape for _, shape in shapes))
     plates = {frame.dim - made for frame in message["cond_indep_stack"]}
-    outside = [size for dim, size in enumerate(together, -len(together)) if size > 1 and dim not in plates]
+    outside = {dim: n for dim, n in enumerate(together, -len(together)) if n > 1 and dim not in plates}
+    rows = [size for dim, size in outside.items() if dim < -made]
+    for frame in message["cond_indep_stack"]:
+        if frame.dim - made < -len(together) and frame.size in rows:
+            raise ValueError(
+                f"`{name}` counts each of its observations {frame.size} times: its rows are at dim=-1, and the plate "
+                f"{frame.name!r} of as many rows is at dim={frame.dim}. Leave dim={frame.dim} out there."
+            )
     if outside and math.prod(together) > max(math.prod(shape) for _, shape in shapes[:2]):
         listed = ", ".join(f"{what} {shape}" for what, shape in shapes)
         raise ValueError(
             f"`{name}` counts each of its observations with each of the rows: {listed} broadcast to {together}. Give them one "
             "shape: y[:, 0] for a y of shape (N, 1)."
         )
+
+
+def _refuse_other_shape(name: str, fn: Any, value: tuple[int, ...]) -> None:
+    try:
+        np.broadcast_shapes(fn.batch_shape, value[: len(value) - fn.event_dim])
+    except ValueError as error:
+        raise ValueError(
+            f"`{name}` has shape {value}, and its distribution batch shape {fn.batch_shape} and event shape {fn.event_shape}. Each "
+            "plate is an axis of the batch; rows that to_event has made an event have no plate of their own."
+        ) from error
 
 
 def unwrap(fn: Any) -> tuple[Any, Any]:

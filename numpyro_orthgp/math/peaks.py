@@ -80,7 +80,7 @@ def log_normal_expectation(
         # Far out derivatives may be infinite, and a weight that has vanished would make them NaN.
         counts = lax.stop_gradient(relative(t)) + slope - jnp.log(width) >= least
         value = relative(jnp.where(counts, t, peak)) + slope
-        return jnp.logaddexp(total, jnp.where(counts, value, -jnp.inf)), None
+        return jnp.logaddexp(total, jnp.where(counts, value, jnp.finfo(dtype).min)), None
 
     # One node after the other: an array of all would have many times the size of the result. The peak, a node itself, begins.
     shares = jnp.linspace(0, 1, _HALF + 1, dtype=dtype)[1:]
@@ -158,8 +158,8 @@ def _peaks(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype, pe
     A narrow peak about the output may pass between the points, so the points beside the largest density are another place to look.
     """
     grid = _grid(_GRID, dtype, _FARTHEST)
-    lowest = jnp.full(shape, -jnp.inf, dtype)
-    places, heights = jnp.full((peaks, *shape), -1), jnp.full((peaks, *shape), -jnp.inf, dtype)
+    lowest = jnp.full(shape, jnp.finfo(dtype).min, dtype)
+    places, heights = jnp.full((peaks, *shape), -1), jnp.broadcast_to(lowest, (peaks, *shape))
 
     def look(i: Array, found: tuple[Array, ...]) -> tuple[Array, ...]:
         before, last, densest, density, places, heights = found
@@ -190,7 +190,7 @@ def _only_peak(log_density: LogDensity, shape: tuple[int, ...], dtype: jnp.dtype
         value = _joint(log_density(jnp.broadcast_to(grid[i], shape)), grid[i])
         return jnp.where(value > best[1], i, best[0]), jnp.maximum(value, best[1])
 
-    start = jnp.full(shape, _FEWER // 2), jnp.full(shape, -jnp.inf, dtype)
+    start = jnp.full(shape, _FEWER // 2), jnp.full(shape, jnp.finfo(dtype).min, dtype)
     return _between(log_density, grid, lax.fori_loop(0, _FEWER, look, start)[0][None])
 
 
@@ -237,4 +237,4 @@ def _half_width(log_density: LogDensity, peak: Array, top: Array) -> Array:
 
 def _joint(log_p: Array, t: Array) -> Array:
     value = log_p - 0.5 * t**2
-    return jnp.where(jnp.isnan(value), -jnp.inf, value)
+    return jnp.where(jnp.isnan(value), jnp.finfo(value.dtype).min, value)

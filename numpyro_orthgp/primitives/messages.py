@@ -290,11 +290,12 @@ def known(message: dict[str, Any]) -> Whitened:
     q: Whitened = Value(message["value"])
     if belief is not None and is_integrated(belief, message["name"]):
         what, q = "The guide's q of", belief.q
-    if np.shape(q.loc) != shape:
+    if (found := np.shape(q.loc)) != shape:
+        fix = "Give the guide, or draws and conditions, the numbers of inducing points that the model uses."
+        if found == shape[1:]:
+            fix += " For several draws of the guide take num_particles, not multi_sample_guide=True."
         raise ValueError(
-            f"{what} `{message['name']}` has shape {np.shape(q.loc)}; the model's inducing "
-            f"variables have shape {shape}. Give the guide, or draws and conditions, the numbers of inducing points that the model "
-            "uses."
+            f"{what} `{message['name']}` has shape {found}; the model's inducing variables have shape {shape}. {fix}"
         )
     return q
 
@@ -315,8 +316,7 @@ def _refuse_importance_weights(name: str) -> None:
     :raises ValueError: if a ``RenyiELBO`` calls the model.
     """
     # With the Gaussian integrated out, the weight p(u)/q(u) of a particle would average to one inside the logarithm, and the
-    # "bound" would lose its KL divergence. Neither model nor guide knows the objective, so look at the callers. This happens
-    # only while tracing.
+    # "bound" would lose its KL divergence. Neither model nor guide knows the objective, so look at the callers, while tracing.
     if is_calling(RenyiELBO):
         raise ValueError(
             f"RenyiELBO weighs particles by importance and must see values, but the guide of `{name}` hands over its Gaussian: "
