@@ -32,6 +32,7 @@ __all__ = ["GPClassifier", "GPRegressor"]
 
 _turn = threading.Lock()  # scikit-learn takes a refusal for a score of NaN, so threads of joblib wait for each other
 
+
 class _Estimator(BaseEstimator):
     """Base class of both estimators: options, and tables or arrays with missing entries."""
 
