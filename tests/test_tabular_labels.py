@@ -448,7 +448,7 @@ def test_a_search_in_float32(monkeypatch):
         classification_model, data, {"num_classes": 2}, 40, none, [z], lambda f, v, rows: np.zeros(40)
     )
     with jax.enable_x64(True):
-        (_, start), *_ = search.starts().items()
+        start, *_ = search.in_order([data["X"]])[0][1].values()
         in_double, _ = search.stage(80, "", {"values": start})
         search.single = Pace()
         stage, ended = search.stage(80, "", {"values": start})

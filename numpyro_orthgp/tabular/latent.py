@@ -35,9 +35,10 @@ from numpyro_orthgp.tabular.stages import (
     Found,
     Stage,
     Tried,
+    lowest,
     while_it_pays,
 )
-from numpyro_orthgp.tabular.starts import WARPED, shorter, starts
+from numpyro_orthgp.tabular.starts import Alternative, in_order, shorter
 from numpyro_orthgp.training import FitResult, Progress, fit
 
 __all__ = ["LatentSearch", "latent_function"]
@@ -108,29 +109,29 @@ class LatentSearch:
         :param values: starts; by default those of ``starts``, and a further one if they take everything for noise.
         """
         num = min(self.budget.num_points or FIRST_POINTS, self.num_rows)
-        begin = values or self.starts()
+        best = self.data["X"]
+        inputs = [best] if self.warped is None else [best, self.warped]
+        order = [(0, values)] if values else self.in_order(inputs)
         tried: list[Tried] = []
-        for name, start in begin.items():
+
+        def go(name: str, start: Values) -> None:
+            nonlocal best
             if not tried or self.budget.allows(0.0):
                 tried.append(self.stage(num, name, {"values": start}))
-        if values is None and self.budget.allows(0.0) and self.is_flat(min(tried, key=lambda pair: pair[0].loss)[1]):
-            tried.append(self.stage(num, "short lengthscales", {"values": shorter(begin)}))
-        if values is None and self.warped is not None and self.budget.allows(0.0):
-            tried.append(self.of_warped(self.warped, num, min(stage.loss for stage, _ in tried)))
+                best = self.data["X"] if lowest(tried) is tried[-1] else best
+
+        for place, (i, begin) in enumerate(order):
+            self.take(inputs[i])
+            for name, start in begin.items():
+                go(name, start)
+            if not values and place == 0 and self.budget.allows(0.0) and self.is_flat(lowest(tried)[1]):
+                go("short lengthscales", shorter(best.shape[1]))
+        self.take(best)
         return tried
 
-    def starts(self) -> dict[str, Values]:
-        return starts(self.seen["X"], *(y[self.num_held :] for y in self.relevant))
-
-    def of_warped(self, warped: np.ndarray, num_points: int, least_loss: float) -> Tried:
-        """A search with warped inputs, which stay if its loss is lower. Both bounds are densities of y."""
-        X = self.data["X"]
-        self.take(warped)
-        *_, values = self.starts().values()
-        tried = self.stage(num_points, WARPED, {"values": values})
-        if tried[0].loss >= least_loss:
-            self.take(X)
-        return tried
+    def in_order(self, inputs: list[np.ndarray]) -> list[tuple[int, dict[str, Values]]]:
+        outputs = [y[self.num_held :] for y in self.relevant]
+        return in_order([X[self.num_held :] for X in inputs], outputs, [Alternative(np.stack(outputs, -1))])
 
     def is_flat(self, ended: dict[str, Any]) -> bool:
         """Whether the function hardly varies between rows."""
@@ -149,7 +150,7 @@ class LatentSearch:
 
     def longer(self, tried: list[Tried]) -> list[Tried]:
         """With a search that goes on where the best one ended, if its steps were few, and there is time for as many again."""
-        stage, ended = min(tried, key=lambda pair: pair[0].loss)
+        stage, ended = lowest(tried)
         few = self.budget.seconds is not None and stage.num_steps < self.budget.num_steps
         if not few or self.steps_left(stage.num_points) < stage.num_steps:
             return tried
