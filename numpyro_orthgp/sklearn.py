@@ -55,6 +55,8 @@ class _Estimator(BaseEstimator):
             seed = int(check_random_state(seed).randint(2**31))
         with _turn:
             self.gp_ = call(X, y, seed=seed, **options)
+        if self.gp_.was_interrupted:  # else a search over options would go on with the next one
+            raise KeyboardInterrupt
         return self
 
     def _predicted(self, X: Any) -> Any:

@@ -83,7 +83,7 @@ def classification(
         rows a random million is used.
     :param y: labels, shape (N,); None or NaN where missing.
     :param time: time limit in seconds; None for no limit. A running search stops within a call to the device. Compilation is not
-        interrupted, so a fit may take some seconds more.
+        interrupted, so a fit may take some seconds more. Ctrl-C ends the fit as in :func:`~numpyro_orthgp.regression`.
     :param M: number of inducing points. It is used at once, without a time limit: the same fit on any machine.
     :param num_steps: number of steps of each search, by default 300, or as many as the time allows, but at least 50. The last fit,
         to all rows, takes half as many. If it is given, there is no time limit.

@@ -212,7 +212,7 @@ class LatentSearch:
 
     def on_all_rows(self, ended: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         num_steps = max(self.best_stage.num_steps // 2, 1)
-        if self.whole.seconds is not None:
+        if np.isfinite(self.whole.left):
             seconds = self.whole.left - self.start_of_last
             num_steps = min(num_steps, max(self.pace.steps(seconds, len(ended["Z"]), num_steps), CALL))
         result = self.trained(self.data, ended["Z"], ended["params"], num_steps, LAST_RATE * RATE, is_last=True)
@@ -269,8 +269,7 @@ class LatentSearch:
             num_rows=num_rows,
             **self.options,
         )
-        if result.status == "interrupted" and (not watched or self.budget.allows(0.0)):  # by the user, not by the clock
-            raise KeyboardInterrupt
+        (self.budget if watched else self.whole).note(result)
         pace.learn(calls, len(Z))
         return result
 
