@@ -38,7 +38,7 @@ from numpyro_orthgp.tabular.stages import (
     lowest,
     while_it_pays,
 )
-from numpyro_orthgp.tabular.starts import Alternative, in_order, shorter
+from numpyro_orthgp.tabular.starts import SHORTER, Alternative, in_order, shorter
 from numpyro_orthgp.training import FitResult, Progress, fit
 
 __all__ = ["LatentSearch", "latent_function"]
@@ -131,8 +131,9 @@ class LatentSearch:
             self.take(inputs[i])
             for name, start in begin.items():
                 go(name, start)
-            if not values and place == 0 and self.budget.allows(0.0) and self.is_flat(lowest(tried)[1]):
-                go("short lengthscales", shorter(best.shape[1]))
+            first = not values and place == 0 and SHORTER not in begin
+            if first and self.budget.allows(0.0) and self.is_flat(lowest(tried)[1]):
+                go(SHORTER, shorter(best.shape[1]))
         self.take(best)
         return tried
 

@@ -43,7 +43,7 @@ from numpyro_orthgp.tabular.stages import (
     lowest,
     while_it_pays,
 )
-from numpyro_orthgp.tabular.starts import Alternative, in_order, shorter
+from numpyro_orthgp.tabular.starts import SHORTER, Alternative, in_order, shorter
 from numpyro_orthgp.tabular.units import Outputs
 from numpyro_orthgp.training import FitResult, fit_lbfgs
 from numpyro_orthgp.training.objective import OfArguments
@@ -221,8 +221,8 @@ class Searches:
             for name, values in begin.items():
                 go(name, values, chosen)
             if place == 0:
-                if lowest(tried)[1].values["noise"] > TAKEN_FOR_NOISE:
-                    go("short lengthscales", shorter(self.X.shape[1]), plain)
+                if SHORTER not in begin and lowest(tried)[1].values["noise"] > TAKEN_FOR_NOISE:
+                    go(SHORTER, shorter(self.X.shape[1]), plain)
                 for other in others:
                     go("the logarithm of y", lowest(tried)[1].values, other)
         self.X = best

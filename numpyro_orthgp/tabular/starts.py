@@ -5,7 +5,7 @@ second start uses the data: a column gets a short lengthscale if the mean or var
 both can see, such as a sine of many periods, both explain it as noise; then a third start has short lengthscales.
 
 Where time is short, only the first searches run. So the most promising start comes first, by the evidence of a few rows at its
-lengthscales, without a sparse approximation and with the best noise.
+lengthscales, without a sparse approximation and with the best noise. These rows may also ask for far shorter lengthscales.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-__all__ = ["WARPED", "Alternative", "in_order", "promise", "relevance", "shorter", "starts"]
+__all__ = ["SHORTER", "WARPED", "Alternative", "in_order", "promise", "relevance", "shorter", "starts"]
 
 NUM_BINS = 10
-EQUAL = "equal lengthscales"
+EQUAL, SHORTER = "equal lengthscales", "short lengthscales"
 WARPED = "skewed columns warped"
 SHORT = 0.1  # lengthscales of the third start, relative to the first
+SHORTS = (0.1, 0.03, 0.01, 0.003)  # those of a start that few rows may ask for, such as those of clusters far apart
+CLEAR = 0.1  # nats per row by which they must
 FEW = 200  # rows that tell which start is promising
 RELATIVE = (1.0, SHORT**0.5)  # lengthscales that tell it, relative to those of the start
 NOISES = 10.0 ** np.arange(-4, 2.5, 0.5)  # variances, relative to the kernel's
@@ -70,10 +72,10 @@ def equal(num_columns: int) -> dict[str, np.ndarray]:
     return {"lengthscale": np.full(num_columns, num_columns**0.5), "scale": np.array(1.0), "slope": np.array(0.3)}
 
 
-def shorter(num_columns: int) -> dict[str, np.ndarray]:
+def shorter(num_columns: int, share: float = SHORT) -> dict[str, np.ndarray]:
     """A further start, for outputs that the others take for noise: they may vary faster than these can see."""
     start = equal(num_columns)
-    return start | {"lengthscale": SHORT * start["lengthscale"]}
+    return start | {"lengthscale": share * start["lengthscale"]}
 
 
 class Alternative(NamedTuple):
@@ -101,17 +103,26 @@ def in_order(
         begin = starts(X, *outputs)
         begin = {WARPED: [*begin.values()][-1]} if i else begin
         hopes = {name: max(promise(X, start, a) for a in alternatives) for name, start in begin.items()}
+        short = {s: max(promise(X, shorter(X.shape[1], s), a, (1.0,)) for a in alternatives) for s in SHORTS}
+        if short[best := max(short, key=lambda s: short[s])] > max(hopes.values()) + CLEAR:
+            name = WARPED if i else SHORTER
+            begin[name], hopes[name] = shorter(X.shape[1], best), short[best]
         found.append((max(hopes.values()), i, {name: begin[name] for name in sorted(begin, key=lambda n: -hopes[n])}))
     return [(i, begin) for _, i, begin in sorted(found, key=lambda f: -f[0])]
 
 
-def promise(X: np.ndarray, start: dict[str, np.ndarray], outputs: Alternative) -> float:
-    """The log evidence of the first rows, per row and up to a constant, with the best variance and noise for each output."""
+def promise(
+    X: np.ndarray, start: dict[str, np.ndarray], outputs: Alternative, shares: tuple[float, ...] = RELATIVE
+) -> float:
+    """The log evidence of the first rows, per row and up to a constant, with the best variance and noise for each output.
+
+    :param shares: of the lengthscales, the best of which counts.
+    """
     X, Y = X[:FEW], outputs.values[:FEW] - outputs.values[:FEW].mean(0)
     linear = float(start["slope"]) ** 2 / X.shape[1] * X @ X.T
     best = -np.inf
-    for relative in RELATIVE:
-        scaled = X / (relative * start["lengthscale"])
+    for share in shares:
+        scaled = X / (share * start["lengthscale"])
         r = 5**0.5 * scipy.spatial.distance.cdist(scaled, scaled)
         eigenvalues, vectors = np.linalg.eigh(float(start["scale"]) ** 2 * (1 + r + r**2 / 3) * np.exp(-r) + linear)
         variances = np.maximum(eigenvalues, 0) + NOISES[:, None]
