@@ -66,7 +66,7 @@ def regression(
     **Search.** :func:`~numpyro_orthgp.fit_lbfgs` finds posterior modes of the hyperparameters, always in float64. It has two
     starts: equal lengthscales, and lengthscales from the relevance of each single column. If both take y for noise, a third
     start has lengthscales a tenth as long. Skewed columns are also mapped to less skewed numbers, arcsinh((x - loc) / scale).
-    200 rows say which comes first, as time may be short, and whether one has far shorter lengthscales. Positive, skewed outputs
+    100 rows say which comes first, as time may be short, and whether one has far shorter lengthscales. Positive, skewed outputs
     are also tried as logarithms. All bounds are densities of y, and the largest wins. Then the number of inducing points
     doubles, with new points for the current kernel, until the held-out rows (a tenth, at most 1000) gain
     less than 0.005 nats each, or the time is over. With fewer than 200 held-out rows the gap between the bounds decides

@@ -23,7 +23,7 @@ WARPED = "skewed columns warped"
 SHORT = 0.1  # lengthscales of the third start, relative to the first
 SHORTS = (0.1, 0.03, 0.01, 0.003)  # those of a start that few rows may ask for, such as those of clusters far apart
 CLEAR = 0.1  # nats per row by which they must
-FEW = 200  # rows that tell which start is promising
+FEW = 100  # rows that tell which start is promising; LAPACK starts threads for more, which wait for busy cores
 RELATIVE = (1.0, SHORT**0.5)  # lengthscales that tell it, relative to those of the start
 NOISES = 10.0 ** np.arange(-4, 2.5, 0.5)  # variances, relative to the kernel's
 LEAST = 0.1  # least share of the largest relevance for a column: none is ruled out
@@ -124,9 +124,23 @@ def promise(
     for share in shares:
         scaled = X / (share * start["lengthscale"])
         r = 5**0.5 * scipy.spatial.distance.cdist(scaled, scaled)
-        eigenvalues, vectors = np.linalg.eigh(float(start["scale"]) ** 2 * (1 + r + r**2 / 3) * np.exp(-r) + linear)
-        variances = np.maximum(eigenvalues, 0) + NOISES[:, None]
-        squares = (1 / variances) @ (vectors.T @ Y) ** 2 / len(X)  # (noises, outputs)
-        evidence = -0.5 * (np.log(np.maximum(squares, np.finfo(float).tiny)) + np.log(variances).mean(1)[:, None])
+        K = float(start["scale"]) ** 2 * (1 + r + r**2 / 3) * np.exp(-r) + linear
+        factors = np.linalg.cholesky(K + NOISES[:, None, None] * np.eye(len(X)))
+        squares = (solved(factors, Y) ** 2).mean(1)  # (noises, outputs)
+        log_widths = np.log(np.diagonal(factors, axis1=1, axis2=2)).mean(1)[:, None]
+        evidence = -0.5 * np.log(np.maximum(squares, np.finfo(float).tiny)) - log_widths
         best = max(best, float(evidence.max(0).sum()))
     return best + outputs.log_slope
+
+
+def solved(factors: np.ndarray, Y: np.ndarray) -> np.ndarray:
+    """Y times the inverse of each lower triangular factor, row by row: LAPACK would start threads, which wait for busy cores.
+
+    :param factors: shape (K, n, n).
+    :param Y: shape (n, P).
+    :return: shape (K, n, P).
+    """
+    found = np.zeros((len(factors), *Y.shape))
+    for i, y in enumerate(Y):
+        found[:, i] = (y - (factors[:, i, None, :i] @ found[:, :i])[:, 0]) / factors[:, i, i, None]
+    return found
