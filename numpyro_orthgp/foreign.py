@@ -50,9 +50,9 @@ def as_numpy(name: str, x: Any) -> Any:
 
 def as_jax(x: Any) -> jax.Array:
     """An array of JAX. Within a program that is traced its values stay known, where ``jnp.asarray`` would return a tracer."""
+    refuse_fork()
     if isinstance(x, jax.Array):
         return x
-    refuse_fork()
     with jax.ensure_compile_time_eval():
         return jnp.asarray(x)
 

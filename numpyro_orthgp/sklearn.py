@@ -7,6 +7,7 @@ not import this module, which needs scikit-learn::
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,8 @@ from numpyro_orthgp.tabular.rows import LEAST_ROWS, series_of
 
 __all__ = ["GPClassifier", "GPRegressor"]
 
+_turn = threading.Lock()  # scikit-learn takes a refusal for a score of NaN, so threads of joblib wait for each other
+
 
 class _Estimator(BaseEstimator):
     """Base class of both estimators: options, and tables or arrays with missing entries."""
@@ -50,7 +53,10 @@ class _Estimator(BaseEstimator):
         seed = self.random_state
         if seed is None or isinstance(seed, np.random.RandomState):
             seed = int(check_random_state(seed).randint(2**31))
-        self.gp_ = call(X, y, seed=seed, **options)
+        with _turn:
+            self.gp_ = call(X, y, seed=seed, **options)
+        if self.gp_.was_interrupted:  # else a search over options would go on with the next one
+            raise KeyboardInterrupt
         return self
 
     def _predicted(self, X: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("sklearn", minversion="1.6")
 
+import joblib
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import log_loss
@@ -57,6 +58,14 @@ def test_copies(data, fitted):
 def test_pipelines_and_cross_validation(data):
     scores = cross_val_score(make_pipeline(StandardScaler(), GPRegressor(**SMALL)), *data, cv=2)
     assert scores.shape == (2,) and scores.min() > 0.7
+
+
+def test_threads_of_joblib_wait_for_each_other(data):
+    """Two of three fits were refused, and scikit-learn took that for scores of NaN."""
+    estimator = GPRegressor(M=10, num_steps=3)
+    with joblib.parallel_backend("threading", n_jobs=2):
+        found = cross_val_score(estimator, *data, cv=3)
+    np.testing.assert_array_equal(found, cross_val_score(estimator, *data, cv=3))
 
 
 def test_tables(data):

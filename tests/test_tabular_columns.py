@@ -231,7 +231,7 @@ def test_relevance_finds_means_and_variances(rng):
     for columns, outputs in ((X[:, :2], np.zeros(2000)), (X[:, 1:2], y)):  # the second start would be the first again
         begin = starts(columns, outputs)
         assert list(begin) == ["equal lengthscales"]
-        np.testing.assert_allclose(shorter(begin)["lengthscale"], 0.1 * columns.shape[1] ** 0.5)
+        np.testing.assert_allclose(shorter(columns.shape[1])["lengthscale"], 0.1 * columns.shape[1] ** 0.5)
 
 
 def test_importance_of_a_known_function(rng):

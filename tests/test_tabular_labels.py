@@ -356,13 +356,14 @@ def test_a_search_has_the_steps_that_its_time_allows():
     def steps(seconds, per_step, num_points):
         search = search_of(seconds)
         search.pace = Pace(per_step / 100**2, 7.0)  # seconds of a step with 100 points, and of a start
-        return search.steps_for(np.zeros((num_points, 1)), {}), search.least_time(num_points)
+        return search.steps_for(num_points), search.least_time(num_points)
 
     # 15 % of the 90 s that are for searches; two starts, as 135 rows are fewer than a batch, and a hundred steps
     assert steps(100.0, 0.1, 100) == (135, pytest.approx(24))
     assert steps(100.0, 0.1, 200) == (pytest.approx(225, abs=1), pytest.approx(54))  # all of them, at 0.4 s a step
     assert steps(100.0, 1e-4, 100)[0] == USUAL_STEPS
-    assert steps(100.0, 10.0, 400)[0] == LEAST_STEPS
+    assert steps(100.0, 0.6, 100)[0] == LEAST_STEPS
+    assert steps(100.0, 10.0, 400)[0] == latent.CALL  # fifty would take more than two hours
     assert steps(None, 10.0, 400)[0] == USUAL_STEPS
 
 
@@ -386,7 +387,7 @@ def test_the_last_fit_has_the_steps_that_are_left(monkeypatch):
         search = search_of(seconds)
         search.pace, search.best_stage = Pace(0.1 / 100**2, 7.0), stage_of(100, 120)
         search.on_all_rows({"Z": np.zeros((100, 1)), "params": {}})
-    assert given == [60, pytest.approx(49, abs=1), 10, 60]
+    assert given == [60, pytest.approx(49, abs=1), pytest.approx(1, abs=1), 60]
 
 
 @pytest.mark.parametrize(
@@ -439,6 +440,21 @@ def test_searches_take_float32_where_time_is_short(seconds, per_step, num_held, 
         assert (search.single is not None) == (single and may)
 
 
+def test_steps_that_take_long_are_fewer():
+    """A hundred classes: fifty steps and ten of the last fit took five times as long as the time."""
+    data = {"X": np.zeros((400, 1)), "y": np.zeros(400, int)}
+
+    def searching(seconds, num_functions):
+        given = data, {}, 40, Budget(seconds, None, 300), [data["y"]] * num_functions, lambda *_: np.zeros(40)
+        return LatentSearch(classification_model, *given)
+
+    assert searching(20.0, 25).share == 1 and searching(20.0, 100).share == 0.25
+    search = searching(20.0, 100)
+    for per_step, num in ((1e-3, 300), (0.01, 270), (0.1, LEAST_STEPS), (0.2, 36), (5.0, latent.CALL)):
+        search.pace = Pace(per_step / 50**2)
+        assert search.steps_for(50) == pytest.approx(num, abs=1)
+
+
 def test_a_search_in_float32(monkeypatch):
     """Its parameters mean the same in float64, where the last fit goes on. One that diverges is made again in float64."""
     _, z, rng = table(400)
@@ -448,7 +464,7 @@ def test_a_search_in_float32(monkeypatch):
         classification_model, data, {"num_classes": 2}, 40, none, [z], lambda f, v, rows: np.zeros(40)
     )
     with jax.enable_x64(True):
-        (_, start), *_ = search.starts().items()
+        start, *_ = search.in_order([data["X"]])[0][1].values()
         in_double, _ = search.stage(80, "", {"values": start})
         search.single = Pace()
         stage, ended = search.stage(80, "", {"values": start})
@@ -516,7 +532,7 @@ def test_fast_functions_are_not_taken_for_noise():
     rng = np.random.default_rng(0)
     x = rng.uniform(0, 100, 400)
     labels = ogp.classification(x[:300], np.where(np.sin(x[:300]) > 0, "up", "down"), M=80, num_steps=100)
-    assert [stage.start for stage in labels.found.stages] == ["equal lengthscales", "short lengthscales"]
+    assert {stage.start for stage in labels.found.stages} == {"equal lengthscales", "short lengthscales"}
     assert np.mean(labels.predict(x[300:]).label == np.where(np.sin(x[300:]) > 0, "up", "down")) > 0.85
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 import warnings
 from dataclasses import replace
 
@@ -14,7 +15,8 @@ import scipy
 from scipy import stats
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp.tabular import renewal, stored
+from numpyro_orthgp.tabular import latent, renewal, stored
+from numpyro_orthgp.tabular.budget import Budget
 from numpyro_orthgp.tabular.classification import shares_of, sharpened
 from numpyro_orthgp.tabular.families import is_better, may_have_more_zeros, one_rate, predictions, zeros_at
 from numpyro_orthgp.tabular.labels import Labels
@@ -40,6 +42,48 @@ def read(y):
 @pytest.fixture(scope="module")
 def X():
     return np.random.default_rng(0).normal(size=(60, 2))
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification", "counts"])
+def test_ctrl_c_returns_what_was_found(kind, X, monkeypatch):
+    """The third step is interrupted; what follows has no time. All that was found was lost."""
+    f, watch, steps = 2 * np.sin(2 * X[:, 0]), Budget.watch, []
+
+    def interrupt(self, progress):
+        steps.append(progress.step)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+        watch(self, progress)
+
+    monkeypatch.setattr(Budget, "watch", interrupt)
+    monkeypatch.setattr(latent, "LEAST_STEPS", 1)
+    y = {"regression": f, "classification": f > 0, "counts": np.round(np.exp(f))}[kind]
+    fit = getattr(ogp, kind)(X, y, M=8, num_steps=40)
+    assert fit.was_interrupted and "searches (M = 8, 40 steps a search, ended by Ctrl-C)" in str(fit)
+    assert len(fit.found.stages) == 1 and fit.found.stages[0].status == "interrupted"
+    new = fit.predict(X)
+    assert np.isfinite(new.probabilities if kind == "classification" else new.mean).all()
+
+
+def test_ctrl_c_is_raised_where_nothing_can_be_returned(X, monkeypatch):
+    """Of outputs with atoms, Ctrl-C in the first of two fits; of scikit-learn, whose searches would go on with another fit."""
+    fit = ogp.classification(X, X[:, 0] > 0, **SMALL)
+    stopped = replace(fit, budget=fit.budget + ", ended by Ctrl-C")
+    module = sys.modules["numpyro_orthgp.tabular.regression"]
+    monkeypatch.setattr(module, "classification", lambda *args, **options: stopped)
+    with pytest.raises(KeyboardInterrupt):
+        module.with_atoms(X, np.where(X[:, 0] > 0, X[:, 1], 0.0), np.zeros(1), Budget(None, 8, 15), {})
+    pytest.importorskip("sklearn")
+    from numpyro_orthgp import sklearn
+
+    monkeypatch.setattr(sklearn, "classification", lambda *args, **options: stopped)
+    estimator = sklearn.GPClassifier(**SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        estimator.fit(X, X[:, 0] > 0)
+    assert len(estimator.gp_.predict(X).label) == 60
 
 
 # ---------------------------------------------------------------- labels

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp.tabular.columns import Columns, read_table
-from numpyro_orthgp.tabular.starts import WARPED
+from numpyro_orthgp.tabular.starts import (
+    NOISES,
+    RELATIVE,
+    SHORTER,
+    WARPED,
+    Alternative,
+    in_order,
+    promise,
+    shorter,
+    starts,
+)
 from numpyro_orthgp.tabular.warps import LEAST_DISTINCT, WORTH, Warp, warp_of
 
 pd = pytest.importorskip("pandas")
@@ -126,6 +136,52 @@ def test_calls_choose_by_the_bound(kind, rng, tmp_path):
     with jax.enable_x64(True):
         exported = fit.export().call(fit.as_array(new), *more)
     np.testing.assert_allclose(exported[name], predicted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification", "counts"])
+@pytest.mark.parametrize("skewed", [True, False])
+def test_where_time_is_short_the_promising_start_comes_first(kind, skewed, rng):
+    """Time for one search: it was that of equal lengthscales and of the numbers themselves, and of two others by far too long."""
+    z = rng.normal(size=(100, 2))
+    f = 2 * np.sin(2 * z[:, 0]) + 0.5 * z[:, 1]
+    y = {"regression": f + 0.1 * rng.normal(size=100), "classification": f > 0, "counts": rng.poisson(np.exp(1 + f))}
+    fit = getattr(ogp, kind)(np.exp(3 * z) if skewed else z, y[kind], time=1e-3)
+    assert fit.found.stages[0].start == (WARPED if skewed else "lengthscales by relevance")
+    assert len({stage.start for stage in fit.found.stages} & {WARPED, "lengthscales by relevance"}) == 1
+
+
+def test_clusters_far_apart_begin_with_short_lengthscales(rng):
+    """Three clusters whose distance is a thousand times their width: all starts took what is within them for noise."""
+    cluster, z = rng.integers(0, 3, 160), rng.normal(size=(160, 2))
+    X = z + np.array([[0, 0], [1e3, 0], [0, 2e3]])[cluster]
+    y = np.sin(2 * z[:, 0]) + cluster + 0.1 * rng.normal(size=160)
+    fit = ogp.regression(X, y, M=60, num_steps=40)
+    assert fit.found.stages[0].start == SHORTER and fit.found.stages[0].loss == min(s.loss for s in fit.found.stages)
+    assert np.sqrt(np.mean((fit.predict(X).mean - y) ** 2)) < 0.2
+    begin = in_order([z], [y - cluster], [Alternative((y - cluster)[:, None])])
+    assert SHORTER not in begin[0][1]
+
+
+def test_promises_are_evidences_of_a_dense_model(rng):
+    """The density of y by NumPy's inverse and determinant, at the best of a grid of variances."""
+    X, y = rng.normal(size=(40, 2)), rng.normal(size=(40, 1)) + 5
+    start = starts(X, y[:, 0])["equal lengthscales"]
+    r = np.sqrt(5 * ((X[:, None] - X) ** 2).sum(-1))
+    found = []
+    for s in RELATIVE:
+        d = r / (s * 2**0.5)
+        K = (1 + d + d**2 / 3) * np.exp(-d) + 0.09 / 2 * X @ X.T
+        for noise in NOISES:
+            C, c = K + noise * np.eye(40), y[:, 0] - y.mean()
+            scale = c @ np.linalg.inv(C) @ c / 40
+            found.append(scipy.stats.multivariate_normal.logpdf(c, np.zeros(40), scale * C))
+    expected = max(found) / 40 + 0.5 + 0.5 * np.log(2 * np.pi)
+    assert promise(X, start, Alternative(y)) == pytest.approx(expected, rel=1e-9)
+    assert promise(X, start, Alternative(np.hstack([y, y]), 0.3)) == pytest.approx(2 * expected + 0.3, rel=1e-9)
+    assert promise(X, shorter(2, RELATIVE[1]), Alternative(y), (1.0,)) == pytest.approx(
+        promise(X, start, Alternative(y), RELATIVE[1:]), rel=1e-9
+    )
+    assert promise(X, start, Alternative(100 * y)) == pytest.approx(expected - np.log(100), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification", "counts"])

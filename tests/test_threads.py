@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import optax
@@ -17,7 +18,7 @@ import pytest
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp import kernels, likelihoods, processes
 
 KEY = jax.random.PRNGKey(0)
 X = np.random.default_rng(0).uniform(-2, 2, (20, 1)).astype(np.float32)
@@ -98,6 +99,8 @@ def test_a_call_for_a_table_is_not_ended_by_another(monkeypatch):
     assert "Another thread is fitting a model" in str(found[0])
 
 
+INPUTS = jnp.asarray(X)
+MARGINALS = ogp.Marginals(INPUTS[:, 0], INPUTS[:, 0] ** 2, INPUTS[:, 0] ** 2)
 FORKED = {
     "fit": lambda fit, table, f: fitted("h", 0.2),
     "posterior": lambda fit, table, f: fit.posterior(),
@@ -105,6 +108,11 @@ FORKED = {
     "function": lambda fit, table, f: f(X),
     "table": lambda fit, table, f: ogp.regression(X, Y, M=5, num_steps=3),
     "predictions of a table": lambda fit, table, f: table.predict(X),
+    "centres": lambda fit, table, f: ogp.init.kmeans(KEY, X, 5),
+    "directions": lambda fit, table, f: ogp.init.pca(X, 1),
+    "a kernel": lambda fit, table, f: kernels.RBF(1.0)(INPUTS, INPUTS),
+    "a likelihood": lambda fit, table, f: likelihoods.Poisson(MARGINALS).log_prob(MARGINALS.mean),
+    "columns": lambda fit, table, f: ogp.inputs_of(X),
 }
 
 
@@ -116,6 +124,14 @@ def test_a_process_that_is_forked_after_a_fit_says_so(fits):
         said = in_child(partial(call, *given))
         assert "This process was forked from one in which JAX has run" in said, (name, said)
     assert np.isfinite(given[-1](X).mean).all()  # nothing has changed here
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_process_that_is_forked_after_jax_alone_has_run_says_so():
+    """Nothing of ours had run before, only JAX for a key and for arrays."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "_process", None)
+        assert "This process was forked from one in which JAX has run" in in_child(lambda: ogp.init.kmeans(KEY, X, 5))
 
 
 def in_child(call):

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import jax
 
+from numpyro_orthgp.processes import refuse_fork
+
 __all__ = ["broadcasting"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -22,6 +24,7 @@ def broadcasting(function: _F) -> _F:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        refuse_fork()
         with jax.numpy_rank_promotion("allow"):
             return function(*args, **kwargs)
 

@@ -6,11 +6,18 @@ import time
 from dataclasses import dataclass, field, replace
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.training import Progress
+from numpyro_orthgp.training import FitResult, Progress
 
-__all__ = ["Budget"]
+__all__ = ["BY_CTRL_C", "Budget"]
 
 MOST_STEPS = 200  # of one search, unless the user says so
+BY_CTRL_C = ", ended by Ctrl-C"
+
+
+class Interrupt:
+    """Whether the user has asked for an end; one for all parts of a budget."""
+
+    asked = False
 
 
 @dataclass
@@ -25,6 +32,7 @@ class Budget:
     num_points: int | None
     num_steps: int
     begin: float = field(default_factory=time.monotonic)
+    interrupt: Interrupt = field(default_factory=Interrupt)
 
     @classmethod
     def of(cls, time: float | None, M: int | None, num_steps: int | None, usual: int = MOST_STEPS) -> Budget:
@@ -48,7 +56,9 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds until the limit; infinite if there is none."""
+        """Seconds until the limit; infinite if there is none, and zero after Ctrl-C."""
+        if self.interrupt.asked:
+            return 0.0
         return float("inf") if self.seconds is None else self.seconds - self.spent
 
     def allows(self, seconds: float) -> bool:
@@ -70,8 +80,14 @@ class Budget:
         if not self.allows(0.0):
             raise KeyboardInterrupt
 
-    def words(self) -> str:
+    def note(self, result: FitResult) -> None:
+        """After a search that :meth:`watch` did not end, the user did: the time is over."""
+        if result.status == "interrupted" and self.allows(0.0):
+            self.interrupt.asked = True
+
+    def words(self, was_interrupted: bool = False) -> str:
+        end = BY_CTRL_C if was_interrupted or self.interrupt.asked else ""
         if self.seconds is not None:
-            return f"{self.seconds:g} s"
+            return f"{self.seconds:g} s{end}"
         points = f"M = {self.num_points}" if self.num_points is not None else "as many points as pay"
-        return f"{points}, {self.num_steps} steps a search"
+        return f"{points}, {self.num_steps} steps a search{end}"

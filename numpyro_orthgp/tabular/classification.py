@@ -56,11 +56,11 @@ def classification(
     a plane, and an offset. Two classes have one function and a probit. More classes have one function each, with a common kernel,
     and a softmax.
 
-    **Search.** A step sees a minibatch of at most 1024 rows. It moves the Gaussian of the inducing variables along its natural
-    gradient. Adam moves the hyperparameters, to their posterior modes, and the inducing points. As in ``regression``, there are
-    two starts, and one more search if columns are skewed; then the number of inducing points doubles until the held-out rows gain
-    less than 0.005 nats each, or the time is over. With fewer than 200 held-out rows the gain of the bound per row decides. The
-    last fit is on all rows, in float64. Searches are in float64 too, or in float32 where time is short.
+    **Search.** A step sees a minibatch of at most 1024 rows, of 256 with a hundred classes. It moves the Gaussian of the inducing
+    variables along its natural gradient. Adam moves the hyperparameters, to their posterior modes, and the inducing points. As in
+    ``regression``, there are two starts, and one more search if columns are skewed; then the number of inducing points doubles
+    until the held-out rows gain less than 0.005 nats each, or the time is over. With fewer than 200 held-out rows the gain of the
+    bound per row decides. The last fit is on all rows, in float64. Searches are in float64 too, or in float32 where time is short.
 
     **Calibration.** If flatter or sharper probabilities, :math:`p_c \propto q_c (p_c / q_c)^s` with q the shares of the classes,
     clearly predict held-out rows better, the fit returns these. If the shares alone predict better, it returns the shares, and the
@@ -83,10 +83,10 @@ def classification(
         rows a random million is used.
     :param y: labels, shape (N,); None or NaN where missing.
     :param time: time limit in seconds; None for no limit. A running search stops within a call to the device. Compilation is not
-        interrupted, so a fit may take some seconds more.
+        interrupted, so a fit may take some seconds more. Ctrl-C ends the fit as in :func:`~numpyro_orthgp.regression`.
     :param M: number of inducing points. It is used at once, without a time limit: the same fit on any machine.
-    :param num_steps: number of steps of each search, by default 300, or as many as the time allows, but at least 50. The last fit,
-        to all rows, takes half as many. If it is given, there is no time limit.
+    :param num_steps: number of steps of each search, by default 300, or as many as the time allows, but at least 50, if these
+        do not take nearly half of it. The last fit, to all rows, takes half as many. If it is given, there is no time limit.
     :param seed: seed of the order of rows, which decides which rows are held out.
     :return: the fit.
     :raises TypeError: for invalid columns or labels.

@@ -34,7 +34,7 @@ from numpyro_orthgp.tabular.models import counts_model, extra_zeros
 from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.predicted_counts import CountPredictions
 from numpyro_orthgp.tabular.settings import own_settings
-from numpyro_orthgp.tabular.stages import CLEARLY, ENOUGH, Found, Stage, Tried
+from numpyro_orthgp.tabular.stages import CLEARLY, ENOUGH, Found, Stage, Tried, lowest
 
 __all__ = ["found_for", "is_better", "log_rates", "one_rate", "predictions", "zeros_at"]
 
@@ -77,10 +77,6 @@ def found_for(
     if num_held:
         found = or_one_rate(found, search)
     return found, search
-
-
-def lowest(tried: list[Tried]) -> Tried:
-    return min(tried, key=lambda pair: pair[0].loss)
 
 
 def may_have_more_zeros(y: np.ndarray, values: Values) -> bool:

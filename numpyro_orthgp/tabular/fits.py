@@ -15,6 +15,7 @@ from numpyro_orthgp.diagnostics import Report, check
 from numpyro_orthgp.diagnostics.convergence import comparable
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.tabular.blocks import moments
+from numpyro_orthgp.tabular.budget import BY_CTRL_C
 from numpyro_orthgp.tabular.columns import Columns, read_table
 from numpyro_orthgp.tabular.files import (
     Arrays,
@@ -125,6 +126,11 @@ class TableFit(ABC):
     def params(self) -> dict[str, Any]:
         """Parameters of the guide."""
         return self.found.params
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether Ctrl-C has ended the searches."""
+        return self.budget.endswith(BY_CTRL_C)
 
     @property
     def hyperparameters(self) -> dict[str, np.ndarray]:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_option
+from numpyro_orthgp.foreign import as_jax
 from numpyro_orthgp.tabular.columns import Column, Table, read_table
 from numpyro_orthgp.types import Array
 
@@ -85,7 +85,7 @@ class Inputs:
                 columns.append(_indices(encoder, values))
             else:
                 columns += self._numbers(encoder, values)
-        return jnp.asarray(np.stack(columns, -1), self.dtype)
+        return as_jax(np.stack(columns, -1).astype(self.dtype))
 
     def _numbers(self, encoder: Column, values: np.ndarray) -> list[np.ndarray]:
         encoded = encoder.encode(values)
@@ -146,7 +146,7 @@ def inputs_of(
     strange = [name for name in categories if name not in found.names]
     if strange:
         raise ValueError(f"`categories` names {', '.join(map(repr, strange))}; the table has {', '.join(found.names)}.")
-    inputs = _learned(found, set(categories), missing, unseen, jnp.zeros((), dtype).dtype)
+    inputs = _learned(found, set(categories), missing, unseen, as_jax(np.zeros((), dtype)).dtype)
     inputs(table)  # makes the same checks as for other tables
     return inputs
 

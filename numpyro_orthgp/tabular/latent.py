@@ -35,9 +35,10 @@ from numpyro_orthgp.tabular.stages import (
     Found,
     Stage,
     Tried,
+    lowest,
     while_it_pays,
 )
-from numpyro_orthgp.tabular.starts import WARPED, shorter, starts
+from numpyro_orthgp.tabular.starts import SHORTER, Alternative, in_order, shorter
 from numpyro_orthgp.training import FitResult, Progress, fit
 
 __all__ = ["LatentSearch", "latent_function"]
@@ -45,6 +46,7 @@ __all__ = ["LatentSearch", "latent_function"]
 USUAL_STEPS, LEAST_STEPS = 300, 50
 WORTH_STEPS = 100  # steps that a search with more points must have time for: q begins anew
 BATCH = 1024
+FUNCTIONS = 25  # with more of them batches are smaller, and first points fewer
 FLAT = 0.3  # standard deviation of a function, below which a further search starts from shorter lengthscales
 NATURAL, RATE, LAST_RATE = 0.3, 0.2, 0.05  # step of q; Adam's rate, and the share of it that remains at the end
 WORSE = (
@@ -55,6 +57,7 @@ CALL = 10  # steps of a call to the device, so that searches of any number of st
 PROBE = 2 * CALL  # steps that tell how long a step takes
 SHIFT = 0.3  # standard deviations of a column that a point moves where the logarithm of a hyperparameter moves by one
 SEARCHES, FIRST = 0.9, 0.15  # shares of the time: of all searches, and of each of the first ones
+LEAST, LAST = 0.4, 0.1  # shares of it that the steps of a search and of the last fit may take if it is over
 
 
 @dataclass
@@ -99,6 +102,11 @@ class LatentSearch:
     def num_rows(self) -> int:
         return len(self.seen["y"])
 
+    @property
+    def share(self) -> float:
+        """Of the usual work for each function that a step does, as the functions may be many."""
+        return min(1.0, FUNCTIONS / max(len(self.relevant), 1))
+
     def rows_for(self, num_points: int) -> int:
         return self.num_rows
 
@@ -107,30 +115,31 @@ class LatentSearch:
 
         :param values: starts; by default those of ``starts``, and a further one if they take everything for noise.
         """
-        num = min(self.budget.num_points or FIRST_POINTS, self.num_rows)
-        begin = values or self.starts()
+        num = min(self.budget.num_points or int(FIRST_POINTS * self.share**0.5), self.num_rows)
+        best = self.data["X"]
+        inputs = [best] if self.warped is None else [best, self.warped]
+        order = [(0, values)] if values else self.in_order(inputs)
         tried: list[Tried] = []
-        for name, start in begin.items():
+
+        def go(name: str, start: Values) -> None:
+            nonlocal best
             if not tried or self.budget.allows(0.0):
                 tried.append(self.stage(num, name, {"values": start}))
-        if values is None and self.budget.allows(0.0) and self.is_flat(min(tried, key=lambda pair: pair[0].loss)[1]):
-            tried.append(self.stage(num, "short lengthscales", {"values": shorter(begin)}))
-        if values is None and self.warped is not None and self.budget.allows(0.0):
-            tried.append(self.of_warped(self.warped, num, min(stage.loss for stage, _ in tried)))
+                best = self.data["X"] if lowest(tried) is tried[-1] else best
+
+        for place, (i, begin) in enumerate(order):
+            self.take(inputs[i])
+            for name, start in begin.items():
+                go(name, start)
+            first = not values and place == 0 and SHORTER not in begin
+            if first and self.budget.allows(0.0) and self.is_flat(lowest(tried)[1]):
+                go(SHORTER, shorter(best.shape[1]))
+        self.take(best)
         return tried
 
-    def starts(self) -> dict[str, Values]:
-        return starts(self.seen["X"], *(y[self.num_held :] for y in self.relevant))
-
-    def of_warped(self, warped: np.ndarray, num_points: int, least_loss: float) -> Tried:
-        """A search with warped inputs, which stay if its loss is lower. Both bounds are densities of y."""
-        X = self.data["X"]
-        self.take(warped)
-        *_, values = self.starts().values()
-        tried = self.stage(num_points, WARPED, {"values": values})
-        if tried[0].loss >= least_loss:
-            self.take(X)
-        return tried
+    def in_order(self, inputs: list[np.ndarray]) -> list[tuple[int, dict[str, Values]]]:
+        outputs = [y[self.num_held :] for y in self.relevant]
+        return in_order([X[self.num_held :] for X in inputs], outputs, [Alternative(np.stack(outputs, -1))])
 
     def is_flat(self, ended: dict[str, Any]) -> bool:
         """Whether the function hardly varies between rows."""
@@ -149,7 +158,7 @@ class LatentSearch:
 
     def longer(self, tried: list[Tried]) -> list[Tried]:
         """With a search that goes on where the best one ended, if its steps were few, and there is time for as many again."""
-        stage, ended = min(tried, key=lambda pair: pair[0].loss)
+        stage, ended = lowest(tried)
         few = self.budget.seconds is not None and stage.num_steps < self.budget.num_steps
         if not few or self.steps_left(stage.num_points) < stage.num_steps:
             return tried
@@ -163,7 +172,8 @@ class LatentSearch:
         else:
             X = self.seen["X"][: max(LEAST_ROWS, ROWS_PER_POINT * num_points)]
             Z, start = points_for(values, X, num_points), as_params(values)
-            num_steps = self.steps_for(Z, values)
+            Z, start = self.probed(Z, start)
+            num_steps = self.steps_for(len(Z))
         result = self.trained(self.seen, Z, start, num_steps, RATE)
         params, Z = settled_points(result.params, Z)
         values, loss = values_of(params), settled(result.losses)
@@ -175,15 +185,22 @@ class LatentSearch:
         rows, num, status = self.num_rows, len(Z), result.status
         return Stage(rows, num, name, loss, status, result.num_steps, held_out, np.nan, seconds), ended
 
-    def steps_for(self, Z: np.ndarray, values: Values) -> int:
+    def probed(self, Z: np.ndarray, start: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
+        """Points and parameters after the first steps of all, which tell how long a step takes."""
+        if self.budget.seconds is None or not np.isnan(self.pace.per_step) or not self.budget.allows(0.0):
+            return Z, start
+        result = self.trained(self.seen, Z, start, PROBE, RATE)
+        self.choose_precision(len(Z))
+        params, Z = settled_points(result.params, Z)
+        return Z, params
+
+    def steps_for(self, num_points: int) -> int:
         """Number of steps of a search. If steps take long, there are fewer: a search whose rate has not fallen is worth little."""
-        budget, is_first = self.budget, len(Z) <= FIRST_POINTS
+        budget, is_first = self.budget, num_points <= FIRST_POINTS
         if budget.seconds is None:
             return budget.num_steps
-        if np.isnan(self.pace.per_step) and budget.allows(0.0):
-            self.trained(self.seen, Z, as_params(values), PROBE, RATE)
-            self.choose_precision(len(Z))
-        return max(self.steps_left(len(Z), FIRST * budget.seconds if is_first else np.inf), LEAST_STEPS)
+        least = self.of_searches.steps(LEAST * budget.seconds, num_points, LEAST_STEPS)
+        return max(self.steps_left(num_points, FIRST * budget.seconds if is_first else np.inf), least, CALL)
 
     def choose_precision(self, num_points: int) -> None:
         """Take float32 if the time of a first search allows fewer than half of its steps, and another program to compile."""
@@ -207,13 +224,14 @@ class LatentSearch:
     @property
     def start_of_last(self) -> float:
         """Seconds before the first step of the last fit. It is another program if batches are all rows."""
-        return self.pace.start if self.num_rows < BATCH else 0.0
+        return self.pace.start if self.num_rows < int(BATCH * self.share) else 0.0
 
     def on_all_rows(self, ended: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         num_steps = max(self.best_stage.num_steps // 2, 1)
-        if self.whole.seconds is not None:
+        if np.isfinite(self.whole.left):
             seconds = self.whole.left - self.start_of_last
-            num_steps = min(num_steps, max(self.pace.steps(seconds, len(ended["Z"]), num_steps), CALL))
+            least = self.pace.steps(LAST * (self.whole.seconds or np.inf), len(ended["Z"]), CALL)
+            num_steps = min(num_steps, max(self.pace.steps(seconds, len(ended["Z"]), num_steps), least, 1))
         result = self.trained(self.data, ended["Z"], ended["params"], num_steps, LAST_RATE * RATE, is_last=True)
         if not settled(result.losses) < result.losses[:CALL].mean() + WORSE * len(self.data["y"]):
             return ended["params"], ended["Z"], ended["losses"]
@@ -258,7 +276,7 @@ class LatentSearch:
             svi,
             jax.random.key(0),
             data,
-            batch_size=min(BATCH, num_rows),
+            batch_size=min(int(BATCH * self.share), num_rows),
             num_steps=num_steps,
             init_params=jax.tree.map(jnp.asarray, start),
             steps_per_call=CALL,
@@ -268,8 +286,7 @@ class LatentSearch:
             num_rows=num_rows,
             **self.options,
         )
-        if result.status == "interrupted" and (not watched or self.budget.allows(0.0)):  # by the user, not by the clock
-            raise KeyboardInterrupt
+        (self.budget if watched else self.whole).note(result)
         pace.learn(calls, len(Z))
         return result
 

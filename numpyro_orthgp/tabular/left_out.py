@@ -132,7 +132,7 @@ def of_neighbors(part: LeftOut, budget: Budget) -> list[LeftOut]:
 
 def searched(searches: Searches, rows: Rows, values: Values, num_points: int) -> Values:
     """Hyperparameters by one more search, on these rows."""
-    return as_values(searches.lowest(rows, rows.points(values, num_points), values).params)
+    return as_values(searches.fitted(rows, rows.points(values, num_points), values).params)
 
 
 def finish(searches: Searches, stages: list[Stage], last: Stage, ended: Searched, grows: bool) -> Found:

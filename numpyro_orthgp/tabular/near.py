@@ -111,8 +111,7 @@ def learn_near(values: Values, X: np.ndarray, y: np.ndarray, least_noise: float,
         (near,) = in_blocks(_nearest, (jax.tree.map(jnp.asarray, values), jnp.asarray(X)), X[rows], rows)
         data = X[rows], y[rows], X[near], y[near]
         result = fit(svi, jax.random.key(r), data, init_params=as_params(values), **options)
-        if result.status == "interrupted" and budget.allows(0.0):  # by the user, not by the clock
-            raise KeyboardInterrupt
+        budget.note(result)
         values = as_values(result.params)
     return values | {"noise": np.hypot(values["noise"], least_noise)}
 

@@ -65,9 +65,10 @@ def regression(
 
     **Search.** :func:`~numpyro_orthgp.fit_lbfgs` finds posterior modes of the hyperparameters, always in float64. It has two
     starts: equal lengthscales, and lengthscales from the relevance of each single column. If both take y for noise, a third
-    start has lengthscales a tenth as long. Positive, skewed outputs are also tried as logarithms, and skewed columns after a
-    map to less skewed numbers, arcsinh((x - loc) / scale). All bounds are densities of y, and the largest wins. Then the number
-    of inducing points doubles, with new points for the current kernel, until the held-out rows (a tenth, at most 1000) gain
+    start has lengthscales a tenth as long. Skewed columns are also mapped to less skewed numbers, arcsinh((x - loc) / scale).
+    100 rows say which comes first, as time may be short, and whether one has far shorter lengthscales. Positive, skewed outputs
+    are also tried as logarithms. All bounds are densities of y, and the largest wins. Then the number of inducing points
+    doubles, with new points for the current kernel, until the held-out rows (a tenth, at most 1000) gain
     less than 0.005 nats each, or the time is over. With fewer than 200 held-out rows the gap between the bounds decides
     instead; above 0.2 nats per row the points are quadrupled. Hyperparameters see twenty rows per inducing point, at least
     1000; the returned function sees all rows.
@@ -106,7 +107,8 @@ def regression(
     :param X: a pandas or polars table, or an array of numbers, shape (N, D) or (N,), in memory or on disk.
     :param y: numbers, shape (N,); NaN where missing.
     :param time: time limit in seconds, of which searches take two thirds at most; None for no limit. A running search stops
-        within a step. Compilation is not interrupted, so a fit may take some seconds more.
+        within a step. Compilation is not interrupted, so a fit may take some seconds more. Ctrl-C during a search means that the
+        time is over: the fit of what was found is returned, and says so. Before the first step Ctrl-C is raised.
     :param M: number of inducing points. It is used at once, without a time limit: the same fit on any machine.
     :param num_steps: maximum number of steps of each search, by default 200; if it is given, there is no time limit.
     :param seed: seed of the order of rows; the first rows are held out.
@@ -128,8 +130,7 @@ def regression(
         outputs[seen] = known
         return with_atoms(X, outputs, values, budget, {"M": M, "num_steps": num_steps, "seed": seed})
     part, of_part = part_of(table, seen, seed, PART)
-    used = table.rows(part)
-    outputs = known[of_part]
+    used, outputs = table.rows(part), known[of_part]
     logs = known.min() > 0 and may_be_logarithms(outputs)
     columns, inputs = Columns.learn(used, (np.log(outputs) if logs else outputs)[:, None], seed)
     order, num_held = order_of(len(part), seed, 1 / FOLDS)
@@ -166,9 +167,12 @@ def with_atoms(X: Any, y: np.ndarray, values: np.ndarray, budget: Budget, option
     at = values[place] == y
     classes = np.where(np.isnan(y), np.nan, np.where(at, place, len(values)))
     of_atoms = classification(X, classes, time=budget.part(OF_ATOMS).seconds, **options)
+    if of_atoms.was_interrupted:
+        raise KeyboardInterrupt  # the other rows have no fit
     left = None if budget.seconds is None else max(budget.left, (1 - OF_ATOMS) * budget.seconds / 2)
     fit = regression(X, np.where(at, np.nan, y), time=left, **options)
-    return replace(fit, atoms=AtomsFit(values, of_atoms), num_dropped=of_atoms.num_dropped, budget=budget.words())
+    words = budget.words(fit.was_interrupted)
+    return replace(fit, atoms=AtomsFit(values, of_atoms), num_dropped=of_atoms.num_dropped, budget=words)
 
 
 @dataclass(frozen=True, repr=False)
@@ -263,8 +267,7 @@ class RegressionFit(TableFit):
         return {"mean": mean, "sd": sd, "function_sd": function_sd, "loc": loc, "scale": scale}
 
     def _recipe(self, near: Near | None = None) -> Callable[[], GPFunction]:
-        of = near or self.found
-        return partial(function_of, of.values, self._rows, of.Z)
+        return partial(function_of, (of := near or self.found).values, self._rows, of.Z)
 
     @property
     def _rows(self) -> Rows:
@@ -332,18 +335,15 @@ class RegressionFit(TableFit):
         return found | {"mean": mean, "sd": sd, "atoms": atoms.probabilities}
 
     def _part_words(self) -> list[str]:
-        return ([] if self.atoms is None else [self.atoms.words()]) + self._given_words()
-
-    def _given_words(self) -> list[str]:
-        if self.found.is_mean:
-            return super()._part_words()
-        whole = self.num_given == self.num_rows
-        given = "all" if whole else f"{self.num_given}, as many as came in before the time was over"
-        return [f"{words}; the function is given {given}" for words in super()._part_words()]
+        words = super()._part_words()
+        if not self.found.is_mean:
+            whole = self.num_given == self.num_rows
+            given = "all" if whole else f"{self.num_given}, as many as came in before the time was over"
+            words = [f"{of_part}; the function is given {given}" for of_part in words]
+        return words if self.atoms is None else [self.atoms.words(), *words]
 
     def _left_out_words(self) -> str:
-        few = self.num_held < MANY_HELD
-        return "all rows, left out a fifth at a time" if few else super()._left_out_words()
+        return super()._left_out_words() if self.num_held >= MANY_HELD else "all rows, left out a fifth at a time"
 
     def _prediction_words(self) -> list[str]:
         part = f" among {len(self.X)} rows" if len(self.X) < self.num_rows else ""

@@ -40,9 +40,10 @@ from numpyro_orthgp.tabular.stages import (
     ROWS_PER_POINT,
     Found,
     Stage,
+    lowest,
     while_it_pays,
 )
-from numpyro_orthgp.tabular.starts import WARPED, shorter, starts
+from numpyro_orthgp.tabular.starts import SHORTER, Alternative, in_order, shorter
 from numpyro_orthgp.tabular.units import Outputs
 from numpyro_orthgp.training import FitResult, fit_lbfgs
 from numpyro_orthgp.training.objective import OfArguments
@@ -179,7 +180,7 @@ class Searches:
         held, seen = slice(0, self.num_held), slice(self.num_held, self.num_held + num_rows)
         rows = self.rows(y, num_rows)
         Z = rows.points(begun.values, num_points)
-        fit = self.lowest(rows, Z, begun.values)
+        fit = self.fitted(rows, Z, begun.values)
         values = as_values(fit.params)
         score, gap = (
             np.nan,
@@ -196,14 +197,44 @@ class Searches:
         stage = Stage(num_rows, len(Z), name, loss, fit.status, fit.num_steps, score, gap, seconds)
         return stage, Searched(values, begun.outputs)
 
-    def lowest(self, rows: Rows, Z: np.ndarray, start: Values) -> FitResult:
+    def first(self, num_points: int, inputs: list[np.ndarray], outputs: list[Outputs]) -> list[tuple[Stage, Searched]]:
+        """The searches from all starts while there is time, and one at least. The inputs of the best are those of further ones.
+
+        :param inputs, outputs: the alternatives, as for :func:`search`.
+        """
+        plain, *others = outputs
+        seen = slice(self.num_held, self.num_held + self.rows_for(num_points))
+        forms = [Alternative(o.values[seen, None], float(o.log_slopes[seen].mean())) for o in outputs]
+        order = in_order([X[seen] for X in inputs], [plain.values[seen]], forms)
+        tried: list[tuple[Stage, Searched]] = []
+        best = self.X
+
+        def go(name: str, values: Values, outputs: Outputs) -> None:
+            nonlocal best
+            if not tried or self.budget.allows(0.0):
+                tried.append(self.stage(num_points, name, Searched({"noise": np.array(0.3)} | values, outputs)))
+                best = self.X if lowest(tried) is tried[-1] else best
+
+        for place, (i, begin) in enumerate(order):
+            self.X = inputs[i]
+            chosen = lowest(tried)[1].outputs if tried else plain
+            for name, values in begin.items():
+                go(name, values, chosen)
+            if place == 0:
+                if SHORTER not in begin and lowest(tried)[1].values["noise"] > TAKEN_FOR_NOISE:
+                    go(SHORTER, shorter(self.X.shape[1]), plain)
+                for other in others:
+                    go("the logarithm of y", lowest(tried)[1].values, other)
+        self.X = best
+        return tried
+
+    def fitted(self, rows: Rows, Z: np.ndarray, start: Values) -> FitResult:
         options: dict[str, Any] = {"num_steps": self.budget.num_steps, "tolerance": TOLERANCE, "restarts": 1}
         options |= {"init_params": as_params(start), "callback": self.budget.watch, "Z": Z}
         if rows.observed is not None:
             options["observed"] = rows.observed
         fit = fit_lbfgs(self.svi, jax.random.key(0), (rows.X, rows.y), **options)
-        if fit.status == "interrupted" and self.budget.allows(0.0):  # by the user, not by the clock
-            raise KeyboardInterrupt
+        self.budget.note(fit)
         return fit
 
 
@@ -228,25 +259,7 @@ def search(
     # As many rows remain when a fifth is left out, so the programs are the same.
     most = num_rows if budget.num_points is not None else max(len(X) - -(-len(X) // FOLDS), 1)
     first = min(budget.num_points or FIRST_POINTS, most)
-    seen = slice(num_held, num_held + searches.rows_for(first))
-    plain, *others = outputs
-
-    def begun(X: np.ndarray, outputs: Outputs) -> dict[str, Values]:
-        return {k: v | {"noise": np.array(0.3)} for k, v in starts(X[seen], outputs.values[seen]).items()}
-
-    begin = begun(X, plain)
-    tried = [searches.stage(first, name, Searched(values, plain)) for name, values in begin.items()]
-    values = min(tried, key=lambda pair: pair[0].loss)[1].values
-    if values["noise"] > TAKEN_FOR_NOISE and searches.budget.allows(0.0):
-        tried.append(searches.stage(first, "short lengthscales", Searched(shorter(begin), plain)))
-        values = min(tried, key=lambda pair: pair[0].loss)[1].values
-    tried += [searches.stage(first, "the logarithm of y", Searched(values, other)) for other in others]
-    best, ended = min(tried, key=lambda pair: pair[0].loss)
-    if warped is not None and searches.budget.allows(0.0):
-        searches.X = warped
-        *_, values = begun(warped, ended.outputs).values()
-        tried.append(searches.stage(first, WARPED, Searched(values, ended.outputs)))
-        searches.X = warped if tried[-1][0].loss < best.loss else X
+    tried = searches.first(first, [X] if warped is None else [X, warped], outputs)
     stages, (last, ended), grows = while_it_pays(
         tried, searches.stage, searches.budget, num_rows, num_held, searches.rows_for
     )

@@ -14,7 +14,7 @@ from numpyro_orthgp.tabular.near import Near
 from numpyro_orthgp.tabular.points import Values
 from numpyro_orthgp.tabular.votes import Votes
 
-__all__ = ["Found", "Search", "Stage", "Tried", "while_it_pays"]
+__all__ = ["Found", "Search", "Stage", "Tried", "lowest", "while_it_pays"]
 
 FIRST_POINTS, MOST_POINTS = 100, 1600
 LEAST_ROWS, ROWS_PER_POINT = 1000, 20
@@ -85,6 +85,11 @@ Tried = tuple[Stage, Any]  # a search and its result
 Search = Callable[[int, str, Any], Tried]  # number of points, name and values of the start
 
 
+def lowest(tried: Iterable[Tried]) -> Tried:
+    """The search with the lowest loss."""
+    return min(tried, key=lambda pair: pair[0].loss)
+
+
 def while_it_pays(
     tried: Iterable[Tried],
     search: Search,
@@ -105,7 +110,7 @@ def while_it_pays(
     """
     tried = list(tried)
     stages = [stage for stage, _ in tried]
-    last, ended = min(tried, key=lambda pair: pair[0].loss)
+    last, ended = lowest(tried)
     pays = budget.num_points is None and not (num_held < ENOUGH and last.gap <= PAYS)
     while pays and last.num_points < min(MOST_POINTS, num_rows):
         num_points = min((4 if last.gap > FAR else 2) * last.num_points, MOST_POINTS, num_rows)
