@@ -124,8 +124,8 @@ def test_files_and_functions_stay_small():
 # Between f(X) and the bound: what they call, and can be taken for granted. `runs` and `sites` are for draws.
 TAKEN_FOR_GRANTED = (
     "math/", "kernels/", "inducing/", "errors.py", "foreign.py", "types.py", "closures.py", "processes.py", "likelihoods/checks.py",
-    "likelihoods/integrators.py", "likelihoods/prompted.py", "likelihoods/special.py", "functions/arithmetic.py", "functions/keys.py", "functions/runs.py",
-    "functions/sites.py", "functions/callers.py",
+    "likelihoods/integrators.py", "likelihoods/prompted.py", "likelihoods/special.py", "functions/arithmetic.py",
+    "functions/keys.py", "functions/runs.py", "functions/sites.py", "functions/callers.py",
 )  # fmt: skip
 
 
