@@ -44,7 +44,7 @@ from numpyro_orthgp.likelihoods.integrators import (
 )
 from numpyro_orthgp.likelihoods.masks import refuse_groups
 from numpyro_orthgp.likelihoods.nodes import AtNodes
-from numpyro_orthgp.likelihoods.prompted import prompted
+from numpyro_orthgp.likelihoods.prompted import prompted, wrapped
 from numpyro_orthgp.likelihoods.rows import refuse_several_rows
 from numpyro_orthgp.likelihoods.tails import log_prob
 from numpyro_orthgp.likelihoods.wrapped import (
@@ -104,8 +104,7 @@ class ExpectedLikelihood(AtNodes):
         if "conditional" in vars(cls) and "_of_users" not in vars(cls):
             cls._of_users = not cls.__module__.startswith(__name__.partition(".")[0] + ".")
         for name in _BROADCASTING.keys() & vars(cls).keys():
-            value, wrap = vars(cls)[name], _BROADCASTING[name]
-            setattr(cls, name, property(wrap(value.fget)) if isinstance(value, property) else wrap(value))
+            setattr(cls, name, wrapped(_BROADCASTING[name], vars(cls)[name]))
 
     def __init__(
         self, marginals: Marginals, *, integrator: Integrator | None = None, validate_args: bool | None = None

@@ -19,7 +19,7 @@ from numpyro_orthgp.likelihoods.wrapped import MASK
 from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.ranks import broadcasting
 
-__all__ = ["prompted"]
+__all__ = ["prompted", "wrapped"]
 
 _PACKAGE = __name__.partition(".")[0] + "."
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -40,6 +40,11 @@ def prompted(method: _F) -> _F:
         return outside(jax.tree.map(_alone, self, is_leaf=_is_marginals), *(as_outputs("obs", y, MASK) for y in value))
 
     return call  # type: ignore[return-value]
+
+
+def wrapped(wrap: Callable[[Any], Any], attribute: Any) -> Any:
+    """A method, or a property with its getter, as ``wrap`` makes it."""
+    return property(wrap(attribute.fget)) if isinstance(attribute, property) else wrap(attribute)
 
 
 def _is_of_package(likelihood: Any) -> bool:

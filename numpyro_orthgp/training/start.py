@@ -107,8 +107,6 @@ def _with_kept_arrays(svi: Any, init: Callable[..., Any], *given: Any) -> Any:
 def _with_bounds(svi: Any, start: Callable[..., Any], *given: Any) -> Any:
     """``start``, which calls ``svi.init``, as one program. The ``SVI`` keeps the transforms of its parameters, and in these the
     bounds that the model computes, such as that of a noise; in a program they are tracers, so it returns them too.
-
-    :raises TypeError: if tracers are left in the transforms.
     """
 
     def start_and_bounds(*given: Any) -> Any:
