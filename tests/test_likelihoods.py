@@ -766,3 +766,6 @@ def test_predictions_at_a_prompt_are_those_of_a_program():
         counts.log_predictive(np.ma.masked_equal([2, 0], 0))
     with pytest.raises(ValueError, match="support of ZeroInflated"):
         counts.log_predictive([2, -1])
+    assert_allclose(counts.log_predictive(value=[2, 0]), at_prompt[-1], rtol=1e-12)
+    with pytest.raises(TypeError, match="missing a required argument: 'value'"):
+        counts.log_predictive(obs=[2, 0])

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar
 
 import jax
@@ -34,7 +35,9 @@ def prompted(method: _F) -> _F:
     within, outside = broadcasting(method), one_program(method)
 
     @wraps(method)
-    def call(self: Any, *value: Any) -> Any:
+    def call(self: Any, *value: Any, **named: Any) -> Any:
+        if named:
+            _, *value = signature(method).bind(self, *value, **named).args  # type: ignore[assignment]
         if model_running() is not None or self.lead or self.sees_several or not _is_of_package(self):
             return within(self, *value)
         return outside(jax.tree.map(_alone, self, is_leaf=_is_marginals), *(as_outputs("obs", y, MASK) for y in value))
