@@ -17,6 +17,7 @@ from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO, autoguide
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
 from numpyro_orthgp.errors import inspect, is_concrete
+from numpyro_orthgp.guides.hyper import PointsAndEffects
 from numpyro_orthgp.math.kept import run_checked
 from numpyro_orthgp.training.start import initial_state
 from tests import problems
@@ -197,6 +198,20 @@ def bounded_noise(X, y):
     above = dist.transforms.AffineTransform(low, 1.0, domain=constraints.positive)
     noise = numpyro.sample("start", dist.TransformedDistribution(dist.LogNormal(-2.0, 1.0), above))
     numpyro.sample("y", ogp.CollapsedGP(kernels.RBF(0.3), X, jnp.asarray(X[::3]), noise), obs=y)
+
+
+def test_sites_stay_in_the_order_of_the_model():
+    """JAX sorts the keys of dicts that a program returns."""
+
+    def model(X, y):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        f = ogp.gp("f", kernels.RBF(numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))), jnp.asarray(X[::3]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihoods.Gaussian(f(X), scale), obs=y)
+
+    for compiled in (True, False):
+        svi, state = start(model, compiled=compiled, hyper=PointsAndEffects)
+        assert list(svi.guide.median(svi.get_params(state)))[:2] == ["scale", "lengthscale"]
 
 
 @pytest.mark.parametrize("model, guide", [

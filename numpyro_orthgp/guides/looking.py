@@ -66,8 +66,9 @@ class KeptArrays:
         """Give the guide the arrays that the program returned."""
         rest = iter(arrays)
         leaves = [next(rest) if other is None else other[0] for other in self._others]
-        for name, value in zip(self._names, jax.tree.unflatten(self._tree, leaves), strict=True):
-            setattr(self.guide, name, value)
+        found = dict(zip(self._names, jax.tree.unflatten(self._tree, leaves), strict=True))
+        for name, value in found.items():  # in the order of the model, since JAX sorts the keys of a dict
+            setattr(self.guide, name, type(value)((k, value[k]) for k in found["prototype_trace"] if k in value))
         for name in NOT_KEPT:
             self.guide.__dict__.pop(name, None)
 
