@@ -134,7 +134,7 @@ CALLS = {
     "the same, own kernel": (lambda m: ogp.init.greedy_variance(plain_kernel(), inputs(30), 5), 20),
     "init.median_lengthscale": (lambda m: ogp.init.median_lengthscale(X, rng_key=key()), 10),
     "init.pca": (lambda m: ogp.init.pca(rng.normal(size=(20, 4)), 2), 10),
-    "regression": (lambda m: one_call(table()), 40),
+    "regression": (lambda m: one_call(table()), 50),
     "its predict": (lambda m: m["table"].predict(rng.normal(size=(9, 3))), 10),
 }
 

@@ -38,7 +38,7 @@ def prompted(method: _F) -> _F:
     def call(self: Any, *value: Any, **named: Any) -> Any:
         if named:
             _, *value = signature(method).bind(self, *value, **named).args  # type: ignore[assignment]
-        if model_running() is not None or self.lead or self.sees_several or not _is_of_package(self):
+        if model_running() is not None or self.sees_several or not _is_of_package(self):
             return within(self, *value)
         return outside(jax.tree.map(_alone, self, is_leaf=_is_marginals), *(as_outputs("obs", y, MASK) for y in value))
 
