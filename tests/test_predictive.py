@@ -315,3 +315,15 @@ def test_another_unit_of_a_censored_time_changes_densities_and_no_probabilities(
     ):
         for method in ("log_prob", "log_predictive"):
             assert_allclose(getattr(ours, method)(365 * years), getattr(expected, method)(365 * years), rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_impossible_output_has_no_density(dtype):
+    """Under jit, where supports are not checked; the largest finite number stood for minus infinity in the search for peaks."""
+    mean, variance, zero = (jnp.array([a, b], dtype) for a, b in ((0.0, 1.0), (0.5, 0.5), (0.0, 0.0)))
+    f = ogp.Marginals(mean=mean, explained=variance, residual=zero)
+    found = jax.jit(lambda y: ogp.Likelihood(f, lambda f: dist.Uniform(f - 1, f + 1)).log_predictive(y))
+    densities = found(jnp.array([1e6, 1.2], dtype))
+    normal = stats.norm(1.0, 0.5**0.5)
+    assert densities[0] == -np.inf and densities.dtype == dtype
+    np.testing.assert_allclose(densities[1], np.log((normal.cdf(2.2) - normal.cdf(0.2)) / 2), atol=0.05)

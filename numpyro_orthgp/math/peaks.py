@@ -86,6 +86,8 @@ def log_normal_expectation(
     shares = jnp.linspace(0, 1, _HALF + 1, dtype=dtype)[1:]
     start = top - height + log_slope(jnp.zeros_like(peak), peak)
     total, _ = lax.scan(add, start, jnp.concatenate([-shares, shares]))
+    # An output that is impossible. Until here it was finite, as jax_debug_infs wants.
+    total = jnp.where(total <= jnp.finfo(dtype).min, -jnp.inf, total)
     parts = total + height - peak**2 / 2 + jnp.log(limit / _HALF)
     return logsumexp(parts, axis=0) - 0.5 * math.log(2 * math.pi)
 
