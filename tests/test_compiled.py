@@ -16,8 +16,9 @@ from numpyro import handlers
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import numpyro_orthgp as ogp
-from numpyro_orthgp import kernels
+from numpyro_orthgp import Marginals, kernels, likelihoods
 from numpyro_orthgp.math.compiled import effort_for, one_program, quick_jit, quick_options
+from numpyro_orthgp.math.work import elements_of
 
 
 class Compiled(logging.Handler):
@@ -198,11 +199,42 @@ def test_quick_programs_are_the_same_functions_alone_and_within_others():
         np.testing.assert_allclose(slope, 3 * jnp.sin(x) ** 2 * jnp.cos(x), rtol=1e-5)
 
 
+def test_programs_at_a_prompt_are_compiled_quickly_where_they_are_small(monkeypatch):
+    asked = []
+    monkeypatch.setattr("numpyro_orthgp.math.compiled.quick_options", lambda effort: asked.append(effort))
+    total = one_program(lambda x, y: (x * y).sum())
+    assert total(jnp.ones(3), jnp.ones(3)) == 3 and total(jnp.ones(4), 2.0) == 8 and asked == [1]
+    assert total(np.ones((200, 100)), 2.0) == 40_000 and asked == [1, 2]
+    assert_allclose(jax.grad(total)(jnp.ones(3), 2.0), 2 * np.ones(3))
+    assert asked == [1, 2] and jax.jit(total)(jnp.ones(3), 2.0) == 6
+
+
+def test_work_counts_loops_as_often_as_they_run():
+    x = jnp.ones(1000)
+
+    def elements(function):
+        return elements_of(jax.make_jaxpr(function)(x).jaxpr)
+
+    def loop(x, step=jnp.sin):
+        return jax.lax.scan(lambda c, _: (step(c), None), x, None, 50)[0]
+
+    assert elements(jnp.sin) == 1000 and elements(jax.jit(jnp.sin)) == 1000
+    assert elements(loop) == 50_000 and elements(lambda x: loop(x, loop)) == 2_500_000
+    assert elements(lambda x: jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)) > 2000
+    assert effort_for(elements(loop)) == 1 and effort_for(2**28) == 2
+    counts = likelihoods.Poisson(Marginals(x, x, 0 * x))  # each has integrals of its own, in loops over nodes
+    normal = likelihoods.Gaussian(Marginals(x, x, 0 * x), 1.0)
+    found = [elements(of.log_predictive) for of in (normal, counts)]
+    assert found[0] < 10**5 < 10**7 < found[1]
+
+
 def test_quick_options_are_those_of_the_platform_and_of_an_xla_that_has_them(monkeypatch):
-    assert quick_options(1)["xla_backend_optimization_level"] == 1
-    assert [quick_options(effort_for(number)) == quick_options(1) for number in (200, 200_000)] == [True, False]
-    assert quick_options(2) is None
-    look = quick_options.__wrapped__
+    look, level = quick_options.__wrapped__, "xla_backend_optimization_level"
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert [look(effort)[level] for effort in (0, 1)] == [0, 1] and look(2) is None
+    monkeypatch.setenv("XLA_FLAGS", f"--{level}=2")
+    assert look(1) is None  # who chose a level has it
+    monkeypatch.delenv("XLA_FLAGS")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert look(0) == {"xla_gpu_autotune_level": 0} and look(1) is None
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")

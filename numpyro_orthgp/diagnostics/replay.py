@@ -24,7 +24,6 @@ from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.parameters import Checked, check_model_params
 from numpyro_orthgp.likelihoods.base import is_expected, log_predictive
 from numpyro_orthgp.math.blocks import map_blocks
-from numpyro_orthgp.math.compiled import effort_for
 from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.primitives.messages import collected_functions, is_enumerated
 from numpyro_orthgp.types import Array, PRNGKey
@@ -69,8 +68,7 @@ class Replay:
 
             return map_blocks(jax.vmap(one), (varying, keys), max(num, 1))
 
-        effort = effort_for(len(keys) * size)
-        return run_kept(visit_all, self.arguments.arrays, self.draws.params, fixed, varying, keys, effort=effort)
+        return run_kept(visit_all, self.arguments.arrays, self.draws.params, fixed, varying, keys)
 
     def ends(self, visit: Visit, rng_key: PRNGKey) -> tuple[Any, Any]:
         """``visit`` at the first and at the last draw. Values that are equal there count as constant."""

@@ -13,7 +13,6 @@ from numpyro_orthgp.diagnostics.layout import Layout, Trace
 from numpyro_orthgp.diagnostics.replay import run as run_at
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.guides.posterior import fitted_trace
-from numpyro_orthgp.math.compiled import effort_for
 from numpyro_orthgp.math.kept import run_kept
 from numpyro_orthgp.types import PRNGKey
 
@@ -48,8 +47,7 @@ class Subject:
             args, kwargs = self.arguments.join(arrays)
             return of(*fitted_trace(self.model, self.guide, params, args, kwargs, self.rng_key))
 
-        effort = effort_for(FINER * self.layout.num_values)
-        return run_kept(run, self.arguments.arrays, self.params, effort=effort)
+        return run_kept(run, self.arguments.arrays, self.params)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ differentiated as a whole: NumPyro takes a gradient that way before NUTS and its
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
@@ -29,7 +30,10 @@ __all__ = ["ARRAYS", "can_be_compiled", "effort_for", "is_within_program", "one_
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)  # what `jit` takes
 
-MANY_INTEGRALS = 2**15  # whose nodes take as long as the rest of compiling does, two thirds of a second
+MUCH_WORK = 2**27  # elements, for which quickly compiled loops take longer than JAX's by a fifth of a second or more
+
+SMALL_ARGUMENTS = 2**14  # elements
+_LEVEL = "xla_backend_optimization_level"
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -38,19 +42,22 @@ def one_program(function: _F) -> _F:
     """``function``, compiled as a whole if it is called outside of any ``jit`` or ``vmap``; there it is what it was.
 
     JAX compiles what is called outside operation by operation, which takes several times as long, and so it does to a gradient,
-    which NumPyro takes once before NUTS or an automatic guide starts.
+    which NumPyro takes once before NUTS or an automatic guide starts. Of small arguments it is compiled in less time too.
 
     :param function: of pytrees of arrays; keywords are what it is compiled for, such as sizes.
     """
     function = broadcasting(function)
-    compiled = lru_cache(lambda names: jax.jit(with_checks(function), static_argnames=names))
+
+    @lru_cache
+    def compiled(names: tuple[str, ...], effort: int) -> Any:
+        return jax.jit(with_checks(function), static_argnames=names, compiler_options=quick_options(effort))
 
     @wraps(function)
     def call(*args: Any, **sizes: Any) -> Any:
         refuse_fork()
         if not can_be_compiled(args):
             return function(*args, **sizes)
-        result, waiting = compiled(tuple(sizes))(*args, **sizes)
+        result, waiting = compiled(tuple(sizes), _effort_of(args))(*args, **sizes)
         waiting.inspect()
         return result
 
@@ -67,6 +74,13 @@ def can_be_compiled(args: Any) -> bool:
 def _is_known(leaf: Any) -> bool:
     # Under `grad` alone a tracer knows its value, and JAX differentiates the program as a whole.
     return is_concrete(leaf) or leaf.to_concrete_value() is not None
+
+
+def _effort_of(args: Any) -> int:
+    """The effort that pays at a prompt, where a program of small arguments runs for a millisecond, a few times."""
+    leaves = jax.tree.leaves(args)
+    small = sum(map(np.size, leaves)) <= SMALL_ARGUMENTS and all(map(is_concrete, leaves))
+    return 1 if small else 2
 
 
 def is_within_program() -> bool:
@@ -108,6 +122,8 @@ def quick_options(effort: int) -> dict[str, Any] | None:
 
     :param effort: 0 or 1, or 2 for a program that is compiled as JAX does.
     """
+    if _LEVEL in os.environ.get("XLA_FLAGS", ""):  # as they have it who chose it
+        return None
     for options in _options(jax.default_backend(), effort):
         try:
             jax.jit(lambda x: x + 1, compiler_options=options)(0)
@@ -117,9 +133,12 @@ def quick_options(effort: int) -> dict[str, Any] | None:
     return None
 
 
-def effort_for(integrals: int) -> int:
-    """The effort with which a program of so many predictive densities is compiled and run soonest."""
-    return 2 if integrals > MANY_INTEGRALS else 1
+def effort_for(elements: int) -> int:
+    """The effort with which a program that runs a few times is compiled and run soonest.
+
+    :param elements: see :func:`~numpyro_orthgp.math.work.elements_of`.
+    """
+    return 2 if elements > MUCH_WORK else 1
 
 
 def _options(platform: str, effort: int) -> list[dict[str, Any]]:
@@ -128,5 +147,5 @@ def _options(platform: str, effort: int) -> list[dict[str, Any]]:
         return []
     if platform == "gpu":
         return [] if effort else [{"xla_gpu_autotune_level": 0}]
-    level = {"xla_backend_optimization_level": effort}
+    level = {_LEVEL: effort}
     return [{**level, "xla_cpu_use_fusion_emitters": False}, level] if platform == "cpu" else []

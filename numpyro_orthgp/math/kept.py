@@ -21,9 +21,10 @@ from jax.extend import core
 
 from numpyro_orthgp.closures import ARRAY_OF_ANOTHER_PROGRAM
 from numpyro_orthgp.errors import is_concrete, with_checks
-from numpyro_orthgp.math.compiled import ARRAYS, is_within_program, quick_jit
+from numpyro_orthgp.math.compiled import ARRAYS, effort_for, is_within_program, quick_jit
 from numpyro_orthgp.math.program import Unnamed, exact_digest
 from numpyro_orthgp.math.turns import in_turn
+from numpyro_orthgp.math.work import elements_of
 
 __all__ = ["MOST_KEPT", "Traced", "compiled", "run_as_one", "run_checked", "run_kept", "traced"]
 
@@ -39,12 +40,14 @@ class Traced(NamedTuple):
     :param leaves: maps numbers and the function's own arguments to the arrays that it returns.
     :param numbers: arrays and numbers that were constants.
     :param tree: the structure of the function's result.
+    :param elements: how many numbers it computes.
     """
 
     key: str | None
     leaves: Callable[..., list[Any]]
     numbers: list[Any]
     tree: Any
+    elements: int
 
     def __call__(self, numbers: list[Any], *args: Any) -> Any:
         return jax.tree.unflatten(self.tree, self.leaves(numbers, *args))
@@ -71,7 +74,8 @@ def traced(function: Callable[..., Any], *args: Any) -> Traced:
         key = None if closed.effects else f"{exact_digest(opened)} {types} {len(numbers)} {jax.tree.structure(args)}"
     except Unnamed:
         key = None
-    return Traced(key, leaves, [_uncommitted(x) for x in numbers], jax.tree.structure(shapes))
+    numbers = [_uncommitted(x) for x in numbers]
+    return Traced(key, leaves, numbers, jax.tree.structure(shapes), elements_of(opened.jaxpr))
 
 
 def run_checked(function: Callable[..., Any], *args: Any) -> Any:
@@ -84,17 +88,17 @@ def run_checked(function: Callable[..., Any], *args: Any) -> Any:
     return result
 
 
-def run_kept(function: Callable[..., Any], *args: Any, effort: int = 1) -> Any:
+def run_kept(function: Callable[..., Any], *args: Any) -> Any:
     """``jax.jit(function)(*args)`` for a function that is a new object at each call: equal programs are compiled once.
 
     Within another program it is a part of that. Compiled for a few runs of some seconds.
 
     :param args: pytrees of arrays.
-    :param effort: as for ``quick_options``.
     """
     if is_within_program():
         return function(*args)
-    return _run(traced(function, *args), args, effort)
+    program = traced(function, *args)
+    return _run(program, args, effort_for(program.elements))
 
 
 def run_as_one(function: Callable[..., Any], *args: Any) -> Any:
@@ -108,7 +112,7 @@ def run_as_one(function: Callable[..., Any], *args: Any) -> Any:
     if is_within_program() or not all(isinstance(leaf, ARRAYS) and is_concrete(leaf) for leaf in leaves):
         return function(*args)
     program = traced(with_checks(lambda *leaves: function(*jax.tree.unflatten(tree, leaves))), *leaves)
-    result, waiting = _run(program, tuple(leaves), 1)
+    result, waiting = _run(program, tuple(leaves), effort_for(program.elements))
     waiting.inspect()
     return result
 
