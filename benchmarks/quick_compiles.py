@@ -3,8 +3,8 @@ distribution of a function, a step of SVI, and predictive densities of counts at
 
     python -m benchmarks.quick_compiles [--repeats 10]
 
-Printed for each program: CPU seconds to compile it as JAX does, and with effort 1 and with effort 0 (``math/compiled.py``), and how long it
-then runs, relative to JAX's.
+Printed for each program: CPU seconds to compile it as JAX does, with effort 1 and with effort 0 (``math/compiled.py``), and how
+long it then runs, relative to JAX's.
 """
 
 from __future__ import annotations

@@ -88,12 +88,21 @@ def made():
     many = ogp.CollapsedGP(kernels.RBF(0.8), X, Z, 0.1, num_outputs=3).posterior(rng.normal(size=(60, 3)))
     of_terms = ogp.CollapsedGP(kernels.RBF(0.8) + kernels.Matern32(2.0), X, Z, 0.1).posterior(Y)
     guide, params = svi.guide, result.params
-    return {"f": f, "many": many, "of_terms": of_terms, "guide": guide, "params": params, "table": one_call(table())}
+    kept = {"svi": svi, "state": result.state}
+    return kept | {
+        "f": f,
+        "many": many,
+        "of_terms": of_terms,
+        "guide": guide,
+        "params": params,
+        "table": one_call(table()),
+    }
 
 
 # What is called, and at most how many programs the first call compiles in a process that has compiled none.
 CALLS = {
     "svi.init": (lambda m: inference().init(key(), X, Y), 35),
+    "svi.evaluate": (lambda m: m["svi"].evaluate(m["state"], X, Y), 55),
     "fit": (lambda m: fit(), 25),
     "fit, batches": (lambda m: fit(batch_size=20), 25),
     "fit_lbfgs": (lambda m: ogp.fit_lbfgs(inference(), key(), (X, Y), num_steps=2, restarts=0), 35),
@@ -128,7 +137,7 @@ CALLS = {
     "online.from_blocks": (lambda m: ogp.online.from_blocks(kernels.RBF(some()), Z, some(), [(X, Y)]), 20),
     "check": (lambda m: ogp.check(model, m["guide"], m["params"], X, Y, num_samples=30, rng_key=key()), 50),
     "khat": (lambda m: ogp.khat(model, m["guide"], m["params"], X, Y, num_samples=30, rng_key=key()), 25),
-    "guide.quantiles": (lambda m: m["guide"].quantiles(m["params"], [0.1, 0.9]), 45),
+    "guide.quantiles": (lambda m: m["guide"].quantiles(m["params"], [0.1, 0.9]), 25),
     "init.kmeans": (lambda m: ogp.init.kmeans(key(), X, 5), 10),
     "init.greedy_variance": (lambda m: ogp.init.greedy_variance(kernels.RBF(some()), X, 5), 15),
     "the same, own kernel": (lambda m: ogp.init.greedy_variance(plain_kernel(), inputs(30), 5), 20),

@@ -91,6 +91,11 @@ def _drawn(q: Whitened, key: PRNGKey, *, shape: tuple[int, ...]) -> Array:
     return q.sample(key, shape)
 
 
+@one_program
+def _from_prior(q: Whitened) -> Array:
+    return q.kl_from_prior()
+
+
 # Without this registration TraceMeanField_ELBO would silently fall back to one Monte Carlo sample.
 @kl_divergence.register(WhitenedGaussian, WhitenedPrior)
 @broadcasting
@@ -99,4 +104,4 @@ def _kl_from_prior(q: WhitenedGaussian, p: WhitenedPrior) -> Array:
         raise ValueError(
             f"The guide's q has shape {q.event_shape} but the model has whitened inducing variables of shape {p.event_shape}."
         )
-    return q.q.kl_from_prior()
+    return _from_prior(q.q)

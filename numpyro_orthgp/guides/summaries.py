@@ -16,6 +16,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 from numpyro_orthgp.errors import check_params, inspect
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.guides.parameters import refuse_lists
+from numpyro_orthgp.math.compiled import one_program
 from numpyro_orthgp.math.turns import in_turn
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
@@ -72,10 +73,7 @@ class Summaries(AutoGuide):
         p = jnp.atleast_1d(jnp.asarray(quantiles, float))
         inspect(_refuse_no_probabilities, p)
         found = self._of_hyper("quantiles", params, p)
-        for name, (loc, scale) in self._marginals(params).items():
-            nodes = ndtri(p.astype(loc.dtype)).reshape(-1, *(1,) * loc.ndim)
-            found[name] = loc + scale * nodes
-        return found
+        return found | {name: _normal_quantiles(*q, p) for name, q in self._marginals(params).items()}
 
     def get_posterior(self, params: dict[str, Any]) -> NoReturn:
         """NumPyro's guides with one joint distribution have this method; here each set of a gp has its own distribution.
@@ -133,6 +131,12 @@ class Summaries(AutoGuide):
     @property
     def _own_inputs(self) -> list[str]:
         raise NotImplementedError
+
+
+@one_program
+def _normal_quantiles(loc: Array, scale: Array, p: Array) -> Array:
+    """Shape (n, ...)."""
+    return loc + scale * ndtri(p.astype(loc.dtype)).reshape(-1, *(1,) * loc.ndim)
 
 
 def _refuse_no_probabilities(p: Array) -> None:

@@ -24,5 +24,7 @@ def elements_of(jaxpr: core.Jaxpr) -> int:
 def _programs(params: dict[str, Any]) -> Iterator[core.Jaxpr]:
     for value in params.values():
         for x in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(x, core.ClosedJaxpr | core.Jaxpr):
-                yield getattr(x, "jaxpr", x)
+            if isinstance(x, core.ClosedJaxpr):
+                yield x.jaxpr
+            elif isinstance(x, core.Jaxpr):
+                yield x
