@@ -207,6 +207,13 @@ def test_programs_at_a_prompt_are_compiled_quickly_where_they_are_small(monkeypa
     assert total(np.ones((200, 100)), 2.0) == 40_000 and asked == [1, 2]
     assert_allclose(jax.grad(total)(jnp.ones(3), 2.0), 2 * np.ones(3))
     assert asked == [1, 2] and jax.jit(total)(jnp.ones(3), 2.0) == 6
+    monkeypatch.undo()
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    total = one_program(lambda x, y: (x * y).sum())  # XLA takes options of whole programs only
+    assert jax.jit(lambda x: x + total(np.ones(3), 2.0))(1.0) == 7 and total(np.ones(3), 2.0) == 6
+    assert jax.vmap(lambda x: x + total(np.ones(3), 2.0))(jnp.ones(2)).tolist() == [7, 7]
+    assert jax.grad(lambda x: x * total(np.ones(3), 2.0))(1.0) == 6
+    assert jax.eval_shape(lambda x: x + total(np.ones(3), 2.0), 1.0).shape == ()
 
 
 def test_work_counts_loops_as_often_as_they_run():

@@ -77,10 +77,15 @@ def _is_known(leaf: Any) -> bool:
 
 
 def _effort_of(args: Any) -> int:
-    """The effort that pays at a prompt, where a program of small arguments runs for a millisecond, a few times."""
+    """The effort that pays at a prompt, where a program of small arguments runs for a millisecond or two, a few times."""
     leaves = jax.tree.leaves(args)
-    small = sum(map(np.size, leaves)) <= SMALL_ARGUMENTS and all(map(is_concrete, leaves))
-    return 1 if small else 2
+    small = sum(map(np.size, leaves)) <= SMALL_ARGUMENTS
+    return 1 if small and _is_alone(leaves) else 2
+
+
+def _is_alone(leaves: list[Any]) -> bool:
+    """Whether a program of these is no part of another, and no derivative of one: XLA takes options of whole programs only."""
+    return all(map(is_concrete, leaves)) and not is_within_program()
 
 
 def is_within_program() -> bool:
@@ -102,8 +107,7 @@ def quick_jit(function: Callable[..., Any], effort: int, **options: Any) -> Call
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         refuse_fork()
-        is_part = is_within_program() or not all(map(is_concrete, jax.tree.leaves((args, kwargs))))
-        return (within if is_part else alone())(*args, **kwargs)
+        return (alone() if _is_alone(jax.tree.leaves((args, kwargs))) else within)(*args, **kwargs)
 
     return call
 
