@@ -949,6 +949,18 @@ def test_parameters_of_the_model_named_like_those_of_the_guide(handwritten):
         ogp.posterior(program, guide, svi.get_params(svi.init(KEY, X, y)), X, y)
 
 
+def test_a_latent_site_named_like_a_parameter_of_the_guide():
+    """NumPyro said that it must be sampled."""
+
+    def program(X, y):
+        level = numpyro.sample("f.u0_loc", dist.Normal())
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+        numpyro.sample("y", likelihoods.Gaussian(f(X) + level, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"The model's site `f\.u0_loc` has the name of a parameter of the guide"):
+        start(program)
+
+
 @pytest.mark.parametrize("name", ["f_residual_scale", "x_loc"])
 def test_other_parameters_named_like_those_of_the_guide(name):
     def program(X, y):
