@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import random
+from numpyro import handlers
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
@@ -83,6 +84,10 @@ PLUGGED = {
     ),
     "inputs of its own": (
         lambda f, g, X, y: sees(likelihoods.Gaussian(f(X + f(X).mean[:, None]), 0.1), y),
+        {"y": ("f",)},
+    ),
+    "the weight of a row": (
+        lambda f, g, X, y: handlers.scale(sees, scale=1 / (1 + f(X).variance))(likelihoods.Gaussian(f(X), 0.1), y),
         {"y": ("f",)},
     ),
     "in the function of a likelihood": (

@@ -193,10 +193,12 @@ def _moved(leaf: Any, step: Array) -> Any:
 
 
 def numbers_of(sites: Trace) -> Iterator[_Number]:
-    """All numbers that sites take: log densities of NumPyro's distributions, and what likelihoods of this package have."""
+    """All numbers that sites take: log densities of NumPyro's distributions, what likelihoods of this package have, and weights."""
     for name, site in sites.items():
         if site["type"] != "sample" or isinstance(site["fn"], dist.Unit) or site_of(site) is not None:
             continue
+        if isinstance(weight := site["scale"], jax.Array):  # of `handlers.scale`
+            yield _Number(_Taken(name, frozenset()), _summed(weight))
         if is_expected(site["fn"]):
             yield from _of_likelihood(name, site)
         else:
