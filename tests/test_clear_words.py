@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError, replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -335,3 +337,26 @@ def test_hints_of_shapes_are_given_where_they_help():
         with pytest.raises(ValueError, match="needs an array that broadcasts") as error:
             m + array
         assert (f"Did you mean array{hint}?" in str(error.value)) == ("Did you mean" in str(error.value)) == bool(hint)
+
+
+def test_kernels_do_not_change():
+    """Nor in an ``__init__`` of a user's own kernel: what it sets is no field, and would be lost."""
+
+    class Own(kernels.Kernel):
+        def __init__(self, width):
+            self.width = width
+
+        def matrix(self, X1, X2):
+            return kernels.RBF(self.width)(X1, X2)
+
+        def diagonal(self, X):
+            return jnp.ones(X.shape[:-1])
+
+    with pytest.raises(
+        FrozenInstanceError, match=r"'width' of Own:.*no __init__.*`width: float = kernels\.hyperparameter"
+    ):
+        Own(1.0)
+    kernel = kernels.RBF(1.0)
+    with pytest.raises(FrozenInstanceError, match=r"'lengthscale' of RBF.*replace\(kernel, lengthscale=\.\.\.\)"):
+        kernel.lengthscale = 2.0
+    assert replace(kernel, lengthscale=2.0).lengthscale == 2.0 and kernel.lengthscale == 1.0

@@ -879,6 +879,35 @@ def test_repetitions_of_one_function(likelihood, plates, outputs, words):
         start(rows_of(likelihood, plates, outputs), X)
 
 
+def column(f, X):
+    return likelihoods.Gaussian(ogp.stack([f(X)]), 0.1)
+
+
+@pytest.mark.filterwarnings("ignore:Missing a plate statement")
+@pytest.mark.parametrize("guide", [ogp.AutoSparseGP, AutoNormal, None], ids=["ours", "of NumPyro", "NUTS"])
+@pytest.mark.parametrize(
+    "likelihood, dim, outputs, words",
+    [
+        (ours, -2, y, r"rows are at dim=-1.*at dim=-2\. Leave dim=-2 out"),
+        (
+            column,
+            -1,
+            y[:, None],
+            r"rows are at dim=-2.*at dim=-1\. .*write likelihood\.to_event\(1\), or f\(X\)\[\.\.\., 0\]",
+        ),
+    ],
+    ids=["one function", "a column"],
+)
+def test_a_plate_at_another_axis_than_the_rows(guide, likelihood, dim, outputs, words):
+    """Silently, each observation counted twelve times, under all inference but ours at dim=-2."""
+    program = rows_of(likelihood, [("data", 12, {"dim": dim})], outputs)
+    with pytest.raises(ValueError, match=rf"counts each of its observations 12 times: its {words}"):
+        if guide is None:
+            MCMC(NUTS(program), num_warmup=1, num_samples=1, progress_bar=False).run(KEY, X)
+        else:
+            start(program, X, guide=guide(program))
+
+
 def test_repetitions_of_one_function_as_they_should_be():
     """The bound counts each of them once."""
     program, once = rows_of(ours, [ROWS, REPEATS], jnp.stack([y] * 3)), rows_of(ours, [ROWS], y)
@@ -918,6 +947,18 @@ def test_parameters_of_the_model_named_like_those_of_the_guide(handwritten):
     svi = SVI(program, guide, optax.adam(0.01), TraceMeanField_ELBO())
     with said:
         ogp.posterior(program, guide, svi.get_params(svi.init(KEY, X, y)), X, y)
+
+
+def test_a_latent_site_named_like_a_parameter_of_the_guide():
+    """NumPyro said that it must be sampled."""
+
+    def program(X, y):
+        level = numpyro.sample("f.u0_loc", dist.Normal())
+        f = ogp.gp("f", kernels.RBF(0.3), Z)
+        numpyro.sample("y", likelihoods.Gaussian(f(X) + level, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"The model's site `f\.u0_loc` has the name of a parameter of the guide"):
+        start(program)
 
 
 @pytest.mark.parametrize("name", ["f_residual_scale", "x_loc"])

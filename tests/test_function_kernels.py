@@ -481,6 +481,20 @@ def test_rates_with_axes_are_those_of_each_function():
     assert_allclose(both.residual_variance[:, 1], second.residual_variance, rtol=1e-8)
 
 
+def test_variances_may_be_one_number():
+    """`check`, `online.condition`, `with_neighbors` and `init.greedy_variance` ended in AttributeErrors."""
+
+    def of_one_number(A, B=None):
+        return 1.0 if B is None else kernels.RBF(0.8)(A, B)
+
+    f, expected = (ogp.CollapsedGP(k, X, Z, 0.1).posterior(y) for k in (of_one_number, kernels.RBF(0.8)))
+    assert f.kernel(X).shape == (len(X),) and f.kernel(X).dtype == X.dtype
+    assert_allclose((of_one_number + kernels.RBF(0.3))(X), 2.0)
+    assert_allclose(*(init.greedy_variance(kernel, X, 3) for kernel in (of_one_number, kernels.RBF(0.8))))
+    both = [ogp.online.condition(g, X[:2] + 0.05, y[:2], 0.1)(X).variance for g in (f, expected)]
+    assert_allclose(*both, rtol=1e-4, atol=1e-6)
+
+
 def test_variances_may_have_white_noise():
     with numpyro.handlers.seed(rng_seed=0):
         f = ogp.gp("f", lambda A, B=None: 1.5 if B is None else kernels.RBF(0.8)(A, B), Z)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
 from jax import random
+from numpyro import handlers
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
@@ -69,6 +71,25 @@ PLUGGED = {
         {"y": ("g",)},
     ),
     "an offset of ours": (lambda f, g, X, y: sees(likelihoods.Gaussian(f(X) + g(X).mean, 0.1), y), {"y": ("g",)}),
+    "an offset of its own": (lambda f, g, X, y: sees(likelihoods.Gaussian(f(X) - f(X).mean, 0.1), y), {"y": ("f",)}),
+    "a factor of its own": (
+        lambda f, g, X, y: sees(likelihoods.Gaussian(2.0 + f(X) / jnp.sqrt(f(X).variance), 0.1), y),
+        {"y": ("f",)},
+    ),
+    "weights of its own, stacked": (
+        lambda f, g, X, y: sees(
+            likelihoods.Gaussian((ogp.stack([f(X) * f(X).mean, g(X)]) @ jnp.ones((2, 1)))[..., 0], 0.1), y
+        ),
+        {"y": ("f",)},
+    ),
+    "inputs of its own": (
+        lambda f, g, X, y: sees(likelihoods.Gaussian(f(X + f(X).mean[:, None]), 0.1), y),
+        {"y": ("f",)},
+    ),
+    "the weight of a row": (
+        lambda f, g, X, y: handlers.scale(sees, scale=1 / (1 + f(X).variance))(likelihoods.Gaussian(f(X), 0.1), y),
+        {"y": ("f",)},
+    ),
     "in the function of a likelihood": (
         lambda f, g, X, y: sees(of_closure(f(X), jnp.exp(g(X).mean)), y),
         {"y": ("g",)},
@@ -122,6 +143,7 @@ RIGHT = {
     "draws by nodes": lambda f, g, X, y: sees(
         dist.Normal(f(X).at(random.normal(numpyro.prng_key(), (12,))) + latent_nodes(), 0.1), y
     ),
+    "operands": lambda f, g, X, y: sees(likelihoods.Gaussian(f(X) * g(X).sample() + X[:, 0], 0.1), y),
     "averages": of_pairs,
     "a layer": lambda f, g, X, y: sees(likelihoods.Gaussian(g(f(X).independent().sample()[:, None]), 0.1), y),
     "a factor": factor_of_expectation,
@@ -180,6 +202,26 @@ def test_the_loss_of_the_mean_is_above_the_evidence(dtype):
     assert -fit.losses[-1] > evidence + 1.0
     report = ogp.check(model, guide, fit.params, x, y, num_samples=25)
     assert report.plugged == {"y": ("f",)} and "y takes moments of f as numbers" in report.advice[0]
+
+
+def test_the_loss_with_a_mean_of_its_own_is_above_the_evidence():
+    """Half of f is its mean, whose variance the bound leaves out."""
+    x = np.linspace(0.0, 3.0, 8)[:, None]
+    y = np.sin(2 * x[:, 0])
+    covariance = np.exp(-0.5 * (x - x.T) ** 2 / 0.49) + 0.3**2 * np.eye(8)
+    evidence = -0.5 * (y @ np.linalg.solve(covariance, y) + np.linalg.slogdet(2 * np.pi * covariance)[1])
+
+    def model(x, y):
+        f = ogp.gp("f", kernels.RBF(0.7), x)
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", likelihoods.Gaussian((f(x) + f(x).mean) / 2, 0.3), obs=y)
+
+    guide, x, y = ogp.AutoSparseGP(model), jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    svi = SVI(model, guide, optax.adam(0.03), TraceMeanField_ELBO())
+    fit = ogp.fit(svi, KEY, (x, y), num_steps=600, progress_bar=False)
+    assert -fit.losses[-1] > evidence + 1.0
+    report = ogp.check(model, guide, fit.params, x, y, num_samples=25)
+    assert report.plugged == {"y": ("f",)} and "write f(centred(X, over))" in report.advice[0]
 
 
 def test_the_loss_with_latent_nodes_is_above_the_evidence():

@@ -5,7 +5,8 @@ is neither: the loss may lie below the negative log evidence. The site does not 
 
 **How they are found.** The model runs once more with q of each function moved, and with draws as constants
 (``functions/frozen.py``). A site that still has a derivative with respect to the move takes moments as numbers. Marginals in a
-likelihood of this package may move with the functions that they are made of, and with no other.
+likelihood of this package may move with the functions that they are made of, and with no other. Their inputs may not move, nor what
+is added to them or multiplied with them, as in ``f(X) - f(X).mean``.
 
 ``f(X).at(nodes)`` is a draw, and so a constant, unless its nodes move with the value of a latent site or a parameter. Under
 the guide such nodes are not N(0, 1), so the call is only another form of the sum mean + e * sqrt(variance).
@@ -32,7 +33,7 @@ from numpyro_orthgp.diagnostics.draws import density
 from numpyro_orthgp.diagnostics.layout import Trace, is_marginals
 from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.diagnostics.words import listed
-from numpyro_orthgp.functions.draws import drawn_functions
+from numpyro_orthgp.functions.draws import drawn_functions, numbers_in
 from numpyro_orthgp.functions.frozen import frozen
 from numpyro_orthgp.guides.auto import AutoSparseGP
 from numpyro_orthgp.guides.own_draws import TwoWays, own_draws
@@ -124,7 +125,7 @@ def advice_on_plugged(plugged: Mapping[str, Sequence[str]]) -> Iterator[str]:
             f"{site} takes moments of {listed(gps)} as numbers (f(X).mean, f(X).variance, or f(X).at(e) with a latent site e), so "
             "the loss is no bound on the evidence, and the data do not narrow q. Give the site a likelihood of numpyro_orthgp: "
             "likelihoods.Gaussian(f(X), s), or HeteroskedasticGaussian(stack([f(X), g(X)])) where noise varies. Or draw f: "
-            "f(X).sample()."
+            "f(X).sample(). For f less an average of f write f(centred(X, over))."
         )
 
 
@@ -192,10 +193,12 @@ def _moved(leaf: Any, step: Array) -> Any:
 
 
 def numbers_of(sites: Trace) -> Iterator[_Number]:
-    """All numbers that sites take: log densities of NumPyro's distributions, and what likelihoods of this package have."""
+    """All numbers that sites take: log densities of NumPyro's distributions, what likelihoods of this package have, and weights."""
     for name, site in sites.items():
         if site["type"] != "sample" or isinstance(site["fn"], dist.Unit) or site_of(site) is not None:
             continue
+        if isinstance(weight := site["scale"], jax.Array):  # of `handlers.scale`
+            yield _Number(_Taken(name, frozenset()), _summed(weight))
         if is_expected(site["fn"]):
             yield from _of_likelihood(name, site)
         else:
@@ -206,11 +209,14 @@ def _of_likelihood(name: str, site: Mapping[str, Any]) -> Iterator[_Number]:
     fn, mask = unwrap(site["fn"])
     if isinstance(fn, Mixture):  # whose weights are those of draws
         fn = fn.components
-    for leaf in jax.tree.leaves((fn, mask, site["value"] if site["is_observed"] else None), is_leaf=is_marginals):
-        if not is_marginals(leaf):
-            if jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-                yield _Number(_Taken(name, frozenset()), _summed(leaf))
-        elif own := frozenset(f.names.prefix for f, _ in drawn_functions(leaf.joint) if f.names is not None):
+    leaves = jax.tree.leaves((fn, mask, site["value"] if site["is_observed"] else None), is_leaf=is_marginals)
+    numbers = [leaf for leaf in leaves if not is_marginals(leaf)]
+    marginals = [leaf for leaf in leaves if is_marginals(leaf)]
+    for leaf in jax.tree.leaves((numbers, [list(numbers_in(m.joint)) for m in marginals])):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            yield _Number(_Taken(name, frozenset()), _summed(leaf))
+    for leaf in marginals:
+        if own := frozenset(f.names.prefix for f, _ in drawn_functions(leaf.joint) if f.names is not None):
             yield _Number(_Taken(name, own), _summed(leaf.mean) + _summed(leaf.variance))
 
 

@@ -7,6 +7,7 @@ an operand may not have more axes than f(X): (B, 1) with (B,) would broadcast to
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from numpyro_orthgp.types import Array, PRNGKey
 __all__ = [
     "NOT_LINEAR", "OF_ROWS", "broadcasts", "check_operand", "check_rows", "check_weights", "draw_columns", "draw_mixed",
     "draw_of_rows", "draw_of_tasks", "draw_scaled", "draw_shifted", "drawn_from", "mix_rows", "of_outputs", "of_rows", "operand",
-    "outputs_first", "refuse_no_output", "rows_drawn", "weighted",
+    "operands_of", "outputs_first", "refuse_no_output", "rows_drawn", "weighted",
 ]  # fmt: skip
 
 
@@ -218,3 +219,10 @@ def drawn_from(joint: Any) -> tuple[Any, tuple[int, ...]]:
             picked = picked or tuple(np.ravel(joint.args[1]).tolist())
         joint = joint.args[0]
     return joint, picked
+
+
+def operands_of(joint: Any) -> Iterator[Any]:
+    """The operands of the arithmetic in ``Marginals.joint``."""
+    while _is_arithmetic(joint):
+        joint, *operands = joint.args
+        yield from operands

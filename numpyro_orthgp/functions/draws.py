@@ -17,7 +17,7 @@ from jax.tree_util import Partial
 from numpyro.infer import ELBO
 
 from numpyro_orthgp.errors import check_key
-from numpyro_orthgp.functions.arithmetic import draw_columns, draw_scaled, draw_shifted
+from numpyro_orthgp.functions.arithmetic import draw_columns, draw_scaled, draw_shifted, drawn_from, operands_of
 from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.functions.keys import key_in_run
 from numpyro_orthgp.functions.moved import moving
@@ -43,6 +43,7 @@ __all__ = [
     "drawn_functions",
     "in_run",
     "moments_in_run",
+    "numbers_in",
     "paths_of",
 ]
 
@@ -182,6 +183,17 @@ def drawn_columns(joint: Any, columns: Any = None) -> Iterator[tuple[Any, Rows, 
         yield from drawn_columns(joint.args[0], columns)
     else:  # arithmetic on marginals; functions of patches are not evaluated at the inputs themselves
         yield from drawn_columns(joint.args[0])
+
+
+def numbers_in(joint: Any) -> Iterator[Any]:
+    """What ``Marginals.joint`` takes besides functions: operands of arithmetic, and inputs or functionals."""
+    yield from operands_of(joint)
+    joint, _ = drawn_from(joint)
+    if isinstance(joint, Partial) and joint.func is draw_stacked:
+        for m in joint.args[0]:
+            yield from numbers_in(m.joint)
+    else:
+        yield from (X for _, X in drawn_functions(joint))
 
 
 def _check_joint_draw(B: int, *, fitting: bool = False) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpyro
 from numpyro.primitives import _PYRO_STACK
 
-__all__ = ["refuse_other_rows"]
+__all__ = ["at_another_axis", "refuse_other_rows"]
 
 
 def refuse_other_rows(shape: tuple[int, ...]) -> None:
@@ -55,4 +55,21 @@ def _fix(shape: tuple[int, ...], plate: Any, plates: list[Any]) -> str:
     return (
         f"Give the plate the number of rows, numpyro.plate({name!r}, len(X)); in predictions, N=len(X_new). If it is of several y "
         "for all rows, make the rows an event, likelihood.to_event(1)."
+    )
+
+
+def at_another_axis(size: int, rows: int, plate: int, name: str = "") -> str:
+    """Words for a plate that is not at the axis of the rows, so that each of them counts as often as there are rows.
+
+    :param size: the number of rows.
+    :param rows, plate: the axes of the batch of the two.
+    """
+    fix = (
+        f"Leave dim={plate} out there."
+        if rows == -1
+        else f"Rows are in front of outputs: write likelihood.to_event(1), or f(X)[..., 0] with y of shape ({size},)."
+    )
+    return (
+        f"{size} times: its rows are at dim={rows}, and the plate {name and repr(name) + ' '}of as many rows is at "
+        f"dim={plate}. {fix}"
     )

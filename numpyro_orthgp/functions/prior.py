@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_orthgp.closures import NoSites, as_pytree
+from numpyro_orthgp.closures import NoSites
 from numpyro_orthgp.errors import inspect, no_function
 from numpyro_orthgp.functions.projection import (
     Block,
@@ -26,6 +26,7 @@ from numpyro_orthgp.inducing.rows import Rows, covariance_of_rows, covariance_wi
 from numpyro_orthgp.kernels.base import ours
 from numpyro_orthgp.kernels.centred import psi2_centred
 from numpyro_orthgp.kernels.expectations import psi0, psi1, psi2
+from numpyro_orthgp.kernels.functions import kernel_as_pytree
 from numpyro_orthgp.kernels.hermite import hermite_factors, whitened_spread
 from numpyro_orthgp.math.cholesky import inverse_cholesky, safe_cholesky
 from numpyro_orthgp.math.compiled import one_program
@@ -245,7 +246,7 @@ def as_kernel(kernel: Any) -> Any:
             f"`kernel` must be callable as kernel(X1, X2) and kernel(X); got {no_function(kernel)} "
             "Take one of numpyro_orthgp.kernels, a tinygp kernel, or a function."
         )
-    return ours(as_pytree(kernel))
+    return ours(kernel_as_pytree(kernel))
 
 
 def check_latents(

@@ -85,7 +85,7 @@ def refuse_lists(params: Mapping[str, Any]) -> None:
 
 
 def refuse_own_names(of_guide: Trace, of_model: Trace) -> None:
-    """Refuse parameters of the model with the name of a parameter of one of our Gaussians: NumPyro would take them for one.
+    """Refuse sites of the model with the name of a parameter of one of our Gaussians: NumPyro would take them for one.
 
     :param of_guide: sites of the guide by name.
     :param of_model: sites of the model by name.
@@ -96,9 +96,10 @@ def refuse_own_names(of_guide: Trace, of_model: Trace) -> None:
         own = f"{name}_", f"{name.rpartition('.u')[0]}_residual_scale" if isinstance(belief, Belief) else f"{name}_"
         if isinstance(belief, Belief | InputBelief):
             for other, of in of_model.items():
-                if of["type"] == of_guide.get(other, site)["type"] == "param" and other.startswith(own):
+                if of_guide.get(other, site)["type"] == "param" and other.startswith(own):
+                    kind = "parameter" if of["type"] == "param" else "site"
                     raise ValueError(
-                        f"The model's parameter `{other}` has the name of a parameter of the guide, of the Gaussian of `{name}`: "
+                        f"The model's {kind} `{other}` has the name of a parameter of the guide, of the Gaussian of `{name}`: "
                         "both would be one and the same number. Give it another name."
                     )
 

@@ -12,6 +12,7 @@ from jax import lax
 
 from numpyro_orthgp.errors import check_inputs
 from numpyro_orthgp.init.counts import check_count, few_rows, subset
+from numpyro_orthgp.kernels.functions import kernel_as_pytree
 from numpyro_orthgp.math.cholesky import inverse_cholesky
 from numpyro_orthgp.math.compiled import can_be_compiled
 from numpyro_orthgp.math.kept import run_kept
@@ -79,7 +80,7 @@ def greedy_variance(
         raise ValueError(f"`threshold` must be from 0 to 1, relative to the prior variance; got {threshold}.")
     listed: Sequence[Any] = given if isinstance(given, list | tuple) else [] if given is None else [given]
     sets = [check_inputs("given", Z, X.shape[1]).astype(X.dtype) for Z in listed]
-    X = subset(X, max_points, rng_key)
+    X, kernel = subset(X, max_points, rng_key), kernel_as_pytree(kernel)
     options: dict[str, Any] = {
         "given": jnp.concatenate(sets) if sets else None,
         "num": int(num),

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_orthgp.closures import Closure, as_pytree
+from numpyro_orthgp.closures import Closure
 from numpyro_orthgp.errors import no_function
 from numpyro_orthgp.kernels.foreign import PointByPoint, from_tinygp, introduce, refuse_words_of_others
+from numpyro_orthgp.kernels.functions import kernel_as_pytree
 from numpyro_orthgp.kernels.hyperparameters import (
     check_inputs,
     check_value,
@@ -309,7 +310,7 @@ class Function(Kernel):
     function: Callable[..., Any]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "function", as_pytree(self.function))
+        object.__setattr__(self, "function", kernel_as_pytree(self.function))
 
     def matrix(self, X1: Array, X2: Array) -> Array:
         return self.function(X1, X2)
@@ -335,7 +336,7 @@ def _operand(other: Any) -> KernelLike:
             "A kernel can be combined with a number, an array or a kernel, that is any callable with "
             f"`k(X1, X2)` and `k(X)`; got {no_function(other)}"
         )
-    other = ours(as_pytree(other))
+    other = ours(kernel_as_pytree(other))
     return Function(other) if isinstance(other, Closure) else other
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import types
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ def register(cls: type) -> None:
     # Not `jax.tree_util.register_dataclass`: it unflattens through `__init__`, whose checks would reject the
     # gradients, optimizer states and placeholders that tree transformations put into the same structure.
     dataclasses.dataclass(frozen=True, eq=False)(cls)
+    cls.__setattr__ = _refuse_change  # type: ignore[assignment]
     fields = dataclasses.fields(cls)
     meta = tuple(field.name for field in fields if field.metadata.get("static"))
     data = tuple(field.name for field in fields if not field.metadata.get("static"))
@@ -45,6 +46,15 @@ def register(cls: type) -> None:
         return kernel
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+def _refuse_change(kernel: Any, name: str, value: Any) -> NoReturn:
+    """In the words of this package, where a user changes a kernel or writes an ``__init__``."""
+    raise dataclasses.FrozenInstanceError(
+        f"cannot assign to field {name!r} of {type(kernel).__name__}: kernels do not change. Make another one, "
+        f"dataclasses.replace(kernel, {name}=...). A kernel of your own has no __init__: declare the field in the class, "
+        f"`{name}: float = kernels.hyperparameter(1.0)`, or kernels.static(...) for an option."
+    )
 
 
 def _as_children(values: Sequence[Any]) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.sites import states_may_differ
 from numpyro_orthgp.likelihoods.checks import ToldOfCallers, refused_as_latent
+from numpyro_orthgp.likelihoods.expanded import Expanded
 from numpyro_orthgp.math.grouped import scale_groups
 
 __all__ = ["ToldOfMasks", "refuse_enumerated_groups", "refuse_groups"]
@@ -72,7 +73,7 @@ class ToldOfMasks(ToldOfCallers):
                 f"With `group_size` a likelihood has the batch shape {self.batch_shape} alone; a plate around it "
                 f"wants {tuple(batch_shape)}. Leave `group_size` out, or give each row an output of its own."
             )
-        return super().expand(batch_shape)
+        return self if tuple(batch_shape) == self.batch_shape else Expanded(self, batch_shape)
 
     def refuse_wrappers(self) -> None:
         """Refuse groups of rows within wrappers of NumPyro that combine log densities row by row and tell nobody of masks.

@@ -19,6 +19,7 @@ from numpyro.primitives import _PYRO_STACK
 from numpyro_orthgp.errors import Unobserved, check_key, is_concrete
 from numpyro_orthgp.foreign import as_outputs
 from numpyro_orthgp.functions.callers import is_calling
+from numpyro_orthgp.functions.plates import at_another_axis
 from numpyro_orthgp.types import Array, ArrayLike, PRNGKey
 
 # Advice about masked arrays.
@@ -172,13 +173,12 @@ def refuse_outer_product(name: str, message: Mapping[str, Any]) -> None:
     together = np.broadcast_shapes(*(shape for _, shape in shapes))
     plates = {frame.dim - made for frame in message["cond_indep_stack"]}
     outside = {dim: n for dim, n in enumerate(together, -len(together)) if n > 1 and dim not in plates}
-    rows = [size for dim, size in outside.items() if dim < -made]
+    rows = {size: dim + made for dim, size in outside.items() if dim < -made}
     for frame in message["cond_indep_stack"]:
-        if frame.dim - made < -len(together) and frame.size in rows:
-            raise ValueError(
-                f"`{name}` counts each of its observations {frame.size} times: its rows are at dim=-1, and the plate "
-                f"{frame.name!r} of as many rows is at dim={frame.dim}. Leave dim={frame.dim} out there."
-            )
+        dim = frame.dim - made
+        if frame.size in rows and (dim < -len(together) or together[dim] == 1):
+            words = at_another_axis(frame.size, rows[frame.size], frame.dim, frame.name)
+            raise ValueError(f"`{name}` counts each of its observations {words}")
     if outside and math.prod(together) > max(math.prod(shape) for _, shape in shapes[:2]):
         listed = ", ".join(f"{what} {shape}" for what, shape in shapes)
         raise ValueError(
