@@ -100,8 +100,9 @@ def warn_of_names(name: str, numbers: np.ndarray, y: np.ndarray, least: int) -> 
     """
     if num := _without_order(numbers, y, least):
         warnings.warn(
-            f"Column {name!r} of `X` has {num} different whole numbers, between which `y` differs without order, as if they were "
-            f"names, such as those of shops. If they are, make them text: 'no. ' + table[{name!r}].astype(str).",
+            f"Column {name!r} of `X` has {num} different whole numbers, between which `y` "
+            "differs without order, as if they were names, such as those of shops. If they are, make them text: "
+            f"'no. ' + table[{name!r}].astype(str).",
             stacklevel=2,
         )
 
