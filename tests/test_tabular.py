@@ -249,7 +249,8 @@ def test_noise_is_at_least_that_of_rounding():
     """Rows that recur with the same rounded output let it go to zero, and their neighbours were predicted far too surely."""
     x = np.repeat(np.linspace(0, 6, 40), 3)
     y = np.round(np.sin(x), 1)
-    fit = ogp.regression(x, y, M=20, num_steps=100)
+    with pytest.warns(UserWarning, match="80 of 120 rows are copies of others"):
+        fit = ogp.regression(x, y, M=20, num_steps=100)
     step = 0.1 / 12**0.5 / y.std()
     assert fit.noise >= step * (1 - 1e-12) and fit.hyperparameters["noise"] >= step * (1 - 1e-12)
     with jax.enable_x64(True):

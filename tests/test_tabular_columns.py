@@ -203,7 +203,8 @@ def test_outputs():
     values, seen = observed_numbers(pd.Series([1.0, None, *range(10)]), 12)
     assert len(values) == 11 and not seen[1]
     for y, match in [
-        (np.zeros(12), "All outputs are 0"),
+        (np.zeros(12), "All outputs are 0: there"),
+        (3 + 1e-15 * (np.arange(12) % 4), "All outputs are 3 up to rounding errors: there is nothing to learn"),
         (np.r_[np.inf, np.arange(11)], "infinite"),
         (np.r_[[np.nan] * 3, np.arange(9)], "At least 10 outputs are needed; got 9"),
         (np.zeros((12, 2)), r"shape \(12,\), one entry for each row"),

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_orthgp.tabular.dates import as_days, dates_in_text, periods_in, places
-from numpyro_orthgp.tabular.level_means import LEAST_OF_LEVEL, LevelMeans, by_frequency, level_means
+from numpyro_orthgp.tabular.level_means import LEAST_OF_LEVEL, LevelMeans, by_frequency, level_means, warn_of_names
 from numpyro_orthgp.tabular.meanings import is_number, warn_of_alike, warn_of_codes, warn_of_meanings, warn_of_missing
 from numpyro_orthgp.tabular.rows import mean_and_sd, refuse_beyond, some, warn_of_rounded
 from numpyro_orthgp.tabular.tables import Table, level_of, read_table
@@ -239,6 +239,8 @@ class Columns:
         for name, values, unit in zip(table.names, table.values, units, strict=True):
             column = replace(Column.learn(name, values), unit=unit)
             of_column = column.encode(values)
+            if values.dtype.kind == "f" and outputs.shape[1] == 1:
+                warn_of_names(name, values, outputs[:, 0], MOST_LEVELS + 1)
             found = level_means(values, outputs, seed) if column.lumps else None
             if found is not None:
                 column = replace(column, means=found[0])

@@ -7,20 +7,26 @@ the mean of y over its rows, less the mean of all rows, shrunk towards zero as f
 
 A row's own output must not be in its input. So the rows of training are cut into five parts at random, and a row takes the means of
 the other four. New rows take the means of all rows.
+
+Numbers may be names, too, such as those of shops. A warning says so where means differ between neighbours as between any two.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["LEAST_OF_LEVEL", "LevelMeans", "by_frequency", "level_means"]
+__all__ = ["LEAST_OF_LEVEL", "LevelMeans", "by_frequency", "level_means", "warn_of_names"]
 
 PARTS = 5
 LEAST_OF_LEVEL = 2  # rows that a level needs to say something of new ones
 MOST_MEANS = 10_000  # levels that have a mean
 MOST_OUTPUTS = 5  # classes up to which each class has its own means
+WITHOUT_ORDER = 0.8  # differences of neighbours beside those of any two; those of a period of five have 0.7
+CLEAR = 3.0  # squares of differences beside those by chance
+ORDERS = 20  # random orders, whose neighbours are any two
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,49 @@ def level_means(values: np.ndarray, outputs: np.ndarray, seed: int) -> tuple[Lev
     means = _shrunk(level, away, weight, num)[:-1, used] / scale[used]
     found = LevelMeans(tuple(levels[:num]), tuple(tuple(column) for column in means.T.tolist()))
     return found, list((columns[:, used] / scale[used]).T)
+
+
+def warn_of_names(name: str, numbers: np.ndarray, y: np.ndarray, least: int) -> None:
+    """Warn of whole numbers between which outputs differ without order, as numbers of shops or patients.
+
+    :param numbers: a column, NaN where missing, shape (N,).
+    :param y: outputs, shape (N,).
+    :param least: number of different numbers from which it is said.
+    """
+    if num := _without_order(numbers, y, least):
+        warnings.warn(
+            f"Column {name!r} of `X` has {num} different whole numbers, between which `y` "
+            "differs without order, as if they were names, such as those of shops. If they are, make them text: "
+            f"'no. ' + table[{name!r}].astype(str).",
+            stacklevel=2,
+        )
+
+
+def _without_order(numbers: np.ndarray, y: np.ndarray, least: int) -> int:
+    r"""Number of levels if numbers are like names: whole, recurring, none in more than half of the rows, and with mean outputs that
+    differ clearly, as much between neighbours as between any two (von Neumann 1941). Otherwise zero.
+
+    Squared differences of means are divided by what they are by chance, :math:`\sigma^2 (1/n_i + 1/n_j)`.
+    """
+    known = np.isfinite(numbers)
+    if (numbers[known] != np.round(numbers[known])).any():
+        return 0
+    _, level, counts = np.unique(numbers[known], return_inverse=True, return_counts=True)
+    num, y = len(counts), y[known]
+    if num < least or counts.max() > len(y) / 2 or len(y) < LEAST_OF_LEVEL * num:
+        return 0
+    means = np.bincount(level, y) / counts
+    within = np.sum((y - means[level]) ** 2) / max(len(y) - num, 1)
+    if within <= np.finfo(float).eps * y.var():
+        return 0
+
+    def squares(order: np.ndarray) -> float:
+        m, n = means[order], counts[order]
+        return float(np.mean(np.diff(m) ** 2 / (within * (1 / n[1:] + 1 / n[:-1]))))
+
+    rng = np.random.default_rng(0)
+    of_any = float(np.mean([squares(rng.permutation(num)) for _ in range(ORDERS)]))
+    return num if of_any > CLEAR and squares(np.arange(num)) - 1 > WITHOUT_ORDER * (of_any - 1) else 0
 
 
 def _weight(level: np.ndarray, y: np.ndarray, num_levels: int) -> float:

@@ -28,7 +28,7 @@ from numpyro_orthgp.tabular.mixtures import STANDARD, moments_of
 from numpyro_orthgp.tabular.models import regression_model
 from numpyro_orthgp.tabular.near import Near
 from numpyro_orthgp.tabular.predictions import Predictions
-from numpyro_orthgp.tabular.rows import observed_numbers, order_of
+from numpyro_orthgp.tabular.rows import observed_numbers, order_of, warn_of_copies
 from numpyro_orthgp.tabular.search import MANY_HELD, Rows, everything, function_of, functions_of, new_guide, search
 from numpyro_orthgp.tabular.serving import moments_at
 from numpyro_orthgp.tabular.settings import fitting, own_settings
@@ -94,8 +94,7 @@ def regression(
     probability is from :func:`~numpyro_orthgp.classification` of all rows (``numpyro_orthgp/tabular/atoms.py``), and all else is of
     the other rows.
 
-    **Next steps.** ``SVI`` and ``NUTS`` take ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments``. The model is a few
-    public lines, to copy and change.
+    **Next steps.** ``SVI`` and ``NUTS`` take ``fit.model``, ``fit.guide``, ``fit.params`` and ``fit.arguments``.
 
     >>> import numpy as np
     >>> import numpyro_orthgp as ogp
@@ -133,6 +132,7 @@ def regression(
     used, outputs = table.rows(part), known[of_part]
     logs = known.min() > 0 and may_be_logarithms(outputs)
     columns, inputs = Columns.learn(used, (np.log(outputs) if logs else outputs)[:, None], seed)
+    warn_of_copies(inputs, outputs, part)
     order, num_held = order_of(len(part), seed, 1 / FOLDS)
     inputs, outputs = inputs[order], outputs[order]
     other, warped = columns.warped(used, inputs, order)

@@ -13,7 +13,7 @@ from numpyro_orthgp.training.columns import is_lazy, rows_of
 
 __all__ = [
     "FEW", "LEAST_ROWS", "as_floats", "is_missing", "mean_and_sd", "observed_counts", "observed_numbers", "one_column", "order_of",
-    "order_of_classes", "positive_column", "refuse_beyond", "series_of", "some", "warn_of_rounded",
+    "order_of_classes", "positive_column", "refuse_beyond", "series_of", "some", "warn_of_copies", "warn_of_rounded",
 ]  # fmt: skip
 
 LEAST_ROWS = 10
@@ -21,6 +21,8 @@ BEYOND = 1e150  # standard deviations whose squares are hardly numbers of float6
 COARSE = 2.0**-20  # steps of float64, relative to the standard deviation, from which rounding is said
 MOST_HELD, LEAST_HELD = 1000, 10  # rows that are held out, if there are enough
 FEW = 4 * LEAST_HELD  # rows below which there are not
+COPIES = 0.05  # share of the rows that are copies, from which it is said
+AGREE, BY_CHANCE = 0.9, 0.1  # shares of equal outputs where inputs recur, and where they do not
 
 
 def one_column(y: Any, num_rows: int, name: str = "y", index: Any = None) -> np.ndarray:
@@ -84,8 +86,9 @@ def observed_numbers(y: Any, num_rows: int, index: Any = None) -> tuple[np.ndarr
         raise ValueError(f"At least {LEAST_ROWS} outputs are needed; got {int(seen.sum())}.")
     warn_of_codes("`y`", values[seen])
     warn_of_far("`y`", np.flatnonzero(seen), values[seen])
-    if np.ptp(values[seen]) == 0:
-        raise ValueError(f"All outputs are {values[seen][0]:g}: there is nothing to learn.")
+    if np.ptp(values[seen]) <= np.finfo(float).eps * 8 * np.abs(np.median(values[seen])):
+        rounded = " up to rounding errors" if np.ptp(values[seen]) else ""
+        raise ValueError(f"All outputs are {values[seen][0]:g}{rounded}: there is nothing to learn.")
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         sd = values[seen].std()
     if not 1e-150 < sd < 1e150:  # or squares are no numbers of float64
@@ -211,6 +214,35 @@ def warn_of_rounded(name: str, numbers: np.ndarray) -> None:
             "become text.",
             UserWarning,
             stacklevel=2,
+        )
+
+
+def warn_of_copies(X: np.ndarray, y: np.ndarray, rows: np.ndarray) -> None:
+    """Warn if many rows are copies of others: rows that are left out then have copies among the rest, and new rows may have none.
+
+    Inputs may recur by chance, as categories do, and so may outputs that are rounded. Copies are rows that recur with their output,
+    where rows of other inputs hardly have equal ones.
+
+    :param X: standardized rows, shape (N, D).
+    :param y: outputs, shape (N,).
+    :param rows: their places in the user's table, shape (N,).
+    """
+    weights = np.random.default_rng(0).normal(size=X.shape[1])
+    inputs = np.unique((X * weights).sum(-1), return_inverse=True)[1]  # no matrix product: equal rows have equal sums
+    outputs = np.unique(y, return_inverse=True)[1]
+    _, first, row, times = np.unique(
+        inputs * (outputs.max() + 1) + outputs, return_index=True, return_inverse=True, return_counts=True
+    )
+    num, num_inputs = len(y) - len(first), len(y) - inputs.max() - 1  # rows that were seen before, and inputs that were
+    by_chance = np.sum((np.bincount(outputs[first]) / len(first)) ** 2)
+    if num >= COPIES * len(y) and num >= AGREE * num_inputs and by_chance <= BY_CHANCE:
+        one = int(np.argmax(times))
+        pair = rows[np.flatnonzero(row == one)[:2]]
+        warnings.warn(
+            f"{num} of {len(y)} rows are copies of others, in `X` and in `y`, such as rows {pair[0]} and {pair[1]}. Intervals are "
+            "for new rows of which as many are copies, and too narrow for others. If copies came by a slip, such as a join, leave "
+            "them out: table.drop_duplicates().",
+            stacklevel=3,
         )
 
 
