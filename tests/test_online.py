@@ -230,6 +230,21 @@ def test_counts_far_from_the_prior(problem):
     assert np.isnan(at(condition(function(Zs), X, lost, gaussian, num_steps=2), X).mean).all()
 
 
+@pytest.mark.parametrize("largest", [1e4, 1e6])
+def test_a_count_far_beyond_what_is_expected(problem, largest):
+    """The first whole step has an infinite bound, whose rounding was infinite too: it counted as better, and means were NaN."""
+    X, y = problem[0][:3], np.array([largest, 3.0, 0.0])
+    K, m, precision = KERNEL(X, X), np.log([largest, 3.0, 1.0]), np.array([largest, 3.0, 1.0])
+    for _ in range(400):
+        S = np.linalg.inv(np.linalg.inv(K) + np.diag(precision))
+        rate = np.exp(m + np.diag(S) / 2)
+        m, precision = m + 0.2 * (S @ (y - rate - np.linalg.solve(K, m))), 0.8 * precision + 0.2 * rate
+    few, many = (at(condition(function(problem[2]), X, y, likelihoods.Poisson, num_steps=n), X) for n in (20, 80))
+    assert np.isfinite(few.mean).all()  # a step is halved so often
+    np.testing.assert_allclose(many.mean, m, rtol=1e-6)
+    np.testing.assert_allclose(many.variance, np.diag(S), rtol=1e-6, atol=1e-9)  # new points have a jitter of 1e-10
+
+
 def test_derivatives_where_a_precision_is_cut_off(problem):
     X, y, Zs, qs, Xs = problem
     y = np.where(np.arange(16) == 3, 8.0, y)  # far out, where Student's t is not log-concave

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.foreign import check_labels_of_rows
+from numpyro_orthgp.foreign import KnownTables, check_rows
 from numpyro_orthgp.training.arrays import as_array, check_range, num_rows, on_disk, read_rows
 from numpyro_orthgp.training.columns import Column, default_blocks
 from numpyro_orthgp.training.groups import MixedOrder
@@ -90,14 +90,14 @@ class Batches:
             )
         if isinstance(data, dict) and not all(isinstance(key, str) for key in data):
             raise TypeError(f"Keys of `data` are names of the model's arguments; got {list(data)}.")
+        self._given = data
         leaves, self.tree = jax.tree_util.tree_flatten_with_path(data)
         self.names = ["data" + jax.tree_util.keystr(path) for path, _ in leaves]
         self.arrays = [as_array(name, leaf) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
         self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("=")) for a in self.arrays]
         self.num_rows = num_rows(self.names, self.arrays)
-        labels = [getattr(leaf, "index", None) for _, leaf in leaves]
-        for name, own in zip(self.names[1:], labels[1:], strict=True):
-            check_labels_of_rows(name, own, self.names[0], labels[0])
+        check_rows(self.names, [leaf for _, leaf in leaves])
+        self.tables = KnownTables.of(*(leaf for _, leaf in leaves))
         for name, array, dtype in zip(self.names, self.arrays, self.dtypes, strict=True):
             if not (isinstance(array, Column) or on_disk(array)):  # `read_rows` checks these
                 check_range(name, array, dtype)
@@ -250,6 +250,10 @@ class Batches:
                 out[start:stop] = read_rows(name, array, dtype, block)
             start = stop
         return held
+
+    def kept(self) -> Any:
+        """The user's data, for the result: references, no copies."""
+        return self._given
 
     def until(self, step: int) -> None:
         """Set the number of steps, so that their rows can be read ahead."""

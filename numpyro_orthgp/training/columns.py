@@ -116,7 +116,9 @@ def rows_of(leaf: Any, rows: Any = None) -> np.ndarray:
     :param rows: a slice or sorted row numbers; by default all rows.
     """
     if not is_lazy(leaf):
-        return np.asarray(leaf) if rows is None else np.asarray(leaf[rows])
+        if not isinstance(leaf, np.ndarray | jax.Array):
+            leaf = np.asarray(leaf)  # a table takes numbers of rows for labels, or for columns
+        return np.asarray(leaf if rows is None else leaf[rows])
     rows = slice(None) if rows is None else rows
     column = Column(leaf)
     if isinstance(rows, slice):

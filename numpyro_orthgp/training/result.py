@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -35,6 +35,7 @@ class Fitted:
     :param num_rows: N.
     :param kwargs: further keyword arguments of the model.
     :param is_part: whether ``data`` are only one batch, from a stream or from rows of several processes.
+    :param tables: columns of the tables that were batches, by their set.
     """
 
     svi: Any
@@ -43,6 +44,7 @@ class Fitted:
     num_rows: int
     kwargs: dict[str, Any]
     is_part: bool = False
+    tables: Mapping[frozenset[str], list[str]] = field(default_factory=dict)
 
     @property
     def model(self) -> Callable[..., Any]:

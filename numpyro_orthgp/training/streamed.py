@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.foreign import KnownTables
 from numpyro_orthgp.training.arrays import as_array, check_range
 from numpyro_orthgp.training.batches import Batch, Put
 from numpyro_orthgp.training.columns import rows_of
-from numpyro_orthgp.training.streams import Cut, Source, Stream, batches_at, plain, size_of
+from numpyro_orthgp.training.streams import Cut, Source, Stream, batches_at, check_tables, plain, size_of
 
 __all__ = ["Streamed"]
 
@@ -49,6 +50,7 @@ class Streamed:
         self.num_rows = check_integer("num_rows", source.num_rows)
         self.counts: list[int] = getattr(source, "counts", [])
         self.counts.clear()
+        self.tables: KnownTables = getattr(source, "tables", KnownTables())
         self.reader = self.steps = iter(source.batches(0))
         self.at = 0
         self.recent: dict[int, Batch] = {}
@@ -228,6 +230,7 @@ class Streamed:
             )
 
     def _put_batch(self, batch: Any, places: list[np.ndarray], step: int) -> None:
+        check_tables(batch, self.tables)
         leaves, tree = jax.tree.flatten(batch)
         for name, leaf in zip(self.names, leaves, strict=False):
             as_array(name, leaf)  # checks it
