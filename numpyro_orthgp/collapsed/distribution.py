@@ -137,7 +137,7 @@ class CollapsedGP(dist.Distribution):
         self._tables = KnownTables.of(X, inducing)
         self._tables.labels = getattr(X, "index", None)
         check_same_dtype("X", self.X, features[0].dtype)
-        warn_of_coarse_inputs("X", checked)
+        warn_of_coarse_inputs("X", checked, X)
         N = self.X.shape[0]
         uncertain = self._uncertain
         self.alpha = checks.check_bound(bound, alpha, N, len(features), orthogonal is not None, uncertain)

@@ -49,6 +49,32 @@ def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), batch) if isinstance(batch, dict) else (tuple(batch), {})
 
 
+def _check_kind(data: Any) -> None:
+    """
+    :raises TypeError: for data that are not arrays in a tuple or dict.
+    """
+    if hasattr(data, "lengths") and not isinstance(data, (tuple, dict)):
+        raise TypeError("`data` must be all rows here; training.Local, rows of several processes, is for ogp.fit.")
+    if hasattr(data, "batches") and not isinstance(data, (tuple, dict)):
+        if not hasattr(data, "num_rows"):
+            raise TypeError(
+                "A source has `batches(step)` and `num_rows`, the rows of an epoch, by which batches are weighed; "
+                f"{type(data).__name__} has no `num_rows`."
+            )
+        raise TypeError(
+            f"`data` must be arrays here, since every step uses all rows; a {type(data).__name__} only gives "
+            "batches. Use ogp.fit, and pass an object with `num_rows` and `batches(step)`."
+        )
+    if not isinstance(data, (tuple, dict)):
+        raise TypeError(
+            "`data` must be a tuple of arrays, positional arguments of the model, such as (X, y), or a dict of arrays, its "
+            f"keyword arguments, such as {{'X': X, 'y': y}}; got {type(data).__name__}. Columns of a table become data by "
+            "training.columns(table, X=[...], y=...), and a loader or iterator by training.Stream(loader, num_rows=N)."
+        )
+    if isinstance(data, dict) and not all(isinstance(key, str) for key in data):
+        raise TypeError(f"Keys of `data` are names of the model's arguments; got {list(data)}.")
+
+
 class Batches:
     """Data in host memory or on disk, cut into batches.
 
@@ -75,21 +101,7 @@ class Batches:
         shuffle: Blocks | None = None,
         num_groups: int | None = None,
     ) -> None:
-        if hasattr(data, "lengths") and not isinstance(data, (tuple, dict)):
-            raise TypeError("`data` must be all rows here; training.Local, rows of several processes, is for ogp.fit.")
-        if hasattr(data, "batches") and not isinstance(data, (tuple, dict)):
-            raise TypeError(
-                f"`data` must be arrays here, since every step uses all rows; a {type(data).__name__} only gives "
-                "batches. Use ogp.fit, and pass an object with `num_rows` and `batches(step)`."
-            )
-        if not isinstance(data, (tuple, dict)):
-            raise TypeError(
-                "`data` must be a tuple of arrays, positional arguments of the model, such as (X, y), or a dict of arrays, its "
-                f"keyword arguments, such as {{'X': X, 'y': y}}; got {type(data).__name__}. Columns of a table become data by "
-                "training.columns(table, X=[...], y=...), and a loader or iterator by training.Stream(loader, num_rows=N)."
-            )
-        if isinstance(data, dict) and not all(isinstance(key, str) for key in data):
-            raise TypeError(f"Keys of `data` are names of the model's arguments; got {list(data)}.")
+        _check_kind(data)
         self._given = data
         leaves, self.tree = jax.tree_util.tree_flatten_with_path(data)
         self.names = ["data" + jax.tree_util.keystr(path) for path, _ in leaves]

@@ -174,8 +174,12 @@ def columns(table: Any, **names: str | Sequence[str]) -> dict[str, Any]:
     :raises ValueError: for columns that do not exist, or are not of one type in all files; when rows are read, for missing values.
     """
     reader = _Reader(table)
-    wanted = {name: [given] if isinstance(given, str) else list(given) for name, given in names.items()}
-    if not wanted or not all(wanted.values()):
+    wanted = {name: given if isinstance(given, list | tuple) else [given] for name, given in names.items()}
+    if (
+        not wanted
+        or not all(wanted.values())
+        or not all(isinstance(c, str) for given in wanted.values() for c in given)
+    ):
         raise ValueError("Say which columns are which argument of the model: columns(table, X=['a', 'b'], y='y').")
     unknown = sorted({c for given in wanted.values() for c in given} - set(reader.schema.names))
     if unknown:
@@ -184,7 +188,7 @@ def columns(table: Any, **names: str | Sequence[str]) -> dict[str, Any]:
         )
     reader.names = sorted({c for given in wanted.values() for c in given})
     reader.check_names()
-    return {name: _TableColumn(reader, given, isinstance(names[name], str)) for name, given in wanted.items()}
+    return {name: _TableColumn(reader, list(given), isinstance(names[name], str)) for name, given in wanted.items()}
 
 
 class _Reader:

@@ -66,7 +66,14 @@ class Fitted:
                 "rows of several processes. Call the function with your own data: ogp.khat(model, guide, "
                 "result.params, *batch, ...), ogp.to_arviz, ogp.check."
             )
+        rows = slice(self.num_rows) if rows is None else rows  # a file may have grown since
         data = jax.tree.map(lambda a: rows_of(a, rows), self.data)
+        wanted = min(rows.stop, self.num_rows) if isinstance(rows, slice) else len(rows)
+        if not self.is_part and any(len(a) != wanted for a in jax.tree.leaves(data)):
+            raise ValueError(
+                f"The data had {self.num_rows} rows in the fit, and have fewer now. They must stay as they are as long as the "
+                "result is in use; or pass others: ogp.check(model, guide, result.params, X, y, ...)."
+            )
         # Cast and placed on JAX's default device, as in the fit.
         data = jax.tree.map(jax.numpy.asarray, data)
         return ((), data | self.constants) if isinstance(data, dict) else (tuple(data), self.constants)

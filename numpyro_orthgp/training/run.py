@@ -39,6 +39,7 @@ from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.local import Feed, Shards
+from numpyro_orthgp.training.not_finite import words_of_bad_rows
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.result import FitResult, Progress, Status
 from numpyro_orthgp.training.steps import Steps
@@ -203,6 +204,7 @@ class Run:
         self.batches.until(self.plan.num_steps)
         num = 0 if self.has_waited() else self.plan.length(self.now.step)
         batches = self.fetch(self.now.step, num)
+        last: tuple[Any, int] = None, 0  # batches of the call before, and which of them was the last
         while num:
             started = time.perf_counter()
             state, losses, nan = self.steps(self.now.state, batches, num)  # does not wait
@@ -214,8 +216,10 @@ class Run:
             self.losses[end - num : end] = new
             sound = self.sound_steps(taken, new, bool(nan))
             if sound is not None:
-                self.roll_back(end - num + sound, end, self.bad_rows(taken, sound) if sound < num else "")
+                of_steps = [last, *((taken, i) for i in range(num))][sound : sound + 2]
+                self.roll_back(end - num + sound, end, words_of_bad_rows(self.batches, *of_steps))
                 return "diverged"
+            last = taken, num - 1
             windows = self.score(end, state)
             self.before, self.now, self.num_losses = self.now, Snapshot(end, state, windows), end
             self.report(bar, new)
@@ -295,36 +299,20 @@ class Run:
             bar.update(len(losses))
         self.devices.together(lambda: self.callback and self.callback(progress))
 
-    def bad_rows(self, batches: Any, index: int) -> str:
-        """In words, which row of a step has NaN or infinity, if one has.
-
-        :param index: number of the step within the call.
-        """
-        for name, leaf in zip(self.batches.names, jax.tree.leaves(batches.data), strict=True):
-            if not leaf.is_fully_addressable:
-                break
-            array = np.asarray(leaf if self.batches.is_full else leaf[index])
-            bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))
-            if bad.size:
-                rows = batches.rows if self.batches.is_full or batches.rows is None else batches.rows[index]
-                row = "a row" if rows is None else f"row {rows[bad[0]]}"
-                return f", and its batch has NaN or infinity in {row} of `{name}`"
-        return ""
-
     def roll_back(self, bad: int, end: int, where: str) -> None:
         """Return to the last state whose loss was finite.
 
         :param bad: the first step, counted from 0, with a loss that is not finite or a NaN parameter at its start. For a NaN
             parameter it may be ``end``.
         :param end: the step at which the call to the device ended.
-        :param where: which row of that step is not finite.
+        :param where: which row of that step, or of the one before, is not finite.
         :raises FloatingPointError: if there is no such state, because ``bad`` is 0.
         """
         is_loss = bad < end and not np.isfinite(self.losses[bad])
         what = (
             f"loss of step {bad + 1} is {self.losses[bad]}{where}"
             if is_loss
-            else f"parameters after step {bad} are nan"
+            else f"parameters after step {bad} are nan{where}"
         )
         self.num_losses = bad
         if bad == 0:

@@ -17,7 +17,7 @@ from numpyro_orthgp.foreign import KnownTables
 from numpyro_orthgp.training.arrays import as_array, check_range
 from numpyro_orthgp.training.batches import Batch, Put
 from numpyro_orthgp.training.columns import rows_of
-from numpyro_orthgp.training.streams import Cut, Source, Stream, batches_at, check_tables, plain, size_of
+from numpyro_orthgp.training.streams import Cut, Source, Stream, batches_at, batches_from, check_tables, plain, size_of
 
 __all__ = ["Streamed"]
 
@@ -51,7 +51,7 @@ class Streamed:
         self.counts: list[int] = getattr(source, "counts", [])
         self.counts.clear()
         self.tables: KnownTables = getattr(source, "tables", KnownTables())
-        self.reader = self.steps = iter(source.batches(0))
+        self.reader = self.steps = batches_from(source, 0)
         self.at = 0
         self.recent: dict[int, Batch] = {}
         self.held: dict[int, list[np.ndarray]] = {}  # batches, for calls of `between`
@@ -107,7 +107,7 @@ class Streamed:
         elif step > self.at and isinstance(self.source, Stream) and not self.source.is_even():
             next(itertools.islice(self.steps, step - self.at - 1, None), None)
         else:
-            self.reader = self.steps = iter(self.source.batches(step))
+            self.reader = self.steps = batches_from(self.source, step)
         self.at = step
 
     def until(self, step: int) -> None:
@@ -148,7 +148,7 @@ class Streamed:
             logger.warning(
                 "The loader does not take the state in %s, so earlier batches are read again: %s", name, error
             )
-            self.reader = self.steps = iter(self.source.batches(step - 1))
+            self.reader = self.steps = batches_from(self.source, step - 1)
             batch = next(self.steps, None)
         self.at = step
         if batch is not None:

@@ -20,7 +20,7 @@ from numpyro_orthgp.foreign import KnownTables, check_rows, refuse_other_order
 from numpyro_orthgp.training.arrays import as_array, is_plain
 from numpyro_orthgp.training.columns import rows_of
 
-__all__ = ["Cut", "Source", "Stream", "batches_at", "check_tables", "plain", "size_of"]
+__all__ = ["Cut", "Source", "Stream", "batches_at", "batches_from", "check_tables", "plain", "size_of"]
 
 
 @runtime_checkable
@@ -37,6 +37,20 @@ class Source(Protocol):
     def batches(self, step: int) -> Iterator[Any]:
         """The batches of steps ``step``, ``step + 1``, ...: tuples or dicts of arrays, all of one size B, without end."""
         ...
+
+
+def batches_from(source: Source, step: int) -> Iterator[Any]:
+    """The batches of a source from a step on.
+
+    :raises TypeError: if it gives something else than an iterator of batches.
+    """
+    found = source.batches(step) if callable(source.batches) else source.batches
+    if not callable(source.batches) or not isinstance(found, Iterable):
+        raise TypeError(
+            "`batches` of a source must be a method that gives an iterator from a step on, without end: def batches(self, step) "
+            f"with `yield`. That of {type(source).__name__} is, or gives, a {type(found).__name__}."
+        )
+    return iter(found)
 
 
 class Stream:
