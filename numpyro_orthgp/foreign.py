@@ -176,7 +176,8 @@ def check_rows(names: Sequence[str], tables: Sequence[Any]) -> None:
     """
     first: dict[int, tuple[str, Any]] = {}
     for name, table in zip(names, tables, strict=True):
-        if hasattr(own := getattr(table, "index", None), "equals"):
+        own: Any = getattr(table, "index", None)
+        if hasattr(own, "equals"):
             check_labels_of_rows(name, own, *first.setdefault(len(own), (name, own)))
 
 

@@ -127,5 +127,28 @@ def test_sources_that_are_none():
     with pytest.raises(TypeError, match="Source has no `num_rows`"):
         fit(source)
     pyarrow = pytest.importorskip("pyarrow")
-    with pytest.raises(ValueError, match="Say which columns are which argument"):
-        training.columns(pyarrow.table({"a": [1.0]}), X=[0], y="a")
+    for names in ([0], 0):
+        with pytest.raises(ValueError, match="Say which columns are which argument"):
+            training.columns(pyarrow.table({"a": [1.0]}), X=names, y="a")
+    assert training.columns(pyarrow.table({"a": [1.0]}), X=np.array(["a"]))["X"].shape == (1, 1)
+
+
+def test_metrics_that_are_no_numbers():
+    """A metric that is always NaN ended the fit early without a word, and others in Python's."""
+
+    def fit(metric):
+        stopping = ogp.EarlyStopping(patience=2, every=4, metric=metric)
+        return ogp.fit(
+            fitting.make(), fitting.KEY, fitting.data(), **quiet | {"num_steps": 40}, early_stopping=stopping
+        )
+
+    with pytest.warns(
+        UserWarning, match="`metric` of EarlyStopping is NaN after step 4, which counts as no improvement"
+    ):
+        assert fit(lambda params: jnp.nan).num_steps == 8
+    with pytest.raises(TypeError, match=r"must return one number, .* got NoneType"):
+        fit(lambda params: None)
+    with pytest.raises(TypeError, match=r"got ndarray of shape \(2,\)"):
+        fit(lambda params: np.ones(2))
+    ones, numbers = (fit(lambda params, of=of: of(params["loc"].sum())) for of in (lambda x: np.ones(1) * x, float))
+    np.testing.assert_array_equal(ones.losses, numbers.losses)

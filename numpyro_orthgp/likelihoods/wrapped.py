@@ -217,7 +217,7 @@ def _read(fn: Any) -> Any:
     return fn if read is None else read(fn)
 
 
-def refuse_outside(likelihood: str, name: str, support: Any, y: Array, mask: Any) -> None:
+def refuse_outside(likelihood: str, name: str, support: Any, y: Any, mask: Any) -> None:
     """
     :raises ValueError: if unmasked observations are outside the support, or whole numbers that stand for real ones and would be
         rounded. The message shows the first one.

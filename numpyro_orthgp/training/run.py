@@ -43,7 +43,7 @@ from numpyro_orthgp.training.not_finite import words_of_bad_rows
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.result import FitResult, Progress, Status
 from numpyro_orthgp.training.steps import Steps
-from numpyro_orthgp.training.stopping import EarlyStopping, Windows
+from numpyro_orthgp.training.stopping import EarlyStopping, Windows, as_score
 
 __all__ = ["Keeper", "Run"]
 
@@ -278,7 +278,7 @@ class Run:
         rule = self.early_stopping
         if rule is not None and rule.metric is not None:
             metric = rule.metric
-            value = self.devices.agree(self.devices.together(lambda: float(metric(self.params(state)))))
+            value = self.devices.agree(self.devices.together(lambda: as_score(metric(self.params(state)), step)))
         else:
             value = float(np.mean(self.losses[step - self.window : step], dtype=np.float64))
         return self.now.windows.after(value, step, state, 0.0 if rule is None else rule.min_delta)

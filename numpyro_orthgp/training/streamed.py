@@ -50,7 +50,7 @@ class Streamed:
         self.num_rows = check_integer("num_rows", source.num_rows)
         self.counts: list[int] = getattr(source, "counts", [])
         self.counts.clear()
-        self.tables: KnownTables = getattr(source, "tables", KnownTables())
+        self.tables = source.tables if isinstance(source, Stream) else KnownTables()
         self.reader = self.steps = batches_from(source, 0)
         self.at = 0
         self.recent: dict[int, Batch] = {}
