@@ -245,6 +245,14 @@ def test_a_count_far_beyond_what_is_expected(problem, largest):
     np.testing.assert_allclose(many.variance, np.diag(S), rtol=1e-6, atol=1e-9)  # new points have a jitter of 1e-10
 
 
+def test_more_rows_than_matrices_have_room_for(problem):
+    X = np.zeros((16_384, 2))
+    with pytest.raises(
+        ValueError, match="9 old and 16384 new ones, and needs several matrices of 16393 x 16393; the limit"
+    ):
+        online.condition(function(problem[2]), X, np.zeros(len(X)), 0.3)
+
+
 def test_derivatives_where_a_precision_is_cut_off(problem):
     X, y, Zs, qs, Xs = problem
     y = np.where(np.arange(16) == 3, 8.0, y)  # far out, where Student's t is not log-concave

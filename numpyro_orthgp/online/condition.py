@@ -53,6 +53,7 @@ from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["condition"]
 
+_MOST = 16_384  # variables of the result, of which some ten square matrices of 2 GB are held in float64
 # The bound's gradient may still move a mean by so many standard deviations of the function before the new data.
 _SETTLED = 0.01
 
@@ -146,7 +147,8 @@ def condition(
     :raises TypeError: if ``f`` is no function of one gp, a set of it is not inducing points, ``X`` has another dtype, or what
         ``likelihood`` makes of marginals is no likelihood of this package.
     :raises ValueError: if shapes do not match, y lies outside of the likelihood's support (NaN, which a mask may hide, does),
-        ``num_steps`` or ``step_size`` is out of range, or a guide is fitting ``f``, within its model.
+        ``num_steps`` or ``step_size`` is out of range, there are more than 16384 points, or a guide is fitting ``f``, within its
+        model.
     """
     check_function("condition", f)
     refuse_while_fitting("condition", f.fitting)
@@ -160,6 +162,13 @@ def condition(
     dtype = f.features[0].dtype
     make, X, jitter = as_likelihood(likelihood, dtype), f.checked(X), check_jitter(jitter, dtype)
 
+    num = f.num_inducing + len(X)
+    if num > _MOST:
+        raise ValueError(
+            f"`condition` makes one set of all points, {f.num_inducing} old and {len(X)} new ones, and needs several matrices of "
+            f"{num} x {num}; the limit is {_MOST}. Give it some thousand rows at a time, with `compress` after each, or add the "
+            "new rows to a fit; Gaussian noise on any number of rows: online.from_blocks."
+        )
     condition_all = partial(_condition, num_steps, step_size, jitter)
     result, end, rounding = run_as_one(condition_all, as_pytree(make), f, X, y)
     inspect(partial(_warn_rounded, dtype), rounding)
