@@ -27,7 +27,7 @@ SECONDS = 1.7e9 + np.linspace(0, 50, N)  # float32 holds one number for all of t
 def loss_of_reciprocals(X, y, *, N=N):
     w = numpyro.sample("w", dist.Normal(0.0, 1.0))
     # Finite at an infinite row, with a derivative of 0 times infinity.
-    numpyro.factor("y", -(w**2) * jnp.sum(jnp.exp(-jnp.abs(w * X[:, 0]))))
+    numpyro.factor("y", 0 * y.sum() - (w**2) * jnp.sum(jnp.exp(-jnp.abs(w * X[:, 0]))))
 
 
 def guide(X, y, *, N=N):
@@ -43,6 +43,10 @@ def test_an_infinite_row_is_named_though_its_own_loss_is_finite(steps_per_call):
     with pytest.warns(RuntimeWarning, match=r"nan, and the batch before has NaN or infinity in row 33 of `data\[0\]`"):
         result = ogp.fit(svi, fitting.KEY, (X, y), **quiet, steps_per_call=steps_per_call)
     assert result.status == "diverged"
+    with pytest.raises(
+        FloatingPointError, match=r"nothing to go on from\. Remove or impute such rows; missing outputs"
+    ):
+        ogp.fit(svi, fitting.KEY, (X, np.full(N, np.nan)), num_steps=2, progress_bar=False)
 
 
 @pytest.mark.parametrize("kind", ["array", "column", "table"])

@@ -51,6 +51,9 @@ FIXES = (
     "Likely fixes: standardize inputs and outputs, a smaller learning rate, a larger `jitter`, 64-bit floats "
     "(numpyro.enable_x64())."
 )
+OF_ROWS = (
+    "Remove or impute such rows; missing outputs may be masked (handlers.mask, with any allowed number in their place)."
+)
 
 
 @dataclass
@@ -314,12 +317,10 @@ class Run:
             if is_loss
             else f"parameters after step {bad} are nan{where}"
         )
-        self.num_losses = bad
+        self.num_losses, fixes = bad, OF_ROWS if where else FIXES
         if bad == 0:
-            raise FloatingPointError(
-                f"The {what}, so there is nothing to go on from. Look for NaN and infinity in the data and in the initial "
-                f"parameters. {FIXES}"
-            )
+            look = "" if where else " Look for NaN and infinity in the data and in the initial parameters."
+            raise FloatingPointError(f"The {what}, so there is nothing to go on from.{look} {fixes}")
         good = bad - 1
         start = self.now if good >= self.now.step else self.before
         if start is None:
@@ -331,7 +332,7 @@ class Run:
         self.now = Snapshot(good, state, start.windows)
         warnings.warn(
             f"The {what}: the fit stops there and returns what it had after step {good}. The last finite ELBO "
-            f"was {-self.losses[bad - 1]:.6g}. {FIXES}",
+            f"was {-self.losses[bad - 1]:.6g}. {fixes}",
             RuntimeWarning,
             stacklevel=5,
         )
