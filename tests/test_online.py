@@ -245,6 +245,16 @@ def test_a_count_far_beyond_what_is_expected(problem, largest):
     np.testing.assert_allclose(many.variance, np.diag(S), rtol=1e-6, atol=1e-9)  # new points have a jitter of 1e-10
 
 
+def test_outputs_of_another_dtype(problem):
+    """NumPy's float64 beside a function in float32 ended in JAX's words about a scan."""
+    X, y, Zs, _, Xs = problem
+    f = jax.tree.map(lambda a: a.astype(jnp.float32), function(Zs[:1]))
+    X, Xs = X.astype(np.float32), Xs.astype(np.float32)
+    one, other = (online.condition(f, X, given, NOISE)(Xs).mean for given in (y, y.astype(np.float32)))
+    assert one.dtype == jnp.float32
+    np.testing.assert_array_equal(one, other)
+
+
 def test_more_rows_than_matrices_have_room_for(problem):
     X = np.zeros((16_384, 2))
     with pytest.raises(
@@ -337,6 +347,19 @@ def test_what_is_remembered_is_as_good_as_the_data(problem):
     np.testing.assert_allclose(in_parts.beliefs[0].scale_tril, at_once.beliefs[0].scale_tril, rtol=1e-7, atol=1e-9)
     # log p(y2 | y1) is what the second bound bounds.
     np.testing.assert_allclose(bound_first + bound_second, bound, rtol=1e-9)
+
+
+def test_memory_of_another_dtype(problem):
+    """It ended in an error of JAX's triangular solve."""
+    f = function(problem[2])
+    past = jax.tree.map(lambda a: a.astype(jnp.float32), f)
+    with pytest.raises(
+        TypeError, match="`past` is float32 and the model's function float64, and nothing is cast silently"
+    ):
+        online.remember("past", f, past)
+    again = jax.tree.map(lambda a: a.astype(jnp.float64), past)
+    with handlers.block():
+        online.remember("past", f, again)
 
 
 def test_memory_refuses_what_it_cannot_remember(problem):

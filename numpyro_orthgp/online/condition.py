@@ -160,6 +160,7 @@ def condition(
     check_rows(("X", "y"), (X, y))
     y = as_outputs("y", y, MASK)
     dtype = f.features[0].dtype
+    y = y.astype(dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y
     make, X, jitter = as_likelihood(likelihood, dtype), f.checked(X), check_jitter(jitter, dtype)
 
     num = f.num_inducing + len(X)
