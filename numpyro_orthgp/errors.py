@@ -19,8 +19,8 @@ from jax.extend.core import get_opaque_trace_state
 from numpyro_orthgp.foreign import as_jax, without_mask
 
 __all__ = [
-    "Unobserved", "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_is_key",
-    "check_key", "check_option", "check_params", "check_same_dtype", "inspect", "is_concrete", "no_function", "with_checks",
+    "Unobserved", "check_columns", "check_finite", "check_floating", "check_inputs", "check_integer", "check_is_key", "check_key",
+    "check_option", "check_params", "check_same_dtype", "inspect", "is_concrete", "no_function", "refuse_rounded", "with_checks",
 ]  # fmt: skip
 
 _Result = TypeVar("_Result")
@@ -148,13 +148,13 @@ def check_floating(name: str, x: Any) -> jax.Array:
     """
     given, x = x, without_mask(name, x, "Fill them in, array.filled(...), or leave these rows out.")
     if isinstance(x, np.ndarray) and x.dtype.kind in "iu":
-        inspect(partial(_refuse_rounded, name), x)  # before JAX would wrap them around
+        inspect(partial(refuse_rounded, name), x)  # before JAX would wrap them around
     elif isinstance(x, np.ndarray) and x.dtype.kind == "f" and (x.dtype.itemsize > 8 or not x.dtype.isnative):
         x = x.astype(np.float64 if x.dtype.itemsize > 8 else x.dtype.newbyteorder("="))  # JAX has no others
     try:
         x = as_jax(x)
     except OverflowError:  # of Python's integers
-        _refuse_rounded(name, x)
+        refuse_rounded(name, x)
         raise
     except (TypeError, ValueError) as error:
         if hasattr(x, "places"):
@@ -168,7 +168,7 @@ def check_floating(name: str, x: Any) -> jax.Array:
             f"`{name}` must be an array of floating-point numbers; got {_described(given)}. {_to_numbers(name, x)}"
         ) from error
     if jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool:
-        inspect(partial(_refuse_rounded, name), x)
+        inspect(partial(refuse_rounded, name), x)
         return x.astype(jnp.result_type(float))
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"`{name}` must hold real numbers; got {x.dtype}. Pass real and imaginary parts as columns.")
@@ -180,7 +180,7 @@ def check_floating(name: str, x: Any) -> jax.Array:
     return x
 
 
-def _refuse_rounded(name: str, x: Any) -> None:
+def refuse_rounded(name: str, x: Any) -> None:
     dtype = jnp.result_type(float)
     values = np.asarray(x)
     most = 2 ** (jnp.finfo(dtype).nmant + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,8 +15,8 @@ import numpy as np
 from numpyro_orthgp.processes import refuse_fork
 
 __all__ = [
-    "KnownTables", "as_jax", "as_numpy", "as_outputs", "check_labels_of_rows", "filled", "in_bits_of_now", "refuse_other_order",
-    "without_mask",
+    "KnownTables", "as_jax", "as_numpy", "as_outputs", "check_labels_of_rows", "check_rows", "filled", "in_bits_of_now",
+    "refuse_other_order", "without_mask",
 ]  # fmt: skip
 
 _BUFFERS = (memoryview, array.array)
@@ -168,10 +169,27 @@ def check_labels_of_rows(name: str, own: Any, other: str, index: Any) -> None:
     )
 
 
-class KnownTables(dict[frozenset[str], list[str]]):
-    """The order of the columns of tables, by their set. All are equal: as static data of a pytree they cause no recompilation."""
+def check_rows(names: Sequence[str], tables: Sequence[Any]) -> None:
+    """:func:`check_labels_of_rows` of tables that belong together row by row: of each with the first of its length.
 
-    __slots__ = ()
+    :raises ValueError: with the first row that is elsewhere.
+    """
+    first: dict[int, tuple[str, Any]] = {}
+    for name, table in zip(names, tables, strict=True):
+        own: Any = getattr(table, "index", None)
+        if hasattr(own, "equals"):
+            check_labels_of_rows(name, own, *first.setdefault(len(own), (name, own)))
+
+
+class KnownTables(dict[frozenset[str], list[str]]):
+    """The order of the columns of tables, by their set. All are equal: as static data of a pytree they cause no recompilation.
+
+    .. attribute:: labels
+
+        Labels of rows, if they are known.
+    """
+
+    labels: Any = None
 
     @classmethod
     def of(cls, *tables: Any) -> KnownTables:

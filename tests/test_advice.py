@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,11 @@ from scipy import stats
 
 import numpyro_orthgp as ogp
 from numpyro_orthgp import kernels, likelihoods
+from numpyro_orthgp.diagnostics.advice import _on_calibration
+from numpyro_orthgp.diagnostics.advice_on_outputs import advice_on_outputs
+from numpyro_orthgp.diagnostics.calibration import Calibration, _outside
 from numpyro_orthgp.diagnostics.convergence import convergence_of
+from numpyro_orthgp.diagnostics.outputs import OutputFit
 from numpyro_orthgp.diagnostics.tails import tail_gain
 from tests import problems
 
@@ -51,6 +56,7 @@ def report_of(X=X, y=Y, Z=Z, rate=0.05, num_steps=200, at=None):
     return ogp.check(model, svi.guide, params, X, y, Z=Z, num_samples=25, **known)
 
 
+AT_ONE = {"lengthscale": [1.0, 1.0], "scale": 1.0, "noise": 0.5}
 outlying = np.where(np.arange(N) % 20 == 0, 8.0, 1.0)
 again = np.tile(np.arange(N // 2), 2)
 TABLE = {
@@ -85,6 +91,28 @@ TABLE = {
         ["Columns of the inputs of y have very different scales", "Column 0 has standard deviation 9", "Standardize"],
     ),
     "rows twice": ({"X": X[again], "y": Y[again]}, ["100 of 200 rows repeat an earlier one"]),
+    "outputs in another unit": (
+        {"y": 1e6 * Y, "at": AT_ONE},
+        ["times as far from predictions as the noise, 0.5, allows", "Standardize it"],
+    ),
+    "outputs in a large unit": (
+        {"y": 1e-6 * Y, "at": AT_ONE},
+        ["The noise, 0.5, is ", "times the standard deviation of y", "Standardize it"],
+    ),
+    "labels": ({"y": 1.0 * (WAVE > 0)}, ["y has two values", "likelihoods.Bernoulli"]),
+    "counts": (
+        {"y": 1.0 * np.random.default_rng(3).poisson(np.exp(WAVE - 1))},
+        ["y holds whole numbers from 0 on", "likelihoods.Poisson"],
+    ),
+    "outputs that are one number": ({"y": np.full(N, 3.0), "at": AT_ONE}, ["All 200 outputs y are 3."]),
+    "inputs that are one point": (
+        {"X": np.ones((N, 2)), "Z": np.ones((4, 2)), "at": AT_ONE},
+        ["The fit explains next to nothing of y", "All 200 inputs of y are the same"],
+    ),
+    "lengthscales that are too long": (
+        {"X": 1e-9 * X, "Z": 1e-9 * Z, "at": AT_ONE},
+        ["y is the same at all rows", "standard deviations 9.9e-10, 1e-09"],
+    ),
     "outliers": ({"y": WAVE + NOISE * ROUGH * outlying}, ["y has outliers", "likelihoods.StudentT"]),
 }
 
@@ -100,6 +128,52 @@ def test_what_is_said(case):
         assert not said, report
     if "No row tells about another" in expected:
         assert "Add points there" not in said and "does nothing" not in said
+    # Causes that are known leave no room for guesses.
+    if any(words.startswith(("All 200", "y is the same")) for words in expected):
+        assert "Take fewer points" not in said and "the fit is stuck" not in said
+    if any("likelihoods.Bernoulli" in words or "likelihoods.Poisson" in words for words in expected):
+        assert "StudentT" not in said
+
+
+@pytest.mark.parametrize("num, expected", [(1, "Only 1 of 60 labels differ"), (30, "")])
+def test_labels_that_are_too_few(num, expected):
+    fit = OutputFit(
+        "Bernoulli", ("f",), 60, 0.3, 0.01, np.nan, np.nan, np.nan, np.inf, 0.0, 0, *[0.1] * 3, "two values", num
+    )
+    said = "\n".join(advice_on_outputs({"y": fit}, {}, {}))
+    assert expected in said and ("the fit is stuck" in said) == (not expected)
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({}, "has outliers"),
+        ({"values": "counts", "below_zero": 0.2}, "likelihoods.Poisson"),
+        ({"values": "counts", "below_zero": 0.01, "noise": 20.0}, "has outliers"),
+        ({"values": "whole numbers", "noise": 0.3}, "those of rounding"),
+        ({"values": "two values"}, "likelihoods.Bernoulli"),
+        ({"missed": 7.0}, "7 times as far from predictions as the noise, 0.5, allows. Either it is wrong, or f"),
+        ({"missed": 7.0, "sd": 20.0}, "7 times as far from predictions as the noise, 0.5, allows. y has mean 0 and"),
+        ({"sd": 0.0}, "All 60 outputs y are 0."),
+    ],
+)
+def test_what_outputs_are(changes, expected):
+    fit = OutputFit("Gaussian", ("f",), 60, 1.0, 0.8, 0.5, np.nan, np.nan, 3.0, 0.5, 0, 0.0, 1.0, 0.0)
+    said = list(advice_on_outputs({"y": replace(fit, **changes)}, {}, {}))
+    assert expected in "\n".join(said) and len(said) <= 2
+
+
+def test_rows_beyond_those_that_were_fitted():
+    """By more than a tenth of the range of a column; arrays without columns, and few rows, say nothing."""
+    fitted = {"X": np.linspace([0, 5], [1, 5], 50), "y": np.zeros(50), "Z": np.zeros((3, 2))}
+    new = np.array([[0.5, 5], [1.09, 5], [1.11, 5], [-0.2, 5], [0.5, 5.01]])
+    assert _outside(fitted, {"X": new, "y": np.ones(5), "Z": np.ones((3, 2))}) == 0.6
+    assert _outside({"y": fitted["y"]}, {"y": np.ones(5)}) == 0
+    held = Calibration(np.zeros(100), np.linspace(0, 0.2, 100), 0.6)
+    [said] = _on_calibration("y", held, None)
+    assert "60 % of the held-out rows are beyond the range of the inputs that were fitted" in said
+    [said] = _on_calibration("y", replace(held, outside=0.0), None)
+    assert "beyond" not in said
 
 
 @functools.cache

@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 from jax import random
 
-from numpyro_orthgp.init import clusters, greedy_variance, kmeans, linear_mean, median_lengthscale, scales, variance
+from numpyro_orthgp.init import (
+    clusters,
+    greedy_variance,
+    groups,
+    kmeans,
+    linear_mean,
+    median_lengthscale,
+    scales,
+    variance,
+)
+from numpyro_orthgp.init.counts import MOST_SORTED, _drawn, subset
 from tests import oracles as orc
 
 
@@ -444,3 +454,24 @@ def test_of_an_array_on_disk_few_rows_are_read(store, tmp_path, monkeypatch):
     assert seen == [(100, 2), (100, 2)]
     with pytest.raises(ValueError, match="`num` must be at most `max_points` = 100, the candidates kept; got 101"):
         greedy_variance(SquaredExponential(), stored, 101, max_points=100)
+
+
+@pytest.mark.parametrize("unit", [2.0**40, 2.0**-60])
+def test_groups_do_not_depend_on_the_unit(unit):
+    """Squares of sums of squares overflowed in float32, and rows of a group were anywhere."""
+    X = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+    np.testing.assert_array_equal(groups(np.float32(unit) * X, 8), groups(X, 8))
+
+
+@pytest.mark.parametrize("make", [random.key, random.PRNGKey])
+def test_few_of_many_rows_are_drawn_without_a_sort_of_all(make):
+    """A billion rows on disk would be sorted in memory to draw a thousand."""
+    drawn = [np.asarray(_drawn(2**40, 2000, make(seed))) for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not np.intersect1d(drawn[0], drawn[2]).size
+    for rows in drawn[1:]:
+        assert len(np.unique(rows)) == 2000 and 0 <= rows.min() < rows.max() < 2**40
+        counts = np.histogram(rows, 20, (0, 2**40))[0]
+        assert np.sum((counts - 100) ** 2 / 100) < 45  # chi-squared with 19 degrees of freedom
+    X = np.arange(MOST_SORTED + 1.0)[:, None]
+    assert len(np.unique(subset(X, 50, make(0)))) == 50

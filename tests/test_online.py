@@ -230,6 +230,39 @@ def test_counts_far_from_the_prior(problem):
     assert np.isnan(at(condition(function(Zs), X, lost, gaussian, num_steps=2), X).mean).all()
 
 
+@pytest.mark.parametrize("largest", [1e4, 1e6])
+def test_a_count_far_beyond_what_is_expected(problem, largest):
+    """The first whole step has an infinite bound, whose rounding was infinite too: it counted as better, and means were NaN."""
+    X, y = problem[0][:3], np.array([largest, 3.0, 0.0])
+    K, m, precision = KERNEL(X, X), np.log([largest, 3.0, 1.0]), np.array([largest, 3.0, 1.0])
+    for _ in range(400):
+        S = np.linalg.inv(np.linalg.inv(K) + np.diag(precision))
+        rate = np.exp(m + np.diag(S) / 2)
+        m, precision = m + 0.2 * (S @ (y - rate - np.linalg.solve(K, m))), 0.8 * precision + 0.2 * rate
+    few, many = (at(condition(function(problem[2]), X, y, likelihoods.Poisson, num_steps=n), X) for n in (20, 80))
+    assert np.isfinite(few.mean).all()  # a step is halved so often
+    np.testing.assert_allclose(many.mean, m, rtol=1e-6)
+    np.testing.assert_allclose(many.variance, np.diag(S), rtol=1e-6, atol=1e-9)  # new points have a jitter of 1e-10
+
+
+def test_outputs_of_another_dtype(problem):
+    """NumPy's float64 beside a function in float32 ended in JAX's words about a scan."""
+    X, y, Zs, _, Xs = problem
+    f = jax.tree.map(lambda a: a.astype(jnp.float32), function(Zs[:1]))
+    X, Xs = X.astype(np.float32), Xs.astype(np.float32)
+    one, other = (online.condition(f, X, given, NOISE)(Xs).mean for given in (y, y.astype(np.float32)))
+    assert one.dtype == jnp.float32
+    np.testing.assert_array_equal(one, other)
+
+
+def test_more_rows_than_matrices_have_room_for(problem):
+    X = np.zeros((16_384, 2))
+    with pytest.raises(
+        ValueError, match="9 old and 16384 new ones, and needs several matrices of 16393 x 16393; the limit"
+    ):
+        online.condition(function(problem[2]), X, np.zeros(len(X)), 0.3)
+
+
 def test_derivatives_where_a_precision_is_cut_off(problem):
     X, y, Zs, qs, Xs = problem
     y = np.where(np.arange(16) == 3, 8.0, y)  # far out, where Student's t is not log-concave
@@ -314,6 +347,19 @@ def test_what_is_remembered_is_as_good_as_the_data(problem):
     np.testing.assert_allclose(in_parts.beliefs[0].scale_tril, at_once.beliefs[0].scale_tril, rtol=1e-7, atol=1e-9)
     # log p(y2 | y1) is what the second bound bounds.
     np.testing.assert_allclose(bound_first + bound_second, bound, rtol=1e-9)
+
+
+def test_memory_of_another_dtype(problem):
+    """It ended in an error of JAX's triangular solve."""
+    f = function(problem[2])
+    past = jax.tree.map(lambda a: a.astype(jnp.float32), f)
+    with pytest.raises(
+        TypeError, match="`past` is float32 and the model's function float64, and nothing is cast silently"
+    ):
+        online.remember("past", f, past)
+    again = jax.tree.map(lambda a: a.astype(jnp.float64), past)
+    with handlers.block():
+        online.remember("past", f, again)
 
 
 def test_memory_refuses_what_it_cannot_remember(problem):

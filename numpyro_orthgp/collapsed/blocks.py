@@ -7,7 +7,7 @@ added up block by block, so memory does not grow with the number of rows. The re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpyro_orthgp.collapsed.bounds import Statistics
 from numpyro_orthgp.collapsed.distribution import CollapsedGP
 from numpyro_orthgp.errors import check_floating, check_integer, no_function
-from numpyro_orthgp.foreign import without_mask
+from numpyro_orthgp.foreign import KnownTables, check_rows, refuse_other_order, without_mask
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
@@ -63,10 +63,12 @@ def from_blocks(
     :param jitter: relative jitter, as for :func:`~numpyro_orthgp.gp`.
     :param block_size: number of rows that are computed at once. Blocks are cut, or put together, to this size.
     :raises TypeError: if a block is no pair, or its dtype is not that of ``inducing``.
-    :raises ValueError: if there are no rows, for NaN or infinite numbers, and if shapes do not match.
+    :raises ValueError: if there are no rows, for NaN or infinite numbers, if shapes do not match, or if tables have their rows or
+        columns in different orders.
     """
     make = partial(CollapsedGP, kernel, inducing=inducing, noise_scale=noise_scale, jitter=jitter)
-    return sums_of_blocks(make, blocks, block_size).function()
+    tables = KnownTables.of(inducing)
+    return replace(sums_of_blocks(make, blocks, block_size, tables).function(), tables=tables)
 
 
 @dataclass(frozen=True)
@@ -97,17 +99,21 @@ class RowSums:
 
 
 def sums_of_blocks(
-    make: Callable[..., CollapsedGP], blocks: Iterable[tuple[ArrayLike, ArrayLike]], block_size: int = BLOCK
+    make: Callable[..., CollapsedGP],
+    blocks: Iterable[tuple[ArrayLike, ArrayLike]],
+    block_size: int = BLOCK,
+    tables: KnownTables | None = None,
 ) -> RowSums:
     """The sums that :func:`from_blocks` needs.
 
     :param make: from inputs ``X`` and a mask ``observed`` of rows to the distribution of a block.
+    :param tables: columns of tables that blocks should have in the same order; those of blocks are added.
     """
     check_integer("block_size", block_size)
     if not isinstance(blocks, Iterable):
         raise TypeError(f"`blocks` must be an iterable of pairs (X, y), such as a generator; got {no_function(blocks)}")
     num_rows, last, total, offset = 0, None, None, None
-    for X, y in _cut(blocks, block_size):
+    for X, y in _cut(blocks, block_size, KnownTables() if tables is None else tables):
         seen, padding = np.arange(block_size) < len(y), [(0, block_size - len(y))]
         rows = jnp.asarray(np.pad(X, [*padding, (0, 0)], mode="edge"))
         outputs = jnp.asarray(np.pad(y, padding + [(0, 0)] * (y.ndim - 1)))
@@ -122,12 +128,12 @@ def sums_of_blocks(
     return RowSums(*last, total._replace(offset=offset), num_rows)
 
 
-def _cut(blocks: Iterable[Any], size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _cut(blocks: Iterable[Any], size: int, tables: KnownTables) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The same rows in blocks of one size; the last one may be shorter."""
     waiting: list[tuple[np.ndarray, np.ndarray]] = []
     num = 0
     for block in blocks:
-        X, y = _pair(block)
+        X, y = _pair(block, tables)
         if waiting and (X.shape[1:], y.shape[1:]) != (waiting[0][0].shape[1:], waiting[0][1].shape[1:]):
             raise ValueError(
                 f"All blocks must have the same columns; one has X {X.shape} and y {y.shape} after X {waiting[0][0].shape} and y "
@@ -145,9 +151,11 @@ def _cut(blocks: Iterable[Any], size: int) -> Iterator[tuple[np.ndarray, np.ndar
         yield X, y
 
 
-def _pair(block: Any) -> tuple[np.ndarray, np.ndarray]:
+def _pair(block: Any, tables: KnownTables) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(block, tuple | list) or len(block) != 2:
         raise TypeError(f"`blocks` must yield pairs (X, y) of arrays; got {type(block).__name__}.")
+    check_rows(("X", "y"), block)
+    refuse_other_order(block[0], tables)
     remedy = "Leave out such rows: blocks may have any number of rows."
     named = zip(("X", "y"), block, strict=True)
     X, y = (_real(name, np.asarray(without_mask(f"{name} of a block", array, remedy))) for name, array in named)
@@ -164,4 +172,5 @@ def _pair(block: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _real(name: str, array: np.ndarray) -> np.ndarray:
-    return array if array.dtype.kind == "f" else np.asarray(check_floating(f"{name} of a block", array))
+    is_real = array.dtype.kind == "f" and array.dtype.itemsize <= 8
+    return array if is_real else np.asarray(check_floating(f"{name} of a block", array))

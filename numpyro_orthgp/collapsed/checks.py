@@ -11,6 +11,7 @@ import numpy as np
 
 from numpyro_orthgp.collapsed.bounds import BOUNDS, GROUPED
 from numpyro_orthgp.errors import check_finite, check_floating, check_integer, check_option, inspect, is_concrete
+from numpyro_orthgp.foreign import check_labels_of_rows
 from numpyro_orthgp.gaussians.family import Whitened
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.types import Array
@@ -169,11 +170,13 @@ def check_block_size(block_size: Any) -> int | None:
     return operator.index(block_size)
 
 
-def check_outputs(y: Any, N: int, num_outputs: int | None, observed: Array | None) -> Array:
+def check_outputs(y: Any, N: int, num_outputs: int | None, observed: Array | None, labels: Any = None) -> Array:
     """y as an array of shape (N,) or (N, D), finite where it is observed.
 
+    :param labels: of the rows of X, if it is a table.
     :raises TypeError, ValueError: if it is not.
     """
+    check_labels_of_rows("y", getattr(y, "index", None), "X", labels)
     y = check_floating("y", y)
     shapes = {(N,)} | ({(N, num_outputs)} if num_outputs else {(N, *y.shape[1:2])})
     if num_outputs and num_outputs > 1:

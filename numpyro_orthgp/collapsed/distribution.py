@@ -135,8 +135,9 @@ class CollapsedGP(dist.Distribution):
         checked = check_inputs("X", X, dim=input_dim(features))
         self.X = X if isinstance(X, LatentInputs) else checked
         self._tables = KnownTables.of(X, inducing)
+        self._tables.labels = getattr(X, "index", None)
         check_same_dtype("X", self.X, features[0].dtype)
-        warn_of_coarse_inputs("X", checked)
+        warn_of_coarse_inputs("X", checked, X)
         N = self.X.shape[0]
         uncertain = self._uncertain
         self.alpha = checks.check_bound(bound, alpha, N, len(features), orthogonal is not None, uncertain)
@@ -300,7 +301,7 @@ class CollapsedGP(dist.Distribution):
         return Prior(self.kernel, self.features, blocks, self.orthogonal, self.num_points)
 
     def _checked(self, value: ArrayLike) -> Array:
-        y = checks.check_outputs(value, self.event_shape[0], self.num_outputs, self.observed)
+        y = checks.check_outputs(value, self.event_shape[0], self.num_outputs, self.observed, self._tables.labels)
         warn_of_offset("`y`", (y if y.ndim == 2 else y[:, None]) - self._columns(self.loc), self.observed)
         D = y.shape[1] if y.ndim == 2 else 1
         for q in self.orthogonal or ():

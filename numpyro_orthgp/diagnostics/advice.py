@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from numpyro_orthgp.diagnostics.advice_on_outputs import advice_on_outputs
 from numpyro_orthgp.diagnostics.calibration import LEVELS, Calibration
 from numpyro_orthgp.diagnostics.comparison import Comparison
 from numpyro_orthgp.diagnostics.convergence import Convergence
@@ -17,8 +18,8 @@ from numpyro_orthgp.diagnostics.health import FunctionHealth, SetHealth
 from numpyro_orthgp.diagnostics.importance import LIMIT, ParetoK
 from numpyro_orthgp.diagnostics.integration import IntegrationError
 from numpyro_orthgp.diagnostics.nearby import Nearby
-from numpyro_orthgp.diagnostics.outputs import OutputFit, advice_on_outputs
-from numpyro_orthgp.diagnostics.scales import ALONE, Scales, advice_on_scales
+from numpyro_orthgp.diagnostics.outputs import LEAST, OutputFit
+from numpyro_orthgp.diagnostics.scales import ALONE, SAME, Scales, advice_on_scales
 from numpyro_orthgp.diagnostics.words import listed, percent
 from numpyro_orthgp.functions.rounding import MUCH_ROUNDED
 from numpyro_orthgp.math.resolution import REMEDY
@@ -28,6 +29,7 @@ __all__ = ["advise"]
 IDLE = 0.01  # nats, as for `online.drop_sets`
 MUCH_REPEATED = 0.25  # share of a set's points
 OFFSET = 5e-4  # standard deviations of f that a mean is rounded by; projections make it up to a thousand times as large
+MUCH_OUTSIDE = 0.2  # share of held-out rows
 MUCH_LEFT = 0.1  # share of the prior variance that no set explains
 SMALL_V = 0.8
 NARROW, WIDE = 0.7, 1.4  # standard deviations of q over those of NUTS
@@ -64,7 +66,7 @@ def advise(
         yield from advice_on_scales(name, found)
     yield from advice_on_outputs(outputs, functions, scales)
     for name, health in functions.items():
-        yield from _on_function(name, health)
+        yield from _on_function(name, health, name in scales and scales[name].farthest > SAME)
     for name, error in integration.items():
         yield from _on_integral(name, error)
     for name, calibration in held_out.items():
@@ -91,7 +93,15 @@ def advise(
     yield from _on_weights(khat, held_out, nuts, collapsed)
 
 
-def _on_function(name: str, health: FunctionHealth) -> Iterator[str]:
+def _on_function(name: str, health: FunctionHealth, is_level: bool) -> Iterator[str]:
+    """
+    :param is_level: whether the function is the same number at all inputs.
+    """
+    if is_one := health.num_distinct == 1 and health.residual is not None and len(health.residual) >= LEAST:
+        yield (
+            f"All {len(health.residual)} inputs of {name} are the same. Is this the column that was meant? Times since 1970 and "
+            f"other large numbers are rounded in {health.dtype}: subtract an offset while they are float64 or integers."
+        )
     if health.rounding > MUCH_ROUNDED:
         yield (
             f"Up to {percent(min(health.rounding, 1))} of the standard deviation of {name} is rounding: the posterior variance "
@@ -105,7 +115,7 @@ def _on_function(name: str, health: FunctionHealth) -> Iterator[str]:
             "fit (y = y - y.mean()), or add a constant to f(X). Or use 64-bit floats (numpyro.enable_x64())."
         )
     yield from _on_gaussians(name, health)
-    for s in health.sets:
+    for s in health.sets if not (is_one or is_level) else ():  # else points repeat each other wherever they are
         yield from _on_factor(s)
 
 
@@ -200,6 +210,11 @@ def _on_calibration(name: str, calibration: Calibration, fit: OutputFit | None) 
     )
     wide = "wide", "the noise may be too large, or the fit unfinished"
     what, why = narrow if excess[level] < 0 else wide
+    if calibration.outside > MUCH_OUTSIDE:
+        why = (
+            f"{percent(calibration.outside)} of the held-out rows are beyond the range of the inputs that were fitted, where "
+            f"predictions go back to the prior and only the kernel says what f does; {why}"
+        )
     yield (
         f"Predictive intervals of {name} are too {what}: {percent(level)} intervals contain {percent(calibration.coverage(level))} "
         f"of the held-out data. Possible causes: {why}."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from jax.scipy.special import logsumexp
 from numpyro_orthgp.diagnostics.draws import Arguments, GuideDraws
 from numpyro_orthgp.diagnostics.layout import Layout, Trace, output_key
 from numpyro_orthgp.diagnostics.replay import Replay, look
+from numpyro_orthgp.diagnostics.resolution import arguments_of
 from numpyro_orthgp.diagnostics.sites import are_classes, censored_of, mask_of, predictive_draw
 from numpyro_orthgp.likelihoods.base import log_predictive
 from numpyro_orthgp.training.columns import in_memory
@@ -28,6 +29,8 @@ from numpyro_orthgp.types import Array, PRNGKey
 __all__ = ["LEVELS", "Calibration", "calibrate", "with_held_out"]
 
 LEVELS = (0.5, 0.8, 0.95)  # of the intervals whose coverage is looked at
+BEYOND = 0.1  # of the range of a column
+FEW = 20  # rows that say no range
 MANY = 2**25  # predictive draws from which on there is a warning: half a gigabyte, and a minute on a CPU
 
 
@@ -42,6 +45,7 @@ class Calibration:
         [0, 1] if predictions are calibrated. For discrete outputs they have a uniform random share of P(y_new = y_i) [1]. A
         censored time is longer than y_i, so its transform is drawn uniformly between P(y_new <= y_i) and 1 [2]; this is right if
         the censoring does not depend on the time. ``None`` for classes, which have no order.
+    :param outside: share of the rows with an input beyond those that were fitted, by more than a tenth of their range.
 
     **References:**
 
@@ -51,6 +55,7 @@ class Calibration:
 
     log_density: np.ndarray
     pit: np.ndarray | None
+    outside: float = 0.0
 
     def coverage(self, level: float) -> float:
         """Share of the points inside their central predictive interval of this probability."""
@@ -98,10 +103,12 @@ def calibrate(
     kwargs: dict[str, Any],
     num_samples: int,
     rng_key: PRNGKey,
+    fitted: Mapping[str, Any],
 ) -> dict[str, Calibration]:
     """Compare predictions and observations of each output that is not wholly masked.
 
     :param args: arguments of the model: the held-out data, with observations. A plate may be larger than they are.
+    :param fitted: arrays among the arguments of the fit, by name.
     :raises ValueError: if a plate picks rows of them at random, or all of them are masked.
     """
     _warn_of_many((args, kwargs), num_samples)
@@ -124,11 +131,30 @@ def calibrate(
             f"`held_out` must hold observations; got masks that hide all of {', '.join(map(repr, observed))}. Held-out data have a "
             "mask of their own: held_out={'X': X_test, 'y': y_test, 'mask': mask_test}."
         )
+    outside = _outside(fitted, arguments_of(model, args, kwargs))
     return {
-        name: _calibration(below, equal, log_density, observed[name][1], jax.random.fold_in(tie_key, i))
+        name: replace(
+            _calibration(below, equal, log_density, observed[name][1], jax.random.fold_in(tie_key, i)), outside=outside
+        )
         for i, (name, (below, equal, log_density)) in enumerate(drawn.items())
         if name in seen
     }
+
+
+def _outside(fitted: Mapping[str, Any], new: Mapping[str, Any]) -> float:
+    """The share of new rows with an input beyond the range of those fitted.
+
+    :param fitted, new: arrays among the model's arguments, by name; inputs are those with columns.
+    """
+    beyond: list[np.ndarray] = []
+    for name in fitted.keys() & new.keys():
+        known, rows = (np.asarray(a[name]) for a in (fitted, new))
+        if known.ndim == 2 and rows.shape[1:] == known.shape[1:] and known.dtype.kind == "f" and len(known) >= FEW:
+            low, high = known.min(0), known.max(0)
+            room = BEYOND * (high - low)
+            beyond.append(((rows < low - room) | (rows > high + room)).any(1))
+    together = [b for b in beyond if len(b) == max(map(len, beyond))]
+    return float(np.any(together, axis=0).mean()) if together else 0.0
 
 
 def _warn_of_many(arguments: Any, num_samples: int) -> None:

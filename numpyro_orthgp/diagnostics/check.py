@@ -152,7 +152,7 @@ def check(
         residual_scales(subject),
         _khat(replay, model_key),
         convergence,
-        {} if held_args is None else calibrate(model, guide, params, *held_args, num_samples, test_key),
+        {} if held_args is None else calibrate(model, guide, params, *held_args, num_samples, test_key, arrays),
         None if nuts is None else compare(replay, nuts, nuts_key),
         layout.collapsed,
         coarse_of(arrays | inputs),

@@ -78,7 +78,7 @@ def _refuse_other_order(fit: Fitted, new: Any) -> None:
     :param new: arguments of the model.
     :raises ValueError: if one is a table with the columns of the fit's in another order.
     """
-    tables: dict[frozenset[str], list[str]] = {}
+    tables = dict(fit.tables)
     for leaf in jax.tree.leaves((fit.data, new), is_leaf=lambda x: isinstance(x, list)):  # of many numbers, perhaps
         refuse_other_order(leaf, tables)
 

@@ -22,10 +22,8 @@ import numpy as np
 from numpyro_orthgp.collapsed import CollapsedGP
 from numpyro_orthgp.collapsed.bounds import Bound
 from numpyro_orthgp.collapsed.sums import Prior, Rows, project_inputs, sum_over_points
-from numpyro_orthgp.diagnostics.health import FunctionHealth
 from numpyro_orthgp.diagnostics.layout import Layout, Trace
 from numpyro_orthgp.diagnostics.nearby import regressions
-from numpyro_orthgp.diagnostics.scales import ALONE, Scales
 from numpyro_orthgp.diagnostics.sites import mask_of
 from numpyro_orthgp.diagnostics.subject import Subject
 from numpyro_orthgp.diagnostics.tails import tail_gain
@@ -51,17 +49,18 @@ from numpyro_orthgp.math.grouped import added_identity
 from numpyro_orthgp.math.products import diagonal, lower_matmul
 from numpyro_orthgp.types import Array, ArrayLike
 
-__all__ = ["OutputFit", "advice_on_outputs", "outputs_of_fit"]
+__all__ = ["LEAST", "OutputFit", "outputs_of_fit"]
 
 WITH_MEAN = (Bernoulli, Gaussian, HeteroskedasticGaussian, Laplace, NegativeBinomial, Poisson, StudentT)
+GAUSSIAN = ("Gaussian", "CollapsedGP")
 LEAST = 20  # outputs; fewer say nothing
 LITTLE = 0.05  # share of the variance of outputs
 SPARED = 0.1  # of the noise, at the least, where a row pulls its own prediction
 CLEAR = 4.0  # standard errors
 TOO_FAR = 1.3  # dispersion of counts
 GAINED, AT_LEAST = 0.03, 6.0  # nats per row, and of all, that heavier tails gain
-TWICE = 0.05  # share of rows
 MOST_ENTRIES = 10_000_000
+MEDIAN_OF_NORMAL = 0.6745  # of the absolute value of a standard normal variable
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,13 @@ class OutputFit:
         the best normal one, nats per output; infinite and 0 for others.
     :param num_repeated: number of rows that repeat an earlier one in inputs and outputs, if outputs are not whole numbers and
         chance cannot explain it.
+    :param mean: of the outputs.
+    :param missed: distance of outputs with Gaussian noise from predictions, over what noise and residual allow, median: 1 if these
+        are right; NaN for others.
+    :param below_zero: share of predictive distributions with Gaussian noise that reach below zero by two standard deviations; 0 for
+        others.
+    :param values: "whole numbers", "counts" (whole numbers from 0 on), "two values", or "" for others.
+    :param num_rarest: number of the rarer one of two values; 0 for others.
     """
 
     likelihood: str
@@ -94,8 +100,15 @@ class OutputFit:
     df: float
     gain: float
     num_repeated: int
+    mean: float = np.nan
+    missed: float = np.nan
+    below_zero: float = 0.0
+    values: str = ""
+    num_rarest: int = 0
 
     def __str__(self) -> str:
+        if not self.sd:
+            return f"all outputs are {self.mean:.6g}"
         share = percent(self.explained) if self.explained > 0 else "none"
         noise = "" if np.isnan(self.noise) else f"; noise {self.noise:.3g}, of a standard deviation of {self.sd:.3g}"
         counts = (
@@ -203,22 +216,39 @@ def _judged(
     seen = moments["seen"] & np.isfinite(moments["y"]) & np.isfinite(moments["mean"])
     of = {name: np.asarray(v, float)[seen] for name, v in moments.items() if name != "seen"}
     y, mean = of["y"], of["mean"]
-    if not len(y) or np.ptp(y) == 0:
+    if not len(y) or (np.ptp(y) == 0 and len(y) < LEAST):
         return None
     noise = dispersion = error = np.nan
-    df, gain = np.inf, 0.0
+    df, gain, far = np.inf, 0.0, np.nan
     free = np.maximum(1 - of["leverage"], SPARED) if "leverage" in of else np.ones(len(y))
     if "noise" in of:
         square = of["noise"] ** 2
         noise = float(np.sqrt(square.mean()))
-        df, gain = tail_gain((y - mean) / np.sqrt(free * square + of["residual"]))
+        distances = (y - mean) / np.sqrt(free * square + of["residual"])
+        df, gain = tail_gain(distances)
+        far = float(np.median(np.abs(distances)) / MEDIAN_OF_NORMAL)
     elif "leverage" in of:
         dispersion = float(np.sum((y - mean) ** 2 / mean) / free.sum())
         error = float(np.sqrt(np.sum(2 + 1 / mean)) / free.sum())
-    explained = 1 - np.mean(((y - mean) / free) ** 2) / y.var()
-    repeated = _repeated(moments["y"], arrays)
+    explained, repeated = np.nan, 0
+    if np.ptp(y) > 0:
+        explained, repeated = 1 - np.mean(((y - mean) / free) ** 2) / y.var(), _repeated(moments["y"], arrays)
+    below = np.mean(mean < 2 * np.sqrt(of["noise"] ** 2 + of["residual"])) if kind in GAUSSIAN else 0.0
     numbers = float(y.std()), float(explained), noise, dispersion, error, df, gain, repeated
-    return OutputFit(kind, functions, len(y), *numbers)
+    own = float(y.mean()), far, float(below)
+    return OutputFit(kind, functions, len(y), *numbers, *own, *_values(y))
+
+
+def _values(y: np.ndarray) -> tuple[str, int]:
+    """What kind of numbers the outputs are, and of two values the number of the rarer one."""
+    values, counts = np.unique(y[: 10 * LEAST], return_counts=True)
+    if len(values) == 2:
+        values, counts = np.unique(y, return_counts=True)
+    if len(values) == 2:
+        return "two values", int(counts.min())
+    if not (y == np.round(y)).all():
+        return "", 0
+    return "counts" if y.min() >= 0 else "whole numbers", 0
 
 
 def _repeated(y: np.ndarray, arrays: Mapping[str, Any]) -> int:
@@ -233,62 +263,3 @@ def _repeated(y: np.ndarray, arrays: Mapping[str, Any]) -> int:
     again = len(y) - len(np.unique(X, axis=0))
     both = len(y) - len(np.unique(np.column_stack([X, y]), axis=0))
     return both if 2 * both > again else 0
-
-
-def advice_on_outputs(
-    outputs: Mapping[str, OutputFit], functions: Mapping[str, FunctionHealth], scales: Mapping[str, Scales]
-) -> Iterator[str]:
-    """Sentences."""
-    for name, fit in outputs.items():
-        if fit.says_nothing:
-            yield _on_nothing(name, fit, scales)
-    for name, s in scales.items():
-        known = any(name in fit.functions and fit.says_nothing for fit in outputs.values())
-        if s.nearest < ALONE and name in functions and not known:
-            yield f"{_alone(name, s)} {LONGER}"
-    for name, fit in outputs.items():
-        if fit.num_repeated > TWICE * fit.num:
-            yield (
-                f"{fit.num_repeated} of {fit.num} rows repeat an earlier one, in the inputs and in {name}. They count as new "
-                "evidence, so noise and intervals become too small, and copies of held-out rows may have been fitted. Unless they "
-                "are new measurements, drop them (np.unique(rows, axis=0)) before you hold out data."
-            )
-        if fit.overdispersed:
-            yield (
-                f"Counts {name} are further from their means than Poisson counts: {fit.dispersion:.2g} times the variance. Either "
-                "f is too smooth (take more points, a shorter lengthscale), or the counts are overdispersed: take "
-                "likelihoods.NegativeBinomial, or ZeroInflated if there are too many zeros."
-            )
-        if fit.has_outliers:
-            yield (
-                f"{name} has outliers, or noise that differs from row to row. A Student t with {fit.df:g} degrees of freedom fits "
-                f"the distances from predictions {fit.gain:.2g} nats per row better than a normal. Take likelihoods.StudentT, or "
-                "HeteroskedasticGaussian if the inputs tell which rows are noisy."
-            )
-
-
-LONGER = (
-    "Standardize the inputs, start at lengthscales of about sqrt(D) (init_params=, or a prior with that median), and take inducing "
-    "points among the rows (init.greedy_variance)."
-)
-
-
-def _on_nothing(name: str, fit: OutputFit, scales: Mapping[str, Scales]) -> str:
-    share = f"{percent(fit.explained)}" if fit.explained > 0 else "nothing"
-    of = f"{fit.noise:.2g}; the standard deviation of {name} is {fit.sd:.2g}"
-    noise = "" if np.isnan(fit.noise) else f", the rest is noise ({of})"
-    what = f"The fit explains next to nothing of {name}: its predictions explain {share} of the variance{noise}."
-    alone = [f for f in fit.functions if f in scales and scales[f].nearest < ALONE]
-    if alone:
-        return f"{what} {_alone(alone[0], scales[alone[0]])} {LONGER}"
-    return (
-        f"{what} Either the inputs tell nothing about {name}, or the fit is stuck or unfinished. Try other starts (init_params=, "
-        "starts=), more steps, or ogp.fit_lbfgs with a CollapsedGP; ogp.regression tries several starts."
-    )
-
-
-def _alone(name: str, s: Scales) -> str:
-    return (
-        f"No row tells about another: {name} at a row and at its nearest row have correlation {s.nearest:.2g} (median), so "
-        "lengthscales are too short for these inputs."
-    )

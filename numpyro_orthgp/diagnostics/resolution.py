@@ -36,7 +36,7 @@ def coarse_of(arrays: Mapping[str, Any]) -> tuple[str, ...]:
         if not jnp.issubdtype(array.dtype, np.floating):
             continue
         dtype = jax.dtypes.canonicalize_dtype(array.dtype)  # a model casts what is NumPy's
-        coarse = coarse_columns(np.asarray(array, dtype))
+        coarse = coarse_columns(np.asarray(array, dtype), np.asarray(array))
         if coarse:
             found.setdefault(tuple(coarse), coarse[0].words(name, dtype))
     return tuple(found.values())

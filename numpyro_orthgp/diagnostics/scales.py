@@ -13,11 +13,12 @@ import numpy as np
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.types import Array
 
-__all__ = ["ALONE", "Scales", "advice_on_scales", "scales_of"]
+__all__ = ["ALONE", "SAME", "Scales", "advice_on_scales", "scales_of", "words_of_level"]
 
 ROWS, OTHERS, LEAST = 100, 2000, 20  # looked at; among which the nearest are sought; fewer rows say nothing
 MOST_COLUMNS = 50
 ALONE = 0.1  # correlation of a row with the nearest
+SAME = 0.9999  # correlation of a row with the furthest, where f is one number
 APART = 100.0  # ratio of columns' standard deviations
 CUT, IDLE = 0.01, 0.99  # correlations of a row with itself after the exchange of one column: unrelated, the same
 
@@ -32,12 +33,14 @@ class Scales:
     :param nearest: correlation of f at a row and at its most correlated other row, median over rows. Near 0, no row tells about
         another.
     :param are_data: whether the inputs are an argument of the model, unchanged.
+    :param farthest: correlation of f at a row and at its least correlated other row, the least of all. Near 1, f is one number.
     """
 
     spread: np.ndarray
     reach: np.ndarray
     nearest: float
     are_data: bool
+    farthest: float = 0.0
 
 
 def scales_of(f: GPFunction, X: Any, arguments: Mapping[str, Any]) -> Scales | None:
@@ -59,7 +62,8 @@ def scales_of(f: GPFunction, X: Any, arguments: Mapping[str, Any]) -> Scales | N
     changed = np.repeat(some[:, None], D, 1)  # (n, D, D)
     changed[:, np.arange(D), np.arange(D)] = np.roll(some, 1, 0)
     with_others, with_changed = jax.device_get(jax.jit(_correlations)(f, *map(jnp.asarray, (some, rows, changed))))
-    return Scales(spread, np.median(with_changed, 0), float(np.median(with_others.max(-1))), are_data)
+    nearest, farthest = float(np.median(with_others.max(-1))), float(np.where(with_others < -0.5, 1, with_others).min())
+    return Scales(spread, np.median(with_changed, 0), nearest, are_data, farthest)
 
 
 def _correlations(f: GPFunction, some: Array, rows: Array, changed: Array) -> tuple[Array, Array]:
@@ -77,6 +81,16 @@ def _correlation(f: GPFunction, A: Array, B: Array) -> Array:
     scale = jnp.sqrt(a[..., :, None] * b[..., None, :])
     found = jnp.where(scale > 0, f.kernel(A, B) / jnp.where(scale > 0, scale, 1), 1)
     return jnp.abs(found).reshape(-1, len(A), len(B)).max(0)
+
+
+def words_of_level(name: str, scales: Scales) -> str:
+    """A sentence on a function that is the same number at all rows."""
+    spread = ", ".join(f"{sd:.2g}" for sd in scales.spread[:5]) + (", ..." if len(scales.spread) > 5 else "")
+    return (
+        f"{name} is the same at all rows: even at those furthest apart its correlation is {scales.farthest:.6f}. Its lengthscales "
+        f"are too long for these inputs, whose columns have standard deviations {spread}. Standardize the inputs, or start at "
+        "lengthscales of that size (init.median_lengthscale)."
+    )
 
 
 def advice_on_scales(name: str, scales: Scales) -> Iterator[str]:

@@ -280,9 +280,9 @@ class GPFunction(NoArray):
         refuse_other_order(X, {} if self.tables is None else self.tables)
         refuse_stacked(self)
         dim, dtype = self._kind
-        X = check_same_dtype("X", check_inputs("X", X, dim=dim), dtype)
+        X, given = check_same_dtype("X", check_inputs("X", X, dim=dim), dtype), X
         if model_running() is not None:  # predictions at few rows would take half as long again
-            warn_of_coarse_inputs("X", X)
+            warn_of_coarse_inputs("X", X, given)
         return X
 
     def _rows(self, X: Any) -> Rows:

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 from jax import random
 
+from numpyro_orthgp.errors import is_concrete
 from numpyro_orthgp.training.arrays import on_disk
 from numpyro_orthgp.training.columns import is_lazy, rows_of
+from numpyro_orthgp.training.orders import ROUNDS, generator_of, permuted
 from numpyro_orthgp.types import Array, PRNGKey
 
 __all__ = ["check_count", "few_rows", "subset"]
+
+MOST_SORTED = 2**18  # rows; JAX sorts them several times
 
 
 def check_count(name: str, value: Any, N: int | None) -> None:
@@ -42,5 +46,10 @@ def few_rows(X: Any, size: int, rng_key: PRNGKey | None) -> Any:
     return rows_of(X, rows[order])[np.argsort(order)]
 
 
-def _drawn(N: int, size: int, rng_key: PRNGKey | None) -> Array:
-    return random.choice(random.key(0) if rng_key is None else rng_key, N, (size,), replace=False)
+def _drawn(N: int, size: int, rng_key: PRNGKey | None) -> Any:
+    """Row numbers, without replacement. Of many rows JAX would sort all; a pseudo-random permutation is asked for these alone."""
+    rng_key = random.key(0) if rng_key is None else rng_key
+    if N <= MOST_SORTED or not is_concrete(rng_key):
+        return random.choice(rng_key, N, (size,), replace=False)
+    generator = generator_of(tuple(np.asarray(random.key_data(rng_key)).ravel().tolist()))
+    return permuted(np.arange(size), N, generator.integers(0, 2**64, ROUNDS, np.uint64))

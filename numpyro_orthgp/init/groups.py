@@ -64,6 +64,8 @@ def _halved(X: np.ndarray, order: np.ndarray, starts: np.ndarray, length: int, s
 def _along_longest(points: np.ndarray) -> np.ndarray:
     """Coordinates along about the direction of largest spread, for several sets of points: (k, n, D) to (k, n)."""
     centred = points - points.mean(1, keepdims=True)
+    # To about one, by powers of two, which changes no digits: fourth powers of 1e9 are infinite in float32.
+    centred = np.ldexp(centred, -np.frexp(np.abs(centred).max((1, 2), keepdims=True))[1])
     direction = np.eye(points.shape[-1], dtype=points.dtype)[(centred**2).mean(1).argmax(-1)]
     for _ in range(_TURNS):
         along = np.einsum("knd,kd->kn", centred, direction)

@@ -16,7 +16,7 @@ from numpyro.infer import ELBO
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import _PYRO_STACK
 
-from numpyro_orthgp.errors import Unobserved, check_key, is_concrete
+from numpyro_orthgp.errors import Unobserved, check_key, is_concrete, refuse_rounded
 from numpyro_orthgp.foreign import as_outputs
 from numpyro_orthgp.functions.callers import is_calling
 from numpyro_orthgp.functions.plates import at_another_axis
@@ -217,18 +217,22 @@ def _read(fn: Any) -> Any:
     return fn if read is None else read(fn)
 
 
-def refuse_outside(likelihood: str, name: str, support: Any, y: Array, mask: Any) -> None:
+def refuse_outside(likelihood: str, name: str, support: Any, y: Any, mask: Any) -> None:
     """
-    :raises ValueError: if unmasked observations are outside the support. The message shows the first one.
+    :raises ValueError: if unmasked observations are outside the support, or whole numbers that stand for real ones and would be
+        rounded. The message shows the first one.
     """
-    inside = np.asarray(support(np.asarray(y)))
+    y = np.asarray(y)
+    inside = np.asarray(support(y))
     mask = np.asarray(mask).reshape(
         np.shape(mask) + (1,) * max(inside.ndim - np.ndim(mask), 0) if np.ndim(mask) else ()
     )
+    if y.dtype.kind in "iu" and not support.is_discrete:
+        refuse_rounded(name, np.where(mask, y, 0))
     bad = ~inside & mask
     if bad.any():
         first = tuple(int(i) for i in np.argwhere(bad)[0])
-        example = np.asarray(y)[first]
+        example = y[first]
         hint = " Labels are 0 and 1: use (y + 1) / 2 for labels -1 and 1." if likelihood == "Bernoulli" else ""
         hint = (
             " Mask missing outputs: numpyro.handlers.mask, with any allowed value in their place."

@@ -16,6 +16,7 @@ MAX_ROWS = 2**20  # that are checked
 FEW_ROWS = 2**14  # rows read from disk for the check
 FAR = 4  # magnitude over range. Nearer to zero a shift gains nothing
 FEW = 4  # dtype units between typical neighbours
+SAME = 1024  # units of float64 within which values are one, up to rounding
 
 OFFSET = 8e-6  # rounding of a mean, in standard deviations, from which on it is said
 
@@ -44,20 +45,23 @@ class Coarse(NamedTuple):
     def words(self, name: str, dtype: Any) -> str:
         """The finding, as a sentence without a full stop."""
         where = name if self.column is None else f"{name}, column {self.column}"
+        found = "one value" if self.distinct == 1 else f"{self.distinct} distinct values"
         return (
-            f"{where}: {self.num} rows hold {self.distinct} distinct values, since near {self.magnitude:.3g} the next number of "
-            f"{dtype} is {self.unit:.2g} away"
+            f"{where}: {self.num} rows hold {found}, since near {self.magnitude:.3g} the next number of {dtype} is "
+            f"{self.unit:.2g} away"
         )
 
 
-def coarse_columns(array: np.ndarray) -> list[Coarse]:
+def coarse_columns(array: np.ndarray, given: np.ndarray | None = None) -> list[Coarse]:
     """The columns of an array that its dtype does not resolve.
 
     Repeated values alone are no problem: repeated measurements have them. A column is reported if its distinct values are only a
-    few units of the dtype apart and far from zero compared with their range. Whole numbers with a unit of at most 1 are accepted.
+    few units of the dtype apart and far from zero compared with their range, or if it became one value. Whole numbers with a unit
+    of at most 1 are accepted.
 
     :param array: the array that the model sees, shape (N,) or (N, ...). Only the first 2^20 rows are checked. Columns of other
         dtypes than NumPy's floating ones are not reported.
+    :param given: the array before it was cast, if it is known.
     """
     if array.dtype.kind != "f" or not array.size:
         return []
@@ -66,7 +70,14 @@ def coarse_columns(array: np.ndarray) -> list[Coarse]:
     magnitude = np.maximum(np.abs(low), np.abs(high))
     with np.errstate(invalid="ignore"):
         suspects = np.isfinite(magnitude) & (high > low) & (magnitude > FAR * (high - low))
+        one = np.isfinite(magnitude) & (high == low) if given is not None else np.zeros(0, bool)
     found = []
+    for column in np.flatnonzero(one):
+        values = np.asarray(given)[:MAX_ROWS].reshape(len(rows), -1)[:, column].astype(float)
+        if np.ptp(values) > SAME * np.spacing(np.abs(values).max()):
+            number = int(column) if rows.shape[1] > 1 else None
+            unit = float(np.spacing(rows[:1, column])[0])
+            found.append(Coarse(number, len(rows), 1, float(magnitude[column]), abs(unit)))
     for column in np.flatnonzero(suspects):
         values = np.unique(rows[:, column])
         unit = float(np.spacing(np.abs(values).max()))
@@ -77,11 +88,16 @@ def coarse_columns(array: np.ndarray) -> list[Coarse]:
     return found
 
 
-def warn_of_coarse_inputs(name: str, X: Any) -> None:
-    """Warn of inputs of a model, or of a bound, without :func:`~numpyro_orthgp.fit`, if their values are known."""
+def warn_of_coarse_inputs(name: str, X: Any, given: Any) -> None:
+    """Warn of inputs of a model, or of a bound, without :func:`~numpyro_orthgp.fit`, if their values are known.
+
+    :param X: the array of JAX.
+    :param given: what the user gave.
+    """
     if not is_concrete(X) or not getattr(X, "is_fully_addressable", True):  # those of several processes are not here
         return
-    found = coarse_columns(np.asarray(X)[:FEW_ROWS])
+    given = given[:FEW_ROWS] if isinstance(given, np.ndarray) else None
+    found = coarse_columns(np.asarray(X)[:FEW_ROWS], given)
     if found:
         warnings.warn(f"{found[0].words(f'`{name}`', X.dtype)}. {REMEDY}", UserWarning, stacklevel=4)
 
@@ -118,9 +134,8 @@ def warn_of_coarse(names: Sequence[str], arrays: Sequence[Any], dtypes: Sequence
     for name, array, dtype in zip(names, arrays, dtypes, strict=True):
         if array.dtype.kind not in "fiu" or np.dtype(dtype).kind != "f":
             continue
+        given = array[: MAX_ROWS if isinstance(array, np.ndarray) else FEW_ROWS]
         with np.errstate(over="ignore"):
-            found = coarse_columns(
-                array[: MAX_ROWS if isinstance(array, np.ndarray) else FEW_ROWS].astype(dtype, copy=False)
-            )
+            found = coarse_columns(given.astype(dtype, copy=False), given)
         if found:
             warnings.warn(f"{found[0].words(f'`{name}`', np.dtype(dtype))}. {REMEDY}", UserWarning, stacklevel=3)

@@ -31,7 +31,7 @@ from jax import lax
 
 from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.errors import check_integer, inspect
-from numpyro_orthgp.foreign import as_outputs
+from numpyro_orthgp.foreign import as_outputs, check_rows
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, project_shift
@@ -53,6 +53,7 @@ from numpyro_orthgp.types import Array, ArrayLike
 
 __all__ = ["condition"]
 
+_MOST = 16_384  # variables of the result, of which some ten square matrices of 2 GB are held in float64
 # The bound's gradient may still move a mean by so many standard deviations of the function before the new data.
 _SETTLED = 0.01
 
@@ -146,7 +147,8 @@ def condition(
     :raises TypeError: if ``f`` is no function of one gp, a set of it is not inducing points, ``X`` has another dtype, or what
         ``likelihood`` makes of marginals is no likelihood of this package.
     :raises ValueError: if shapes do not match, y lies outside of the likelihood's support (NaN, which a mask may hide, does),
-        ``num_steps`` or ``step_size`` is out of range, or a guide is fitting ``f``, within its model.
+        ``num_steps`` or ``step_size`` is out of range, there are more than 16384 points, or a guide is fitting ``f``, within its
+        model.
     """
     check_function("condition", f)
     refuse_while_fitting("condition", f.fitting)
@@ -155,10 +157,19 @@ def condition(
     check_integer("num_steps", num_steps)
     if not 0 < step_size <= 1:
         raise ValueError(f"`step_size` must be in (0, 1], a share of the way; got {step_size!r}.")
+    check_rows(("X", "y"), (X, y))
     y = as_outputs("y", y, MASK)
     dtype = f.features[0].dtype
+    y = y.astype(dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y
     make, X, jitter = as_likelihood(likelihood, dtype), f.checked(X), check_jitter(jitter, dtype)
 
+    num = f.num_inducing + len(X)
+    if num > _MOST:
+        raise ValueError(
+            f"`condition` makes one set of all points, {f.num_inducing} old and {len(X)} new ones, and needs several matrices of "
+            f"{num} x {num}; the limit is {_MOST}. Give it some thousand rows at a time, with `compress` after each, or add the "
+            "new rows to a fit; Gaussian noise on any number of rows: online.from_blocks."
+        )
     condition_all = partial(_condition, num_steps, step_size, jitter)
     result, end, rounding = run_as_one(condition_all, as_pytree(make), f, X, y)
     inspect(partial(_warn_rounded, dtype), rounding)
@@ -190,7 +201,10 @@ def _condition(
     nothing, size = _Sites(zeros, zeros), jnp.asarray(step_size, zeros.dtype)
     start = _Iteration(nothing, nothing, jnp.full_like(size, -jnp.inf), size, zeros)
     last = lax.fori_loop(0, num_steps, lambda _, state: _step(state, grown.mean, root, expected, step_size), start)
-    result = _given(f, grown, root, last.tried())
+    # The next factors have no bound yet. One step ends with them, and so do data whose bound is not finite, which must be visible.
+    is_known = jnp.isfinite(last.bound) & (num_steps > 1)
+    sites = jax.tree.map(lambda best, tried: jnp.where(is_known, best, tried), last.best, last.tried())
+    result = _given(f, grown, root, sites)
     at = join(grown.points, -2, event_dim=2)
     rounding = jnp.zeros(()) if at.ndim > 2 else rounding_of(result, at, result.project(at))
     return result, (last.move, jnp.sum(root**2, -2)), rounding
@@ -250,7 +264,7 @@ def _step(
     # `moved` is a small difference of large terms; one of these is `own`.
     rounding = 100 * jnp.finfo(bound.dtype).eps * lax.stop_gradient(jnp.abs(fit) + jnp.sum(pull * own) + square)
     # The first step has no factors yet: values that are not finite come from data or likelihood, and must be visible.
-    better = (bound >= state.bound - rounding) | jnp.isneginf(state.bound)
+    better = (jnp.isfinite(bound) & (bound >= state.bound - rounding)) | jnp.isneginf(state.bound)
     # If the likelihood is not log-concave, the factor's precision would be negative. It is then zero.
     precision = jnp.maximum(-2 * curvature, 0)
     target = _Sites(precision, slope + precision * m)

@@ -59,6 +59,7 @@ def remember(name: str, f: GPFunction, past: GPFunction) -> Array:
     :param f: the model's function.
     :param past: result of :func:`~numpyro_orthgp.posterior` for the old data. Hyperparameters and inducing points may differ.
     :return: the factor's logarithm, shape ().
+    :raises TypeError: if ``past`` is no function of one gp, or of another dtype.
     :raises ValueError: if ``past`` has values (an MCMC draw, conditioned or not), mean-only points or another number of latent
         functions; if the guide tightens ``f``, since the bound is not known then.
     """
@@ -67,6 +68,12 @@ def remember(name: str, f: GPFunction, past: GPFunction) -> Array:
     if f.num_latents != past.num_latents:
         raise ValueError(
             f"`past` must have as many latent functions as the model's function, {f.num_latents}; got {past.num_latents}."
+        )
+    own, other = f.features[0].dtype, past.features[0].dtype
+    if own != other:
+        raise TypeError(
+            f"`past` is {other} and the model's function {own}, and nothing is cast silently. Fit both in one dtype, or convert: "
+            f"jax.tree.map(lambda a: a.astype(jnp.{own}), past)."
         )
     check_gaussians("`remember`", past)
     if past.shift is not None:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.foreign import check_labels_of_rows
+from numpyro_orthgp.foreign import KnownTables, check_rows
 from numpyro_orthgp.training.arrays import as_array, check_range, num_rows, on_disk, read_rows
 from numpyro_orthgp.training.columns import Column, default_blocks
 from numpyro_orthgp.training.groups import MixedOrder
@@ -47,6 +47,32 @@ class Batch(NamedTuple):
 def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the model. A dict becomes keyword arguments, a tuple positional ones."""
     return ((), batch) if isinstance(batch, dict) else (tuple(batch), {})
+
+
+def _check_kind(data: Any) -> None:
+    """
+    :raises TypeError: for data that are not arrays in a tuple or dict.
+    """
+    if hasattr(data, "lengths") and not isinstance(data, (tuple, dict)):
+        raise TypeError("`data` must be all rows here; training.Local, rows of several processes, is for ogp.fit.")
+    if hasattr(data, "batches") and not isinstance(data, (tuple, dict)):
+        if not hasattr(data, "num_rows"):
+            raise TypeError(
+                "A source has `batches(step)` and `num_rows`, the rows of an epoch, by which batches are weighed; "
+                f"{type(data).__name__} has no `num_rows`."
+            )
+        raise TypeError(
+            f"`data` must be arrays here, since every step uses all rows; a {type(data).__name__} only gives "
+            "batches. Use ogp.fit, and pass an object with `num_rows` and `batches(step)`."
+        )
+    if not isinstance(data, (tuple, dict)):
+        raise TypeError(
+            "`data` must be a tuple of arrays, positional arguments of the model, such as (X, y), or a dict of arrays, its "
+            f"keyword arguments, such as {{'X': X, 'y': y}}; got {type(data).__name__}. Columns of a table become data by "
+            "training.columns(table, X=[...], y=...), and a loader or iterator by training.Stream(loader, num_rows=N)."
+        )
+    if isinstance(data, dict) and not all(isinstance(key, str) for key in data):
+        raise TypeError(f"Keys of `data` are names of the model's arguments; got {list(data)}.")
 
 
 class Batches:
@@ -75,29 +101,15 @@ class Batches:
         shuffle: Blocks | None = None,
         num_groups: int | None = None,
     ) -> None:
-        if hasattr(data, "lengths") and not isinstance(data, (tuple, dict)):
-            raise TypeError("`data` must be all rows here; training.Local, rows of several processes, is for ogp.fit.")
-        if hasattr(data, "batches") and not isinstance(data, (tuple, dict)):
-            raise TypeError(
-                f"`data` must be arrays here, since every step uses all rows; a {type(data).__name__} only gives "
-                "batches. Use ogp.fit, and pass an object with `num_rows` and `batches(step)`."
-            )
-        if not isinstance(data, (tuple, dict)):
-            raise TypeError(
-                "`data` must be a tuple of arrays, positional arguments of the model, such as (X, y), or a dict of arrays, its "
-                f"keyword arguments, such as {{'X': X, 'y': y}}; got {type(data).__name__}. Columns of a table become data by "
-                "training.columns(table, X=[...], y=...), and a loader or iterator by training.Stream(loader, num_rows=N)."
-            )
-        if isinstance(data, dict) and not all(isinstance(key, str) for key in data):
-            raise TypeError(f"Keys of `data` are names of the model's arguments; got {list(data)}.")
+        _check_kind(data)
+        self._given = data
         leaves, self.tree = jax.tree_util.tree_flatten_with_path(data)
         self.names = ["data" + jax.tree_util.keystr(path) for path, _ in leaves]
         self.arrays = [as_array(name, leaf) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
         self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("=")) for a in self.arrays]
         self.num_rows = num_rows(self.names, self.arrays)
-        labels = [getattr(leaf, "index", None) for _, leaf in leaves]
-        for name, own in zip(self.names[1:], labels[1:], strict=True):
-            check_labels_of_rows(name, own, self.names[0], labels[0])
+        check_rows(self.names, [leaf for _, leaf in leaves])
+        self.tables = KnownTables.of(*(leaf for _, leaf in leaves))
         for name, array, dtype in zip(self.names, self.arrays, self.dtypes, strict=True):
             if not (isinstance(array, Column) or on_disk(array)):  # `read_rows` checks these
                 check_range(name, array, dtype)
@@ -250,6 +262,10 @@ class Batches:
                 out[start:stop] = read_rows(name, array, dtype, block)
             start = stop
         return held
+
+    def kept(self) -> Any:
+        """The user's data, for the result: references, no copies."""
+        return self._given
 
     def until(self, step: int) -> None:
         """Set the number of steps, so that their rows can be read ahead."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -116,7 +116,9 @@ def rows_of(leaf: Any, rows: Any = None) -> np.ndarray:
     :param rows: a slice or sorted row numbers; by default all rows.
     """
     if not is_lazy(leaf):
-        return np.asarray(leaf) if rows is None else np.asarray(leaf[rows])
+        if not isinstance(leaf, np.ndarray | jax.Array):
+            leaf = np.asarray(leaf)  # a table takes numbers of rows for labels, or for columns
+        return np.asarray(leaf if rows is None else leaf[rows])
     rows = slice(None) if rows is None else rows
     column = Column(leaf)
     if isinstance(rows, slice):
@@ -172,7 +174,7 @@ def columns(table: Any, **names: str | Sequence[str]) -> dict[str, Any]:
     :raises ValueError: for columns that do not exist, or are not of one type in all files; when rows are read, for missing values.
     """
     reader = _Reader(table)
-    wanted = {name: [given] if isinstance(given, str) else list(given) for name, given in names.items()}
+    wanted = {name: [given] if isinstance(given, str) else _listed(given) for name, given in names.items()}
     if not wanted or not all(wanted.values()):
         raise ValueError("Say which columns are which argument of the model: columns(table, X=['a', 'b'], y='y').")
     unknown = sorted({c for given in wanted.values() for c in given} - set(reader.schema.names))
@@ -183,6 +185,12 @@ def columns(table: Any, **names: str | Sequence[str]) -> dict[str, Any]:
     reader.names = sorted({c for given in wanted.values() for c in given})
     reader.check_names()
     return {name: _TableColumn(reader, given, isinstance(names[name], str)) for name, given in wanted.items()}
+
+
+def _listed(names: Any) -> list[str]:
+    """Names of columns; none if they are something else, such as numbers."""
+    names = list(names) if isinstance(names, Iterable) else []
+    return names if all(isinstance(name, str) for name in names) else []
 
 
 class _Reader:

@@ -107,7 +107,7 @@ class Shards:
         self.names, self.arrays, self.dtypes, self.tree = (
             self.own.names, self.own.arrays, self.own.dtypes, self.own.tree,
         )  # fmt: skip
-        self.row_shapes = self.own.row_shapes
+        self.row_shapes, self.tables = self.own.row_shapes, self.own.tables
         self.turns = Turns(local.lengths, seed)
         self.recent: dict[int, Batch] = {}  # a fit may return to these, and not every source can
         self._first: list[np.ndarray] = []

@@ -200,9 +200,9 @@ def fit(
         losses=losses,
         num_losses=now.step,
     )
-    kept = data if isinstance(batches, Batches) else batches.kept()
+    fitted = Fitted(svi, batches.kept(), batches.batch_size, batches.num_rows, kwargs, batches.is_part, batches.tables)
     with devices.interrupts_wait(), one_thread():
-        return run.fit().of(Fitted(svi, kept, batches.batch_size, batches.num_rows, kwargs, batches.is_part))
+        return run.fit().of(fitted)
 
 
 def _batches(

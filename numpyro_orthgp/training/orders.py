@@ -17,7 +17,8 @@ import numpy as np
 from numpyro_orthgp.errors import check_integer
 
 __all__ = [
-    "BlockOrder", "Blocks", "Part", "RowOrder", "Turns", "generator_of", "parts_of", "permuted", "rows_between", "spread",
+    "ROUNDS", "BlockOrder", "Blocks", "Part", "RowOrder", "Turns", "generator_of", "parts_of", "permuted", "rows_between",
+    "spread",
 ]  # fmt: skip
 
 LARGE = 2**24  # from this many rows on, an order is computed position by position, not drawn as a whole

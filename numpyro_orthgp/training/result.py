@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -35,6 +35,7 @@ class Fitted:
     :param num_rows: N.
     :param kwargs: further keyword arguments of the model.
     :param is_part: whether ``data`` are only one batch, from a stream or from rows of several processes.
+    :param tables: columns of the tables that were batches, by their set.
     """
 
     svi: Any
@@ -43,6 +44,7 @@ class Fitted:
     num_rows: int
     kwargs: dict[str, Any]
     is_part: bool = False
+    tables: Mapping[frozenset[str], list[str]] = field(default_factory=dict)
 
     @property
     def model(self) -> Callable[..., Any]:
@@ -64,7 +66,14 @@ class Fitted:
                 "rows of several processes. Call the function with your own data: ogp.khat(model, guide, "
                 "result.params, *batch, ...), ogp.to_arviz, ogp.check."
             )
+        rows = slice(self.num_rows) if rows is None else rows  # a file may have grown since
         data = jax.tree.map(lambda a: rows_of(a, rows), self.data)
+        wanted = min(rows.stop, self.num_rows) if isinstance(rows, slice) else len(rows)
+        if not self.is_part and any(len(a) != wanted for a in jax.tree.leaves(data)):
+            raise ValueError(
+                f"The data had {self.num_rows} rows in the fit, and have fewer now. They must stay as they are as long as the "
+                "result is in use; or pass others: ogp.check(model, guide, result.params, X, y, ...)."
+            )
         # Cast and placed on JAX's default device, as in the fit.
         data = jax.tree.map(jax.numpy.asarray, data)
         return ((), data | self.constants) if isinstance(data, dict) else (tuple(data), self.constants)

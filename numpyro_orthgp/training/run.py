@@ -39,16 +39,20 @@ from numpyro_orthgp.training.batches import Batches
 from numpyro_orthgp.training.checkpoint import Snapshot
 from numpyro_orthgp.training.devices import Devices
 from numpyro_orthgp.training.local import Feed, Shards
+from numpyro_orthgp.training.not_finite import words_of_bad_rows
 from numpyro_orthgp.training.plan import Plan
 from numpyro_orthgp.training.result import FitResult, Progress, Status
 from numpyro_orthgp.training.steps import Steps
-from numpyro_orthgp.training.stopping import EarlyStopping, Windows
+from numpyro_orthgp.training.stopping import EarlyStopping, Windows, as_score
 
 __all__ = ["Keeper", "Run"]
 
 FIXES = (
     "Likely fixes: standardize inputs and outputs, a smaller learning rate, a larger `jitter`, 64-bit floats "
     "(numpyro.enable_x64())."
+)
+OF_ROWS = (
+    "Remove or impute such rows; missing outputs may be masked (handlers.mask, with any allowed number in their place)."
 )
 
 
@@ -203,6 +207,7 @@ class Run:
         self.batches.until(self.plan.num_steps)
         num = 0 if self.has_waited() else self.plan.length(self.now.step)
         batches = self.fetch(self.now.step, num)
+        last: tuple[Any, int] = None, 0  # batches of the call before, and which of them was the last
         while num:
             started = time.perf_counter()
             state, losses, nan = self.steps(self.now.state, batches, num)  # does not wait
@@ -214,8 +219,10 @@ class Run:
             self.losses[end - num : end] = new
             sound = self.sound_steps(taken, new, bool(nan))
             if sound is not None:
-                self.roll_back(end - num + sound, end, self.bad_rows(taken, sound) if sound < num else "")
+                of_steps = [last, *((taken, i) for i in range(num))][sound : sound + 2]
+                self.roll_back(end - num + sound, end, words_of_bad_rows(self.batches, *of_steps))
                 return "diverged"
+            last = taken, num - 1
             windows = self.score(end, state)
             self.before, self.now, self.num_losses = self.now, Snapshot(end, state, windows), end
             self.report(bar, new)
@@ -274,7 +281,7 @@ class Run:
         rule = self.early_stopping
         if rule is not None and rule.metric is not None:
             metric = rule.metric
-            value = self.devices.agree(self.devices.together(lambda: float(metric(self.params(state)))))
+            value = self.devices.agree(self.devices.together(lambda: as_score(metric(self.params(state)), step)))
         else:
             value = float(np.mean(self.losses[step - self.window : step], dtype=np.float64))
         return self.now.windows.after(value, step, state, 0.0 if rule is None else rule.min_delta)
@@ -295,43 +302,25 @@ class Run:
             bar.update(len(losses))
         self.devices.together(lambda: self.callback and self.callback(progress))
 
-    def bad_rows(self, batches: Any, index: int) -> str:
-        """In words, which row of a step has NaN or infinity, if one has.
-
-        :param index: number of the step within the call.
-        """
-        for name, leaf in zip(self.batches.names, jax.tree.leaves(batches.data), strict=True):
-            if not leaf.is_fully_addressable:
-                break
-            array = np.asarray(leaf if self.batches.is_full else leaf[index])
-            bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))
-            if bad.size:
-                rows = batches.rows if self.batches.is_full or batches.rows is None else batches.rows[index]
-                row = "a row" if rows is None else f"row {rows[bad[0]]}"
-                return f", and its batch has NaN or infinity in {row} of `{name}`"
-        return ""
-
     def roll_back(self, bad: int, end: int, where: str) -> None:
         """Return to the last state whose loss was finite.
 
         :param bad: the first step, counted from 0, with a loss that is not finite or a NaN parameter at its start. For a NaN
             parameter it may be ``end``.
         :param end: the step at which the call to the device ended.
-        :param where: which row of that step is not finite.
+        :param where: which row of that step, or of the one before, is not finite.
         :raises FloatingPointError: if there is no such state, because ``bad`` is 0.
         """
         is_loss = bad < end and not np.isfinite(self.losses[bad])
         what = (
             f"loss of step {bad + 1} is {self.losses[bad]}{where}"
             if is_loss
-            else f"parameters after step {bad} are nan"
+            else f"parameters after step {bad} are nan{where}"
         )
-        self.num_losses = bad
+        self.num_losses, fixes = bad, OF_ROWS if where else FIXES
         if bad == 0:
-            raise FloatingPointError(
-                f"The {what}, so there is nothing to go on from. Look for NaN and infinity in the data and in the initial "
-                f"parameters. {FIXES}"
-            )
+            look = "" if where else " Look for NaN and infinity in the data and in the initial parameters."
+            raise FloatingPointError(f"The {what}, so there is nothing to go on from.{look} {fixes}")
         good = bad - 1
         start = self.now if good >= self.now.step else self.before
         if start is None:
@@ -343,7 +332,7 @@ class Run:
         self.now = Snapshot(good, state, start.windows)
         warnings.warn(
             f"The {what}: the fit stops there and returns what it had after step {good}. The last finite ELBO "
-            f"was {-self.losses[bad - 1]:.6g}. {FIXES}",
+            f"was {-self.losses[bad - 1]:.6g}. {fixes}",
             RuntimeWarning,
             stacklevel=5,
         )

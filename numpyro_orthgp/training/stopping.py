@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from numpyro_orthgp.errors import check_integer
 
-__all__ = ["EarlyStopping", "Windows", "default_window"]
+__all__ = ["EarlyStopping", "Windows", "as_score", "default_window"]
 
 FEWEST_STEPS = 50  # of a window, unless the user sets it
 
@@ -30,7 +33,7 @@ class EarlyStopping:
     :param min_delta: how far a score must be below the last improvement to count as another, in units of the loss or metric.
     :param every: steps in a window; by default one epoch, or as many epochs as make at least 50 steps.
     :param metric: a score to use instead: ``metric(params) -> float``, lower is better. It is evaluated at the end of each window
-        with the constrained parameters. NaN counts as no improvement.
+        with the constrained parameters. NaN counts as no improvement, with a warning.
     :raises ValueError: if ``patience`` or ``every`` is not a positive integer or ``min_delta`` is negative.
     """
 
@@ -47,6 +50,30 @@ class EarlyStopping:
             raise ValueError(f"`min_delta` must not be negative; got {self.min_delta!r}.")
         if not (self.metric is None or callable(self.metric)):
             raise TypeError(f"`metric` must be a function of the parameters; got {type(self.metric).__name__}.")
+
+
+def as_score(value: Any, step: int) -> float:
+    """What a metric returned, as a number.
+
+    :param step: number of steps so far.
+    :raises TypeError: if it is none.
+    """
+    try:
+        score = float(np.asarray(value).item())
+    except (TypeError, ValueError):
+        shape = f" of shape {np.shape(value)}" if np.ndim(value) else ""
+        raise TypeError(
+            "`metric` of EarlyStopping must return one number, lower where parameters are better; got "
+            f"{type(value).__name__}{shape}."
+        ) from None
+    if math.isnan(score):
+        warnings.warn(
+            f"`metric` of EarlyStopping is NaN after step {step}, which counts as no improvement. Look for NaN in what it "
+            "compares: missing outputs, or rows that no prediction has.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return score
 
 
 def default_window(num_rows: int, batch_size: int) -> int:

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.foreign import KnownTables
 from numpyro_orthgp.training.arrays import as_array, check_range
 from numpyro_orthgp.training.batches import Batch, Put
 from numpyro_orthgp.training.columns import rows_of
-from numpyro_orthgp.training.streams import Cut, Source, Stream, batches_at, plain, size_of
+from numpyro_orthgp.training.streams import Cut, Source, Stream, batches_at, batches_from, check_tables, plain, size_of
 
 __all__ = ["Streamed"]
 
@@ -49,7 +50,8 @@ class Streamed:
         self.num_rows = check_integer("num_rows", source.num_rows)
         self.counts: list[int] = getattr(source, "counts", [])
         self.counts.clear()
-        self.reader = self.steps = iter(source.batches(0))
+        self.tables = source.tables if isinstance(source, Stream) else KnownTables()
+        self.reader = self.steps = batches_from(source, 0)
         self.at = 0
         self.recent: dict[int, Batch] = {}
         self.held: dict[int, list[np.ndarray]] = {}  # batches, for calls of `between`
@@ -105,7 +107,7 @@ class Streamed:
         elif step > self.at and isinstance(self.source, Stream) and not self.source.is_even():
             next(itertools.islice(self.steps, step - self.at - 1, None), None)
         else:
-            self.reader = self.steps = iter(self.source.batches(step))
+            self.reader = self.steps = batches_from(self.source, step)
         self.at = step
 
     def until(self, step: int) -> None:
@@ -146,7 +148,7 @@ class Streamed:
             logger.warning(
                 "The loader does not take the state in %s, so earlier batches are read again: %s", name, error
             )
-            self.reader = self.steps = iter(self.source.batches(step - 1))
+            self.reader = self.steps = batches_from(self.source, step - 1)
             batch = next(self.steps, None)
         self.at = step
         if batch is not None:
@@ -228,6 +230,7 @@ class Streamed:
             )
 
     def _put_batch(self, batch: Any, places: list[np.ndarray], step: int) -> None:
+        check_tables(batch, self.tables)
         leaves, tree = jax.tree.flatten(batch)
         for name, leaf in zip(self.names, leaves, strict=False):
             as_array(name, leaf)  # checks it

@@ -16,10 +16,11 @@ import jax
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
+from numpyro_orthgp.foreign import KnownTables, check_rows, refuse_other_order
 from numpyro_orthgp.training.arrays import as_array, is_plain
 from numpyro_orthgp.training.columns import rows_of
 
-__all__ = ["Cut", "Source", "Stream", "batches_at", "plain", "size_of"]
+__all__ = ["Cut", "Source", "Stream", "batches_at", "batches_from", "check_tables", "plain", "size_of"]
 
 
 @runtime_checkable
@@ -36,6 +37,20 @@ class Source(Protocol):
     def batches(self, step: int) -> Iterator[Any]:
         """The batches of steps ``step``, ``step + 1``, ...: tuples or dicts of arrays, all of one size B, without end."""
         ...
+
+
+def batches_from(source: Source, step: int) -> Iterator[Any]:
+    """The batches of a source from a step on.
+
+    :raises TypeError: if it gives something else than an iterator of batches.
+    """
+    found = source.batches(step) if callable(source.batches) else source.batches
+    if not callable(source.batches) or not isinstance(found, Iterable):
+        raise TypeError(
+            "`batches` of a source must be a method that gives an iterator from a step on, without end: def batches(self, step) "
+            f"with `yield`. That of {type(source).__name__} is, or gives, a {type(found).__name__}."
+        )
+    return iter(found)
 
 
 class Stream:
@@ -91,12 +106,13 @@ class Stream:
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size)
         self.is_resumable = not isinstance(loader, Iterator)
         self.counts: list[int] = []  # rows of the epochs that ended
+        self.tables = KnownTables()  # that were batches
 
     def batches(self, step: int) -> Iterator[Any]:
         """The batches from a step on. Earlier ones are read and dropped, unless the loader is indexed by steps."""
         if step and self.is_even():
-            return Cut(lambda note: self._pieces(note, step), self.batch_size, step)
-        found = Cut(self._pieces, self.batch_size)
+            return Cut(lambda note: self._checked(note, step), self.batch_size, step)
+        found = Cut(self._checked, self.batch_size)
         next(itertools.islice(found, step - 1, None), None) if step else None
         return found
 
@@ -106,6 +122,12 @@ class Stream:
             return False
         sizes = {size_of(plain(self.loader[i]), 0) for i in (0, len(self.loader) - 1)}
         return len(sizes) == 1 and self.batch_size in (None, *sizes)
+
+    def _checked(self, note: Callable[[Any], None], first: int = 0, state: Any = None) -> Iterator[Any]:
+        """:meth:`_pieces`, while they still are tables: batches of one size are cut from their arrays."""
+        for piece in self._pieces(note, first, state):
+            check_tables(piece, self.tables)
+            yield piece
 
     def _pieces(self, note: Callable[[Any], None], first: int = 0, state: Any = None) -> Iterator[Any]:
         """The loader's batches, epoch after epoch.
@@ -184,6 +206,21 @@ def size_of(batch: Any, least: int = 1) -> int:
     if len(lengths) != 1 or min(lengths) < least:
         raise ValueError(f"Arrays of a batch must have the same number of rows, at least one; got {sorted(lengths)}.")
     return lengths.pop()
+
+
+def check_tables(batch: Any, tables: KnownTables) -> None:
+    """Check that rows of a batch belong together by their labels, and that columns are in the order of earlier batches.
+
+    :param tables: columns of earlier batches; those of this one are added.
+    :raises ValueError: if not.
+    """
+    if all(map(is_plain, jax.tree.leaves(batch))):  # names take longer than all else
+        return
+    named, _ = jax.tree_util.tree_flatten_with_path(batch)
+    leaves = [leaf for _, leaf in named]
+    check_rows(["data" + jax.tree_util.keystr(path) for path, _ in named], leaves)
+    for leaf in leaves:
+        refuse_other_order(leaf, tables)
 
 
 class Cut(Iterator[Any]):
@@ -266,7 +303,7 @@ def batches_at(stream: Stream, step: int, place: str, size: int) -> Cut:
     :param size: rows of a step.
     """
     skip, _, state = place.partition(" ")
-    return Cut(lambda note: stream._pieces(note, state=_decoded(state)), size, step, int(skip))
+    return Cut(lambda note: stream._checked(note, state=_decoded(state)), size, step, int(skip))
 
 
 def _encoded(state: Any) -> str | None:
