@@ -118,7 +118,7 @@ def quick_options(effort: int) -> dict[str, Any] | None:
 
     Of a collapsed bound with its gradient in float64 (``benchmarks/quick_compiles.py``), effort 0 takes a sixth of the time, and
     the program up to twice as long: for what runs once, or a few times. Effort 1 takes half, and the program is as fast. Steps of
-    ``fit`` in float32 are slower by a tenth with it, and run thousands of times: they are compiled as JAX does.
+    ``fit`` in float32 are slower by a tenth to a quarter with it, and run thousands of times: they are compiled as JAX does.
 
     On GPUs XLA tries several kernels for each product while it compiles. With effort 0 it takes the first.
 
