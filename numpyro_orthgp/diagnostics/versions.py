@@ -1,10 +1,11 @@
-"""Differences between ArviZ 0.x and 1.x. The import of ArviZ takes more than a second, so it waits until it is needed."""
+"""Differences between ArviZ 0.x and 1.x. Its import takes seconds, so it waits until it is needed; of 1.x parts are enough."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,8 @@ __all__ = ["smooth_weights", "tree_of"]
 
 def tree_of(datasets: Mapping[str, Any]) -> Any:
     """Datasets by group as an ``InferenceData`` (0.x) or a ``DataTree`` (1.x)."""
-    az, before_1 = _arviz()
-    if before_1:
-        return az.InferenceData(**datasets)
+    if _is_before_1():
+        return _arviz().InferenceData(**datasets)
     import xarray as xr
 
     return xr.DataTree.from_dict(dict(datasets))
@@ -27,14 +27,13 @@ def smooth_weights(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
 
     :raises RuntimeError: without docstrings, which ArviZ 0.x lengthens.
     """
-    az, before_1 = _arviz()
-    if before_1:
+    if _is_before_1():
         if sys.flags.optimize > 1:
             raise RuntimeError(
                 "ArviZ before 1.0 needs its docstrings for k-hat, and `python -OO` leaves them out. Run `check` and `khat` with "
                 "`python` or `python -O`; all else works."
             )
-        smoothed, khat = az.psislw(log_weights)
+        smoothed, khat = _arviz().psislw(log_weights)
     else:
         from arviz_stats.base import array_stats
 
@@ -44,7 +43,11 @@ def smooth_weights(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
     return smoothed, np.inf if np.isnan(khat) else float(khat)
 
 
-def _arviz() -> tuple[Any, bool]:
+def _is_before_1() -> bool:
+    return int(version("arviz").partition(".")[0]) < 1
+
+
+def _arviz() -> Any:
     """
     :raises RuntimeError: if ArviZ 0.23 cannot note that it has announced 1.0 today.
     """
@@ -57,4 +60,4 @@ def _arviz() -> tuple[Any, bool]:
                 f"ArviZ, which `check`, `khat` and `to_arviz` use, writes to the user's cache folder when it is imported: {error}. "
                 "Set XDG_CACHE_HOME to a folder that can be written, or install ArviZ 1.0."
             ) from error
-    return az, int(az.__version__.split(".")[0]) < 1
+    return az
