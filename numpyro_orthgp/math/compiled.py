@@ -140,7 +140,7 @@ def quick_options(effort: int) -> dict[str, Any] | None:
 def effort_for(elements: int) -> int:
     """The effort with which a program that runs a few times is compiled and run soonest.
 
-    :param elements: see :func:`~numpyro_orthgp.math.work.elements_of`.
+    :param elements: that it computes (``math/work.py``).
     """
     return 2 if elements > MUCH_WORK else 1
 
