@@ -15,7 +15,7 @@ import numpy as np
 from numpyro_orthgp.processes import refuse_fork
 
 __all__ = [
-    "KnownTables", "as_jax", "as_numpy", "as_outputs", "check_labels_of_rows", "check_rows", "filled", "in_bits_of_now",
+    "KnownTables", "as_jax", "as_numpy", "as_outputs", "check_labels_of_rows", "check_labels_of_tables", "filled", "in_bits_of_now",
     "refuse_other_order", "without_mask",
 ]  # fmt: skip
 
@@ -169,7 +169,7 @@ def check_labels_of_rows(name: str, own: Any, other: str, index: Any) -> None:
     )
 
 
-def check_rows(names: Sequence[str], tables: Sequence[Any]) -> None:
+def check_labels_of_tables(names: Sequence[str], tables: Sequence[Any]) -> None:
     """:func:`check_labels_of_rows` of tables that belong together row by row: of each with the first of its length.
 
     :raises ValueError: with the first row that is elsewhere.

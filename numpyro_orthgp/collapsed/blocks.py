@@ -18,7 +18,7 @@ import numpy as np
 from numpyro_orthgp.collapsed.bounds import Statistics
 from numpyro_orthgp.collapsed.distribution import CollapsedGP
 from numpyro_orthgp.errors import check_floating, check_integer, no_function
-from numpyro_orthgp.foreign import KnownTables, check_rows, refuse_other_order, without_mask
+from numpyro_orthgp.foreign import KnownTables, check_labels_of_tables, refuse_other_order, without_mask
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.inducing import Feature
 from numpyro_orthgp.types import Array, ArrayLike, KernelLike
@@ -154,7 +154,7 @@ def _cut(blocks: Iterable[Any], size: int, tables: KnownTables) -> Iterator[tupl
 def _pair(block: Any, tables: KnownTables) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(block, tuple | list) or len(block) != 2:
         raise TypeError(f"`blocks` must yield pairs (X, y) of arrays; got {type(block).__name__}.")
-    check_rows(("X", "y"), block)
+    check_labels_of_tables(("X", "y"), block)
     refuse_other_order(block[0], tables)
     remedy = "Leave out such rows: blocks may have any number of rows."
     named = zip(("X", "y"), block, strict=True)

@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC
 
 from numpyro_orthgp.errors import check_params, is_concrete
-from numpyro_orthgp.foreign import as_numpy, check_rows, in_bits_of_now
+from numpyro_orthgp.foreign import as_numpy, check_labels_of_tables, in_bits_of_now
 from numpyro_orthgp.guides.parameters import Checked, check_guide_sites
 from numpyro_orthgp.math.blocks import map_blocks
 from numpyro_orthgp.math.kept import run_kept
@@ -65,7 +65,9 @@ class Arguments:
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         named, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
-        check_rows([f"argument{jax.tree_util.keystr(path[1:])}" for path, _ in named], [leaf for _, leaf in named])
+        check_labels_of_tables(
+            [f"argument{jax.tree_util.keystr(path[1:])}" for path, _ in named], [leaf for _, leaf in named]
+        )
         leaves, self._tree = jax.tree.flatten(in_bits_of_now((args, kwargs)))
         # pandas compares a series with a tracer by itself.
         self._leaves = [as_numpy("y", x) if hasattr(x, "index") and np.ndim(x) == 1 else x for x in leaves]

@@ -31,7 +31,7 @@ import numpy as np
 from jax import lax
 
 from numpyro_orthgp.errors import check_floating, check_integer, inspect
-from numpyro_orthgp.foreign import check_rows
+from numpyro_orthgp.foreign import check_labels_of_tables
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.groups import covariance_of_groups
 from numpyro_orthgp.functions.marginals import Marginals
@@ -92,7 +92,7 @@ def with_neighbors(
             "deep and patchwise functions have no neighbours here."
         )
     refuse_while_fitting("with_neighbors", f.fitting or f.residual_scale is not None)
-    check_rows(("X", "y"), (X, y))
+    check_labels_of_tables(("X", "y"), (X, y))
     X = _inputs(f, X)
     y, noise = (check_floating(name, a).astype(X.dtype) for name, a in (("y", y), ("noise", jnp.asarray(noise, float))))
     shape = (len(X),) if f.num_latents is None else (len(X), f.num_latents)

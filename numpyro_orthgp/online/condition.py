@@ -31,7 +31,7 @@ from jax import lax
 
 from numpyro_orthgp.closures import as_pytree
 from numpyro_orthgp.errors import check_integer, inspect
-from numpyro_orthgp.foreign import as_outputs, check_rows
+from numpyro_orthgp.foreign import as_outputs, check_labels_of_tables
 from numpyro_orthgp.functions.function import GPFunction
 from numpyro_orthgp.functions.marginals import Marginals
 from numpyro_orthgp.functions.mean_only import MeanShift, project_shift
@@ -157,7 +157,7 @@ def condition(
     check_integer("num_steps", num_steps)
     if not 0 < step_size <= 1:
         raise ValueError(f"`step_size` must be in (0, 1], a share of the way; got {step_size!r}.")
-    check_rows(("X", "y"), (X, y))
+    check_labels_of_tables(("X", "y"), (X, y))
     y = as_outputs("y", y, MASK)
     dtype = f.features[0].dtype
     y = y.astype(dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y

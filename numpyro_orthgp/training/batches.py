@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.foreign import KnownTables, check_rows
+from numpyro_orthgp.foreign import KnownTables, check_labels_of_tables
 from numpyro_orthgp.training.arrays import as_array, check_range, num_rows, on_disk, read_rows
 from numpyro_orthgp.training.columns import Column, default_blocks
 from numpyro_orthgp.training.groups import MixedOrder
@@ -108,7 +108,7 @@ class Batches:
         self.arrays = [as_array(name, leaf) for name, (_, leaf) in zip(self.names, leaves, strict=True)]
         self.dtypes = [jax.dtypes.canonicalize_dtype(a.dtype.newbyteorder("=")) for a in self.arrays]
         self.num_rows = num_rows(self.names, self.arrays)
-        check_rows(self.names, [leaf for _, leaf in leaves])
+        check_labels_of_tables(self.names, [leaf for _, leaf in leaves])
         self.tables = KnownTables.of(*(leaf for _, leaf in leaves))
         for name, array, dtype in zip(self.names, self.arrays, self.dtypes, strict=True):
             if not (isinstance(array, Column) or on_disk(array)):  # `read_rows` checks these

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from numpyro_orthgp.errors import check_integer
-from numpyro_orthgp.foreign import KnownTables, check_rows, refuse_other_order
+from numpyro_orthgp.foreign import KnownTables, check_labels_of_tables, refuse_other_order
 from numpyro_orthgp.training.arrays import as_array, is_plain
 from numpyro_orthgp.training.columns import rows_of
 
@@ -218,7 +218,7 @@ def check_tables(batch: Any, tables: KnownTables) -> None:
         return
     named, _ = jax.tree_util.tree_flatten_with_path(batch)
     leaves = [leaf for _, leaf in named]
-    check_rows(["data" + jax.tree_util.keystr(path) for path, _ in named], leaves)
+    check_labels_of_tables(["data" + jax.tree_util.keystr(path) for path, _ in named], leaves)
     for leaf in leaves:
         refuse_other_order(leaf, tables)
 
